@@ -40,13 +40,13 @@ Answer = concurrent.futures.Future[memoryview]
 
 
 class ConnectionClosedError(UnavailableError):
-    """The connection is closed. The node may or may not have received the request. Use another connection."""
+    """The blocking connection is closed. The node may have received the request or not. Use another connection."""
 
     code = "CONNECTION_CLOSED"
 
 
 class BlockingConnection:
-    """One blocking connection, which ``open_line`` makes. Any thread may call its methods."""
+    """One blocking connection to a NATS server. ``open_line`` makes it. Any thread may call its methods."""
 
     def __init__(self, taken: socket.socket, inbox: str, max_payload_bytes: int) -> None:
         self.max_payload_bytes = max_payload_bytes
@@ -65,14 +65,14 @@ class BlockingConnection:
 
     @property
     def waiting_count(self) -> int:
-        """Number of requests without an answer."""
+        """Number of requests that wait for an answer."""
         return len(self._asked)
 
     def ask(self, subject: str, payload: bytes) -> Answer:
-        """Send a request, and return the future of its answer.
+        """Send a request with ``payload`` on ``subject``. Return the future of its answer.
 
-        The future fails with ConnectionClosedError after a close, and with UnavailableError if there are no responders.
-        Raises ConnectionClosedError if the connection is closed.
+        The future fails with ConnectionClosedError if the connection is or gets closed, and with UnavailableError if there are
+        no responders.
         """
         answer: Answer = concurrent.futures.Future()
         with self._lock:
@@ -89,13 +89,13 @@ class BlockingConnection:
         return answer
 
     def forget(self, answers: list[Answer]) -> None:
-        """Forget these futures. Their answers are ignored."""
+        """Ignore the answers to the requests with these futures, because the caller no longer waits."""
         with self._lock:
             gone = {id(answer) for answer in answers}
             self._asked = {number: answer for number, answer in self._asked.items() if id(answer) not in gone}
 
     def close(self) -> None:
-        """Close the connection without waiting. Pending requests fail."""
+        """Close the connection at once. The futures of waiting requests fail."""
         with self._lock:
             self._end(None)
 
@@ -175,7 +175,7 @@ class BlockingConnection:
             answer.set_result(content[header_bytes:])
 
     def _payload(self, size_bytes: int) -> memoryview:
-        """Return the next ``size_bytes``. The line end after them is removed."""
+        """Receive the next ``size_bytes`` from the socket and return them. The line end after them is removed."""
         view: memoryview = np.empty(size_bytes + 2, dtype=np.uint8).data  # the buffer is not filled with zeros first
         had = min(len(self._rest), len(view))
         view[:had] = self._rest[:had]
@@ -192,7 +192,7 @@ class BlockingConnection:
 
 
 async def open_line(servers: str, **options: Any) -> BlockingConnection | None:
-    """Open a blocking connection. Return None if the servers need TLS or WebSockets.
+    """Open a blocking connection to one of ``servers``. Return None if it needs TLS or WebSockets, or cannot be taken over.
 
     ``options`` and the errors are those of ``open_connection``.
     """

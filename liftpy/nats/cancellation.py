@@ -13,10 +13,10 @@ _TRIES = 50
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
-    """Cancel tasks until they end.
+    """Cancel ``tasks`` and wait until they have ended. None: ignored.
 
-    nats-py suppresses some cancellations, and a loop around one would run forever. Errors of the tasks are ignored. A task
-    that does not end within ``_TRIES`` x ``_TRY_AGAIN_S`` is abandoned and named in the log.
+    nats-py suppresses some cancellations, and a loop around one would run forever. So the function cancels again. Errors of the
+    tasks are ignored. A task that does not end within ``_TRIES`` x ``_TRY_AGAIN_S`` seconds is abandoned and named in the log.
     """
     given = [task for task in tasks if task is not None]
     pending = {task for task in given if not task.done()}

@@ -30,7 +30,9 @@ Take = Callable[[bytes], bytes | None]
 
 
 class Receiver(asyncio.Protocol):
-    """Receives data of a connection. Make it with ``receive``. Call ``stop`` at the end of the connection."""
+    """Receives the data of a connection and passes it to ``take``. Make it with ``receive``. Call ``stop`` at the end of the
+    connection.
+    """
 
     def __init__(self, transport: asyncio.Transport, take: Take, bound_bytes: int) -> None:
         self.transport = transport
@@ -54,7 +56,7 @@ class Receiver(asyncio.Protocol):
         return not self._left and self._ended is None and not self._stopped
 
     def data_received(self, data: bytes) -> None:
-        """Process data from the socket."""
+        """Pass data from the socket to ``take``. Keep the part that is for the reading task."""
         if self._stopped or self._ended is not None:
             return
         left: bytes | None = data
@@ -86,7 +88,7 @@ class Receiver(asyncio.Protocol):
             self._wake()
 
     def eof_received(self) -> bool | None:
-        """Handle the end of the data from the server."""
+        """Process that the server has closed its side of the connection."""
         self._end(UnexpectedEOF())
         stays_open = self._stream.eof_received()
         return (
@@ -94,22 +96,22 @@ class Receiver(asyncio.Protocol):
         )  # for TLS, asyncio closes both directions, otherwise it logs a warning
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Note that the transport is closed."""
+        """Process that the transport is closed. ``error``: None if it was closed regularly."""
         self._end(error or UnexpectedEOF())
         self._stream.connection_lost(error)
 
     def pause_writing(self) -> None:
-        """Forward the event to the stream protocol."""
+        """Inform nats-py's stream protocol that the write buffer is full."""
         self._stream.pause_writing()
 
     def resume_writing(self) -> None:
-        """Forward the event to the stream protocol."""
+        """Inform nats-py's stream protocol that the write buffer has room again."""
         self._stream.resume_writing()
 
     async def read(self) -> bytes:
-        """Wait for data for the reading task and return it.
+        """Wait until ``take`` leaves data for the reading task, and return this data.
 
-        New data waits until the next call. After the last byte, the method raises the error that ended the data.
+        Data that arrives later waits until the next call. After the last byte, the method raises the error that ended the data.
         """
         while not self._left:
             if self._ended is not None:
@@ -132,11 +134,11 @@ class Receiver(asyncio.Protocol):
 
 
 async def receive(connection: Any, take: Take, bound_bytes: int) -> Receiver | None:
-    """Return a Receiver under the transport of nats-py's ``connection``.
+    """Replace the stream protocol of nats-py's ``connection`` by a Receiver, and return it. None: it has no such transport (a
+    WebSocket).
 
-    It also takes the data that the stream has not read yet.
-
-    Return None if the connection has no such transport (a WebSocket).
+    The Receiver also takes the data that the stream has not read yet. ``take``: called with received bytes. ``bound_bytes``:
+    maximum size of data that waits for the reading task.
     """
     streams = connection._transport
     writer, reader = getattr(streams, "_io_writer", None), getattr(streams, "_io_reader", None)
@@ -155,7 +157,7 @@ async def receive(connection: Any, take: Take, bound_bytes: int) -> Receiver | N
 
 
 class ClientConnection(StrictConnection):
-    """Connection of a client. It assembles messages on arrival, and wakes the reading task for complete ones."""
+    """Connection of a client. It passes messages to subscriptions when data arrives, without the reading task of nats-py."""
 
     _receiver: Receiver | None = None
     """Receiver of the current connection. None: before the handshake, or if nats-py itself reads."""
@@ -175,7 +177,7 @@ class ClientConnection(StrictConnection):
         return await (self._receiver.read() if self._receiver is not None else super()._read())
 
     def _take(self, data: bytes) -> bytes | None:
-        """Process arrived data, and return the rest for the reading task (see ``Take``)."""
+        """Process arrived data. Return None, or b"" if the reading task must process data that needs an await."""
         if self.is_closed or self.is_reconnecting:
             return None  # the data belongs to a closed connection
         self._pings_outstanding = 0
@@ -184,9 +186,9 @@ class ClientConnection(StrictConnection):
 
 
 async def taken_over(connection: Any) -> socket.socket | None:
-    """Take the socket from a new, idle connection of nats-py, and return it in blocking mode.
+    """Take the socket from a new, idle connection of nats-py, and return it in blocking mode. nats-py then no longer uses it.
 
-    nats-py then no longer uses it. Return None if this is not possible (TLS, a WebSocket, or unread data).
+    Return None if this is not possible (TLS, a WebSocket, or unread data).
     """
     writer = getattr(connection._transport, "_io_writer", None)
     if writer is None or writer.get_extra_info("ssl_object") is not None or connection._ps._held_bytes:

@@ -86,7 +86,7 @@ class Credentials:
             check_speaker(self.principal, "principal")
 
     def proofs(self) -> dict[str, bytes]:
-        """Return field name -> digest of its value or of its file, to detect changes."""
+        """Return field name -> digest of its value, or of the content of its file. A change of a digest shows other credentials."""
         return {name: _proof(name, getattr(self, name)) for name in PROOFS}
 
     def nats_options(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class Credentials:
 
 
 def _no_password() -> str:
-    """Raise an error instead of a password prompt of OpenSSL."""
+    """Raise an error. OpenSSL calls the function for an encrypted key file, instead of asking for a password on the terminal."""
     raise ValueError("the private key is encrypted, use one without a passphrase")
 
 

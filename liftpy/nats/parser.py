@@ -68,7 +68,7 @@ Fields = tuple[bytes, bytes, bytes, int]
 
 
 class Pattern:
-    """The subject of a subscription, with or without wildcards. ``known``: cache of subjects that it matches."""
+    """The subject of a subscription, with or without wildcards. ``known``: subjects that were found to match it."""
 
     def __init__(self, pattern: str) -> None:
         tokens = pattern.encode().split(b".")
@@ -81,7 +81,7 @@ class Pattern:
             self.known = set()
 
     def matches(self, subject: bytes) -> bool:
-        """Return whether the server sends messages under ``subject`` to the subscription."""
+        """Return whether the subscription receives messages with this subject."""
         if self._matched_by is None:
             return subject in self.known
         if self._matched_by(subject) is None:
@@ -94,7 +94,7 @@ class Pattern:
 
 
 def size_of(digits: bytes) -> int:
-    """Return the size in bytes that ``digits`` name. -1: they are invalid."""
+    """Return the number that ``digits`` of a protocol line mean, in bytes. -1: they are invalid."""
     if not digits.isdigit() or len(digits) > SIZE_DIGITS:
         return -1
     size_bytes = int(digits)
@@ -102,7 +102,7 @@ def size_of(digits: bytes) -> int:
 
 
 def message_fields(fields: list[bytes]) -> Fields | None:
-    """Return the fields of a MSG or HMSG line. None: the line is invalid."""
+    """Return subject, subscription id, reply subject and header size of a MSG or HMSG line. None: the line is invalid."""
     sizes = {b"MSG": 1, b"HMSG": 2}.get(fields[0], 0)
     if not sizes or len(fields) not in (3 + sizes, 4 + sizes) or b"" in fields:
         return None
@@ -114,10 +114,10 @@ def message_fields(fields: list[bytes]) -> Fields | None:
 
 
 class StrictParser(Parser):
-    """Replaces ``nats.protocol.parser.Parser`` in a connection. Messages go to nats-py's subscriptions.
+    """Replaces ``nats.protocol.parser.Parser`` in a connection. It passes valid messages to nats-py's subscriptions.
 
-    ``errors``: kind -> number of skipped messages. ``check_subjects``: False on a shared connection, because JetStream
-    delivers under subjects without a subscription.
+    ``errors``: kind -> number of skipped messages. ``check_subjects``: True to check that a message matches its subscription.
+    It is False on a shared connection, because JetStream delivers under subjects without a subscription.
     """
 
     takes_plain = True
@@ -139,22 +139,22 @@ class StrictParser(Parser):
         """Called when the server denies a publish or subscription. nats-py's own text changes the case of the subject."""
 
     def reset(self) -> None:
-        """Drop incomplete data, because another connection begins."""
+        """Drop incomplete data, because nats-py begins another connection."""
         self._resets += 1
         self._chunks = []
         self._held_bytes = self._needed_bytes = 0
         self._rest.reset()
 
     def expect(self, sid: int, subject: str) -> None:
-        """Require that the subject of messages for the subscription ``sid`` matches ``subject``."""
+        """Accept messages for the subscription ``sid`` only if their subject matches ``subject``."""
         self._patterns[b"%d" % sid] = Pattern(subject)
 
     def forget(self, sid: int) -> None:
-        """Forget a subscription that has ended."""
+        """Forget the subject of the subscription ``sid``, which has ended."""
         self._patterns.pop(b"%d" % sid, None)
 
     def feed(self, data: bytes) -> bool:
-        """Process the data that needs no await. Return False if ``parse`` must be called before the next data."""
+        """Process received ``data`` as far as no await is needed. Return False if ``parse`` must be called for the rest."""
         self._chunks.append(data)
         self._held_bytes += len(data)
         if self._held_bytes < self._needed_bytes:
@@ -170,7 +170,10 @@ class StrictParser(Parser):
         return bool(self._needed_bytes) or (len(rest) <= LONGEST_LINE_BYTES and b"\r\n" not in rest)
 
     async def parse(self, data: bytes = b"") -> None:
-        """Process all complete messages and commands. Raises only nats-py's errors and OSError."""
+        """Process ``data`` and all kept data, up to the last complete message or command.
+
+        Raises only nats-py's errors and OSError.
+        """
         if data:  # otherwise the data that ``feed`` has joined would be copied
             self._chunks.append(bytes(data))
             self._held_bytes += len(data)
@@ -199,14 +202,17 @@ class StrictParser(Parser):
             self._held_bytes = len(rest)
 
     def _messages(self, buffer: bytes, position: int) -> int:
-        """Process messages from ``position`` on. Return the position of the first line that needs ``parse``.
+        """Process messages from ``position`` of ``buffer`` on. Return the position of the first line that needs ``parse``.
 
         Subclasses override it with a faster parser.
         """
         return position
 
     async def _other(self, buffer: bytes, position: int) -> int:
-        """Process one complete message or command. Return the position after it. ``position``: it is not complete."""
+        """Process one message or command at ``position`` of ``buffer``. Return the position after it.
+
+        If it is not complete yet, return ``position``.
+        """
         if self._needed_bytes or position >= len(buffer):
             return position
         eol = buffer.find(b"\r\n", position)
@@ -236,7 +242,7 @@ class StrictParser(Parser):
         return end
 
     def _is_late_pong(self, line: bytes) -> bool:
-        """Return whether the line is a PONG whose caller has given up. nats-py would close the connection."""
+        """Return whether ``line`` is a PONG for a PING whose caller no longer waits. nats-py would close the connection."""
         pongs = getattr(self._connection, "_pongs", None)
         if line != b"PONG\r\n" or not pongs or not pongs[0].done():
             return False
@@ -262,7 +268,10 @@ class StrictParser(Parser):
             ) from error
 
     async def _message(self, line: list[bytes], content: bytes) -> None:
-        """Process one message line. ``content``: header block and payload. An invalid message is counted and skipped."""
+        """Pass one message to its subscription. An invalid message is counted and skipped.
+
+        ``line``: fields of its protocol line. ``content``: header block and payload.
+        """
         fields = message_fields(line)
         if fields is None or size_of(fields[1]) < 0:
             self.errors["malformed message lines"] += 1
@@ -295,7 +304,7 @@ class StrictParser(Parser):
 class StrictConnection(Client):
     """nats-py's client with the strict parser.
 
-    ``errors``: kind -> number of rejected messages. ``on_reconnected``: callbacks after a reconnect.
+    ``errors``: kind -> number of rejected messages. ``on_reconnected``: functions to call after each reconnect.
     """
 
     read_bytes = READ_BYTES
@@ -312,7 +321,7 @@ class StrictConnection(Client):
         """Subject of the last message in ``hand_over``, as text and as bytes."""
 
     def use_carrier(self, carrier: Transport) -> None:
-        """Use ``carrier`` instead of TCP for this and each further connection. Call it before ``connect``."""
+        """Use the transport ``carrier`` instead of TCP for all connections of this client. Call it before ``connect``."""
         self._transport = carrier
 
     async def connect(self, servers: Any = "nats://127.0.0.1:4222", **options: Any) -> None:  # type: ignore[override]
@@ -338,10 +347,15 @@ class StrictConnection(Client):
             await self._process_op_err(Error("The NATS credentials were reloaded. The client reconnects."))
 
     def hand_over(self, subject: str, reply: str, payload: bytes, room_bytes: int) -> bool:
-        """Send a message as ``publish`` does, at half the cost.
+        """Queue a message for writing as ``publish`` does, at half the cost. Return False if it was not queued.
 
-        Return False if it was not sent. The caller then calls ``publish``, which sends it or raises the error. ``reply``:
-        an inbox of this connection. ``room_bytes``: nothing is sent if more bytes wait to be written.
+        The caller then calls ``publish``, which sends it or raises the error.
+
+        Args:
+            subject: Subject of the message.
+            reply: Reply subject, an inbox of this connection.
+            payload: Payload of the message.
+            room_bytes: The message is not queued if more bytes than this wait to be written.
         """
         queue, flusher, size_bytes = self._flush_queue, self._flusher_task, len(payload)
         if queue is None or flusher is None or flusher.done() or self._status != _CONNECTED:
@@ -363,7 +377,10 @@ class StrictConnection(Client):
         return True
 
     async def _process_connect_init(self) -> None:
-        """Work around versions of asyncio whose ``writelines`` ignores the buffer limit (CVE-2024-12254)."""
+        """Finish the handshake as nats-py does. It also works around versions of asyncio with CVE-2024-12254.
+
+        In these, ``writelines`` ignores the limit of the write buffer.
+        """
         self._leave_made()
         transport: Any = self._transport
         transport.writelines = lambda messages: transport.write(b"".join(messages))
@@ -378,7 +395,9 @@ class StrictConnection(Client):
         self._made = getattr(transport, "_io_writer", None)
 
     def _leave_made(self) -> None:
-        """Close a connection whose first write failed. Otherwise nats-py would read it in parallel with the new one."""
+        """Close the transport of a connection whose first write failed. Otherwise nats-py would read it in parallel with the next
+        one.
+        """
         made, self._made = self._made, None
         if made is None:
             return
@@ -389,13 +408,16 @@ class StrictConnection(Client):
         made.transport.abort()
 
     async def _process_op_err(self, e: Exception) -> None:
-        """Handle the error as nats-py does."""
+        """Handle an error of the connection as nats-py does: reconnect, or close."""
         if not (self.is_closed or self.is_reconnecting):
             self._made = None  # the connection is closed first
         await super()._process_op_err(e)
 
     async def flush(self, timeout: int = 10) -> None:
-        """Flush as nats-py does, but wait for a late PONG during a reconnect. nats-py would open a second connection."""
+        """Wait for a PONG as nats-py does, at most ``timeout`` seconds. During a reconnect, wait for a late PONG.
+
+        nats-py would open a second connection.
+        """
         while True:
             try:
                 return await super().flush(timeout)
@@ -404,7 +426,7 @@ class StrictConnection(Client):
                     raise
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
-        """Close without waiting for the socket. After a failed TLS handshake, asyncio never reports its close."""
+        """Close the connection without waiting for the socket. After a failed TLS handshake, asyncio never reports its close."""
         transport: Any = self._transport
         if transport is not None:
             closed = transport.wait_closed
@@ -417,7 +439,7 @@ class StrictConnection(Client):
         await super()._close(status, do_cbs)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        """Check the first INFO line before secrets are sent.
+        """Process the server's first INFO line. Check it before secrets are sent.
 
         Raises an error if the server has no TLS and the client requires it.
         """
@@ -435,7 +457,7 @@ class StrictConnection(Client):
         return not self.options.get("tls_handshake_first") and (server is None or server.uri.scheme != "wss")
 
     async def _read_loop(self) -> None:
-        """Read as nats-py does, with larger reads. Invalid data leads to a reconnect, never to the end."""
+        """Read from the socket as nats-py does, with larger reads. Invalid data leads to a reconnect. nats-py would stop reading."""
         while not (self.is_closed or self.is_reconnecting or self._transport is None):
             try:
                 data = await self._read()
@@ -452,18 +474,18 @@ class StrictConnection(Client):
                 return
 
     async def _read(self) -> bytes:
-        """Return data from the socket. Raises the error that ended the connection."""
+        """Wait for data from the socket and return it. Raises the error that ended the connection."""
         assert self._transport is not None
         if self._transport.at_eof():
             raise UnexpectedEOF
         return await self._transport.read(self.read_bytes)
 
     async def _process_data(self, data: bytes) -> None:
-        """Process data from the socket."""
+        """Process data from the socket in the reading task."""
         await self._ps.parse(data)
 
     async def _process_err(self, err_msg: str) -> None:
-        """Handle an error of the server. A connection that was established reconnects. nats-py would close it permanently."""
+        """Handle an error that the server sent. An established connection reconnects. nats-py would close it permanently."""
         if not self.is_connected:
             await super()._process_err(err_msg)
             return
@@ -478,7 +500,10 @@ class StrictConnection(Client):
 
 
 def make_strict(connection: Client) -> Counter[str]:
-    """Replace the parser of another nats-py connection, including its incomplete data. Return the counters of skipped messages."""
+    """Replace the parser of ``connection``, another nats-py connection. Return its counters of skipped messages.
+
+    The new parser takes over incomplete data.
+    """
     before = getattr(connection, "_ps", None)
     if isinstance(before, StrictParser):
         return before.errors
@@ -495,7 +520,7 @@ def make_strict(connection: Client) -> Counter[str]:
 
 
 def watch_denials(connection: Client, callback: Denied) -> Callable[[], None]:
-    """Call ``callback`` when the server denies a publish or subscription. Return a function that ends this."""
+    """Call ``callback`` each time the server denies a publish or subscription. Return a function that stops these calls."""
     parser = getattr(connection, "_ps", None)
     if not isinstance(parser, StrictParser):
         return lambda: None
@@ -504,14 +529,17 @@ def watch_denials(connection: Client, callback: Denied) -> Callable[[], None]:
 
 
 def cut_off(connection: Client) -> None:
-    """Drop the unwritten data of a connection, because nats-py's ``close`` would wait for a blocked socket."""
+    """Drop the data that ``connection`` has not written yet, because nats-py's ``close`` would wait for a blocked socket."""
     stream = getattr(getattr(connection, "_transport", None), "_io_writer", None)
     if stream is not None:
         stream.transport.abort()
 
 
 def _line_again(parser: Any) -> bytes:
-    """Return the protocol line of the message whose payload nats-py's parser waits for."""
+    """Return the protocol line of the message that nats-py's parser has read only in part.
+
+    The strict parser needs it to continue with this message.
+    """
     said = parser.msg_arg
     line = [b"HMSG" if parser.header_needed else b"MSG", said["subject"], b"%d" % said["sid"]]
     line += [said["reply"]] if said["reply"] else []

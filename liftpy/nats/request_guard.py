@@ -28,7 +28,7 @@ Reject = Callable[[bytes, Exception], Awaitable[Any] | object]
 
 
 class RequestGuard:
-    """Guards the handlers of one kind of request.
+    """Catches the exceptions of the handlers of one kind of request, and rejects the failed request.
 
     Args:
         kind: Kind of request in a few words, for the log, the counter and the metric.
@@ -43,7 +43,9 @@ class RequestGuard:
         self._log_at = 0.0
 
     def handler(self, handler: Handler) -> Handler:
-        """Return ``handler`` with the guard, for ``BusConnection.listen``."""
+        """Return a function that calls ``handler`` for a message and rejects the request if ``handler`` raises. For
+        ``BusConnection.listen``.
+        """
 
         def received(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
             try:
@@ -54,7 +56,9 @@ class RequestGuard:
         return received
 
     def callback(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Coroutine[Any, Any, None]]:
-        """Return ``handler`` with the guard, as a callback for a subscription of nats-py."""
+        """Return a coroutine function that awaits ``handler`` for a message and catches its exceptions. For subscriptions of
+        nats-py.
+        """
 
         async def received(message: Any) -> None:
             await self.run(handler(message), str(message.reply or "").encode("utf-8", "surrogateescape"))
@@ -62,9 +66,9 @@ class RequestGuard:
         return received
 
     def run(self, work: Awaitable[object], reply: bytes) -> Coroutine[Any, Any, None]:
-        """Return a coroutine that awaits ``work``, which answers the request with this reply subject.
+        """Return a coroutine that awaits ``work``, which answers a request. If ``work`` raises, the request is rejected.
 
-        If the task is canceled before it begins, ``work`` is closed.
+        ``reply``: reply subject of the request. If the task is canceled before it begins, ``work`` is closed.
         """
         running = self._run(work, reply)
         if isinstance(work, Coroutine):
@@ -83,14 +87,17 @@ class RequestGuard:
                     self._note(worse)
 
     def call(self, work: Callable[[], None], reply: bytes = b"") -> None:
-        """Call ``work``, a later step of the request with this reply subject."""
+        """Call ``work``, a later step of a request. If it raises, reject the request. ``reply``: reply subject, b"" for none."""
         try:
             work()
         except Exception as error:
             self.reject_failed(reply, error)
 
     def reject_failed(self, reply: bytes, error: Exception) -> object:
-        """Count, log and reject a request whose handler raised ``error``. Return an awaitable for the rejection, or None."""
+        """Count and log the ``error`` of a handler, and reject its request. ``reply``: reply subject of the request.
+
+        Return an awaitable for the rejection. None: there is nothing to await.
+        """
         self._note(error)
         if self._reject is None or not reply:
             return None

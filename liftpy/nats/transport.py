@@ -56,7 +56,9 @@ class NoRespondersError(UnavailableError):
 
 
 class RequestTimeoutError(OutcomeUnknownError):
-    """The request was sent, but the answer did not come in time. Reads may be repeated. Changes only with the same operation id."""
+    """The request was sent, but no answer came in time. A read may be repeated. A change may be repeated only with an equal
+    operation id.
+    """
 
     code = "REQUEST_TIMEOUT"
 
@@ -70,7 +72,7 @@ async def open_connection(
     carrier: CarriedBy | None = None,
     **nats_options: Any,
 ) -> ClientConnection:
-    """Return a connected nats-py client that reconnects forever. Raises UnavailableError if no server answers in ``timeout_s``.
+    """Open a connection to NATS that reconnects forever, and return it. Raises UnavailableError if no server answers in time.
 
     Args:
         servers: One URL or several, also separated by commas.
@@ -127,7 +129,7 @@ async def open_connection(
 
 
 async def _not_swallowed(work: Awaitable[_T]) -> _T:
-    """Return the result of ``work``. If nats-py or ``wait_for`` has suppressed a cancellation, raise it."""
+    """Await ``work`` and return its result. If the task was canceled but ``work`` suppressed this, raise CancelledError."""
     task = asyncio.current_task()
     assert task is not None
     before = task.cancelling()
@@ -138,12 +140,12 @@ async def _not_swallowed(work: Awaitable[_T]) -> _T:
 
 
 def plain_cause(error: object) -> str:
-    """Return the text of an error without the number of the operating system, for example ``Connection refused``."""
+    """Return the text of ``error`` without its number, for example ``Connection refused`` for ``[Errno 111] Connection refused``."""
     return re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
 class _ErrorsSeen:
-    """Error callback for nats-py. It keeps the last error and prints no traceback, because requests report errors themselves."""
+    """Error callback for nats-py. It stores the last error and prints no traceback, because requests raise errors themselves."""
 
     def __init__(self) -> None:
         self.last = ""
@@ -156,17 +158,20 @@ class _ErrorsSeen:
 
 
 async def _first_connect(connection: NatsConnection, urls: list[str], options: dict[str, Any], timeout_s: float) -> None:
-    """Connect for the first time, with two tries per server. Only a connection that was established once retries forever."""
+    """Connect ``connection`` to one of ``urls``, with two tries per server. After this, nats-py reconnects forever.
+
+    ``options``: arguments of ``nats.connect``. Raises TimeoutError after 2 x ``timeout_s`` seconds.
+    """
     attempts = options.pop("max_reconnect_attempts")
     await asyncio.wait_for(connection.connect(servers=urls, max_reconnect_attempts=1, **options), timeout_s * 2)
     connection.options["max_reconnect_attempts"] = attempts
 
 
 class Transport:
-    """Requests over one connection. If the caller passes a ``connection``, the caller also closes it.
+    """Sends requests and messages over one nats-py connection. If the caller passes a ``connection``, the caller also closes it.
 
-    At most ``ROOM_BYTES`` and one message wait to be written. If there is more, a sender waits within its timeout. A
-    message that was not written when the timeout ends was not sent.
+    At most ``ROOM_BYTES`` and one message wait to be written. If there is more, a sender waits within its timeout. A message
+    that was not written when the timeout ends was not sent.
     """
 
     def __init__(self, connection: NatsConnection) -> None:
@@ -190,18 +195,21 @@ class Transport:
 
     @property
     def parse_errors(self) -> Counter[str]:
-        """Kind -> number of skipped parts of the received data."""
+        """Kind -> number of received messages that were skipped as invalid."""
         found = getattr(getattr(self.connection, "_ps", None), "errors", None)
         return found if isinstance(found, Counter) else Counter()
 
     def must_be_usable(self) -> None:
-        """Raise ClientClosedError after ``close``, and ConfigError outside of the event loop and thread of the constructor."""
+        """Check that this transport can be used here. Raises ClientClosedError after ``close``.
+
+        Raises ConfigError in another event loop or thread than that of the constructor.
+        """
         if self.closed or asyncio.get_running_loop() is not self._loop:
             self.must_be_at_home()
             raise ClientClosedError("The client is closed. Open a new client.")
 
     def must_be_at_home(self) -> None:
-        """Raise ConfigError outside of the event loop and thread of the constructor."""
+        """Raise ConfigError if the caller is in another event loop or thread than that of the constructor."""
         if asyncio.get_running_loop() is not self._loop:
             raise ConfigError(
                 "A client belongs to the event loop that created it. Open a client in this loop, or use "
@@ -209,12 +217,12 @@ class Transport:
             )
 
     def tell_of_close(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback`` when the transport closes. Return a function that ends this."""
+        """Call ``callback`` when this transport closes. Return a function that withdraws the callback."""
         self._on_close.add(callback)
         return lambda: self._on_close.discard(callback)
 
     def tell_of_denials(self, callback: Denied) -> Callable[[], None]:
-        """Call ``callback`` when NATS denies a publish or subscription. Return a function that ends this."""
+        """Call ``callback`` each time NATS denies a publish or subscription. Return a function that withdraws the callback."""
         self._on_denial.add(callback)
         return lambda: self._on_denial.discard(callback)
 
@@ -224,10 +232,10 @@ class Transport:
             callback(is_publish, subject)
 
     def check_server(self) -> None:
-        """Start to check whether the NATS server answers, unless a check runs.
+        """Check in the background whether the NATS server answers. If a check runs already, do nothing.
 
-        If the server was unreachable, ``reconnected`` completes when it answers again. Leaders may have changed by then,
-        and answers may be lost, as after a broken connection.
+        If the server was unreachable, the future ``reconnected`` completes when it answers again. Leaders may have changed by
+        then, and answers may be lost, as after a broken connection.
         """
         if not self.closed and self.connection.is_connected and (self._check is None or self._check.done()):
             self._check = self._loop.create_task(self._until_it_answers(), name="check of the NATS server")
@@ -257,7 +265,7 @@ class Transport:
 
     @property
     def server(self) -> str:
-        """Host and port of the NATS server, for texts."""
+        """Host and port of the connected NATS server, for error texts."""
         url = getattr(self.connection, "connected_url", None)
         return "this NATS server" if url is None else f"nats://{url.hostname}:{url.port}"
 
@@ -268,16 +276,16 @@ class Transport:
 
     @property
     def waiting_count(self) -> int:
-        """Number of requests without an answer."""
+        """Number of requests that wait for an answer."""
         return self._answers.waiting_count
 
     @property
     def has_room(self) -> bool:
-        """True if a message can be written without a wait: the buffer has room, or a reconnect is running."""
+        """True if ``publish`` need not wait for room in the write buffer. During a reconnect it is always True."""
         return self.connection.pending_data_size <= ROOM_BYTES or not self.connection.is_connected
 
     async def room(self, give_up_at: float) -> None:
-        """Wait for room in the buffer until ``give_up_at`` (loop time in s). Raises UnavailableError after that."""
+        """Wait for room in the write buffer until ``give_up_at`` (loop time in s). Raises UnavailableError after that."""
         pause_s = 0.0
         while not self.has_room:
             if self._loop.time() >= give_up_at:
@@ -291,7 +299,10 @@ class Transport:
     async def request(
         self, subject: str, payload: bytes, timeout_s: float = REQUEST_TIMEOUT_S, headers: dict[str, str] | None = None
     ) -> bytes:
-        """Return the payload of the answer. Raises the errors of ``exchange``."""
+        """Send a request and return the payload of its answer. Raises the errors of ``exchange``.
+
+        ``timeout_s``: maximum total time, in seconds. ``headers``: headers of the request, None for none.
+        """
         return bytes((await self.exchange(subject, payload, timeout_s, headers)).data)
 
     async def exchange(self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None) -> Any:
@@ -342,10 +353,10 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def expect_answer(self, subject: str, timeout_s: float) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:
-        """Yield (inbox for one answer to a message on ``subject``, future of this answer).
+        """Context for a message on ``subject`` that gets one answer. Yield (reply subject to send, future of the answer).
 
-        Raises UnavailableError after ``timeout_s``. The future fails as ``exchange`` does if permissions are missing or the
-        client is closed.
+        Raises UnavailableError if the reply inbox cannot be opened within ``timeout_s``. The future fails as ``exchange`` does
+        if permissions are missing or the client is closed.
         """
         self.must_be_usable()
         if not self._answers.is_open:
@@ -363,7 +374,9 @@ class Transport:
             self._answers.forget(number)
 
     async def _open_inbox(self, timeout_s: float) -> None:
-        """Subscribe to the reply inbox. All callers share one subscription, even if one of them is canceled."""
+        """Subscribe to the inbox for answers within ``timeout_s``. All requests share one subscription, even if one of them is
+        canceled.
+        """
         if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._open(timeout_s), name="inbox of a client")
             self._opening.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -380,9 +393,9 @@ class Transport:
         self._answers.begin(inbox, await self.listen(f"{inbox}.*", self._answers.process_message, timeout_s))
 
     async def listen(self, subject: str, callback: Callable[[Any], Awaitable[None]], timeout_s: float) -> Any:
-        """Subscribe. Return nats-py's subscription when the server has it. During a reconnect, return it at once.
+        """Subscribe ``callback`` to ``subject``. Return nats-py's subscription when the server has processed it.
 
-        Raises NotAllowedError, UnavailableError, ClientClosedError.
+        During a reconnect, return it at once. Raises NotAllowedError, UnavailableError, ClientClosedError.
         """
         self.must_be_usable()
         denied: list[str] = []
@@ -422,9 +435,10 @@ class Transport:
         *,
         give_up_at: float | None = None,
     ) -> None:
-        """Send a message.
+        """Send a message. ``reply``: reply subject, '' for none. ``headers``: None for none.
 
-        Wait only for room in the buffer, until ``give_up_at`` (loop time in s, default: REQUEST_TIMEOUT_S from now).
+        The method waits only for room in the write buffer, until ``give_up_at`` (loop time in s, default: REQUEST_TIMEOUT_S
+        from now).
 
         Raises ProtocolError (too large), ClientClosedError, UnavailableError. In each case nothing was sent.
         """
@@ -436,15 +450,15 @@ class Transport:
         await self.write(subject, payload, reply, headers, give_up_at)
 
     def hand_over(self, subject: str, payload: bytes, reply: str) -> bool:
-        """Write the message and return True if it can be written at once.
+        """Queue a message for writing and return True, if it needs no wait.
 
-        If the result is False, the caller must use ``write``.
+        If the result is False, nothing was queued, and the caller must use ``write``.
         """
         ours = self._ours
         return ours is not None and len(payload) < _LARGE_BYTES and ours.hand_over(subject, reply, payload, ROOM_BYTES)
 
     async def write(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None, give_up_at: float) -> None:
-        """Queue a message for writing without a check for room. Raises the errors of ``publish``."""
+        """Queue a message for writing, without a check for room. Raises the errors of ``publish``."""
         if headers is None and self.hand_over(subject, payload, reply):
             return
         try:
@@ -466,17 +480,17 @@ class Transport:
     async def _write_large(
         self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None, give_up_at: float
     ) -> None:
-        """Write a large message. nats-py may wait for it and swallow a cancellation."""
+        """Write a large message. nats-py may wait until it is written, and may suppress a cancellation of this task."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(give_up_at):
                 await _not_swallowed(self.connection.publish(subject, payload, reply=reply, headers=headers))
 
     async def settle(self, timeout_s: float = 5.0) -> None:
-        """Return when the server has processed all data sent before, including subscriptions.
+        """Wait until the server has processed all data sent before, including subscriptions.
 
-        Raises UnavailableError if the server does not answer. The method needs two flushes, because nats-py's ``flush``
-        writes its PING before the buffered data. The PONG of the first one only shows that the buffer was written. The PONG
-        of the second one comes after the data.
+        Raises UnavailableError if the server does not answer within ``timeout_s``. The method needs two flushes, because
+        nats-py's ``flush`` writes its PING before the buffered data. The PONG of the first one only shows that the buffer was
+        written. The PONG of the second one comes after the data.
         """
         try:
             for _ in range(2):
@@ -487,7 +501,9 @@ class Transport:
             ) from error
 
     def end(self) -> None:
-        """Close the transport: waiting callers get an error. The connection stays open, because it may belong to the caller."""
+        """Close the transport: requests that wait get ClientClosedError. The connection stays open, because it may belong to the
+        caller.
+        """
         self.must_be_at_home()
         self.closed = True
         if self._check is not None:
@@ -506,13 +522,16 @@ class Transport:
             callback()
 
     async def leave(self) -> None:
-        """Close the transport and remove its subscriptions from the connection, which stays open."""
+        """Close the transport and unsubscribe from its inbox. The connection stays open."""
         self.end()
         await end_tasks([self._opening, self._check])
         await self._answers.leave()
 
     async def close(self) -> None:
-        """Close the transport, flush and close the connection. Data that cannot be written within ``_CLOSE_S`` is dropped."""
+        """Close the transport, write the remaining data and close the connection.
+
+        Data that cannot be written within ``_CLOSE_S`` seconds is dropped.
+        """
         self.end()
         try:
             await end_tasks([self._opening, self._check])
@@ -525,7 +544,7 @@ class Transport:
 
 
 async def _close(connection: NatsConnection) -> None:
-    """Close the connection within 2 x ``_CLOSE_S``. If the caller is canceled, the close continues in the background."""
+    """Close ``connection`` within 2 x ``_CLOSE_S`` seconds. If the caller is canceled, the close continues in the background."""
     closing = asyncio.create_task(_close_bounded(connection), name="closing of a connection")
     _closings.add(closing)
     closing.add_done_callback(_closings.discard)
@@ -536,7 +555,7 @@ _closings: set[asyncio.Task[None]] = set()
 
 
 async def _close_bounded(connection: NatsConnection) -> None:
-    """Close in limited time, because nats-py waits for a blocked socket."""
+    """Close ``connection`` in limited time. nats-py alone would wait for a blocked socket."""
     closing = asyncio.create_task(connection.close(), name="nats-py's close")
     closing.add_done_callback(lambda done: done.cancelled() or done.exception())
     await asyncio.wait([closing], timeout=_CLOSE_S)
@@ -576,7 +595,7 @@ class _Asked:
 
 
 class Answers:
-    """Requests that wait for answers.
+    """Requests that wait for answers in one inbox.
 
     Call ``begin`` after the subscription to the inbox, ``expect`` and ``forget`` for each request, and ``leave`` at the end.
     """
@@ -591,11 +610,11 @@ class Answers:
 
     @property
     def waiting_count(self) -> int:
-        """Number of requests without an answer."""
+        """Number of requests that wait for an answer."""
         return len(self._asked)
 
     def begin(self, inbox: str, subscription: Any) -> None:
-        """Set the inbox. ``subscription`` passes its messages to ``process_message``."""
+        """Set the subscribed ``inbox``. Its ``subscription`` passes messages to ``process_message``."""
         self._inbox, self._subscription, self.is_open = inbox, subscription, True
 
     async def leave(self) -> None:
@@ -606,19 +625,19 @@ class Answers:
                 await subscription.unsubscribe()
 
     def expect(self, subject: str) -> tuple[int, str, asyncio.Future[Any]]:
-        """Return (number to ``forget``, reply subject, future of the answer) for a request on ``subject``."""
+        """Register a request on ``subject``. Return (its number for ``forget``, its reply subject, the future of its answer)."""
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
         self._asked[number] = _Asked(subject, answer)
         return number, f"{self._inbox}.{number}", answer
 
     def forget(self, number: int) -> None:
-        """Ignore an answer or an error for this request from now on."""
+        """Remove the request ``number``. An answer or an error for it is ignored from now on."""
         asked = self._asked.pop(number, None)
         if asked is not None and asked.answer.done() and not asked.answer.cancelled():
             asked.answer.exception()
 
     async def process_message(self, message: Any) -> None:
-        """Process a message of the inbox."""
+        """Complete the future of the request that the received message answers."""
         token = message.subject.rpartition(".")[2]
         number = int(token) if token.isascii() and token.isdigit() and len(token) <= _MAX_DIGITS else -1
         asked = self._asked.get(number)
@@ -626,7 +645,10 @@ class Answers:
             asked.answer.set_result(message)
 
     def note_denial(self, is_publish: bool, subject: str) -> None:
-        """Note that NATS has denied a publish (or its answer) or a subscription on ``subject``. The affected requests fail."""
+        """Fail the requests that cannot be sent or answered, because NATS permissions deny ``subject``.
+
+        ``is_publish``: True if NATS denied a publish, False for a subscription.
+        """
         ours = subject == f"{self._inbox}.*"
         if not is_publish and ours:
             self.is_open = False  # the next request tries again, because permissions may change
@@ -642,7 +664,7 @@ class Answers:
                 )
 
     def end(self, error: LiftError) -> None:
-        """Fail all waiting requests."""
+        """Fail all waiting requests with ``error``."""
         for asked in self._asked.values():
             self._fail(asked, error)
 
@@ -653,5 +675,5 @@ class Answers:
 
 
 def nobody_there(message: Any) -> bool:
-    """Return whether a message of the server means "no responders"."""
+    """Return whether ``message`` is the answer "no responders" of the NATS server."""
     return bool(message.headers) and not message.data and message.headers.get("Status") == _NO_RESPONDERS

@@ -18,7 +18,7 @@ _NO_PORT = re.compile(r":(?!//|\d{1,5}/?$)[^\]@]*$")
 
 
 def without_secrets(urls: str | Iterable[str]) -> str:
-    """Return the URLs for texts, without users, passwords and tokens."""
+    """Return the URLs as text for logs and errors, without users, passwords and tokens."""
     return ", ".join(_without_secrets(url.strip()) for url in (urls.split(",") if isinstance(urls, str) else urls))
 
 
@@ -28,14 +28,14 @@ def _without_secrets(url: str) -> str:
 
 
 def shown_address(uri: Any) -> str:
-    """Return host and port of a URL that ``urlsplit`` has split. '': ``uri`` is None."""
+    """Return host and port of a URL that ``urlsplit`` has split, for texts. '': ``uri`` is None."""
     return uri.netloc.rpartition("@")[2] if uri is not None else ""
 
 
 def check_urls(urls: Iterable[str], *, bare: bool = False) -> None:
-    """Check NATS URLs. Raises ConfigError that names the first invalid URL and the reason.
+    """Check that NATS URLs are valid. Raises ConfigError with the first invalid URL and the reason.
 
-    ``bare``: True if ``host:port`` is allowed.
+    ``bare``: True if ``host:port`` without a scheme is allowed.
     """
     given = tuple(urls)
     for url in given:

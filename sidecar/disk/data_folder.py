@@ -47,7 +47,11 @@ _STARTS = tuple(field.name for field in fields_of(DirectoryIdentity))
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """Content of the ``node`` file. ``clean_incarnation``: incarnation that stopped cleanly, 0: none [S9]."""
+    """Content of the ``node`` file. ``incarnation``: that of the last process. ``clean_incarnation``: the last one that stopped
+    cleanly.
+
+    0: none [S9].
+    """
 
     node_id: str
     incarnation: int = 0
@@ -62,7 +66,7 @@ class NodeIdentity:
 
 
 def _identity_in(data: bytes) -> tuple[object, NodeIdentity | None]:
-    """Return (format version, identity) from the bytes of a ``node`` file. None as identity: it has another format.
+    """Return (format version, identity) from the bytes of a ``node`` file. None as identity: it has another format version.
 
     Raises the errors that ``load_identity`` catches.
     """
@@ -81,7 +85,7 @@ def _identity_in(data: bytes) -> tuple[object, NodeIdentity | None]:
 
 
 def _check(identity: NodeIdentity) -> None:
-    """Check an identity. Raises ValueError or TypeError if it is invalid."""
+    """Check the fields of an identity. Raises ValueError or TypeError if one is invalid."""
     starts = identity.starts
     if not isinstance(starts.folder_id, str):
         raise TypeError("folder_id is not text")
@@ -103,10 +107,10 @@ _POLL_S = 0.01
 
 
 class DataFolder:
-    """A locked data directory.
+    """The locked data directory of a node.
 
-    The constructor raises DataDirectoryLockedError if another process has the lock. ``lock``: file descriptor of an
-    inherited lock, None: take it.
+    ``maps``: memory maps of all logs. None: a set of its own. ``lock``: file descriptor of an inherited lock. None: the
+    constructor takes the lock, and raises DataDirectoryLockedError if another process has it.
     """
 
     def __init__(self, path: Path, maps: OpenMaps | None = None, lock: int | None = None) -> None:
@@ -175,7 +179,10 @@ class DataFolder:
         return False
 
     def _check_owner(self) -> None:
-        """Check the owner of the directory, because another user with write access could replace the data."""
+        """Check that the directory belongs to the user of this process. Raises StorageError if not.
+
+        Another user with write access could replace the data, so this access is removed.
+        """
         try:
             found = self.path.stat()
             if found.st_uid != os.geteuid():
@@ -193,11 +200,11 @@ class DataFolder:
 
     @property
     def raft(self) -> Path:
-        """Directory of the metadata group's journal and snapshot."""
+        """Directory of the journal and the snapshot of the metadata group."""
         return self.path / "raft"
 
     def load_identity(self) -> NodeIdentity | None:
-        """Return the content of the ``node`` file, None in a new directory. Raises CorruptionError if it is damaged."""
+        """Return the content of the ``node`` file. None: the directory is new. Raises CorruptionError if the file is damaged."""
         path = self.path / "node"
         if not path.exists():
             return None
@@ -236,9 +243,9 @@ class DataFolder:
         return self.storage(self.partition_path(key))
 
     def open_promises(self, is_held: Callable[[str], bool]) -> PromiseJournal:
-        """Open the journal of promises. Merge the journals of earlier workers into it, and remove them.
+        """Open the journal of the LeaderEpochs that this node has promised. Merge the journals of earlier workers into it.
 
-        Raises StorageError, UnknownFormatError.
+        ``is_held``: returns whether the partition of a key is on this node. Raises StorageError, UnknownFormatError.
         """
         left = [self.storage(path) for path in sorted((self.path / "workers").glob("*/promises"))]
         others: dict[str, int] = {}
@@ -253,15 +260,19 @@ class DataFolder:
         return journal
 
     def open_own_promises(self, share: WorkerShare, is_held: Callable[[str], bool]) -> PromiseJournal:
-        """Open the journal of a worker with the promises for its partitions. The node calls ``open_promises`` first.
+        """Open the journal of promises of a worker process, with the promises for its partitions.
 
-        Raises StorageError, UnknownFormatError.
+        The node calls ``open_promises`` first. ``share``: partitions of the worker. ``is_held``: returns whether the partition
+        of a key is among them. Raises StorageError, UnknownFormatError.
         """
         before = decode_promises(self.storage(self.path / "promises").load(PROMISES_NAME))
         return PromiseJournal(self.storage(self.own_folder(share.number) / "promises"), is_held, before)
 
     def own_folder(self, worker: int) -> Path:
-        """Return the directory for the files of one process: the data directory itself for process 0. It is created if needed."""
+        """Return the directory for the files of the process number ``worker``. It is created if needed.
+
+        Process 0 uses the data directory itself.
+        """
         if not worker:
             return self.path
         own = self.path / "workers" / str(worker)
@@ -274,7 +285,7 @@ class DataFolder:
 
     # ---- marks of existing logs ---------------------------------------------------------------------------------------------
     def held_logs(self) -> frozenset[str]:
-        """Return the logs that this node has created and not deleted, as ``<stream>-<uid>/<partition>``.
+        """Return the names of the logs that this node has created and not deleted, as ``<stream>-<uid>/<partition>``.
 
         Their files may be missing.
         """
@@ -288,9 +299,9 @@ class DataFolder:
         return frozenset("/".join(name.rsplit(".", 1)) for name in names)
 
     def mark_held(self, name: str) -> None:
-        """Store durably that the node has the log ``<stream>-<uid>/<partition>``.
+        """Store durably that the node has the log ``name`` (``<stream>-<uid>/<partition>``).
 
-        A record of it may be acknowledged only then [S17].
+        The node may acknowledge a record of the log only after this call [S17].
         """
         log, held = self.path / "streams" / name, self.path / "held"
         make_folder(held)
@@ -307,7 +318,7 @@ class DataFolder:
             ) from error
 
     def unmark_held(self, name: str) -> None:
-        """Remove the mark of a log that will be deleted or has moved to another node."""
+        """Remove the mark of the log ``name``, which will be deleted or has moved to another node."""
         mark = self.path / "held" / _mark_of(name)
         try:
             if mark.exists():
@@ -319,7 +330,7 @@ class DataFolder:
             ) from error
 
     def delete_partition(self, key: PartitionKey) -> None:
-        """Remove a partition's log, after the metadata entry of its deletion was applied [M11].
+        """Delete the log of the partition ``key``, which the cluster has deleted or moved [M11].
 
         The directory is renamed first, so that it is removed completely or not at all.
         """
@@ -371,7 +382,7 @@ class DataFolder:
                 self._remove_empty(left.parent)
 
     def _remove_empty(self, folder: Path) -> None:
-        """Remove the directory of a stream if it is empty. Another process may remove it at the same time."""
+        """Remove the directory ``folder`` of a stream if it is empty. Another process may remove it at the same time."""
         try:
             if folder.exists() and not any(folder.iterdir()):
                 folder.rmdir()

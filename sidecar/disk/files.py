@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 @contextmanager
 def _storage_errors(what: str, path: Path) -> Iterator[None]:
-    """Raise a StorageError instead of an OSError."""
+    """Context that raises a StorageError instead of an OSError. ``what``: verb for the text, such as ``read``. ``path``: file."""
     try:
         yield
     except OSError as error:
@@ -51,10 +51,10 @@ def _storage_errors(what: str, path: Path) -> Iterator[None]:
 
 
 def _uncached_pieces(descriptor: int, position: int, size_bytes: int) -> list[tuple[int, int]]:
-    """Return the ranges (begin, end) that are not in the page cache, each of at most ``_PROBED_BYTES``.
+    """Return the ranges (begin, end) of a file that are not in the page cache, each of at most ``_PROBED_BYTES``.
 
-    ``descriptor`` must be used only for this read. Otherwise the kernel reads ahead, and pages of the next range would look
-    used.
+    The function checks ``size_bytes`` from ``position`` on. ``descriptor`` must be used only for this read. Otherwise the
+    kernel reads ahead, and pages of the next range would look used.
     """
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     found, byte = [], bytearray(1)
@@ -72,7 +72,7 @@ def _uncached_pieces(descriptor: int, position: int, size_bytes: int) -> list[tu
 
 
 class OpenMaps:
-    """Memory maps of sealed files in this process, at most ``bound``. Thread-safe.
+    """The memory maps of sealed files in this process, at most ``bound``. Thread-safe.
 
     Above the limit, the least recently used map is closed.
     """
@@ -89,7 +89,7 @@ class OpenMaps:
         return len(self._files)
 
     def note_use(self, file: DiskFile, *, opened: bool = False) -> None:
-        """Note that ``file`` was read through its map. ``opened``: True if the map was created for this read."""
+        """Record that ``file`` was read through its memory map. ``opened``: True if the map was created for this read."""
         if file is self._newest and not opened:
             return  # most reads use the same file as the previous read
         self._newest = file
@@ -101,7 +101,7 @@ class OpenMaps:
                 self._files.popitem(last=False)[1]._map = None
 
     def forget(self, file: DiskFile) -> None:
-        """Note that ``file`` has no map anymore."""
+        """Remove ``file`` from the maps, because its map is closed."""
         with self._lock:
             self._files.pop(id(file), None)
             file._map = None
@@ -115,7 +115,7 @@ class OpenMaps:
 
 
 class DiskFile:
-    """A LogFile with a file descriptor. A sealed file has none."""
+    """A LogFile on disk. It has an open file descriptor until it is sealed."""
 
     def __init__(self, path: Path, *, create: bool, maps: OpenMaps | None = None) -> None:
         self.path = path
@@ -133,7 +133,10 @@ class DiskFile:
         return self._with_room(lambda: os.open(self.path, flags, _MODE))
 
     def _with_room(self, take: Callable[[], T]) -> T:
-        """Return the result of ``take``. If no file descriptor is free, close all maps and try again. Raises OSError."""
+        """Return the result of ``take``, which opens a file descriptor.
+
+        If no descriptor is free, close all maps and call ``take`` again. Raises OSError.
+        """
         try:
             return take()
         except OSError as error:
@@ -144,7 +147,7 @@ class DiskFile:
 
     @contextmanager
     def _open_descriptor(self) -> Iterator[int]:
-        """Yield the descriptor, or a new one for the time of the context.
+        """Yield the open descriptor of the file. A sealed file is opened for the time of the context.
 
         Raises StorageError if the file is closed, or if its name belongs to another file.
         """
@@ -169,7 +172,7 @@ class DiskFile:
         return self._size_bytes
 
     def append(self, pieces: Sequence[Bytes]) -> None:
-        """Append with one ``writev``. After a short or failed write, remove the new bytes."""
+        """Append ``pieces`` with one ``writev``. After a short or failed write, remove the new bytes and raise StorageError."""
         wanted = sum(map(len, pieces))
         try:
             written = os.writev(self._descriptor, pieces)
@@ -193,7 +196,7 @@ class DiskFile:
             return memoryview(os.pread(self._descriptor, min(size_bytes, max(self._size_bytes - position, 0)), position))
 
     def reread(self, position: int, size_bytes: int) -> memoryview:
-        """Return up to ``size_bytes`` from ``position``, after a request to the kernel to drop its cached pages.
+        """Ask the kernel to drop its cached pages of the range. Then return up to ``size_bytes`` from ``position``.
 
         The kernel keeps dirty and mapped pages.
         """
@@ -223,7 +226,7 @@ class DiskFile:
         return found
 
     def sync(self) -> None:
-        """Flush the file with ``fdatasync``."""
+        """Flush all appended bytes to disk with ``fdatasync``."""
         with self._open_descriptor() as descriptor, _storage_errors("flush", self.path):
             os.fdatasync(descriptor)
 
@@ -237,7 +240,9 @@ class DiskFile:
         self._size_bytes = size_bytes
 
     def rewrite(self, position: int) -> None:
-        """Write the bytes from ``position`` on again in place. After a failed flush, this makes their pages dirty again."""
+        """Write the bytes from ``position`` on again in place, and flush them. After a failed flush, the kernel may count them as
+        clean.
+        """
         with _storage_errors("rewrite", self.path):
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)  # with O_APPEND, pwrite appends
             try:
@@ -270,7 +275,7 @@ class DiskFile:
         self._identity, self._sealed, self._size_bytes = copy._identity, False, size_bytes
 
     def seal(self) -> None:
-        """Read the file through a memory map from now on."""
+        """Close the descriptor, because nothing more is appended. Later reads use a memory map."""
         self._sealed = True
         self._close_descriptor()
 
@@ -287,7 +292,7 @@ class DiskFile:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in ``folder`` durable (``fsync``). Raises OSError."""
+    """Make the file names in the directory ``folder`` durable (``fsync``). Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -296,7 +301,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create ``folder`` with its parents if needed, and make its name durable [S12]. Raises StorageError.
+    """Create the directory ``folder`` with its parents if needed, and make its name durable [S12]. Raises StorageError.
 
     The names of existing directories are flushed too, because the process that created them may have died before its flush.
     """
@@ -345,7 +350,7 @@ def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
 
 
 def _read_back(descriptor: int) -> tuple[int, int]:
-    """Return the size and CRC-32C of an open file."""
+    """Return the size in bytes and the CRC-32C of the content of an open file."""
     crc = size_bytes = 0
     while piece := os.pread(descriptor, _COPY_BYTES, size_bytes):
         crc, size_bytes = crc32c.crc32c(piece, crc), size_bytes + len(piece)
@@ -362,7 +367,7 @@ class MadeFolders:
         """Directories whose flush has failed once. They never count as flushed again."""
 
     def make(self, folder: Path) -> None:
-        """Create ``folder`` with its parents if needed, and make its name durable [S12]. Raises StorageError."""
+        """Create the directory ``folder`` with its parents if needed, and make its name durable [S12]. Raises StorageError."""
         above = folder.parent
         with _storage_errors("create", folder):
             made = self._mkdir(folder)
@@ -378,7 +383,7 @@ class MadeFolders:
                 self._flushed.add(above)
 
     def _mkdir(self, folder: Path) -> bool:
-        """Create the directory. Return True if it did not exist."""
+        """Create the directory ``folder``. Return True if it did not exist."""
         try:
             os.mkdir(folder, 0o750)
         except FileExistsError:
@@ -389,12 +394,15 @@ class MadeFolders:
         return True
 
     def note_removed(self, folder: Path) -> None:
-        """Note that ``folder`` was removed."""
+        """Note that the directory ``folder`` was removed, so that ``make`` flushes its name again."""
         self._flushed.discard(folder)
 
 
 class FolderStorage:
-    """Storage in one directory, which is created if needed. ``maps``, ``folders``: shared by all logs of the process."""
+    """Storage of one log in the directory ``folder``, which is created if needed.
+
+    ``maps``: memory maps, shared by all logs of the process. ``folders``: creates directories, shared by all logs.
+    """
 
     def __init__(self, folder: Path, maps: OpenMaps | None = None, folders: MadeFolders | None = None) -> None:
         self.folder = folder
@@ -422,7 +430,7 @@ class FolderStorage:
         return DiskFile(self.folder / name, create=True, maps=self._maps)
 
     def load(self, name: str) -> bytes | None:
-        """Return the content of a small file."""
+        """Return the content of the small file ``name``. None: it does not exist."""
         path = self.folder / name
         with _storage_errors("read", path):
             try:
@@ -439,19 +447,19 @@ class FolderStorage:
                 os.close(descriptor)
 
     def replace(self, name: str, data: bytes | Sequence[bytes]) -> None:
-        """Replace the file atomically and durably. ``data`` may come in pieces."""
+        """Replace the file ``name`` by ``data``, atomically and durably. ``data`` may come in pieces."""
         changes = self._changes
         replace_file(self.folder / name, data)
         self._flushed_changes = max(self._flushed_changes, changes)  # it has flushed the directory
 
     def rename(self, old: str, new: str) -> None:
-        """Rename the file."""
+        """Rename the file ``old`` to ``new``. The new name is durable after ``sync_folder``."""
         self._changes += 1
         with _storage_errors("rename", self.folder / old):
             os.rename(self.folder / old, self.folder / new)
 
     def remove(self, name: str) -> None:
-        """Remove the file if it exists."""
+        """Remove the file ``name`` if it exists. The removal is durable after ``sync_folder``."""
         self._changes += 1
         with _storage_errors("remove", self.folder / name):
             (self.folder / name).unlink(missing_ok=True)
@@ -481,9 +489,10 @@ _SPARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Division of the file descriptors.
+    """Numbers of files that this process may open.
 
-    ``limit``: all descriptors. ``maps``: mapped segments. ``partitions``: maximum number of replicas on the node.
+    ``limit``: maximum number of file descriptors. ``maps``: maximum number of memory maps of segments. ``partitions``: maximum
+    number of replicas on the node.
     """
 
     limit: int
@@ -492,13 +501,13 @@ class Budget:
 
 
 def budget_of(limit: int) -> Budget:
-    """Return the number of partitions and maps for ``limit`` file descriptors."""
+    """Return the maximum numbers of partitions and maps for a process with ``limit`` file descriptors."""
     maps = max(16, min(MOST_MAPS, limit // 4))
     return Budget(limit, maps, max(1, int((limit - RESERVE - maps) * _SPARE)))
 
 
 def raise_limit() -> Budget:
-    """Raise the soft limit of open files to the hard limit, and return the budget."""
+    """Raise the soft limit of open files of this process to the hard limit. Return the resulting budget."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):  # the hard limit is above the limit of the system, so the soft limit stays
@@ -508,7 +517,7 @@ def raise_limit() -> Budget:
 
 
 def open_count() -> int:
-    """Return the number of open file descriptors, -1 if it is not known."""
+    """Return the number of file descriptors that this process has open. -1: it is not known."""
     try:
         return len(os.listdir("/proc/self/fd")) - 1
     except OSError:
@@ -516,7 +525,7 @@ def open_count() -> int:
 
 
 def open_files_and_limit(budget: Budget, maps: OpenMaps) -> dict[str, int]:
-    """Return the number of open files and their limit, for the status."""
+    """Return the numbers of open files and maps with their limits, for the status page."""
     return {
         "limit": budget.limit,
         "open": open_count(),

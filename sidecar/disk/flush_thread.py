@@ -28,7 +28,7 @@ THREAD_NAME = "liftpy-short-flush"
 
 
 class _Job:
-    """One call. ``late``: True if the caller no longer waits."""
+    """One call of a function in the thread. ``late``: future of its result. None: the caller still waits for the result."""
 
     __slots__ = ("_done", "_error", "_result", "_work", "late")
 
@@ -41,7 +41,7 @@ class _Job:
         self.late: Future[int] | None = None
 
     def run(self) -> None:
-        """Run the call in the thread.
+        """Call the function in the thread, and pass its result to the caller.
 
         The caller sets ``late`` and then checks the lock again, so at least one of both sides sees the other.
         """
@@ -58,18 +58,21 @@ class _Job:
             late.set_result(self._result)
 
     def is_done(self, within_s: float) -> bool:
-        """Wait at most ``within_s``. Return whether the call is complete."""
+        """Wait at most ``within_s`` seconds for the call. Return whether it is complete."""
         return self._done.acquire(timeout=within_s)
 
     def result(self) -> int:
-        """Return the result of a completed call, or raise its error."""
+        """Return the result of the completed call, or raise its error."""
         if self._error is not None:
             raise self._error
         return self._result
 
 
 class FlushThread:
-    """Runs the flushes of one node. ``place`` decides which ones. Call ``run`` only on the event loop."""
+    """Runs short flushes of one node in a thread, while the event loop waits. Call ``run`` only on the event loop.
+
+    ``place``: decides which flushes run here. Its callers ask it.
+    """
 
     def __init__(self, place: FlushPlace) -> None:
         self.place = place
@@ -77,7 +80,9 @@ class FlushThread:
         """Queue of the waiting thread. None: no thread waits."""
 
     def run(self, work: Callable[[], int], within_s: float) -> int | Future[int]:
-        """Return the result of ``work``. If it takes longer than ``within_s`` seconds, return a future."""
+        """Run ``work`` in the thread and return its result. If it takes longer than ``within_s`` seconds, return a future of the
+        result.
+        """
         if self._jobs is None:
             jobs: SimpleQueue[_Job | None] = SimpleQueue()
             threading.Thread(target=_run_jobs, args=(jobs,), name=THREAD_NAME, daemon=True).start()
@@ -132,7 +137,7 @@ KEPT_OF_PARTITION = 128
 
 
 class FlushTimes:
-    """The last ``kept`` durations of flushes, in seconds."""
+    """The last ``kept`` durations of flushes, in seconds. Older ones are dropped."""
 
     __slots__ = ("_at", "_kept", "_ring", "count")
 
@@ -144,7 +149,7 @@ class FlushTimes:
         """Number of all flushes."""
 
     def add(self, took_s: float) -> None:
-        """Add a duration."""
+        """Add the duration of a flush, in seconds."""
         self.count += 1
         if len(self._ring) < self._kept:
             self._ring.append(took_s)
@@ -153,7 +158,7 @@ class FlushTimes:
         self._at = (self._at + 1) % self._kept
 
     def report(self) -> dict[str, float]:
-        """Return ``p50_ms``, ``p99_ms`` and ``max_ms``. All are 0 without durations."""
+        """Return median ``p50_ms``, ``p99_ms`` and ``max_ms`` of the durations, in milliseconds. All are 0 without durations."""
         if not self._ring:
             return {"p50_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0}
         ordered = sorted(self._ring)
@@ -163,7 +168,7 @@ class FlushTimes:
 
 
 class NodeFlushTimes(FlushTimes):
-    """Flush durations of all partitions of a node. ``counters``: counts slow flushes. ``times``: histogram of all durations."""
+    """Flush durations of all partitions of a node. ``counters``: counts slow flushes. ``times``: histogram, in seconds."""
 
     __slots__ = ("_counters", "_slow", "_times", "_warn_at")
 
@@ -175,7 +180,10 @@ class NodeFlushTimes(FlushTimes):
         self._slow = 0
 
     def flushed(self, what: object, took_s: float) -> None:
-        """Note a completed flush of ``what``. Log slow flushes and their number at most once in ``WARN_EVERY_S``."""
+        """Record a flush of ``what`` (a partition) that took ``took_s`` seconds.
+
+        A slow flush is counted, and logged at most once in ``WARN_EVERY_S`` seconds.
+        """
         self.add(took_s)
         self._times.observe(took_s)
         if took_s < SLOW_S:
@@ -198,9 +206,9 @@ _APPENDED = bytes(512)
 
 
 def probe_flushes(folder: Path) -> list[float] | None:
-    """Return the durations in seconds of at most ``PROBES`` test flushes. None: the directory is not writable.
+    """Flush a test file in ``folder`` up to ``PROBES`` times. Return the durations in seconds. None: the directory is not writable.
 
-    The function blocks for about ``_WITHIN_S``.
+    The function blocks for about ``_WITHIN_S`` seconds.
     """
     path = folder / PROBE_NAME
     try:
@@ -227,7 +235,7 @@ def _timed_flushes(path: Path) -> list[float]:
 
 
 def _timed_flush(descriptor: int) -> float:
-    """Return the duration of one flush in seconds, without the write before it."""
+    """Write to the file and flush it. Return the duration of the flush alone, in seconds."""
     if os.write(descriptor, _APPENDED) != len(_APPENDED):
         raise OSError("short write")
     began_s = time.monotonic()

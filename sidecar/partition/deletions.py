@@ -38,14 +38,14 @@ _MOST_CHARS = 200
 
 
 def is_directory(name: object) -> bool:
-    """Return whether ``name`` can be the name of a stream's directory."""
+    """Return whether ``name`` may be the name of a stream's directory: ASCII text that is not too long."""
     return isinstance(name, str) and 0 < len(name) <= _MOST_CHARS and name.isascii()
 
 
 class Deletions:
-    """Decides whether this node may delete the data of a partition.
+    """Decides whether this node may delete the data of a partition that it no longer has.
 
-    ``decides``: True if this node is a controller. Its own image is then committed, and it asks no other node.
+    ``decides``: returns True if this node is a controller. Its own image is then committed, and it asks no other node.
     """
 
     def __init__(self, group: MetadataGroup, node_id: str, *, decides: Callable[[], bool]) -> None:
@@ -58,11 +58,11 @@ class Deletions:
         self._closed = asyncio.Event()
 
     def close(self) -> None:
-        """Stop: cancel pending questions and allow no further deletion."""
+        """Cancel the questions to controllers that have no answer yet, and allow no further deletion."""
         self._closed.set()
 
     async def is_allowed(self, key: PartitionKey) -> bool | None:
-        """Return whether the data of ``key`` may be deleted, or None if no controller answered.
+        """Return True if the data of ``key`` may be deleted, False if not. None: no controller answered.
 
         The call never raises an error.
         """
@@ -106,13 +106,12 @@ class Deletions:
 class UnknownStreams:
     """Directories of streams that the cluster did not know when this node started.
 
-    Such a stream was deleted while the node was down, or belongs to another cluster. The node never deletes a directory
-    by itself [M11], because a metadata group that was restored from an old backup may not know a stream that is still
-    needed. An operator names the directories, and a controller must confirm that no stream has that uid.
+    The stream was deleted while the node was down, or belongs to another cluster. The node never deletes a directory by itself
+    [M11]. A metadata group that was restored from an old backup may not know a stream that is still needed. An operator names
+    the directories, and a controller must confirm that no stream has that uid.
 
     Args:
-        found: Names of directories, ``<stream>-<uid>``. None of them is open, because the image has none of these
-            streams.
+        found: Names of directories, ``<stream>-<uid>``. None of them is open, because the image has none of these streams.
         image: Returns the cluster as this node knows it now.
         forget: Called with ``<stream>-<uid>/<partition>`` for each log that was deleted.
     """
@@ -133,7 +132,7 @@ class UnknownStreams:
         self._removing = asyncio.Lock()
 
     def names(self) -> list[str]:
-        """Return at most ``MOST_UNKNOWN`` directories of streams that the cluster does not know."""
+        """Return the names of at most ``MOST_UNKNOWN`` directories of streams that the cluster does not know."""
         if not self._found:
             return []
         known = {f"{stream.name}-{stream.uid}" for stream in self._image().streams.values()}
@@ -141,11 +140,11 @@ class UnknownStreams:
         return self._found[:MOST_UNKNOWN]
 
     async def remove(self, names: list[str]) -> dict[str, Any]:
-        """Delete the named directories if a controller confirms that their streams do not exist. Concurrent calls run one
-        by one.
+        """Delete the directories ``names`` if a controller confirms that their streams do not exist. Concurrent calls run one by one.
 
         Returns:
-            ``removed`` and ``bytes``, or ``error``. With ``error``, no directory was deleted.
+            ``removed`` (names of the directories) and ``bytes`` (their total size). If nothing was deleted: ``error``
+                (text).
         """
         async with self._removing:
             return await self._remove_data(list(dict.fromkeys(names)))

@@ -44,17 +44,17 @@ _drivers: WeakSet[ReplicaDriver] = WeakSet()
 
 
 class Stepping(Protocol):
-    """Interface of a replica for the driver."""
+    """Interface of a replica for the driver: it gets events and returns effects."""
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
-        """Process one event and return the effects."""
+        """Process one event at ``now_ns`` (monotonic) and return the effects to carry out, in order."""
         ...
 
 
 class ReplicaDriver:
     """Feeds events to one replica and carries out its effects.
 
-    ``fatal``: function that stops the process after a bug.
+    ``fatal``: called with the exception after a bug. It stops the process.
     """
 
     def __init__(self, key: PartitionKey, replica: Replica, fatal: Callable[[Exception], None]) -> None:
@@ -78,7 +78,7 @@ class ReplicaDriver:
         """The last steps, for error reports. Heartbeats that changed nothing are left out."""
 
     def feed(self, event: Event) -> None:
-        """Process an event, now or after the running step."""
+        """Pass an event to the replica now. During a step or after ``hold``, queue the event."""
         if self._stopped:
             return
         if self._held and isinstance(event, _NEWEST_COUNTS):
@@ -96,11 +96,11 @@ class ReplicaDriver:
         self._run()
 
     def hold(self) -> None:
-        """Queue all further events until ``go_on``. The running step is finished first."""
+        """Queue all further events until ``go_on``, because an effect is still slow work. The running step is finished first."""
         self._held = True
 
     def go_on(self, work: Callable[[], None]) -> None:
-        """Run ``work``, the slow part of an effect, then process the waiting events. After ``stop``, do nothing."""
+        """Run ``work``, the slow part of an effect, and end ``hold``: process the waiting events. After ``stop``, do nothing."""
         self._held = False
         if not self._stopped:
             self._run(work)
@@ -132,7 +132,7 @@ class ReplicaDriver:
             self._running = False
 
     def _stop_for(self, error: Exception, event: Event | None = None) -> None:
-        """Stop the partition because of an unexpected exception while it processed ``event``.
+        """Stop the process because of an unexpected ``error`` while ``event`` was processed.
 
         Expected conditions are events, so an exception is a bug. Continuing could violate a guarantee.
         """
@@ -142,7 +142,10 @@ class ReplicaDriver:
         self._fatal(error)
 
     def last_steps_text(self, event: Event | None = None) -> str:
-        """Return the last steps as text, one line per step, the newest last. ``event``: the event that is being processed."""
+        """Return the last steps as text for an error report, one line per step, the newest last.
+
+        ``event``: the event that is being processed. None: none is.
+        """
         now_ns = clock.now_ns()
         lines = [
             f"{(at_ns - now_ns) / 1e9:9.3f} s  {came} -> {effects}"[:_MOST_OF_A_STEP] for at_ns, came, effects in self.story
@@ -152,7 +155,7 @@ class ReplicaDriver:
         return "\n".join(lines)
 
     def stop(self) -> None:
-        """Stop processing events."""
+        """Stop processing events. Later events are dropped."""
         self._stopped = True
         self._queue.clear()
 

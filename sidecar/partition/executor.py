@@ -51,7 +51,7 @@ _REACHED = {kind.name: events.DeadlineReached(kind=kind) for kind in events.Dead
 
 @dataclass(slots=True, kw_only=True)
 class Tools:
-    """Objects that an executor uses. ``incarnation``: incarnation of this node."""
+    """Parts of one partition on a node that its executor uses. ``incarnation``: incarnation of the node's process."""
 
     key: PartitionKey
     incarnation: int
@@ -82,7 +82,10 @@ class Tools:
 
 
 class Executor:
-    """Carries out the effects of one replica on a node. ``execute`` calls the method that is named like the effect."""
+    """Carries out the effects of one replica on a node.
+
+    ``execute`` calls the method for the effect, for example ``append_batch`` for AppendBatch.
+    """
 
     def __init__(self, tools: Tools) -> None:
         self._t = tools
@@ -97,16 +100,19 @@ class Executor:
         self._do = acts_of(self)
 
     def execute(self, effect: Effect) -> None:
-        """Carry out one effect."""
+        """Carry out one effect of the replica."""
         self._do[type(effect)](effect)
 
     def act_by(self, acts: Acts) -> None:
-        """Replace the handlers of the given effects. Other handlers stay."""
+        """Let the functions in ``acts`` carry out their classes of effects. All other effects are carried out by this object."""
         self._do = {**acts_of(self), **acts}
 
     # ---- the log ------------------------------------------------------------------------------------------------------
     def log_failed(self, error: StorageError, token: int = 0) -> None:
-        """Report to the replica that the log failed. The first error counts."""
+        """Report a storage error to the replica (StorageFailed). ``on_failure`` is called for the first error only.
+
+        ``token``: handle of the publishes that could not be stored. 0: none.
+        """
         first, self.storage_failed = not self.storage_failed, True
         if first:
             self.no_space = isinstance(error, NoSpaceError)
@@ -120,7 +126,10 @@ class Executor:
         self.append(effect)
 
     def append(self, effect: do.AppendBatch) -> bytes:
-        """Append the batch and return its bytes, or b"" if the log has failed."""
+        """Append the publishes of ``effect`` to the log as one batch, and request a flush.
+
+        Return the bytes of the batch. b"": the log has failed.
+        """
         batch = self._t.ingest.seal(effect)
         try:
             self._t.log.append(batch, time.time_ns())
@@ -158,7 +167,10 @@ class Executor:
         self._cut(lambda: self._t.log.start_afresh(effect.start_offset, effect.deletes_end), afresh=True)
 
     def _cut(self, cut: Callable[[], object], *, afresh: bool = False) -> None:
-        """Truncate the log. If a flush is running and slow, truncate after it, so that the event loop does not wait."""
+        """Call ``cut``, which truncates the log, and feed LogCut. If a slow flush is running, do both after it.
+
+        So the event loop does not wait. ``afresh``: True if all records are deleted.
+        """
 
         def cut_and_tell() -> None:
             try:
@@ -277,7 +289,10 @@ class Executor:
         self.hand_over(effect, "for slow flushes")
 
     def hand_over(self, effect: do.StepAside, why: str) -> None:
-        """Request a leadership transfer after all earlier publishers got answers, or after a time limit."""
+        """Stop accepting publishes and answer the earlier ones, then request a leadership transfer from the metadata group.
+
+        ``effect`` names the new leader. ``why``: reason, for the counter. There is a time limit for the answers.
+        """
         self._t.counters[f"leaderships handed over {why}"] += 1
         self._t.step_aside(self._t.key, effect.leader_epoch, lambda: self._t.proposals.give_up_leadership(self._t.key, effect))
 
@@ -340,7 +355,7 @@ class Executor:
         self._t.standby.review()
 
     def close(self) -> None:
-        """Cancel all deadlines. Later results are not reported."""
+        """Cancel all timers. The results of work that still runs are not reported to the replica."""
         self._closed = True
         self._t.replay.close()
         for timer in self._deadlines.values():
@@ -351,7 +366,7 @@ class Executor:
 
 
 class Traceable(Protocol):
-    """Interface of a partition for tracing."""
+    """Interface of a partition whose batches are traced."""
 
     replica: Replica
     executor: Executor
@@ -359,12 +374,12 @@ class Traceable(Protocol):
     acks: PendingAcks
 
     def followers(self) -> frozenset[str]:
-        """Return the replicas whose flush of a new batch the trace waits for."""
+        """Return the node ids of the replicas. The trace of a batch ends after they have flushed it."""
         ...
 
 
 class TracedActs:
-    """Handlers of the effects of one partition that also record trace spans."""
+    """Functions that carry out the effects of one partition and also record trace spans."""
 
     def __init__(self, one: Traceable, traces: PartitionTraces) -> None:
         self._one = one
@@ -372,7 +387,7 @@ class TracedActs:
         self._traces = traces
 
     def acts(self) -> Acts:
-        """Return the handlers of the traced effects."""
+        """Return a mapping from each traced class of effects to the function that carries it out."""
         return {
             do.AppendBatch: self.append_batch,
             do.RaiseHighWatermark: self.raise_high_watermark,
@@ -419,14 +434,14 @@ class TracedActs:
 
 
 class TracedReplica:
-    """A replica that reports flushes and fetches to ``traces`` first."""
+    """A replica that reports flushes and fetches to ``traces`` before it processes them."""
 
     def __init__(self, replica: Replica, traces: PartitionTraces) -> None:
         self._replica = replica
         self._traces = traces
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
-        """Process an event as the replica does, and trace it."""
+        """Report the event to the traces if it is a flush or a fetch. Then pass it to the replica, and return the effects."""
         traces = self._traces
         if traces.follows:
             if type(event) is FetchReceived:
@@ -437,6 +452,6 @@ class TracedReplica:
 
 
 def trace(one: Traceable, driver: ReplicaDriver, traces: PartitionTraces | None) -> None:
-    """Start tracing the batches of a partition. None: stop."""
+    """Start to trace the batches of the partition ``one``, whose ``driver`` feeds its replica. ``traces``: None: stop tracing."""
     driver.replica = one.replica if traces is None else TracedReplica(one.replica, traces)
     one.executor.act_by({} if traces is None else TracedActs(one, traces).acts())

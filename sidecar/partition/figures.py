@@ -44,14 +44,17 @@ _counts = attrgetter(*(f"{leaf}.{name}" for leaf, name in _COUNTED.values()))
 
 
 class StreamLabels:
-    """Metric labels of streams. ``patterns``: names or patterns such as ``shop-*``. A stream keeps its first label."""
+    """Labels of streams in the metrics. ``patterns``: names or patterns such as ``shop-*`` of streams with a label of their own.
+
+    A stream keeps its first label.
+    """
 
     def __init__(self, patterns: Iterable[str] = ()) -> None:
         self.patterns = tuple(patterns)
         self._given: dict[str, str] = {}
 
     def of(self, stream: str) -> str:
-        """Return the label of a stream, or '' if streams have no labels."""
+        """Return the label of ``stream``: its name, or OTHERS if it has no label of its own. '': no stream has one."""
         if not self.patterns:
             return ""
         label = self._given.get(stream)
@@ -64,7 +67,7 @@ class StreamLabels:
 
 
 class Counts:
-    """Sums of counters over partitions, per label."""
+    """Sums of the counters of partitions, for each label of streams."""
 
     def __init__(self) -> None:
         self.by_stream: dict[str, list[int]] = {}
@@ -75,7 +78,7 @@ class Counts:
         self.standby: Counter[str] = Counter()
 
     def add(self, label: str, worker: Any) -> None:
-        """Add the counters of a partition."""
+        """Add the counters of the partition ``worker`` to the sums of ``label``."""
         self.add_sums(label, _counts(worker))
         ingest = worker.ingest.counters
         self.refused.update(ingest.refused)
@@ -87,7 +90,7 @@ class Counts:
             self.standby.update(told)
 
     def add_sums(self, label: str, counts: Iterable[int]) -> None:
-        """Add ``counts`` to the sums of a label. Their order is that of SUMS."""
+        """Add ``counts`` to the sums of ``label``. They are in the order of SUMS."""
         sums = self.by_stream.get(label)
         if sums is None:
             sums = self.by_stream[label] = [0] * len(SUMS)
@@ -102,7 +105,7 @@ class Counts:
         return made
 
     def total(self, name: str) -> int:
-        """Return the sum over all streams."""
+        """Return the sum of the counter ``name`` over all labels."""
         index = SUMS.index(name)
         return sum(sums[index] for sums in self.by_stream.values())
 
@@ -138,7 +141,7 @@ _Told = tuple[dict[str, int], dict[str, int], dict[str, int], dict[str, int]]
 
 
 class LabelSums:
-    """Sums of all partitions with one label."""
+    """Sums of the metrics of all partitions with one label."""
 
     __slots__ = ("before", "count", "now", "often", "records", "seldom", "shown", "since_ns")
 
@@ -157,28 +160,28 @@ class LabelSums:
         """Pending values of partitions that were read. ``settle`` adds them up."""
 
     def add(self, row: _AsRead, op: Callable[[int, int], int]) -> None:
-        """Add (``add``) or remove (``sub``) the values of a partition."""
+        """Add the values of a partition to the sums, or remove them. ``op``: ``operator.add`` or ``operator.sub``."""
         self.count = op(self.count, 1)
         self.often = list(map(op, self.often, row.often))
         self.seldom = list(map(op, self.seldom, row.seldom))
         self.shown = list(map(op, self.shown, row.shown))
 
     def settle(self) -> None:
-        """Add up the values that were read so far. Together they cost a quarter of the time of single ones."""
+        """Add the pending changes of partitions to the sums, all at once. This costs a quarter of the time of single additions."""
         differences = map(sub, map(sum, zip(*self.now, strict=True)), map(sum, zip(*self.before, strict=True)))
         self.often = list(map(add, self.often, differences))
         self.now.clear()
         self.before.clear()
 
     def lag(self, now_ns: int) -> tuple[int, int]:
-        """Return the largest lag as (records, nanoseconds)."""
+        """Return the largest lag of these partitions at ``now_ns`` (monotonic), as (records, nanoseconds)."""
         if not self.records:
             return 0, 0
         return max(self.records.values()), max(0, now_ns - min(self.since_ns.values()))
 
 
 class _AsRead:
-    """Values of a partition at the last read."""
+    """Values of one partition when its metrics were last read."""
 
     __slots__ = ("label", "leaves", "of", "often", "seldom", "shown", "told")
 
@@ -192,7 +195,10 @@ class _AsRead:
 
 
 class ByChange:
-    """Incremental sums. ``touched``: partitions that changed. It may contain partitions that left the node."""
+    """Sums of the metrics of a node's partitions, updated incrementally.
+
+    ``touched``: partitions that have changed since they were last read. It may contain partitions that left the node.
+    """
 
     def __init__(self, labels: StreamLabels, touched: set[Any]) -> None:
         self._labels = labels
@@ -208,13 +214,13 @@ class ByChange:
         self._slow_until_ns: dict[Any, Sequence[int]] = {}
 
     def begins(self, worker: Any) -> None:
-        """Add a partition that this node has opened."""
+        """Add the partition ``worker``, which this node has opened, to the sums."""
         row = self._rows[worker] = _AsRead(self._labels.of(worker.key.stream), _leaves(worker))
         self.by_label.setdefault(row.label, LabelSums()).add(row, add)
         self._touched.add(worker)
 
     def ends(self, worker: Any) -> None:
-        """Remove a partition that this node has closed, with its counters."""
+        """Remove the partition ``worker``, which this node has closed, and its counters from the sums."""
         row = self._rows.pop(worker, None)
         self._touched.discard(worker)
         self._unread.pop(worker, None)
@@ -233,7 +239,10 @@ class ByChange:
             del self.by_label[row.label]
 
     def look(self) -> Iterator[None]:
-        """Read the partitions that have changed. It pauses for other work. Two calls may run at a time."""
+        """Read the metrics of the partitions that have changed, and update the sums.
+
+        The iterator yields where the caller may run other work. Two iterators may be in use at a time.
+        """
         if self._labels.patterns != self._patterns:
             self._label_anew()
         unread, touched = self._unread, self._touched
@@ -258,11 +267,14 @@ class ByChange:
 
     @property
     def unread_count(self) -> int:
-        """Number of changed partitions that were not read in the last scrape."""
+        """Number of changed partitions whose metrics are not read yet."""
         return len(self._unread)
 
     def _label_anew(self) -> None:
-        """Rebuild the labels at once, so that no sum is temporarily too small."""
+        """Move all partitions to their new labels, because the patterns have changed.
+
+        This happens without a pause, so that no sum is temporarily too small.
+        """
         self._patterns = self._labels.patterns
         for worker, row in self._rows.items():
             label = self._labels.of(worker.key.stream)
@@ -338,23 +350,23 @@ class ByChange:
 
     # ---- what is asked ------------------------------------------------------------------------------------------------------
     def add_to(self, counts: Counts) -> None:
-        """Add the counters of all partitions of this node, as of the last scrape, to ``counts``."""
+        """Add the counters of all open partitions to ``counts``, with their values at the last scrape."""
         for label, sums in self.by_label.items():
             counts.add_sums(label, (*sums.often[: len(BY_STREAM)], *sums.seldom[: len(SUMS) - len(BY_STREAM)]))
         for total, told in zip((counts.refused, counts.dropped, counts.throttled, counts.standby), self.told, strict=True):
             total.update(+told)
 
     def total(self, name: str) -> int:
-        """Return the sum over all labels, for a name in OFTEN, SELDOM, SHOWN or ROLES."""
+        """Return the sum of the metric ``name`` over all labels. It must be in OFTEN, SELDOM, SHOWN or ROLES."""
         where, index = _WHERE[name]
         return sum(getattr(sums, where)[index] for sums in self.by_label.values())
 
     def slow_disks(self, now_ns: int) -> int:
-        """Return the number of replicas with a slow disk, of partitions that this node leads."""
+        """Return the number of replicas that count as slow at ``now_ns`` (monotonic), in the partitions that this node leads."""
         return sum(until_ns > now_ns for each in self._slow_until_ns.values() for until_ns in each)
 
     def lag_ns(self, now_ns: int) -> int:
-        """Return the largest lag of all labels, in nanoseconds."""
+        """Return the longest lag of a follower at ``now_ns`` (monotonic), over all labels, in nanoseconds."""
         return max((sums.lag(now_ns)[1] for sums in self.by_label.values()), default=0)
 
 
@@ -385,7 +397,7 @@ def _gauge_values(role: RoleName, state: PartitionState | None, config: Any, nod
 
 
 class NodeCounts:
-    """Sums of one node, or of one of its processes."""
+    """Counters of all partitions of one node, or of one of its processes. Closed partitions stay in the sums."""
 
     def __init__(self, labels: StreamLabels | None = None, touched: set[Any] | None = None) -> None:
         self.labels = labels or StreamLabels()
@@ -398,22 +410,22 @@ class NodeCounts:
         """Partitions that are being stopped. Their counters may still grow."""
 
     def begins(self, worker: Any) -> None:
-        """Add a partition of the node."""
+        """Add the partition ``worker``, which this node has opened."""
         self.here.begins(worker)
 
     def begins_to_end(self, worker: Any) -> None:
-        """Mark a partition that is being closed."""
+        """Note that the partition ``worker`` is being closed. Its counters may still grow."""
         self.here.ends(worker)
         self.ending.append(worker)
 
     def has_ended(self, worker: Any) -> None:
-        """Move the counters of a closed partition to ``ended``."""
+        """Note that the partition ``worker`` is closed. Its counters do not grow any more, and stay in the sums."""
         self.ending.remove(worker)
         self.touched.discard(worker)
         self.ended.add(self.labels.of(worker.key.stream), worker)
 
     def all(self) -> Counts:
-        """Return all counters since the start. Current partitions count with the values of the last scrape."""
+        """Return the sums of all counters since the start. Open partitions count with the values of the last scrape."""
         counts = self.ended.copy()
         self.here.add_to(counts)
         for worker in self.ending:
@@ -422,13 +434,13 @@ class NodeCounts:
 
 
 class Uncounted(NodeCounts):
-    """Placeholder without sums, when metrics are off."""
+    """Replacement for ``NodeCounts`` that sums nothing, because metrics are off."""
 
     def begins(self, worker: Any) -> None:
-        """Do nothing."""
+        """Do nothing, because metrics are off."""
 
     def begins_to_end(self, worker: Any) -> None:
-        """Do nothing."""
+        """Do nothing, because metrics are off."""
 
     def has_ended(self, worker: Any) -> None:
-        """Do nothing."""
+        """Do nothing, because metrics are off."""

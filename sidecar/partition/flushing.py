@@ -37,7 +37,7 @@ STALLED_S = 0.5
 
 
 def _run_timed(flush: Flush) -> int:
-    """Run the flush and return its duration in nanoseconds."""
+    """Run the flush. Return its duration in nanoseconds."""
     began_ns = time.monotonic_ns()
     flush.run()
     return time.monotonic_ns() - began_ns
@@ -47,6 +47,10 @@ class Flusher:
     """Runs the flushes of one log (implements ``FlushShell``).
 
     Args:
+        log: Log of the partition.
+        policy: Flush policy of the stream.
+        pool: Threads for flushes and checkpoints.
+        timers: Timers of the node.
         flushed: Called with the exclusive end of the flushed records.
         failed: Called with the error of a failed flush.
         took: Called with the duration of a flush in seconds.
@@ -96,7 +100,7 @@ class Flusher:
 
     @property
     def under_way_s(self) -> float:
-        """Return the age of the running flush or checkpoint in seconds, or 0 if none is running."""
+        """Time since which the running flush or checkpoint runs, in seconds. 0: none is running."""
         running = [self._began_s] if self._commit.running is not None else []
         running += [self._checkpoint_began_s] if self._checkpoint is not None else []
         return time.monotonic() - min(running) if running else 0.0
@@ -107,10 +111,10 @@ class Flusher:
         return self.under_way_s >= STALLED_S
 
     def alone(self, work: Callable[[], object]) -> bool:
-        """Run ``work``, which changes files, while no flush and no checkpoint runs. Return whether it ran at once.
+        """Run ``work``, which changes files, while no flush and no checkpoint runs. Return True if it was postponed.
 
-        If a running operation takes longer than ``LONG_S``, ``work`` runs after it. Errors of ``work`` are raised only
-        if it ran at once.
+        It is postponed if a running flush or checkpoint takes longer than ``LONG_S`` more. Then it runs after that. Otherwise
+        it runs at once, and its errors are raised.
         """
         running: list[Future[Any]] = [future for future in (self._thread, self._checkpoint) if future is not None]
         if running and concurrent.futures.wait(running, LONG_S).not_done:
@@ -126,7 +130,7 @@ class Flusher:
 
     # ---- what a GroupCommit asks of its shell ---------------------------------------------------------------------------
     def begin(self) -> None:
-        """Start a flush in the next turn of the event loop, or at once in a thread."""
+        """Start a requested flush: in the next turn of the event loop if it may run there, otherwise at once in a thread."""
         self._began_s = time.monotonic()
         if self._place.takes(self._log.unflushed_bytes, False):  # a large one begins while the turn goes on
             self._place.waiting += 1
@@ -135,7 +139,7 @@ class Flusher:
             self._run_in_thread(flush)
 
     def _begin_in_turn(self) -> None:
-        """Run the flush on the event loop if it is short, otherwise in a thread."""
+        """Start the requested flush: on the event loop if it is expected to be short, otherwise in a thread."""
         flush = self._commit.start()
         here = flush is not None and self._place.takes(flush.size_bytes, not flush.is_plain)
         self._place.waiting -= 1
@@ -170,7 +174,7 @@ class Flusher:
             self._commit.flush_ended(flush, *self.wait(flush))
 
     def wait(self, flush: Flush) -> tuple[int, Exception | None]:
-        """Run a flush in its thread and wait. Return (disk time in nanoseconds, error or None)."""
+        """Block until ``flush``, which runs in a thread, has ended. Return (duration on the disk in ns, error). None: no error."""
         assert self._thread is not None
         future, self._thread = self._thread, None
         error = future.exception()  # waits; nearly always it is over already
@@ -182,32 +186,35 @@ class Flusher:
         return disk_ns, None
 
     def wait_for_checkpoint(self) -> None:
-        """Run a checkpoint in its thread and wait."""
+        """Block until the checkpoint that runs in a thread has ended."""
         if self._checkpoint is not None:
             concurrent.futures.wait([self._checkpoint])
             self._checkpoint = None
 
     def arm(self) -> None:
-        """Start the timer of the interval in the flush policy."""
+        """Start the timer for the next flush. It uses the interval in the flush policy of the stream."""
         self._timers.set(self._timer, clock.now_ns() + self._interval_ns)
 
     def flush_succeeded(self) -> None:
-        """Record the end of a flush. Its duration counts from the request."""
+        """Record the duration of a successful flush, for the metrics. It counts from the request."""
         took_s = time.monotonic() - self._began_s
         self.times.add(took_s)
         if self._took is not None:
             self._took(took_s)
 
     def flushed(self, end_offset: int, disk_ns: int) -> None:
-        """Report the flush to the replica."""
+        """Report to the replica that all records below ``end_offset`` (exclusive) are flushed.
+
+        ``disk_ns``: duration of the flush, in nanoseconds.
+        """
         self.disk_ns = disk_ns
         self._flushed(end_offset)
 
     # ---- checkpoints and the end ----------------------------------------------------------------------------------------
     def checkpoint(self, stored: Callable[[], None] = lambda: None) -> bool:
-        """Store the HW in the background, unless an earlier checkpoint is running. Return whether it started.
+        """Store the HW durably, in a thread. Return False if it did not start, because another operation is running.
 
-        ``stored`` is called when the HW is durable.
+        ``stored``: called on the event loop when the HW is durable.
         """
         begins = self._commit.begin_checkpoint()
         if begins:
@@ -229,7 +236,7 @@ class Flusher:
             logger.warning("HW checkpoint: %s", error)  # HW is found again by replication
 
     async def close(self) -> None:
-        """Start no more operations and wait for the running ones, before the log is closed."""
+        """Wait for the running flush and checkpoint, and start no others. Call it before the log is closed."""
         self._commit.close()
         self._timers.cancel(self._timer)
         if under_way := [future for future in (self._thread, self._checkpoint) if future is not None]:
@@ -245,7 +252,7 @@ partition_logger = logging.getLogger("liftpy.partition")
 
 
 class StateCheckpoints:
-    """Writes checkpoints of the derived state of one replica."""
+    """Writes the state that derives from a replica's log (message ids, producers, subjects) to state files."""
 
     def __init__(
         self, derived: LogState, log: Log, key: PartitionKey, config: ReplicationConfig, flusher: Flusher, pool: Pool
@@ -272,9 +279,9 @@ class StateCheckpoints:
         encoding.add_done_callback(lambda done: then(b"" if done.cancelled() or done.exception() else done.result()))
 
     def may_drop(self, log_start_offset: int) -> bool:
-        """Return whether records before ``log_start_offset`` may be deleted now.
+        """Return whether the log may start at ``log_start_offset`` now, because a state file covers the earlier records.
 
-        If not, ``written`` is called when they may.
+        If not, a state file is requested, and ``written`` is called when it exists.
         """
         before = self.writer.uncovered
         if self.writer.may_drop(log_start_offset):
@@ -286,7 +293,7 @@ class StateCheckpoints:
         return False
 
     def checkpoint(self) -> None:
-        """Store the HW and, from time to time, the derived state."""
+        """Store the HW durably. From time to time, then also write a state file."""
         self.giver.forget_unused()
         if self._flusher.checkpoint(self._write) and self._unwritten is None and self._writing is None:
             self._unwritten = self.writer.begin()
@@ -306,7 +313,10 @@ class StateCheckpoints:
             self.written()
 
     async def close(self) -> Callable[[], None]:
-        """Wait for running operations. Return a function to call in any thread after the log was closed cleanly."""
+        """Wait for the running write of a state file. Return a function that writes the last state file.
+
+        The caller runs it in any thread after the log was closed cleanly.
+        """
         if self._writing is not None:
             await asyncio.wait([self._writing])
         unwritten = self.writer.begin(closing=True)
@@ -314,14 +324,14 @@ class StateCheckpoints:
 
 
 class FoundState(NamedTuple):
-    """State file that matches a log, and the number of state files that did not match."""
+    """State file that fits a log, and the number of state files that do not fit it."""
 
     state: State | None = None
     left_out: int = 0
 
 
 def found_state(log: Log, key: PartitionKey) -> FoundState:
-    """Return the state file that matches ``log``. Log and delete all other state files.
+    """Return the newest state file that fits ``log``. Log and delete all other state files.
 
     It may run in any thread. Raises StorageError.
     """
@@ -334,9 +344,10 @@ def found_state(log: Log, key: PartitionKey) -> FoundState:
 def read_state_file(
     found: FoundState, log: Log, subject: str, stream: StreamConfig, config: ReplicationConfig
 ) -> LogState | None:
-    """Return the derived state from the file. Return None if the file cannot be used.
+    """Return the derived state of a partition from the state file ``found``. None: there is no usable file.
 
-    It may run in any thread while no other code uses ``log``. A large file takes a second.
+    It may run in any thread while no other code uses ``log``. A large file takes a second. ``subject``: data subject of the
+    partition.
     """
     if found.state is None:
         return None

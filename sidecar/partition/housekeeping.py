@@ -36,7 +36,7 @@ _TRIES_AGAIN_EVERY_S = 60.0
 
 
 class Housekeeping:
-    """Background task for the periodic work of all partitions. ``close`` ends it."""
+    """Background task of a node that does the periodic work for all logs. ``close`` ends it."""
 
     def __init__(self, partitions: Partitions, checkpoint_every_s: float, folder: Path, repair: Callable[[str], None]) -> None:
         self._partitions = partitions
@@ -49,7 +49,7 @@ class Housekeeping:
         """Partition -> HW of its last checkpoint."""
 
     def start(self) -> None:
-        """Start the background task."""
+        """Start the background task. It runs until ``close``."""
         self._partitions.clocks.start()
         self._task = spawn(self._run(), "housekeeping", endless=True)
 
@@ -64,7 +64,7 @@ class Housekeeping:
                 self._look_for_space()
 
     def _look_for_space(self) -> None:
-        """Restart the node if partitions stopped because of a full disk and the disk has space again."""
+        """Check the free space of the disk. If a full disk has stopped partitions and now has space, restart the node."""
         stopped = [worker.key for worker in self._partitions if worker.executor.no_space]
         if not stopped or time.monotonic() - self._started < _TRIES_AGAIN_EVERY_S:
             return
@@ -111,7 +111,7 @@ class Housekeeping:
                 await asyncio.sleep(0)
 
     async def _compact(self, worker: PartitionWorker) -> None:
-        """Run compaction once in its own thread. A stop of the node does not wait for it."""
+        """Run one compaction of the log of ``worker`` in a thread of its own. A stop of the node does not wait for it."""
         try:
             compaction = worker.log.begin_compaction(
                 self._partitions.clocks.time_of_age_ns(), min_dirty_ratio=_COMPACT_FROM_DIRTY_RATIO
@@ -162,7 +162,7 @@ def _log_failed(worker: PartitionWorker, error: LiftError) -> None:
 
 
 async def _in_daemon_thread(work: Callable[[], None]) -> None:
-    """Run ``work`` in a daemon thread, and raise its errors."""
+    """Run ``work`` in a daemon thread and wait for it. Raises the errors of ``work``."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 

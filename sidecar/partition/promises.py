@@ -22,7 +22,9 @@ Told = Callable[[StorageError | None], None]
 
 
 class Promises:
-    """Stores the promised LeaderEpochs of all partitions of a node. At most one promise of each partition waits."""
+    """Stores the LeaderEpochs that candidates on this node have promised, for all partitions. One promise of each partition waits
+    at most.
+    """
 
     def __init__(self, journal: PromiseJournal, pool: Pool, counters: Counter[str], fatal: Callable[[Exception], None]) -> None:
         self._journal = journal
@@ -36,13 +38,16 @@ class Promises:
         self._closed = False
 
     def epoch_of(self, key: str) -> int:
-        """Return the promised LeaderEpoch of a partition directory (``<stream>-<uid>/<partition>``), or 0 if there is none."""
+        """Return the LeaderEpoch that this node has promised for a partition. 0: none.
+
+        ``key``: name of the partition's directory, ``<stream>-<uid>/<partition>``.
+        """
         return self._journal.epoch_of(key)
 
     def store(self, key: str, leader_epoch: int, told: Told) -> None:
-        """Store a promise in the background, then call ``told``.
+        """Store the promise of ``leader_epoch`` durably, in the background. Then call ``told`` with None or the error.
 
-        If a partition has several waiting promises, only the last is stored.
+        ``key``: name of the partition's directory. If a partition has several waiting promises, only the last is stored.
         """
         if self._closed:
             return
@@ -76,12 +81,12 @@ class Promises:
         self._telling.add((told, error) for told in tolds)
 
     def forget(self, key: str) -> None:
-        """Forget the promise of a partition whose data is deleted."""
+        """Remove the promise for the partition directory ``key``, whose data is deleted."""
         self._waiting.pop(key, None)
         self._journal.forget(key)
 
     async def close(self) -> None:
-        """Report no more results, and wait for the running flush."""
+        """Wait for the running flush of promises. No ``told`` callback is called any more."""
         self._closed = True
         self._telling.close()
         running, self._running = self._running, None

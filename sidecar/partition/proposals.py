@@ -33,7 +33,7 @@ _GATHER_S = 0.002
 
 
 class Proposals:
-    """Sends the requests of all partitions of a node to the metadata group. ``incarnation``: incarnation of this node."""
+    """Sends the requests of all replicas of a node to the metadata group. ``incarnation``: incarnation of the node's process."""
 
     def __init__(self, group: MetadataGroup, node_id: str, incarnation: int) -> None:
         self._group = group
@@ -45,7 +45,7 @@ class Proposals:
 
     @property
     def counters(self) -> Counter[str]:
-        """Number of sent requests and batches."""
+        """Numbers of requests and batches that were sent, replaced by a later request, or wait."""
         wishes = self._wishes
         return Counter(
             {
@@ -57,7 +57,7 @@ class Proposals:
         )
 
     def propose_isr(self, key: PartitionKey, effect: do.ProposeIsr, feed: Callable[[Event], None]) -> None:
-        """Request another ISR. The answer is fed to the replica as IsrChangeAnswered."""
+        """Request another ISR of the partition ``key``. ``feed`` gets the answer as IsrChangeAnswered."""
         for replica, took_ns in effect.slow:
             text = "%s: %s leaves the ISR: its last flush took %.3f s, far longer than the others'; commits wait for it no more"
             logger.warning(text, key, replica, took_ns / 1e9)
@@ -73,38 +73,41 @@ class Proposals:
         self._put(key, self._request(key, effect), answered)
 
     def report_leader(self, key: PartitionKey, effect: do.ReportLeader) -> None:
-        """Report an unreachable leader. The report gets no answer, because the replica repeats it."""
+        """Report to the metadata group that a leader is unreachable. There is no answer, because the replica repeats the report."""
         if effect.leader_lacks:
             logger.error("%s: leader %s lacks committed records, up to offset %d", key, effect.leader, effect.high_watermark)
         self._ask(key, self._request(key, effect))
 
     def leave_isr(self, key: PartitionKey, effect: do.LeaveIsr) -> None:
-        """Request to remove this replica from the ISR. The next state of the partition shows the result."""
+        """Request that the metadata group removes this replica from the ISR. The next state of the partition shows the result."""
         logger.warning("%s: removed from the ISR reason=%s", key, effect.reason)
         self._ask(key, self._request(key, effect))
 
     def give_up_leadership(self, key: PartitionKey, effect: do.GiveUpLeadership | do.StepAside) -> None:
-        """Request a successor. The next state of the partition shows the result."""
+        """Request another leader for the partition ``key``. The next state of the partition shows the result."""
         logger.warning("%s: giving up leadership reason=%s", key, effect.reason)
         self._ask(key, self._request(key, effect))
 
     def wake_partition(self, key: PartitionKey, effect: do.WakePartition) -> None:
-        """Report the end of a pause. The next state of the partition shows the result."""
+        """Request the end of the pause of the partition ``key``. The next state of the partition shows the result."""
         CHATTER.info(logger, "%s: its pause ends: %s", key, effect.pause.name)
         self._ask(key, self._request(key, effect))
 
     def report_promotion(self, key: PartitionKey, effect: do.ReportPromotion) -> None:
-        """Report the progress of the promotion. The next state of the partition shows the result."""
+        """Report the progress of a candidate to the metadata group. The next state of the partition shows the result."""
         self._ask(key, self._request(key, effect))
 
     def report_purged(self, key: PartitionKey, state: PartitionState, purged: Collection[int]) -> None:
-        """Report completed purges that the metadata group does not know. The next state of the partition shows the result."""
+        """Report purges that this replica has carried out, unless ``state`` shows that the metadata group knows all of them.
+
+        ``purged``: numbers of these purges. The next state of the partition shows the result.
+        """
         request = purge_report(key, state, self._node_id, self._incarnation, purged)
         if request is not None:
             self._ask(key, request)
 
     def report_service(self, key: PartitionKey, ended: Ended) -> None:
-        """Report that a service on this node has ended. The report gets no answer."""
+        """Report to the metadata group that a service on this node has ended. There is no answer."""
         report = pb.ReportService(
             stream=key.stream,
             uid=key.uid,
@@ -137,13 +140,13 @@ class Proposals:
             self._sending = spawn(self._send(), "proposals")
 
     async def _send(self) -> None:
-        """Send the waiting requests in batches, one batch after the other."""
+        """Send the waiting requests to the metadata group in batches, one batch after the other."""
         await asyncio.sleep(_GATHER_S)
         while (batch := self._wishes.take()) is not None:
             self._wishes.batch_answered(await self._group.propose(batch, _TIMEOUT_S))
 
     async def close(self) -> None:
-        """Drop the waiting requests."""
+        """Drop the requests that were not sent yet."""
         self._closed = True
         self._wishes.drop()
         await end_tasks([self._sending])

@@ -37,14 +37,17 @@ Deliver = Callable[[str, int, str, events.Event], None]
 
 @dataclass(frozen=True, slots=True)
 class QuietAsker:
-    """Identity of this node's process in combined fetches."""
+    """Identity of this node's process in its questions about combined fetches."""
 
     node_id: str
     incarnation: int
 
 
 class QuietTalk:
-    """Sends and answers combined fetches for a whole node. Its size is limited by the number of partitions."""
+    """Sends the combined fetches of a node's idle followers to other nodes, and answers those of other nodes.
+
+    Its memory is limited by the number of partitions.
+    """
 
     def __init__(
         self,
@@ -81,13 +84,16 @@ class QuietTalk:
         return len(self._quiet)
 
     def close(self) -> None:
-        """Stop asking."""
+        """Send no more questions to other nodes."""
         self._timers.cancel(self._timer)
         self._ending.close()
 
     # ---- the followers' side ------------------------------------------------------------------------------------------
     def wait(self, key: PartitionKey, effect: do.WaitQuietly, feed: Feed) -> None:
-        """Include the partition's fetch in the questions until ``stop``. At its end, ``feed`` gets QuietEnded."""
+        """Include the waiting fetch of the partition ``key`` in the questions to its leader's node, until ``stop``.
+
+        If the fetch no longer waits there, ``feed`` gets QuietEnded.
+        """
         now_ns = clock.now_ns()
         if not self._quiet.add(QuietFetch(key, effect.leader_epoch, effect.request_id), effect.leader, now_ns):
             feed(events.QuietEnded(heard_ns=None))
@@ -98,7 +104,7 @@ class QuietTalk:
             self._timers.set(self._timer, now_ns + self._quiet.interval_ns)
 
     def stop(self, key: PartitionKey) -> None:
-        """Remove the fetch of a partition from the questions."""
+        """Remove the fetch of the partition ``key`` from the questions to other nodes."""
         self._quiet.remove(key)
         self._feeds.pop(key, None)
 
@@ -162,13 +168,19 @@ class QuietTalk:
 
     # ---- the leaders' side --------------------------------------------------------------------------------------------
     def answer_question(self, reply: bytes, body: memoryview) -> None:
-        """Answer a question of another node. Raises ProtocolError."""
+        """Answer a question of another node about its combined fetches. Raises ProtocolError if it is malformed.
+
+        ``reply``: reply subject. ``body``: payload without envelope.
+        """
         question = self.decode_question(reply, body)
         if question is not None:
             self.answer(reply, question, self.over(question))
 
     def decode_question(self, reply: bytes, body: memoryview) -> pb.QuietFetches | None:
-        """Decode a question. Return None if its reply subject is not allowed. Raises ProtocolError."""
+        """Return the decoded question of another node about its combined fetches. Raises ProtocolError.
+
+        None: its reply subject is not an inbox of that node.
+        """
         question = frames.parse(body, pb.QuietFetches)
         count = len(question.fetches)
         if count > MAX_PER_QUESTION:
@@ -180,7 +192,7 @@ class QuietTalk:
         return question
 
     def over(self, question: pb.QuietFetches) -> list[int]:
-        """Return the indexes of the fetches in the question that the leaders on this node did not confirm."""
+        """Return the indexes of those fetches in the question that no leader on this node confirms as waiting."""
         count = len(question.fetches)
         self._confirmed.clear()
         first, self._next_token = self._next_token, self._next_token + count
@@ -192,7 +204,7 @@ class QuietTalk:
         return [token - first for token in range(first, first + count) if token not in confirmed]
 
     def answer(self, reply: bytes, question: pb.QuietFetches, over: list[int]) -> None:
-        """Send the answer to a question. ``over``: indexes of the fetches that do not wait anymore."""
+        """Send the answer to a question of another node. ``over``: indexes of the fetches that no longer wait here."""
         answer = pb.QuietFetchesAnswer(over=over, count=len(question.fetches), question=question.question)
         under = self._inbox_of(question)
         send_answer(self._bus, (self._inboxes,), self._counters, reply, (frames.seal(answer),), under=under)
@@ -201,5 +213,5 @@ class QuietTalk:
         return f"{self._subjects.inbox(question.replicaID)}."
 
     def confirm(self, effect: do.ConfirmQuiet) -> None:
-        """Note that the leader of the partition has confirmed a fetch."""
+        """Note that a leader on this node has confirmed a fetch of the question that is being answered."""
         self._confirmed.add(effect.token)

@@ -24,7 +24,7 @@ from sidecar.transport.connection import BusConnection, Listener, send_answer
 
 @dataclass(frozen=True, slots=True)
 class ReadTools:
-    """Objects that the reads of all partitions share."""
+    """Objects that the read handlers of all partitions of a node share."""
 
     bus: BusConnection
     subjects: Subjects
@@ -42,9 +42,9 @@ _Asker = str | asyncio.Future[bytes]
 
 
 class ReadSubjects:
-    """Receives the reads of one partition on one node (implements ``ReadShell``).
+    """Receives the read requests for one partition on one node, and sends the answers (implements ``ReadShell``).
 
-    A reader is identified by its reply subject.
+    The reply subject of a request identifies the reader.
     """
 
     def __init__(self, tools: ReadTools, key: PartitionKey, node_id: str, source: ReadSource, folder: str = "") -> None:
@@ -66,7 +66,7 @@ class ReadSubjects:
         """Callback after the number of waiting readers or of sent records may have changed."""
 
     def give_states(self, giver: StateGiver) -> None:
-        """Set the source of deduplication state for backups."""
+        """Set ``giver``, which returns the state of producers and message ids. Backups request it with a read."""
         self._reads.give_state = giver.give_piece
 
     @property
@@ -90,7 +90,7 @@ class ReadSubjects:
         return self._reads.waiting_bytes
 
     def share(self, wanted: bool) -> None:
-        """Join the queue group of replicas that answer reads if ``wanted`` is True. Otherwise leave it."""
+        """Join or leave (``wanted``) the queue group of the replicas that answer reads of this partition."""
         if wanted and self._shared is None:
             self._shared = self._bus.listen(self._shared_subject, self._handler, queue=self._shared_subject)
         elif not wanted and self._shared is not None:
@@ -98,13 +98,16 @@ class ReadSubjects:
             self._shared = None
 
     def close(self) -> None:
-        """Unsubscribe, and answer all waiting requests that the replica is closed."""
+        """Unsubscribe. Reject all waiting requests, because the node removes this replica."""
         self.share(False)
         self._own.close()
         self._reads.close()
 
     async def asked_here(self, payload: bytes) -> bytes:
-        """Return the answer to a read request from this process. Use a timeout, because an answer may not come."""
+        """Return the answer to a read request that comes from this process. ``payload``: encoded request.
+
+        Use a timeout, because an answer may not come.
+        """
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._reads.answer_request(payload, answer)
         self.touched()
@@ -121,13 +124,13 @@ class ReadSubjects:
         self._reads.reject(reply.decode(), f"Internal error while reading: {type(error).__name__}. See the log of the node.")
 
     def request_failed(self, asker: _Asker, error: Exception) -> None:
-        """Reject the request after an unexpected error. A caller in this process gets no answer."""
+        """Log and reject a request of ``asker`` that caused an unexpected ``error``. A reader in this process gets no answer."""
         self._guard.reject_failed(asker.encode() if isinstance(asker, str) else b"", error)
 
     # ---- what carries the answers ------------------------------------------------------------------------------------
     @property
     def max_payload(self) -> int:
-        """Maximum message size of the NATS server."""
+        """Maximum size of a message that the NATS server accepts now, in bytes."""
         return self._bus.max_payload
 
     @property
@@ -140,7 +143,7 @@ class ReadSubjects:
         return clock.now_ns()
 
     def answer(self, asker: _Asker, chunks: Chunks) -> None:
-        """Send one message to the reader's reply subject. A reader in this process gets a copy."""
+        """Send one message that consists of ``chunks`` to the reader ``asker``. A reader in this process gets a copy."""
         self.touched()
         if isinstance(asker, str):
             send_answer(self._bus, (self._inboxes,), self._counters, asker, chunks)
@@ -148,7 +151,7 @@ class ReadSubjects:
             asker.set_result(b"".join(chunks))
 
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback`` at ``at_ns`` with the timers of the node. Return a function that cancels the call."""
+        """Call ``callback`` at the monotonic time ``at_ns``, or soon after. Return a function that cancels the call."""
         timer = Timer(callback)
         self._timers.set(timer, at_ns)
         return lambda: self._timers.cancel(timer)

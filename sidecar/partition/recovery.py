@@ -33,7 +33,7 @@ _AT_ONCE = 32
 
 
 def _logs_in(streams: Path) -> list[Path]:
-    """Return the directories of all logs, sorted."""
+    """Return the directories of all logs below ``streams``, sorted."""
     if not streams.exists():
         return []
     with os.scandir(streams) as found:
@@ -46,7 +46,10 @@ def _logs_in(streams: Path) -> list[Path]:
 
 
 class RecoveredLogs:
-    """Logs that were recovered before the node registers. Call ``run`` once, then ``take`` logs, and ``close`` at the end."""
+    """Logs that were recovered before the node registers.
+
+    Call ``run`` once, then ``take`` for each partition, and ``close`` at the end.
+    """
 
     def __init__(self) -> None:
         self._found: dict[Path, Recovered] = {}
@@ -65,10 +68,14 @@ class RecoveredLogs:
         """Names of logs whose last process had a failed flush."""
 
     async def run(self, folder: DataFolder, pool: Pool, *, clean_stop: bool, share: WorkerShare = WHOLE) -> None:
-        """Recover all logs of this process's share.
+        """Recover all logs in ``folder`` that belong to this process.
 
-        After a clean stop, an incomplete batch at the end of a log counts as damage. The first process also completes
-        interrupted deletions.
+        Args:
+            folder: Data directory of the node.
+            pool: Threads that read the logs.
+            clean_stop: True if the last process stopped cleanly. An incomplete batch at the end of a log then counts as
+                damage.
+            share: Partitions of this process. The first process also completes interrupted deletions.
         """
         loop = asyncio.get_running_loop()
         if share.number == 0:
@@ -117,11 +124,11 @@ class RecoveredLogs:
         return len(self._done), self._count
 
     def take(self, path: Path) -> Recovered | None:
-        """Return the recovered log of a directory for its first opening, or None if it must be recovered now."""
+        """Return the recovered log in the directory ``path``. None: it was not recovered, or was taken before."""
         return self._found.pop(path, None)
 
     def close(self) -> None:
-        """Close the files of logs that were not opened."""
+        """Close the files of the recovered logs that no partition has taken."""
         for recovered in self._found.values():
             for segment in recovered.segments:
                 segment.file.close()
@@ -138,7 +145,10 @@ _PAUSE_LEAST_S = 0.001
 
 
 class LogReplay:
-    """Replay of the log of one partition into the derived state. ``failed``: called if the log cannot be read."""
+    """Rebuilds the derived state of one partition (message ids, producers, subjects) from its log.
+
+    ``failed``: called with the error if the log cannot be read.
+    """
 
     def __init__(self, derived: LogState, feed: Callable[[events.Event], None], failed: Callable[[StorageError], None]) -> None:
         self._derived = derived
@@ -158,7 +168,7 @@ class LogReplay:
     def run(self, then: Callable[[], None]) -> None:
         """Replay the log to its end, then call ``then``. That may happen before this call returns.
 
-        Until then, ReplayProgressed is fed. A later call replaces an earlier one.
+        Until then, the replica gets ReplayProgressed events. If a replay is running, it continues and calls the new ``then``.
         """
         self._then = then
         if self._handle is None:
@@ -172,7 +182,7 @@ class LogReplay:
             self._handle = None
 
     def close(self) -> None:
-        """Stop the replay."""
+        """Stop the replay, because the partition is closed."""
         self._closed = True
         self.forget()
         if self._beside is not None:

@@ -56,7 +56,9 @@ _PARTS_OF_A_LEASE = 2
 
 
 class Partitions:
-    """All partitions of a node, or of one of its processes (``share``)."""
+    """All partitions of a node, or of one of its processes. ``share``: partitions of this process. ``counts``: sums of their
+    metrics.
+    """
 
     def __init__(self, node: NodeTools, counts: NodeCounts | None = None, share: WorkerShare = WHOLE) -> None:
         self._node = node
@@ -105,12 +107,12 @@ class Partitions:
 
     @property
     def clocks(self) -> ClockWatch:
-        """Clock comparison on which ages of records are based."""
+        """Comparison of this node's clock with those of other nodes. The ages of records are based on it."""
         return self._node.clocks
 
     @property
     def copy_pace(self) -> CatchupThrottle:
-        """Copy throttle of this node's learners."""
+        """Throttle for the copies of this node's learners."""
         return self._node.copy_pace
 
     @property
@@ -120,7 +122,7 @@ class Partitions:
 
     @property
     def heard_bytes(self) -> int:
-        """Memory use of the standby buffers of this node, in bytes."""
+        """Memory of the publishes that standby followers on this node have buffered, in bytes."""
         return self._node.heard.size_bytes
 
     def __len__(self) -> int:
@@ -136,13 +138,16 @@ class Partitions:
         return len(self._busy) + len(self._deferred)
 
     def replicas(self) -> Iterator[tuple[PartitionKey, bool]]:
-        """Yield the replicas on this node, without learners, and whether each is in sync."""
+        """Yield (partition, True if the replica is in sync) for each replica on this node. Learners are left out."""
         for worker in self:
             if worker.state is not None and self._node_id in worker.state.replicas:
                 yield worker.key, worker.is_in_sync
 
     def deliver(self, stream: str, partition: int, uid: str, event: Event) -> None:
-        """Feed an event from the node's notify subject to the partition with this uid, if it is on this node."""
+        """Feed ``event``, which arrived on the node's notify subject, to the named partition if it is on this node.
+
+        ``uid``: uid of the stream. '': any.
+        """
         worker = self._by_name.get((stream, partition))
         if worker is not None and uid in ("", worker.key.uid):
             worker.feed(event)
@@ -153,23 +158,23 @@ class Partitions:
         return None if worker is None else worker.services
 
     def reads_of(self, key: PartitionKey) -> ReadSubjects | None:
-        """Return the read handler of a partition, or None if the partition is not on this node."""
+        """Return the handler of read requests of the partition ``key``. None: it is not on this node."""
         worker = self._workers.get(key)
         return None if worker is None else worker.reads
 
     def bounds_of(self, key: PartitionKey) -> tuple[int, int] | None:
-        """Return (log start, HW + 1) of an in-sync replica on this node, or None if there is none."""
+        """Return (log start, HW + 1) of the replica of ``key`` on this node. None: there is none, or it is not in sync."""
         worker = self._workers.get(key)
         in_sync = worker is not None and worker.is_in_sync
         return (worker.log.log_start_offset, worker.high_watermark + 1) if worker is not None and in_sync else None
 
     def has_everything(self, worker: PartitionWorker) -> bool:
-        """Return whether the replica certainly has all committed records."""
+        """Return whether the replica ``worker`` certainly has all committed records: it is in sync, without an unclean election."""
         found = self._find_in_image(worker.key)
         return found is not None and not found[1].unclean_elected and worker.is_in_sync
 
     def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
-        """Open, update and stop partitions after a change of the image. Call it on the event loop."""
+        """Open, update and stop partitions, because the metadata image changed from ``old`` to ``new``. Call it on the event loop."""
         before, self._image = self._image, new
         change = diff(before, new)
         nodes_changed = bool(change.nodes)
@@ -182,9 +187,10 @@ class Partitions:
             self._changed.add(self._workers)
 
     def metadata_heard(self, sent_ns: int, lease_ns: int = 0) -> None:
-        """Extend the leases after the answer to a heartbeat.
+        """Extend the leases of the partitions that this node leads, because a heartbeat was answered.
 
-        The image must be as new as the answer. ``lease_ns``: granted length, or 0 for the length in the settings.
+        The image must be as new as the answer. ``sent_ns``: monotonic time at which the heartbeat was sent. ``lease_ns``:
+        granted length of the lease, 0 for the length in the settings.
         """
         self._heard = MetadataHeard(sent_ns=sent_ns, lease_ns=lease_ns)
         if sent_ns - self._passed_on_ns < self._pass_on_every_ns:
@@ -200,13 +206,13 @@ class Partitions:
             worker.feed(self._heard)
 
     def data_path_changed(self, is_up: bool) -> None:
-        """Inform all replicas that the replication connection was lost or restored."""
+        """Feed to all replicas that the connections that leaders need are up (``is_up``) or down."""
         self._data_path_is_up = is_up
         for worker in self:
             worker.feed(DataPathChanged(is_up=is_up))
 
     def serves(self, question: replication_pb2.LeaderQuestion) -> bool:
-        """Return whether this node serves as the leader that ``question`` names."""
+        """Return whether this node leads the partition that ``question`` names, in the named LeaderEpoch, with a lease."""
         worker = self._by_name.get((question.stream, question.partition))
         if worker is None or worker.key.uid != question.streamUid:
             return False
@@ -248,9 +254,10 @@ class Partitions:
             self._node.fatal(done.exception())  # type: ignore[arg-type]
 
     def _next_to_open(self) -> list[PartitionKey]:
-        """Return the partitions that have waited longest for opening, at most as many as there are free places.
+        """Return the next partitions to open or to stop, those that have waited longest first.
 
-        Partitions that are open or were removed are skipped, because their places would never be freed.
+        There are at most as many as may be opened or stopped at the same time. Partitions that need neither any more are
+        skipped.
         """
         following: list[PartitionKey] = []
         free = _OPENED_AT_ONCE - len(self._busy)
@@ -271,7 +278,7 @@ class Partitions:
         self._tell(worker)
 
     async def _start(self, key: PartitionKey, stream: StreamImage, partition: PartitionState) -> bool:
-        """Open the log of the partition. Return False after a failure. The node retries later."""
+        """Open the log of the partition ``key`` and start its worker. Return False after a failure. The node then retries later."""
         try:
             worker = await open_worker(self._node, key, stream.subject, stream.config)
         except LiftError as error:
@@ -289,7 +296,7 @@ class Partitions:
         return True
 
     def _retry_later(self, key: PartitionKey) -> None:
-        """Schedule one retry of a failed opening."""
+        """Schedule one retry for the partition ``key``, whose log could not be opened."""
         earlier = self._retries.pop(key, None)
         if earlier is not None:
             earlier.cancel()
@@ -300,7 +307,7 @@ class Partitions:
         self._changed.add((key,))
 
     async def _stop(self, worker: PartitionWorker) -> None:
-        """Stop a worker completely, even if the caller is canceled. A second call waits for the first one."""
+        """Stop the partition ``worker`` completely, even if the caller is canceled. A second call waits for the first one."""
         ending = self._endings.get(worker.key)
         if ending is None:
             ending = self._endings[worker.key] = spawn(self._end(worker), f"the end of {worker.key}")
@@ -336,7 +343,10 @@ class Partitions:
         task.add_done_callback(self._later.discard)
 
     async def _leave_later(self, key: PartitionKey) -> None:
-        """Retry a deletion that no controller has confirmed, as long as the image does not show the partition on this node."""
+        """Ask the controllers again, from time to time, whether the data of the partition ``key`` may be deleted.
+
+        Stop when a controller has answered, or when the partition is on this node again.
+        """
         while not self._stopping:
             await asyncio.sleep(LATER_S)
             if key in self._workers or key in self._busy or not self._departures.has_left(key, self._image):
@@ -359,7 +369,10 @@ class Partitions:
 
     # ---- what moved away while the node was down ---------------------------------------------------------------------------
     def leave_behind(self, folders: Iterable[str]) -> asyncio.Task[None]:
-        """Delete the logs of partitions that are on other nodes now, one after the other."""
+        """Delete the logs of partitions that are on other nodes now, one after the other. Return the task that does it.
+
+        ``folders``: names of the directories, ``<stream>-<uid>/<partition>``.
+        """
         streams = {f"{stream.name}-{stream.uid}": stream for stream in self._image.streams.values()}
         keys = []
         for name in folders:
@@ -379,7 +392,10 @@ class Partitions:
                 self._delete_later(key)
 
     async def _leave(self, key: PartitionKey) -> bool | None:
-        """Delete the data of a partition if a controller allows it. Return the answer of the controller. None: no answer."""
+        """Delete the data of the partition ``key`` if a controller allows it.
+
+        Return the decision of the controller. None: no controller answered.
+        """
         allowed = await self._node.deletions.is_allowed(key)
         if not allowed:
             return allowed
@@ -394,7 +410,7 @@ class Partitions:
 
     # ---- life --------------------------------------------------------------------------------------------------------------
     async def wait_until_open(self) -> None:
-        """Wait until all partitions of the image are open or have failed to open."""
+        """Wait until each partition of this node is open, or its first attempt to open has failed."""
         while self._changed or self._deferred or self._busy:
             if self._busy:
                 await asyncio.wait(list(self._busy.values()), return_when=asyncio.FIRST_COMPLETED)
@@ -402,18 +418,19 @@ class Partitions:
                 await asyncio.sleep(0)
 
     async def close_subjects(self, timeout_s: float) -> None:
-        """Stop accepting publishes, and answer those that have arrived.
+        """Stop accepting publishes in all partitions that this node leads, and answer the publishes that have arrived.
 
-        Until the successor subscribes, NATS answers publishers with "no responders", and they retry.
+        Until the next leader subscribes, NATS answers publishers with "no responders", and they retry. ``timeout_s``: time
+        limit.
         """
         self._closing = True
         await self._quiet(list(self._leading.values()), timeout_s)
 
     def step_aside(self, stream: str, partition: int, uid: str, leader_epoch: int, done: Callable[[], None]) -> None:
-        """Prepare the transfer of one leadership: stop accepting publishes, answer those that have arrived, then call
-        ``done``.
+        """Prepare the transfer of one leadership: stop accepting publishes, answer those that have arrived, then call ``done``.
 
-        If the transfer does not happen, the leader accepts publishes again.
+        If this node does not lead the partition in ``leader_epoch``, call ``done`` at once. If the transfer does not happen,
+        the leader accepts publishes again.
         """
         worker = self._by_name.get((stream, partition))
         if worker is None or (worker.key.uid, worker.leader_epoch) != (uid, leader_epoch) or not worker.leads:
@@ -433,7 +450,10 @@ class Partitions:
             worker.ingest.come_back()
 
     def went_past(self, key: PartitionKey) -> None:
-        """Note that a leader missed publishes after a lost connection. Its leadership is transferred after the reconnect."""
+        """Transfer the leadership of ``key`` when the node's connections are restored, because this leader missed publishes.
+
+        If no other node has received these publishes, the leader accepts publishes again.
+        """
         worker = self._workers.get(key)
         if worker is not None and not self._closing:
             earlier = self._aside.get(key)
@@ -451,7 +471,7 @@ class Partitions:
             worker.ingest.come_back()
 
     def publishes_lost(self) -> None:
-        """Inform all leaders that the connection for publishes was lost."""
+        """Report to all partitions that this node leads that the connection for publishes was lost."""
         for worker in list(self._leading.values()):
             worker.ingest.link_lost()
 
@@ -469,7 +489,7 @@ class Partitions:
             await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> bool:
-        """Stop all workers. Return whether all acknowledged data is on disk. A second call is allowed."""
+        """Stop all partitions and close their logs. Return True if all acknowledged data is on disk. A second call is allowed."""
         self._stopping = self._closing = True
         self._node.deletions.close()
         self._changed.close()

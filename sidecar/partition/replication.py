@@ -56,7 +56,11 @@ _seldom = LogRateLimit()
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Destination of an answer. ``request_id``: id that the answer repeats, or None for an older version."""
+    """Destination of an answer to a follower.
+
+    ``reply``: reply subject. ``held``: part of a large batch that the follower has. ``request_id``: id that the answer repeats,
+    None for an older version.
+    """
 
     reply: str
     held: Held | None = None
@@ -64,7 +68,7 @@ class Asker:
 
 
 class ReplicationDesk:
-    """Leader's side of replication for one partition: receives fetches and epoch queries, and sends the answers of the core."""
+    """Leader's side of replication for one partition: receives requests of followers and sends the answers of the core."""
 
     def __init__(
         self,
@@ -98,7 +102,7 @@ class ReplicationDesk:
         """Arguments and result of the last log read in this step, which several followers may share. None: no read yet."""
 
     def start(self) -> None:
-        """Subscribe to ``.replicate`` and ``.offset``."""
+        """Subscribe to the fetches (``.replicate``) and epoch queries (``.offset``) of followers."""
         if not self._listeners:
             stream, partition = self._key.stream, self._key.partition
             fetches, queries = RequestGuard("fetch", self._counters), RequestGuard("epoch query", self._counters)
@@ -108,9 +112,9 @@ class ReplicationDesk:
             ]
 
     def stop(self) -> None:
-        """Unsubscribe and forget unanswered requests.
+        """Unsubscribe, and forget the requests that have no answer yet.
 
-        The core still rejects requests in flight. Otherwise a follower would wait for its timeout.
+        The core still rejects requests that arrive later. Otherwise a follower would wait for its timeout.
         """
         self._bus.retire(self._listeners)
         self._listeners = []
@@ -126,9 +130,9 @@ class ReplicationDesk:
         return token
 
     def _is_own(self, reply: bytes, replica: str, request_id: int | None) -> bool:
-        """Return whether the reply subject is the inbox of ``replica`` for this request.
+        """Return whether ``reply`` is the reply subject of ``replica`` for the request ``request_id``.
 
-        Otherwise a copied request could redirect the answer.
+        Without this check, a sender could copy a request and redirect the answer.
         """
         if request_id is not None and not reply.endswith(b".%d" % request_id):
             self._counters[REPLY] += 1
@@ -190,9 +194,9 @@ class ReplicationDesk:
         self._feed(messages.EPOCH_QUERY_RECEIVED.from_pb(request, token=token))
 
     def send_response(self, effect: do.SendFetchResponse, log: Log, high_watermark: int) -> None:
-        """Answer a fetch with complete batches. If there are none, send an empty answer.
+        """Answer a fetch with complete batches and the HW. If there are no batches, the answer is empty.
 
-        If the log cannot be read, send nothing, because an empty answer means "you are caught up".
+        If the log cannot be read, send nothing, because an empty answer means that the follower has all records.
         """
         asker = self._tokens.pop(effect.token, None)
         if asker is None:
@@ -203,13 +207,13 @@ class ReplicationDesk:
             self._send_batches(effect, asker, log, high_watermark)
 
     def keep(self, effect: do.KeepFetch) -> None:
-        """Store the reply subject of a waiting fetch."""
+        """Store the reply subject of a fetch that waits for records."""
         asker = self._tokens.pop(effect.token, None)
         if asker is not None:
             self._kept[effect.replica] = asker
 
     def answer_waiter(self, effect: do.AnswerWaiter, log: Log, high_watermark: int) -> None:
-        """Answer the waiting fetch of a follower with new records."""
+        """Answer the waiting fetch of a follower with the new records and the HW."""
         self._hold()
         asker = self._kept.pop(effect.replica, None)
         if asker is not None and effect.from_offset < log.log_end_offset:
@@ -228,7 +232,7 @@ class ReplicationDesk:
             self._bus.hold()
 
     def step_over(self) -> None:
-        """Send the collected answers, because all effects of the step were carried out."""
+        """Write the answers that were collected during the step to the connection. The driver calls it after each step."""
         if self._holding:
             self._holding, self._read = False, None
             self._bus.release()
@@ -238,13 +242,13 @@ class ReplicationDesk:
         self._send(asker, (header,))
 
     def _address(self, asker: Asker) -> bytes:
-        """Return the address of the request, for its binary answer."""
+        """Return the address of the request: 16 bytes that its binary answer repeats. b"": the request has no id."""
         return b"" if asker.request_id is None else address(self._key.uid, self._key.partition, asker.request_id)
 
     def _send_batches(
         self, effect: do.SendFetchResponse | do.AnswerWaiter, asker: Asker, log: Log, high_watermark: int
     ) -> None:
-        """Send complete batches, or a piece of a batch that exceeds the NATS server's max_payload."""
+        """Send complete batches, or a piece of the first batch if it is larger than a NATS message."""
         room = room_bytes(self._bus.max_payload, frames.PIECE_OVERHEAD_BYTES, effect.max_bytes)
         try:
             portion = self._portion(effect.from_offset, effect.max_bytes, room, log, asker.held or NOTHING)
@@ -288,12 +292,12 @@ class ReplicationDesk:
             )
 
     def send_refusal(self, effect: do.SendFetchRefusal) -> None:
-        """Reject a fetch with a reason."""
+        """Reject a fetch or an epoch query with the reason in ``effect``."""
         self._counters[IMPLAUSIBLE if effect.reason is events.RefusalReason.UNKNOWN else _refused_fetch(effect.reason)] += 1
         self._answer(effect.token, messages.REFUSAL.to_pb(effect))
 
     def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
-        """Answer an epoch query."""
+        """Answer the epoch query of a follower."""
         self._answer(effect.token, messages.EPOCH_ANSWER.to_pb(effect))
 
     def _answer(self, token: int, answer: pb.ReplicationRefusal | pb.LeaderEpochOffsetResponse) -> None:
@@ -307,14 +311,14 @@ class ReplicationDesk:
 
 @dataclass(slots=True)
 class Fetched:
-    """Batches of one fetch answer, stored until the core decides about them."""
+    """Batches of one answer to a fetch. They are stored until the core appends or drops them."""
 
     buffer: memoryview
     batches: list[RecordBatch]
 
 
 class FetchClient:
-    """Follower's side of replication for one partition: sends requests and turns the answers into events."""
+    """Follower's side of replication for one partition: sends its requests, and feeds the answers to the replica as events."""
 
     def __init__(
         self,
@@ -350,7 +354,7 @@ class FetchClient:
         """Fetch that is sent after the state has arrived, and this node's incarnation. None: no fetch waits."""
 
     def close(self) -> None:
-        """Ignore all further answers."""
+        """Ignore all answers that arrive from now on."""
         self.forget_pieces()
         self._router.remove(self._slot)
         self.fetched.clear()
@@ -361,7 +365,11 @@ class FetchClient:
         return self._assembly.held_bytes
 
     def send_fetch(self, effect: do.SendFetch, incarnation: int) -> None:
-        """Request batches or a piece from the leader. A request that cannot be sent counts as failed."""
+        """Request batches, or the next piece of a large batch, from the leader. A request that cannot be sent counts as failed.
+
+        ``incarnation``: incarnation of this node's process. If the log was emptied, the leader's derived state is requested
+        first.
+        """
         question = None if self.taker is None else self.taker.asks(effect.leader_epoch)
         if question is not None:
             self._waiting = effect, incarnation
@@ -385,7 +393,7 @@ class FetchClient:
         self._send(self._replicate_subject, effect.request_id, frames.seal(request))
 
     def started_afresh(self) -> None:
-        """Delay the next fetch until the state of the leader has arrived, because all records of the log were deleted."""
+        """Request the derived state of the leader before the next fetch, because all records of this log were deleted."""
         if self.taker is not None:
             self.taker.started_afresh()
 
@@ -425,7 +433,7 @@ class FetchClient:
         self._router.release(self._slot)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
-        """Send a query for the end of an epoch to the leader."""
+        """Ask the leader where an epoch ends in its log."""
         request = messages.EPOCH_QUERY.to_pb(
             effect, replicaID=self._node_id, streamUid=self._key.uid, partition=self._key.partition
         )
@@ -479,7 +487,10 @@ class FetchClient:
         raise ProtocolError(f"{kind.name} is not a valid answer to a replication request. Check the versions of the nodes.")
 
     def _piece(self, request_id: int, answer: frames.ReplicationPiece) -> events.Event:
-        """Add a piece of a large batch. With the last piece, return the event of a complete answer."""
+        """Store a received piece of a large batch.
+
+        Return the event for the replica: FetchAnswered with the last piece, FetchPieceArrived before.
+        """
         if not self._assembly.is_asked(request_id):
             return events.FetchPieceArrived(
                 request_id=request_id, leader_epoch=answer.leader_epoch
@@ -523,7 +534,7 @@ class FetchClient:
 
 
 class AnswerRouter:
-    """Passes the answers to all fetches of a node to their followers, with one subscription."""
+    """Passes the answers to all fetches of a node to the followers that sent them. It has one subscription."""
 
     def __init__(self, bus: BusConnection) -> None:
         self.bus = bus
@@ -535,9 +546,9 @@ class AnswerRouter:
         self._listener = bus.listen(f"{bus.inbox}.*.*", self._answer_arrived)
 
     def add(self, answered: Callable[[int, bytes, bytes], None]) -> int:
-        """Return a new slot of reply subjects for a follower.
+        """Return a new slot (number in the reply subjects) for a follower on this node.
 
-        ``answered``: callback with (request id, payload, header block).
+        ``answered``: called with (request id, payload, header block) for each answer to this slot.
         """
         slot = self._next_slot
         self._next_slot += 1
@@ -545,7 +556,7 @@ class AnswerRouter:
         return slot
 
     def reserve(self, slot: int, size_bytes: int) -> bool:
-        """Reserve memory for a batch that ``slot`` assembles. Return whether there is room.
+        """Reserve memory for a batch that the follower with ``slot`` assembles from pieces. Return whether there is room.
 
         A batch that has begun always gets memory, and so does a single batch. So batches never block each other.
         """
@@ -555,16 +566,16 @@ class AnswerRouter:
         return True
 
     def release(self, slot: int) -> None:
-        """Release the memory that a slot has reserved."""
+        """Release the memory that the follower with ``slot`` has reserved."""
         self._assembling.pop(slot, None)
 
     @property
     def fragment_reassembly_bytes(self) -> int:
-        """Total size of all incomplete batches, in bytes."""
+        """Total size of the received pieces of all incomplete batches, in bytes."""
         return sum(self._assembling.values())
 
     def remove(self, slot: int) -> None:
-        """Ignore further answers to this slot."""
+        """Ignore further answers to ``slot``, because its follower has ended."""
         self._slots.pop(b"%d" % slot, None)
 
     def _answer_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
@@ -574,12 +585,12 @@ class AnswerRouter:
             answered(int(request_id), payload, headers)
 
     def close(self) -> None:
-        """Unsubscribe."""
+        """Unsubscribe. No follower on this node gets answers afterwards."""
         self._listener.close()
 
 
 def _named_id(request: pb.ReplicationRequest | pb.LeaderEpochOffsetRequest | pb.StateRequest) -> int | None:
-    """Return the request id. None: the request comes from an older version, which sends no id."""
+    """Return the id of a follower's request. None: the follower has an older version, which sends no id."""
     return request.requestId if request.HasField("partition") else None
 
 

@@ -48,13 +48,13 @@ T = TypeVar("T")
 
 
 class Scrubbed(Protocol):
-    """Interface of a partition for the scrub."""
+    """Interface of a partition whose log is checked."""
 
     log: Log
 
     @property
     def key(self) -> object:
-        """Identity of the log. Its ``str`` gives the order of the logs."""
+        """Identity of the partition. The logs are checked in the order of ``str(key)``."""
 
     @property
     def storage_failed(self) -> bool:
@@ -63,7 +63,7 @@ class Scrubbed(Protocol):
 
 @dataclass(slots=True)
 class ScrubProgress:
-    """Stored position and results of the scrub. Times are wall clock in seconds, 0: never."""
+    """Position and results of the scrub, as stored on disk. Times are wall clock in seconds since 1970, 0: never."""
 
     partition: str = ""
     """Partition that is read or was read last. '': a pass starts."""
@@ -80,7 +80,7 @@ class ScrubProgress:
 
 
 class Scrub:
-    """Background task that checks the logs. ``bytes_per_s``: rate limit, 0 means off."""
+    """Background task that reads the logs of a node from disk and checks them. ``bytes_per_s``: rate limit, 0 means off."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Scrub:
         self.progress = _load(self._path)
 
     def start(self) -> None:
-        """Start the task, unless the rate is 0."""
+        """Start the background task, unless the rate is 0."""
         if self._bytes_per_s and self._task is None:
             self._task = spawn(self._run(), "scrub", endless=True)
 
@@ -115,7 +115,7 @@ class Scrub:
         self.start()
 
     async def close(self) -> None:
-        """Stop the task and store the progress."""
+        """Stop the background task and store its progress on disk."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -127,7 +127,7 @@ class Scrub:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def report(self) -> dict[str, Any]:
-        """Return the progress and results of the scrub, for the status."""
+        """Return the progress and the results of the scrub, for the status page."""
         return {
             "bytes_per_s": self._bytes_per_s,
             "checked_bytes": self.checked_bytes,
@@ -156,7 +156,7 @@ class Scrub:
         return False
 
     async def _one_in_order(self) -> bool:
-        """Check the next part of the logs in order. Return False if it is too early for the next pass."""
+        """Check the next segment in order, or end the pass if there is none. Return False if it is too early for the next pass."""
         progress, now_s = self.progress, time.time()
         if not progress.partition:
             if abs(now_s - progress.pass_began_s) < self._pass_every_s:
@@ -233,7 +233,7 @@ class Scrub:
 
 
 def _check_progress(said: dict[str, Any]) -> ScrubProgress:
-    """Return valid progress. Raise ValueError or TypeError otherwise."""
+    """Return the stored progress of the scrub. Raises ValueError or TypeError if its fields are invalid."""
     progress = ScrubProgress(**said)
     for name, default in asdict(ScrubProgress()).items():
         value = getattr(progress, name)
@@ -245,7 +245,7 @@ def _check_progress(said: dict[str, Any]) -> ScrubProgress:
 
 
 def _load(path: Path) -> ScrubProgress:
-    """Return the stored progress, or the start of a pass if there is none."""
+    """Return the progress stored in the file ``path``. If there is none, return that of a new pass."""
     try:
         body = open_small_file(_MAGIC, path.read_bytes())
         return _check_progress(load_json(body)) if body is not None else ScrubProgress()

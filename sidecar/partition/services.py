@@ -70,10 +70,10 @@ Told = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
 
 
 class PartitionServices:
-    """The services of one partition on this node.
+    """The replicated services of one partition on this node.
 
-    ``feed``: feeds ReplayProgressed and ReplayFinished to the replica. ``hand_over``: requests a leadership transfer,
-    with the new leader and the reason.
+    ``feed``: feeds ReplayProgressed and ReplayFinished to the replica. ``hand_over``: requests a leadership transfer, with the
+    new leader and the reason.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class PartitionServices:
     ) -> None:
         """Create the services of a partition.
 
-        ``report_ended``: callback that reports the end of a service as a cluster event.
+        ``report_ended``: called when a service has ended. It reports this as a cluster event.
         """
         self.key = key
         self._bus = bus
@@ -146,7 +146,10 @@ class PartitionServices:
 
     # ---- what the executor says --------------------------------------------------------------------------------------------
     def replay(self, end_offset: int) -> None:
-        """Make the services of a candidate replay up to ``end_offset``, as the replica itself has done."""
+        """Let the services of a candidate replay the log up to ``end_offset`` (exclusive), as the replica has done.
+
+        If this replica is no candidate, feed ReplayFinished at once.
+        """
         if self._replica.role is not RoleName.CANDIDATE:
             self._feed(events.ReplayFinished(end_offset=end_offset))
             return
@@ -156,20 +159,20 @@ class PartitionServices:
             self._timers.set(self._patience, self._sessions.waits_until_ns)
 
     def role_changed(self) -> None:
-        """Send the new role to the services, because the replica has another role or phase."""
+        """Send the new role or phase of this replica to its services."""
         self._carry_out(self._sessions.role_changed(self._view()))
 
     def close(self) -> None:
-        """Stop, because the partition is closed."""
+        """Stop all timers and checks, because the partition is closed."""
         self._timers.cancel(self._check)
         self._timers.cancel(self._patience)
         self._timers.cancel(self._report)
 
     # ---- what services say -------------------------------------------------------------------------------------------------
     def hello(self, hello: pb.ServiceHello, inbox: str, told: Told | None = None) -> None:
-        """Process a heartbeat of a service.
+        """Process a ServiceHello: a service registers, or repeats this as a heartbeat.
 
-        ``inbox``: subject for answers. ``told``: callback for a service in this process, which is used instead of the inbox.
+        ``inbox``: subject for answers. ``told``: callback for answers to a service in this process, used instead of the inbox.
         """
         if hello.leaving:
             self._here.pop(inbox, None)
@@ -184,7 +187,7 @@ class PartitionServices:
             self._expire()
 
     def record_states(self, report: pb.ServiceReport) -> None:
-        """Store the state of the services on another node."""
+        """Record the positions and states of the services on another node, which that node has reported."""
         state = self._replica.state
         if report.streamUid != self.key.uid or report.node == self._node_id or report.node not in state.replicas:
             return
@@ -201,15 +204,18 @@ class PartitionServices:
             self._report_within()
 
     def ack(self, ack: pb.ServiceAck) -> None:
-        """Process a confirmation of a service: it has its role, or has replayed the log."""
+        """Process an ack of a service: it has taken its role, or has replayed the log."""
         self._carry_out(self._sessions.ack(ack, self._view()))
 
     def held_from(self) -> int | None:
-        """Offset of the first record that some service has in no snapshot. None: there are no services."""
+        """Return the offset of the first record that is in no snapshot of some service. Retention keeps the records from there on.
+
+        None: there are no services.
+        """
         return self._sessions.held_from()
 
     def snapshot_wanted(self, service: str) -> None:
-        """Request a snapshot of the service, for an operator."""
+        """Request a snapshot from the process of ``service``, for an operator."""
         self._carry_out(self._sessions.snapshot_wanted(service, self._view()))
 
     @property
@@ -218,15 +224,15 @@ class PartitionServices:
         return self._sessions.has_any
 
     def report(self) -> list[dict[str, object]]:
-        """Return the state of the services, for the status."""
+        """Return the state of each service of this partition, for the status page."""
         return self._sessions.report(self._replica.high_watermark) if len(self._sessions) else []
 
     def services_that_left(self) -> list[dict[str, object]]:
-        """Return the services that have left this node, for the status."""
+        """Return the services that no longer run on this node, for the status page."""
         return self._sessions.missing_services(self._replica.high_watermark, clock.now_ns())
 
     def services_that_ended(self) -> list[Ended]:
-        """Return the services that ended without a request, for status and metrics."""
+        """Return the services that have ended recently without a request to leave, for status and metrics."""
         return self._sessions.recently_ended(clock.now_ns())
 
     # ---- inside ------------------------------------------------------------------------------------------------------------
@@ -256,7 +262,7 @@ class PartitionServices:
             self._timers.set(self._report, at_ns)
 
     def _tell_others(self) -> None:
-        """Send the state of the services to the other replicas, and check whether another replica should lead.
+        """Send the states of the services to the other replicas. Then check whether another replica should lead.
 
         If all services work, reports are half as frequent.
         """
@@ -306,7 +312,10 @@ class PartitionServices:
                 self._report_within()
 
     def _compare(self, digests: dict[str, tuple[int, dict[int, bytes]]]) -> None:
-        """Compare the snapshot digests with those of other replicas."""
+        """Compare the snapshot digests of this node's services with those of other replicas. Log differences.
+
+        ``digests``: service -> (number of its process, position of a snapshot -> digest).
+        """
         for gone in self._agreements.keys() - digests.keys():
             del self._agreements[gone]
         for name, own in digests.items():
@@ -325,7 +334,7 @@ class PartitionServices:
         self._carry_out(effects)
 
     def _expire(self) -> None:
-        """Remove services without heartbeats, and schedule the next check."""
+        """Remove the services whose heartbeats are overdue, and set a timer for the next check."""
         self._carry_out([*self._sessions.expire(clock.now_ns())])
         self._checks = len(self._sessions) > 0
         if self._checks:
@@ -368,14 +377,14 @@ def _turn(node: str, replicas: Sequence[str], leader: str) -> int:
 
 
 class Found(Protocol):
-    """Finds the services of a partition of this node by name."""
+    """Function that returns the services of a partition on this node."""
 
     def __call__(self, stream: str, partition: int) -> PartitionServices | None:
-        """Return the services of a partition, or None if the partition is not on this node."""
+        """Return the services of ``partition``. None: the partition is not on this node."""
 
 
 class ServiceDesk:
-    """Receives the messages of services on the subject of the node, for all partitions of this process."""
+    """Receives the messages of services on the node's subject, and passes them to the services of their partitions."""
 
     def __init__(
         self,
@@ -400,9 +409,9 @@ class ServiceDesk:
         ]
 
     def _arrived_bound(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-        """Process a message on a subject that names a stream and a service.
+        """Process a message of a service that arrived on a subject with the names of a stream and a service.
 
-        The message itself must name the same stream and service.
+        The message itself must have equal names, otherwise it is counted and dropped.
         """
         self._message_arrived(subject, reply, payload, headers, tuple(subject.decode(errors="replace").rsplit(".", 2)[1:]))
 
@@ -430,9 +439,9 @@ class ServiceDesk:
             logger.debug("a frame on the services' subject can't be used: %s", error)
 
     def said_here(self, message: pb.ServiceHello | pb.ServiceAck, inbox: str, told: Told) -> None:
-        """Process a message of a service in this process.
+        """Process a message of a service that runs in this process.
 
-        ``told``: callback for the answer. ``inbox``: name of the service.
+        ``told``: called with answers to the service. ``inbox``: name that identifies the service.
         """
         if isinstance(message, pb.ServiceAck):
             self._ack_arrived(message)
@@ -479,6 +488,6 @@ class ServiceDesk:
         )
 
     def close(self) -> None:
-        """Unsubscribe."""
+        """Unsubscribe. No message of a service arrives afterwards."""
         for listener in self._listeners:
             listener.close()

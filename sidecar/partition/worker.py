@@ -117,7 +117,10 @@ class NodeTools:
 
 
 class PartitionWorker:
-    """Runs one partition. Create it with ``open_worker``, call ``update`` with each new state, and ``stop`` at the end."""
+    """Runs one partition on a node: its log, its replica and its services.
+
+    Create it with ``open_worker``, call ``update`` with each new state, and ``stop`` at the end.
+    """
 
     _traces: PartitionTraces | None = None
     has_ended = False
@@ -226,7 +229,7 @@ class PartitionWorker:
         return made
 
     def trace(self) -> None:
-        """Start or stop tracing, as the settings say."""
+        """Start or stop tracing this partition, as the settings of the node require now."""
         before, self._traces = self._traces, self._node.tracing.of(self.key)
         if before is not None:
             before.end_all(SWITCHED)
@@ -234,7 +237,7 @@ class PartitionWorker:
             trace(self, self._driver, self._traces)
 
     def followers(self) -> frozenset[str]:
-        """Return the other replicas of the partition."""
+        """Return the node ids of the other replicas of the partition."""
         return frozenset(self.state.replicas).difference((self.node_id,)) if self.state is not None else frozenset()
 
     def _source(self) -> ReplicaSource:
@@ -299,7 +302,7 @@ class PartitionWorker:
 
     # ---- events -------------------------------------------------------------------------------------------------------
     def begin(self) -> None:
-        """Feed the first event, with the content of the log."""
+        """Feed LogOpened, the first event, to the replica."""
         log = self.log
         epochs = tuple((epoch, start) for epoch, start in log.epochs.entries)
         start, end, before = log.log_start_offset, log.log_end_offset, log.epochs.before_start
@@ -316,7 +319,10 @@ class PartitionWorker:
         log.on_compacted(log.horizon)
 
     def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
-        """Pass a new state of the partition, or a new set of live nodes, to the replica."""
+        """Pass the partition's new state in the metadata, or a new set of live nodes, to the replica.
+
+        ``incarnations``: node id -> incarnation of each live node.
+        """
         count_isr(self._node.instruments, self._node.settings.node_id, self.state, held.state)
         self.state = held.state
         self.config = self.log.config = held.config
@@ -335,7 +341,7 @@ class PartitionWorker:
         self.executor.log_failed(error)
 
     def _restart_for_repair(self, error: CorruptionError) -> None:
-        """Give up the role and restart the node. After the restart, the log is repaired from other replicas [S3]."""
+        """Restart the node, because a read found damage (``error``). Afterwards other replicas repair the log [S3]."""
 
         def checkpoint() -> None:
             try:
@@ -351,19 +357,18 @@ class PartitionWorker:
             self.executor.log_failed(error)
 
     def log_was_closed(self, error: StorageError) -> None:
-        """Handle a log that failed outside of the replica and was closed."""
+        """Report to the replica that its log has failed, if other code than the executor has closed the log because of ``error``."""
         if self.log.closed and not self.executor.storage_failed:
             self.executor.log_failed(error)
 
     def _storage_failed(self, error: StorageError) -> None:
-        """Restart the node after a storage error.
+        """Restart the node after a storage error, unless the disk is full.
 
         Only a new process may continue the log, because it does not rely on any earlier flush [S4].
 
         The whole node restarts for two reasons. A disk seldom fails for one file alone, and a planned transfer of the
         leaderships is faster than timeouts. After repeated failures, the node waits longer before each restart
-        (``restarts.py``). A full disk causes no restart: written data stays valid, and housekeeping detects free space
-        [S8].
+        (``restarts.py``). After a full disk, written data stays valid, and housekeeping detects free space [S8].
         """
         if not isinstance(error, NoSpaceError):
             self._node.repair(f"{self.key}: {error}")
@@ -381,12 +386,12 @@ class PartitionWorker:
 
     @property
     def leader(self) -> str:
-        """Leader in the metadata. '': there is none."""
+        """Node id of the leader in the metadata. '': there is none."""
         return self.state.leader if self.state is not None else ""
 
     @property
     def leader_epoch(self) -> int:
-        """LeaderEpoch in the metadata."""
+        """LeaderEpoch of the partition in the metadata."""
         return self.state.leader_epoch if self.state is not None else 0
 
     @property
@@ -396,7 +401,7 @@ class PartitionWorker:
 
     @property
     def storage_failed(self) -> bool:
-        """True if the log has failed and waits for a restart."""
+        """True if the log has failed. It stays failed until the node restarts."""
         return self.executor.storage_failed
 
     @property
@@ -410,9 +415,9 @@ class PartitionWorker:
         return replica.held_bytes + replica.uncommitted_bytes + self.acks.count * WAITING_PUBLISHER_BYTES
 
     def _may_leave(self) -> bool:
-        """Return whether standby followers receive publishes while this leader is disconnected.
+        """Return whether a standby follower has received the publishes that this leader missed while it was disconnected.
 
-        Then one of them should lead.
+        If so, schedule a leadership transfer to it.
         """
         heir = self.replica.standby_to_lead_next()
         if heir:
@@ -420,9 +425,9 @@ class PartitionWorker:
         return bool(heir)
 
     def hand_over_what_went_past(self) -> bool:
-        """Transfer the leadership after this leader missed publishes.
+        """Transfer the leadership to a standby follower, because this leader missed publishes.
 
-        Return False if no standby follower has received them.
+        Return False if no standby follower has received them. Then this replica continues to lead.
         """
         heir = self.replica.standby_to_lead_next()
         if heir:
@@ -435,7 +440,7 @@ class PartitionWorker:
 
     # ---- housekeeping ----------------------------------------------------------------------------------------------------
     def apply_retention(self, now_wall_ns: int) -> None:
-        """Delete records according to the retention settings. ``now_wall_ns`` 0: delete no records because of their age."""
+        """Delete records as the retention settings require. ``now_wall_ns``: wall clock. 0: delete no records because of their age."""
         if self.flusher.stalls:
             return
 
@@ -463,20 +468,19 @@ class PartitionWorker:
         self.flusher.alone(retain)
 
     def _state_written(self) -> None:
-        """Delete the records whose deletion waited for a state file."""
+        """Apply retention again, because it waited for a state file that is now written."""
         if not self.has_ended:
             self.apply_retention(self._node.clocks.time_of_age_ns())
 
     def report_purged(self) -> None:
-        """Report completed purges to the metadata group, unless it knows them."""
+        """Report the purges that this log has carried out to the metadata group, unless it knows them."""
         if self.state is not None and self.state.purges and not self.executor.storage_failed:
             self._node.proposals.report_purged(self.key, self.state, self.log.cleaning.purged)
 
     def drop_set_aside(self) -> None:
-        """Delete the files that recovery has quarantined. It is safe when this replica is in sync again without an unclean
-        election.
+        """Delete the files that recovery has quarantined. Call it outside the event loop.
 
-        Call it outside the event loop.
+        It is safe when this replica is in sync again without an unclean election.
         """
         try:
             removed = drop_set_aside(self.log.storage)
@@ -488,7 +492,7 @@ class PartitionWorker:
             logger.info("%s: replica is complete again, removed quarantined files=%s", self.key, ", ".join(removed))
 
     async def stop(self, *, delete: bool = False) -> bool:
-        """End the role, flush and close the log. Return whether all data is on disk.
+        """End the role of the replica, flush and close its log. Return True if all data is on disk.
 
         ``delete``: True to delete the directory, too.
         """
@@ -527,7 +531,10 @@ class PartitionWorker:
 
 
 def count_isr(instruments: Instruments, node_id: str, before: PartitionState | None, after: PartitionState) -> None:
-    """Count ISR shrinks and expansions of a partition that ``node_id`` leads."""
+    """Count in the metrics if the ISR became smaller or larger. Only the leader's node (``node_id``) counts it.
+
+    ``before`` and ``after``: states of the partition. ``before`` None: unknown, nothing is counted.
+    """
     if before is not None and after.leader == node_id:
         instruments.isr_shrinks += len(after.isr) < len(before.isr)
         instruments.isr_expands += len(after.isr) > len(before.isr)
@@ -541,9 +548,9 @@ def _replica(node: NodeTools, key: PartitionKey) -> Replica:
 
 
 async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: StreamConfig) -> PartitionWorker:
-    """Open the log of the partition and create its worker. Raises StorageError.
+    """Open the log of the partition ``key`` and return its worker. Raises StorageError.
 
-    If it must read files, call it in a thread.
+    ``subject``: data subject of the stream. If files must be read, the function does this in a thread.
     """
     recovered = node.recovered.take(node.folder.partition_path(key))
     flushes_always = config.flush.mode is FlushMode.ALWAYS

@@ -66,14 +66,18 @@ def check_nats_py() -> None:
 
 
 class Problems:
-    """Problems of a connection. ``told``: reason why it cannot reconnect, None: it is connected, or was never connected."""
+    """Problems of a connection, for the log.
+
+    ``last``: text of the last problem. ``told``: problems logged since the connection was lost. None: it is connected, or was
+    never connected.
+    """
 
     def __init__(self) -> None:
         self.last = ""
         self.told: set[str] | None = None
 
     def is_news(self) -> bool:
-        """Return whether to log the last problem. Each one is logged once, and only a few until the reconnect."""
+        """Return whether to log the last problem. Each one is logged once, and at most ``_MOST_TOLD`` until the reconnect."""
         if self.told is None or self.last in self.told or len(self.told) >= _MOST_TOLD:
             return False
         self.told.add(self.last)
@@ -81,27 +85,32 @@ class Problems:
 
 
 class Listener:
-    """A subscription that passes its messages to a sink. ``close`` may be called twice and while disconnected."""
+    """A subscription that passes its messages to a sink (a callback). ``close`` may be called twice and while disconnected."""
 
     def __init__(self, connection: BusConnection, sid: int) -> None:
         self._connection = connection
         self._sid = sid
 
     def close(self) -> None:
-        """Unsubscribe. Messages in flight are dropped."""
+        """Unsubscribe. Messages that still arrive are dropped."""
         self._connection._forget(self._sid)
 
     def feed_to(self, sink: Sink, given_up: Callable[[int], None]) -> None:
-        """Deliver messages to another sink from now on."""
+        """Pass the messages to another ``sink`` from now on. ``given_up``: called with the number of messages that the node drops
+        unread.
+        """
         self._connection.redirect(self._sid, sink, given_up)
 
     def leave(self) -> None:
-        """Unsubscribe, but accept messages in flight until ``close``. After ``wait_until_processed`` there are none."""
+        """Unsubscribe, but pass messages that still arrive to the sink until ``close``.
+
+        After ``BusConnection.wait_until_processed`` no more arrive.
+        """
         self._connection._unsubscribe(self._sid)
 
 
 class BusConnection(StrictConnection):
-    """nats-py's client with synchronous methods to send and receive. ``open_bus`` makes it.
+    """Connection of nats-py with synchronous methods to send and receive. ``open_bus`` makes it.
 
     ``errors``: kind -> number of nats-py's asynchronous errors, disconnects, dropped sends and rejected messages.
     """
@@ -147,12 +156,14 @@ class BusConnection(StrictConnection):
     def send(
         self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, keep: bool = False, headers: bytes = b""
     ) -> bool:
-        """Publish the concatenation of ``pieces`` without copying it. Return False if it cannot be sent now. This is counted.
+        """Send a message whose payload is the concatenation of ``pieces``, without copying it. Return False if that is impossible now.
+
+        The failure is counted.
 
         Args:
             subject: Subject. The caller has checked it, because it is written unchanged.
             pieces: Payload. The pieces must not change until they are sent.
-            reply: Reply subject. b"": none.
+            reply: Reply subject. '': none.
             keep: True to keep the message for the next connection while disconnected, if there is room (acks).
             headers: Header block. b"": none.
         """
@@ -175,7 +186,7 @@ class BusConnection(StrictConnection):
         return True
 
     def send_lines(self, lines: Sequence[bytes]) -> None:
-        """Write complete protocol lines (PUB with payload).
+        """Write complete protocol lines (PUB with payload), which contain acks. If the buffer is full, drop and count them.
 
         They are kept while disconnected. After a reconnect, recent ones are written again (``liftpy/core/publish/acks.py``).
         """
@@ -200,7 +211,7 @@ class BusConnection(StrictConnection):
 
     @property
     def has_room(self) -> bool:
-        """True if one more message of any size can be sent."""
+        """True if the connection is up and its send buffer has room for a message of the maximum size."""
         return self._is_up and self.unsent_bytes + self._max_payload <= self._send_buffer_bytes
 
     @property
@@ -209,7 +220,9 @@ class BusConnection(StrictConnection):
         return self._status == Client.CONNECTED and (receiver is None or not receiver.transport.is_closing())
 
     def _write(self, pieces: Sequence[Buffer], size_bytes: int) -> None:
-        """Write to the transport. Data that waits for nats-py's flusher is written first."""
+        """Write ``pieces`` (``size_bytes`` in total) to the socket. While disconnected or while nats-py has data to write, give
+        them to nats-py.
+        """
         outlet = self._outlet
         if outlet is not None and not self._pending and self._is_up:
             outlet.write(pieces, size_bytes)
@@ -220,7 +233,7 @@ class BusConnection(StrictConnection):
         self._kick()
 
     def hold(self) -> None:
-        """Collect the next messages and write them together at ``release``, in this turn of the loop."""
+        """Collect the next messages. ``release`` writes them together, in the same turn of the event loop."""
         if self._outlet is not None:
             self._outlet.hold()
 
@@ -238,9 +251,17 @@ class BusConnection(StrictConnection):
         self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None,
         refuser: Refuser | None = None,
     ) -> Listener:  # fmt: skip
-        """Subscribe. nats-py renews the subscription at each reconnect.
+        """Subscribe to ``subject``. nats-py renews the subscription at each reconnect.
 
-        ``sink`` gets each message when it is read from the socket. ``given_up`` gets the number of dropped messages.
+        Args:
+            subject: Subject, wildcards allowed.
+            sink: Called with each message when it is read from the socket.
+            queue: Queue group. '': none.
+            given_up: Not used here. ``Inflow`` calls it with the number of messages that it drops unread.
+            refuser: Not used here. ``Inflow`` lets it reject messages unread.
+
+        Returns:
+            The subscription.
         """
         self._sid += 1
         sid = self._sid
@@ -252,7 +273,7 @@ class BusConnection(StrictConnection):
         return Listener(self, sid)
 
     def redirect(self, sid: int, sink: Sink, given_up: Callable[[int], None]) -> None:
-        """Deliver the messages of a subscription to another sink, if it still exists."""
+        """Pass the messages of the subscription ``sid`` to another ``sink``, if it still exists. ``given_up`` is not used here."""
         if b"%d" % sid in self._sinks:
             self._sinks[b"%d" % sid] = sink
 
@@ -281,7 +302,7 @@ class BusConnection(StrictConnection):
         return await (self._receiver.read() if self._receiver is not None else super()._read())
 
     def _take(self, data: bytes) -> bytes | None:
-        """Process arrived data, and return the rest for the reading task (see ``liftpy.nats.connection.Take``)."""
+        """Process data from the socket. Return b"" if the reading task must process data that needs an await, otherwise None."""
         if self.is_closed or self.is_reconnecting:
             return None  # the data belongs to a closed connection
         self._pings_outstanding = 0
@@ -301,14 +322,17 @@ class BusConnection(StrictConnection):
             self._outlet.let_go()
 
     def behind_read(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` after the last message of this read. Messages that arrive together are then processed together."""
+        """Call ``callback`` when all messages that were read together have been passed to their sinks.
+
+        The callback can then process these messages together.
+        """
         if self._taking:
             self._behind.append(callback)
         else:
             asyncio.get_running_loop().call_soon(callback)
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
-        """Log, count and drop a message that could not be processed."""
+        """Count and log that a sink raised ``error`` for a message on ``subject``. The message is dropped."""
         self.errors["messages not taken"] += 1
         if not self._failing:  # it is a bug. A sender can repeat such a message a million times, so the log is limited
             self._failing = True
@@ -324,7 +348,10 @@ class BusConnection(StrictConnection):
         self._failing = False
 
     def retire(self, listeners: Sequence[Listener]) -> None:
-        """Unsubscribe, and close when no message is in flight any more. Until then the sinks get messages."""
+        """Unsubscribe ``listeners``. Close them when no message for them can arrive any more.
+
+        Until then their sinks get messages.
+        """
         for listener in listeners:
             listener.leave()
         self._leaving.extend(listeners)
@@ -332,7 +359,7 @@ class BusConnection(StrictConnection):
             self._retiring = spawn(self._retire(), "leaving subscriptions")
 
     async def _retire(self) -> None:
-        """Unsubscribe all subscriptions that are being retired, with two round trips."""
+        """Close all subscriptions for which ``retire`` was called, after two round trips to the server."""
         while self._leaving:
             leaving, self._leaving = self._leaving, []
             with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
@@ -343,7 +370,7 @@ class BusConnection(StrictConnection):
     def when_heard(self, heard: Callable[[], None]) -> None:
         """Call ``heard`` when the server has processed all data sent so far, such as subscriptions.
 
-        Several callers share a round trip.
+        Several calls share a round trip to the server.
         """
         self._unheard.append(heard)
         if self._hearing is None or self._hearing.done():
@@ -364,9 +391,9 @@ class BusConnection(StrictConnection):
                 heard()
 
     async def wait_until_processed(self, timeout_s: float) -> None:
-        """Wait until the server has processed all data sent so far, and its earlier messages have arrived.
+        """Wait until the server has processed all data sent so far, and the messages that it sent before have arrived.
 
-        Raises the errors of ``flush``.
+        ``timeout_s``: time limit for each of two round trips. Raises the errors of ``flush``.
         """
         self._let_go()
         for _ in range(2):  # nats-py's PING overtakes unsent data. The second one cannot
@@ -378,12 +405,12 @@ class BusConnection(StrictConnection):
         self._on_reconnect.append(callback)
 
     def on_denial(self, callback: Denied) -> None:
-        """Call ``callback`` when the server denies a publish or a subscription."""
+        """Call ``callback`` each time the server denies a publish or a subscription because of missing permissions."""
         self._parser.denials.append(callback)
 
     @property
     def last_problem(self) -> str:
-        """Text of the last problem. '': there is none."""
+        """Text of the last problem of this connection. '': there was none."""
         return self._problems.last
 
     @property
@@ -392,7 +419,7 @@ class BusConnection(StrictConnection):
         return bool(self._server_info.get("auth_required"))
 
     def on_change(self, callback: Callable[[bool], None]) -> None:
-        """Call ``callback`` with the state of the connection after each loss and reconnect."""
+        """Call ``callback`` after each loss (False) and each reconnect (True) of the connection."""
         self._on_change.append(callback)
 
     async def stop(self) -> None:
@@ -401,7 +428,7 @@ class BusConnection(StrictConnection):
         await self.close()
 
     async def _process_op_err(self, e: Exception) -> None:
-        """Log the error, then let nats-py reconnect."""
+        """Log the error ``e`` that ended the connection, then let nats-py reconnect."""
         self._problems.last = str(e) or type(e).__name__
         await super()._process_op_err(e)
 
@@ -431,7 +458,7 @@ class BusConnection(StrictConnection):
         self._tell_all([*self._on_reconnect, *(partial(changed, True) for changed in self._on_change)])
 
     def _tell_all(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Call all callbacks, even if one raises an error. nats-py would hide such an error."""
+        """Call all ``callbacks``, even if one raises an error. nats-py would hide such an error, so it is logged."""
         for callback in callbacks:
             try:
                 callback()
@@ -440,10 +467,10 @@ class BusConnection(StrictConnection):
 
 
 class Sends(Protocol):
-    """A connection that can send."""
+    """A connection that can send messages."""
 
     def send(self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, headers: bytes = b"") -> bool:
-        """Send a message, as ``BusConnection.send`` does."""
+        """Send a message. Return False if it cannot be sent now. The arguments are those of ``BusConnection.send``."""
 
 
 def send_answer(
@@ -477,7 +504,7 @@ def send_answer(
 
 
 def _call(callback: Callable[[], None]) -> None:
-    """Call ``callback`` as the event loop does: an error is logged and has no other effect."""
+    """Call ``callback``. If it raises an error, log the error and continue."""
     try:
         callback()
     except Exception as error:
@@ -489,9 +516,9 @@ Connection = TypeVar("Connection", bound=BusConnection)
 
 
 async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys: Keys | None = None) -> Connection:
-    """Open a connection that reconnects forever. The first connect is also retried, until the caller is canceled.
+    """Open a connection that ``make`` creates, and return it. It reconnects forever.
 
-    ``keys``: credentials. None: those of ``settings``.
+    The first connect is retried until the caller is canceled. ``keys``: credentials. None: those of ``settings``.
     """
     keys = keys or Keys(settings.credentials)
     check_nats_py()
@@ -548,7 +575,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Outlet:
-    """Combines the writes to one transport. If the transport is lost, waiting data is lost with it."""
+    """Combines the writes to one transport of asyncio into few large ones. If the transport is lost, waiting data is lost with it."""
 
     def __init__(self, transport: asyncio.WriteTransport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -562,7 +589,7 @@ class Outlet:
         """True if a callback for the end of this turn is scheduled."""
 
     def write(self, pieces: Sequence[Buffer], size_bytes: int) -> None:
-        """Send ``pieces`` with a total of ``size_bytes``. Pieces that wait are copied."""
+        """Write ``pieces`` (``size_bytes`` in total) now or at the end of this turn of the event loop. Pieces that wait are copied."""
         if not self._ends:
             self._ends = True
             self._loop.call_soon(self._turn_ends)
@@ -581,18 +608,18 @@ class Outlet:
                 self.let_go()
 
     def hold(self) -> None:
-        """Delay writes until ``release`` in this turn of the loop."""
+        """Delay small writes until ``release``, which the caller calls in the same turn of the event loop."""
         self._held = True
 
     def release(self) -> None:
-        """Write the data that was delayed since ``hold``."""
+        """Write the data that was delayed since ``hold`` to the transport."""
         self._held = False
         if self._waiting and self._written < AT_ONCE:
             self._written += 1
             self.let_go()
 
     def let_go(self) -> None:
-        """Write the waiting data."""
+        """Write the waiting data to the transport. If the transport is closing, drop the data."""
         if not self._waiting:
             return
         waiting, self._waiting, self.waiting_bytes = self._waiting, [], 0

@@ -47,26 +47,29 @@ class Links:
     standby: StandbyLink
 
     def all(self) -> tuple[BusConnection, ...]:
-        """Return the connections in the order of the status."""
+        """Return all open connections, in the order in which the status shows them."""
         standby = () if self.standby.link is None else (self.standby.link,)
         return self.ingest, self.reads, self.replication, *standby
 
     async def wait_until_processed(self, timeout_s: float) -> None:
-        """Wait until earlier publishes have arrived. Raises the errors of ``wait_until_processed`` of a connection."""
+        """Wait until all publishes that a NATS server has sent to this node have arrived.
+
+        ``timeout_s``: time limit. Raises the errors of ``BusConnection.wait_until_processed``.
+        """
         await self.ingest.wait_until_processed(timeout_s)
         await self.standby.wait_until_processed(timeout_s)
 
     def watch(self, changed: Callable[[bool], None]) -> None:
-        """Call ``changed`` with the state of the data path after each loss and reconnect of a connection."""
+        """Call ``changed`` when the data path, the connections that a leader needs, goes up (True) or down (False)."""
         _DataPath(self, changed)
 
     def watch_publishes(self, lost: Callable[[], None]) -> None:
-        """Call ``lost`` each time the connection for publishes is lost."""
+        """Call ``lost`` each time the ingest connection, which receives publishes, is lost."""
         self.ingest.on_change(lambda is_up: None if is_up else lost())
 
     @property
     def are_up(self) -> bool:
-        """True if followers and publishers can reach leaders on this node."""
+        """True if both connections that a leader needs are up: for replication and for publishes."""
         return self.replication.is_connected and self.ingest.is_connected
 
     async def close(self) -> None:
@@ -77,7 +80,7 @@ class Links:
 
 
 class _DataPath:
-    """Reports changes of the connections, and deadlines, to a ``DataPath``."""
+    """Reports lost and restored connections to a ``DataPath``, and its changes to a callback."""
 
     def __init__(self, links: Links, changed: Callable[[bool], None]) -> None:
         self._changed = changed
@@ -109,7 +112,10 @@ class _DataPath:
 
 
 async def open_links(settings: NodeSettings, intake: NodeIntake, room: MemoryBudget, keys: Keys) -> Links:
-    """Open the connections of a node. The first connect is retried until the caller is canceled."""
+    """Open the connections of a node. The first connect is retried until the caller is canceled.
+
+    ``intake``: totals of uncommitted and delayed publishes. ``room``: limits the publishes in memory. ``keys``: credentials.
+    """
     config = settings.replication
     replication = await open_bus(settings, lambda: BusConnection("replication"), keys)
     reads = await open_bus(settings, lambda: BusConnection("reads", _READS_BYTES), keys)
@@ -133,7 +139,7 @@ _AGAIN_S = 1.0
 
 
 class Subscribed:
-    """Subscription to one data subject. It becomes active when there is a connection."""
+    """Subscription of a standby follower to one data subject. It becomes active when the standby connection is open."""
 
     def __init__(self, standby: StandbyLink, subject: str, sink: Sink, given_up: Callable[[int], None]) -> None:
         self._standby = standby
@@ -145,11 +151,15 @@ class Subscribed:
         self.is_denied = False
 
     def subscribe(self, link: Inflow) -> None:
-        """Subscribe on a new connection."""
+        """Subscribe on the new standby connection ``link``."""
         self._listener = link.listen(self.subject, self._sink, given_up=self._given_up)
 
     def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
-        """Deliver messages to another sink from now on. ``lost``: called when the connection is lost."""
+        """Pass the messages to another sink from now on, because the follower has become the leader.
+
+        ``given_up``: called with the number of messages dropped unread. ``lost``: called when the connection is lost or the
+        subscription is denied.
+        """
         self._sink, self._given_up, self.lost = sink, given_up, lost
         if self._listener is not None:
             self._listener.feed_to(sink, given_up)
@@ -157,24 +167,27 @@ class Subscribed:
             self.subscription_denied()
 
     def subscription_denied(self) -> None:
-        """Process a denied subscription: a leader uses the main connection, a standby follower buffers nothing."""
+        """Note that NATS permissions deny this subscription.
+
+        A leader is informed through ``lost``. A standby follower then buffers nothing.
+        """
         self.is_denied = True
         if self.lost is not None:
             asyncio.get_running_loop().call_soon(self.lost)
 
     def behind_read(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when all messages that arrived together were passed to their sinks."""
+        """Call ``callback`` when all messages that were read together have been passed to their sinks."""
         if self._standby.link is None:
             asyncio.get_running_loop().call_soon(callback)
         else:
             self._standby.link.behind_read(callback)
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` in the next turn of the loop."""
+        """Call ``callback`` in the next turn of the event loop."""
         asyncio.get_running_loop().call_soon(callback)
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when all earlier publishes have arrived, at the latest after ``_SETTLES_S``."""
+        """Call ``callback`` when all messages sent before have arrived, at the latest after ``_SETTLES_S`` seconds."""
         link, loop = self._standby.link, asyncio.get_running_loop()
         waiting: list[Callable[[], None]] = [callback]
 
@@ -190,21 +203,24 @@ class Subscribed:
             link.when_heard(settled)
 
     def leave(self) -> None:
-        """Unsubscribe. Messages in flight still arrive."""
+        """Unsubscribe. Messages that still arrive are passed to the sink until ``close``."""
         if self._listener is not None:
             self._listener.leave()
         else:
             self._standby.subscription_closed(self)
 
     def close(self) -> None:
-        """Unsubscribe. No message arrives afterwards."""
+        """Unsubscribe. The sink gets no message afterwards."""
         self._standby.subscription_closed(self)
         if self._listener is not None:
             self._listener.close()
 
 
 class StandbyLink:
-    """Opens the standby connection with ``connect`` when it is needed, and retries."""
+    """The standby connection of a node, which receives publishes for standby followers. It opens when it is needed.
+
+    ``connect``: opens the connection. A failed attempt is repeated.
+    """
 
     def __init__(self, connect: Callable[[], Awaitable[Inflow]]) -> None:
         self._connect = connect
@@ -216,7 +232,10 @@ class StandbyLink:
         self._subscribed: dict[Subscribed, None] = {}
 
     def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> Subscribed:
-        """Subscribe now or after the next connect."""
+        """Subscribe to ``subject``, now or when the connection is open.
+
+        ``sink`` gets the messages. ``given_up`` is called with the number of messages dropped unread.
+        """
         subscribed = Subscribed(self, subject, sink, given_up)
         self._subscribed[subscribed] = None
         if self.link is not None:
@@ -226,7 +245,7 @@ class StandbyLink:
         return subscribed
 
     async def _connected(self) -> Inflow:
-        """Return the connection, and retry until it opens.
+        """Return the open connection. Failed attempts are repeated.
 
         A missing credentials file does not stop the node, because it may be replaced at this moment.
         """
@@ -261,16 +280,16 @@ class StandbyLink:
                 subscribed.subscription_denied()
 
     def subscription_closed(self, subscribed: Subscribed) -> None:
-        """Remove a subscription."""
+        """Forget a closed subscription. It is not renewed after a reconnect."""
         self._subscribed.pop(subscribed, None)
 
     async def wait_until_processed(self, timeout_s: float) -> None:
-        """Wait until earlier messages have arrived, if there is a connection."""
+        """Wait until all messages sent before have arrived. Without a connection, return at once. ``timeout_s``: time limit."""
         if self.link is not None:
             await self.link.wait_until_processed(timeout_s)
 
     async def stop(self) -> None:
-        """Close the connection."""
+        """Close the standby connection, and stop attempts to open it."""
         if self._connecting is not None:
             await end_tasks([self._connecting])
         if self.link is not None:

@@ -30,7 +30,7 @@ PROVE_S = 3
 
 
 class Keys:
-    """Credentials of one node. Its connections may run on several event loops."""
+    """Current credentials of one node, and its connections. The connections may run on several event loops."""
 
     def __init__(self, credentials: Credentials) -> None:
         self.credentials = credentials
@@ -38,13 +38,13 @@ class Keys:
         self._open: weakref.WeakKeyDictionary[StrictConnection, asyncio.AbstractEventLoop] = weakref.WeakKeyDictionary()
 
     def add(self, connection: StrictConnection, opened_by: Credentials) -> None:
-        """Add a connection that was opened with the credentials ``opened_by``. It gets later changes."""
+        """Add a connection that was opened with the credentials ``opened_by``. It reconnects when the credentials change."""
         self._open[connection] = asyncio.get_running_loop()
         if opened_by is not self.credentials:
             spawn(_renew_connection(connection, self.credentials), "connecting anew with other credentials")
 
     def change(self, credentials: Credentials) -> None:
-        """Use new credentials for all connections, which reconnect."""
+        """Use other ``credentials`` from now on. All connections reconnect with them."""
         self.credentials = credentials
         for connection, loop in list(self._open.items()):
             with contextlib.suppress(RuntimeError):  # a stopped loop has no connections
@@ -63,9 +63,10 @@ async def _renew_connection(connection: StrictConnection, credentials: Credentia
 
 
 async def prove(servers: Sequence[str], subjects: Subjects, node_id: str, credentials: Credentials, *, works: bool) -> None:
-    """Test whether the node can work with ``credentials``. Raises ConfigError if not.
+    """Test on a separate connection whether the node can work with ``credentials``. Raises ConfigError if not.
 
-    ``works``: True if the server accepts the current ones. Otherwise a failure proves nothing, and no error is raised.
+    ``works``: True if the server accepts the current credentials. If it is False, an unreachable server proves nothing, and no
+    error is raised.
     """
     try:
         connection = await open_connection(
@@ -96,7 +97,7 @@ async def prove(servers: Sequence[str], subjects: Subjects, node_id: str, creden
 
 
 async def _ignore(_: object) -> None:
-    """Ignore the message."""
+    """Ignore the received message."""
 
 
 _MAX_SAID = 64
@@ -104,9 +105,10 @@ _MAX_SAID = 64
 
 
 class RightsWatch:
-    """Watches for permission errors.
+    """Handles missing NATS permissions of the node. During the start, a missing permission in its own namespace ends the start.
 
-    Pass ``record_denial`` to ``watch_denials``, and call ``start_completed`` when the node is up. ``fatal`` ends the start.
+    Pass ``record_denial`` to ``watch_denials``, and call ``start_completed`` when the node is up. ``fatal``: called with the
+    error that ends the start.
     """
 
     def __init__(self, namespace: str, fatal: Callable[[Exception], None], counters: Counter[str]) -> None:
@@ -121,7 +123,7 @@ class RightsWatch:
         self._is_starting = False
 
     def record_denial(self, is_publish: bool, subject: str) -> None:
-        """Note that NATS denied a publish or a subscription on ``subject``."""
+        """Count and log that NATS denied a publish (``is_publish``) or a subscription on ``subject``."""
         self._counters["refused by NATS's rights"] += 1
         error = NotAllowedError(
             f"NATS does not let this node {'publish' if is_publish else 'subscribe'} on {subject}. Give its user "

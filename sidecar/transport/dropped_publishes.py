@@ -12,14 +12,14 @@ _SAY_EVERY_S = 1.0
 
 
 class Drops:
-    """Dropped publishes of a node. ``close`` logs those that were not logged yet."""
+    """Counts the publishes that a node drops, and logs them at most once a second. ``close`` logs the rest."""
 
     def __init__(self) -> None:
         self._unsaid: Counter[tuple[str, str]] = Counter()
         self._timer: asyncio.TimerHandle | None = None
 
     def count(self, partition: str, reason: str, count: int) -> None:
-        """Count ``count`` dropped publishes of ``partition``."""
+        """Record that ``count`` publishes of ``partition`` were dropped because of ``reason``."""
         self._unsaid[partition, reason] += count
         if self._timer is None:
             self._say()
@@ -37,7 +37,7 @@ class Drops:
         self._timer = asyncio.get_running_loop().call_later(_SAY_EVERY_S, self._say)
 
     def close(self) -> None:
-        """Log the remaining drops and stop."""
+        """Log the dropped publishes that were not logged yet, and stop."""
         self._say()
         if self._timer is not None:
             self._timer.cancel()

@@ -49,7 +49,7 @@ _TRY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A connection that the server closed."""
+    """A lost connection: the ids of its server and of the connection itself there."""
 
     server_id: str
     client_id: int
@@ -58,7 +58,11 @@ class _Cut:
 
 
 class Cuts:
-    """Connections that servers closed, since the start of the node."""
+    """Computes how many messages were lost when NATS servers closed the ingest connection, since the start of the node.
+
+    ``backlog``: requests statistics from servers. None: it is not possible. ``overflow``: gets the size at which a server
+    closed the connection.
+    """
 
     def __init__(self, backlog: Backlog | None, overflow: Overflow) -> None:
         self._backlog = backlog
@@ -74,21 +78,24 @@ class Cuts:
         self._last: ConnectionStats | None = None
 
     def connection_lost(self, server_id: str, client_id: int) -> None:
-        """Note a lost connection. Its last messages may not be processed yet."""
+        """Record a lost connection, by the ids of its server and of the connection there.
+
+        Its last messages may not be processed yet.
+        """
         last, self._last = self._last, None
         self._cuts.append(_Cut(server_id, client_id, last))
 
     def messages_processed(self, seen: int) -> None:
-        """Note that all messages of the lost connection are processed.
+        """Record that the node has processed all received messages of the oldest lost connection. Then compute how many were lost.
 
-        ``seen``: number of messages since the start of the node.
+        ``seen``: number of messages received since the start of the node.
         """
         cut, arrived = self._cuts.popleft(), seen - self._seen
         self._seen = seen
         spawn(self._judge(cut, arrived), "counting what a cut connection cost")
 
     def record_server_report(self, told: ConnectionStats) -> None:
-        """Note the statistics of the open connection from its server."""
+        """Store the statistics that the server has sent about the open connection."""
         self._last = told
 
     async def _judge(self, cut: _Cut, arrived: int) -> None:
@@ -107,7 +114,7 @@ class Cuts:
             cuts_logger.warning("publishes lost with a connection that the server closed reason=%s count=%d", told.reason, lost)
 
     async def _ask(self, cut: _Cut) -> ConnectionStats | None:
-        """Return the statistics of the closed connection from its server. None: it did not answer."""
+        """Request the statistics of the lost connection from its server, and return them. None: the server did not answer."""
         answers: asyncio.Queue[ConnectionStats] = asyncio.Queue()
         for _ in range(_TRIES if self._backlog is not None else 0):
             assert self._backlog is not None
@@ -146,16 +153,25 @@ _CALM_NS = 200_000_000
 
 
 class _Boundary:
-    """Replaces the parser for nats-py. When nats-py resets it after a lost connection, it marks this place in the buffer."""
+    """Replaces the parser that nats-py knows. nats-py resets it after a lost connection, and it then calls ``lost``.
+
+    The ingest connection marks this place in its buffer.
+    """
 
     def __init__(self, lost: Callable[[], None]) -> None:
         self.reset = lost
 
 
 class Inflow(BusConnection):
-    """The ingest connection.
+    """The ingest connection: it receives publishes and sends their acks.
 
-    ``node``: memory use of the node. ``asks``: another connection for requests to the server. ``room``: receives queue delays.
+    Args:
+        node: Totals of uncommitted and delayed publishes.
+        buffer_bytes: Size of the buffer of received bytes.
+        send_buffer_bytes: Maximum size of unsent data. 0: the default.
+        asks: Connection for requests to the NATS server. None: no requests.
+        name: Name of the connection.
+        room: Memory budget of the node. It gets the time that received bytes wait. None: a budget of its own.
     """
 
     def __init__(
@@ -212,19 +228,30 @@ class Inflow(BusConnection):
 
     @property
     def read_and_parsed_bytes(self) -> tuple[int, int]:
-        """(bytes received from the socket, bytes parsed), in total."""
+        """(bytes received from the socket, bytes parsed or dropped), since the start of the node."""
         return self._arrived_bytes, self._done_bytes
 
     @property
     def left_out(self) -> int:
-        """Number of messages that were dropped unread."""
+        """Number of messages that were dropped unread, because the buffer was full."""
         return self._parser.left_out
 
     def listen(
         self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None,
         refuser: Refuser | None = None,
     ) -> Listener:  # fmt: skip
-        """Subscribe. ``given_up`` gets the number of dropped messages. ``refuser`` rejects messages unread."""
+        """Subscribe to ``subject``.
+
+        Args:
+            subject: Subject, wildcards allowed.
+            sink: Called with each message when it is processed.
+            queue: Queue group. '': none.
+            given_up: Called with the number of messages that are dropped unread while the buffer is full.
+            refuser: Rejects messages unread when they have waited too long. None: no message is rejected unread.
+
+        Returns:
+            The subscription.
+        """
         listener = super().listen(subject, sink, queue)
         if given_up is not None:
             self._parser.tell(self._sid, given_up)
@@ -233,7 +260,10 @@ class Inflow(BusConnection):
         return listener
 
     def redirect(self, sid: int, sink: Sink, given_up: Callable[[int], None]) -> None:
-        """Pass the messages of a subscription to another sink, and its dropped messages to ``given_up``."""
+        """Pass the messages of the subscription ``sid`` to another ``sink``.
+
+        ``given_up``: called with the number of messages that are dropped unread while the buffer is full.
+        """
         super().redirect(sid, sink, given_up)
         self._parser.tell(sid, given_up)
 
@@ -263,7 +293,7 @@ class Inflow(BusConnection):
             self._pings_outstanding = 0  # the node itself does not read now, so the server buffers more
 
     def _bypasses_buffer(self, data: bytes) -> bool:
-        """Return whether ``data`` can be parsed without the buffer. If so, count it as processed."""
+        """Return whether ``data`` can be parsed at once, because the buffer is empty. If so, count it as processed."""
         if self._chunks or self._parsing or len(data) > _PIECE_BYTES or not self._may_take():
             return False
         self._see(len(data))
@@ -272,7 +302,7 @@ class Inflow(BusConnection):
         return True
 
     def _see(self, size_bytes: int) -> None:
-        """Count bytes that the loop or the thread has read."""
+        """Count ``size_bytes`` that the event loop or the thread has read. Detect the begin and the end of a burst."""
         self._arrived_bytes += size_bytes
         if size_bytes >= _LARGE_BYTES:
             self._large_ns = clock.now_ns()
@@ -295,7 +325,7 @@ class Inflow(BusConnection):
         return 2 * (self.waiting_bytes + self._node.held_bytes) >= self._buffer_bytes
 
     def _reads(self) -> bool:
-        """Return whether to read more from the socket. The thread calls it too."""
+        """Return whether the node should read more from the socket now. The thread calls it too."""
         if not self._fills():
             return True
         if self._is_full():
@@ -313,7 +343,7 @@ class Inflow(BusConnection):
 
     # ---- by the thread -----------------------------------------------------------------------------------------------
     def _hand_over(self) -> bool:
-        """Let a thread read during a burst. Return False if this is not possible yet."""
+        """Let a thread read the socket during a burst. Return True if the thread reads it now."""
         receiver = self._receiver
         if self._thread is not None or not self._burst_ns or self._large_ns - self._burst_ns < _BURST_NS:
             return self._thread is not None
@@ -337,7 +367,7 @@ class Inflow(BusConnection):
         return True
 
     def _resume_loop_reads(self) -> None:
-        """Let the loop read again. The loop also detects the end of the connection."""
+        """Let the event loop read the socket again instead of the thread. The loop also detects the end of the connection."""
         if self._end_thread() and self._receiver is not None and not self._receiver.transport.is_closing():
             self._receiver.transport.resume_reading()
 
@@ -348,7 +378,7 @@ class Inflow(BusConnection):
         return thread is not None
 
     def _append_from_thread(self, data: bytes) -> None:
-        """Add data that the thread has read. Runs in the thread."""
+        """Add data that the thread has read to the buffer. The thread calls the method."""
         self._append(data)
         if not self._told:
             self._told = True
@@ -383,7 +413,7 @@ class Inflow(BusConnection):
                 await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _idle(self) -> None:
-        """Wait for data. After a burst, the loop reads again."""
+        """Wait until data arrives. When a burst has ended, let the event loop read the socket again."""
         self._look_at_age()
         if self._thread is not None and clock.now_ns() - self._large_ns >= _CALM_NS:
             self._resume_loop_reads()
@@ -393,7 +423,7 @@ class Inflow(BusConnection):
                 await self._arrived.wait()
 
     async def _take_some(self) -> None:
-        """Process data for one turn of the loop."""
+        """Process buffered data for a few milliseconds, so that the event loop can do other work afterwards."""
         most_bytes = _REFUSING_BYTES if self._look_at_age() else _TURN_BYTES
         end_ns, taken_bytes = time.thread_time_ns() + _TURN_NS, 0
         while self._chunks and taken_bytes < most_bytes and time.thread_time_ns() < end_ns and self._may_take():
@@ -404,14 +434,17 @@ class Inflow(BusConnection):
         self._say_whether_there_is_room()
 
     def _look_at_age(self) -> bool:
-        """Update the wait of the oldest unprocessed bytes. Return whether it is too long."""
+        """Report to the node's memory budget how long the oldest unprocessed bytes have waited. Return whether that is too long."""
         room = self._room_of_node
         room.update_wait(self._arrived_bytes, self._done_bytes, clock.now_ns())
         self._parser.pauses = room.is_late or room.is_limited
         return room.is_late
 
     async def _make_room(self) -> None:
-        """Ask the server early how much it buffers, and drop messages that cannot wait."""
+        """Drop messages without reply subject, if the node must read more than its buffer can hold.
+
+        When the buffer is a quarter full, ask the server how much it has buffered for this connection.
+        """
         if (
             self._backlog is not None
             and self.is_connected
@@ -431,7 +464,7 @@ class Inflow(BusConnection):
             await self._leave_out(due_bytes - max(room_bytes, 0))
 
     def _identity(self) -> tuple[str, int]:
-        """Return (id of the server, its id of this connection)."""
+        """Return (id of the NATS server, id of this connection on the server)."""
         return self._server_info.get("server_id", ""), self._client_id or 0
 
     def _record_server_report(self, read_bytes: int, told: ConnectionStats) -> None:
@@ -467,7 +500,7 @@ class Inflow(BusConnection):
             await self._unreadable(error)
 
     def _next_piece(self) -> bytes:
-        """Return the next bytes of the buffer. b"": a connection was lost at this place."""
+        """Remove and return the next bytes of the buffer, for the parser. b"": a connection was lost at this place."""
         chunk = self._chunks[0]
         if chunk is None:
             self._chunks.popleft()
@@ -484,7 +517,7 @@ class Inflow(BusConnection):
         return piece
 
     async def _unreadable(self, error: Exception) -> None:
-        """Note that the protocol lines can no longer be separated. The rest of the connection's bytes is ignored."""
+        """Ignore the rest of the connection's bytes, because the parser cannot separate the messages (``error``). Reconnect."""
         self.errors["unreadable streams"] += 1
         if not self._parser.lost:
             await self._process_op_err(error)
@@ -517,13 +550,15 @@ _SILENT_AFTER_NS = 2_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ConnectionStats:
-    """Statistics of a connection from its server.
+    """Statistics of a connection, as its NATS server reports them.
 
     Attributes:
-        backlog_bytes: Bytes that the server buffers for it.
-        delivered: Number of messages that the server sent or buffers.
-        reason: Why the connection was closed. "": it is open.
         asked_ns: Monotonic time of the request.
+        server_id: Id of the server.
+        client_id: Id of the connection on this server.
+        backlog_bytes: Bytes that the server has buffered for the connection.
+        delivered: Number of messages that the server has sent or buffered.
+        reason: Reason why the connection was closed. '': it is open.
     """
 
     asked_ns: int
@@ -535,7 +570,7 @@ class ConnectionStats:
 
 
 class Backlog:
-    """Sends requests for statistics over ``bus``."""
+    """Requests the statistics of connections from NATS servers. ``bus``: connection for these requests."""
 
     def __init__(self, bus: BusConnection) -> None:
         self._bus = bus
@@ -549,9 +584,10 @@ class Backlog:
         self._next_ns = 0
 
     def ask(self, server_id: str, client_id: int, heard: Callable[[ConnectionStats], None], *, at_once: bool = False) -> None:
-        """Request the statistics of one connection. ``heard`` is called with the answer. The rate is limited.
+        """Request the statistics of the connection ``client_id`` from the server ``server_id``. ``heard`` is called with the answer.
 
-        A client id is unique only within one server.
+        The rate of requests is limited. ``at_once``: True to send this one in any case. A client id is unique only within one
+        server.
         """
         now_ns = clock.now_ns()
         if not at_once:
@@ -609,11 +645,11 @@ _GATHER_S = 0.001
 
 
 class SocketThread:
-    """A thread that reads a plain socket while ``has_room`` is true, and calls ``take`` with the data.
+    """A thread that reads a plain socket while ``has_room`` returns True, and calls ``take`` with the data.
 
-    It calls ``ended`` and stops when the other side has closed the socket. All three run in the thread. The owner keeps the
-    socket, and the thread uses its own descriptor. The constructor raises OSError or RuntimeError if no descriptor or no
-    thread is available.
+    It calls ``ended`` and stops when the other side has closed the socket. All three callbacks run in the thread. The owner
+    keeps the socket, and the thread uses a copy of ``descriptor``. The constructor raises OSError or RuntimeError if no
+    descriptor or no thread is available.
     """
 
     def __init__(
@@ -629,7 +665,7 @@ class SocketThread:
         threading.Thread(target=self._run, name="liftpy-ingest-socket", daemon=True).start()
 
     def room(self) -> None:
-        """Wake the thread, because there may be room again."""
+        """Wake the thread, because ``has_room`` may return True again."""
         self._room.set()
 
     def stop(self) -> None:
@@ -662,7 +698,7 @@ class SocketThread:
                 end.close()
 
     def _read_once(self) -> int:
-        """Read once. Return the number of bytes. -1: the connection has ended."""
+        """Read from the socket once. Return the number of bytes. -1: the connection has ended."""
         with self._reading:
             if self._stopping:
                 return -1

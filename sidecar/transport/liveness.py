@@ -25,7 +25,7 @@ _ANSWER_TIMEOUT_S = 0.5
 
 
 async def look_for(connection: Client, subjects: Subjects, node_id: str) -> EarlierProcessSign:
-    """Send one request to the node, and return whether NATS has responders for it."""
+    """Send a status request to the node ``node_id``. Return the sign of life: an answer, no answer, no responders, or not sent."""
     try:
         await connection.request(subjects.status(node_id), QUESTION, timeout=_ANSWER_TIMEOUT_S)
     except nats.errors.NoRespondersError:
@@ -38,12 +38,12 @@ async def look_for(connection: Client, subjects: Subjects, node_id: str) -> Earl
 
 
 async def is_absent(connection: Client, subjects: Subjects, node_id: str) -> bool:
-    """Return True if there are no responders for the node. A missing answer proves nothing, so the result is False."""
+    """Return True if NATS has no responders for the node ``node_id``. A missing answer proves nothing, so the result is False."""
     return await look_for(connection, subjects, node_id) is EarlierProcessSign.ABSENT
 
 
 class Probes:
-    """Checks of the nodes that lead this node's partitions. At most one check of each node runs at a time."""
+    """Checks whether other nodes are connected to NATS. At most one check of each node runs at a time."""
 
     def __init__(self, connection: Client, subjects: Subjects) -> None:
         self._connection = connection
@@ -52,7 +52,7 @@ class Probes:
         self._waiting: dict[str, list[Callable[[], None]]] = {}
 
     def ask(self, node_id: str, absent: Callable[[], None]) -> None:
-        """Check the node, and call ``absent`` on the loop if there are no responders."""
+        """Check in the background whether the node ``node_id`` is connected. If NATS has no responders for it, call ``absent``."""
         self._waiting.setdefault(node_id, []).append(absent)
         if node_id not in self._asking:
             self._asking[node_id] = spawn(self._ask(node_id), f"asking for {node_id}")
@@ -68,5 +68,5 @@ class Probes:
             self._waiting.pop(node_id, None)  # callers of this time ask again
 
     async def close(self) -> None:
-        """Stop all checks."""
+        """Stop all checks. No ``absent`` callback is called afterwards."""
         await end_tasks(list(self._asking.values()))

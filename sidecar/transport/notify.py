@@ -38,7 +38,7 @@ ServiceReported = Callable[[service_pb2.ServiceReport], None]
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Handlers of the requests on the notify subject of a node."""
+    """Functions that handle the requests on the notify subject of a node."""
 
     step_aside: StepAside
     testify: Testify
@@ -47,7 +47,7 @@ class Requests:
 
 
 class Notifications:
-    """Sends and receives the messages for a whole node.
+    """Sends and receives the messages on the notify subjects, for a whole node.
 
     Each process of a node receives all messages, and processes those of its partitions (``share``).
     """
@@ -76,11 +76,11 @@ class Notifications:
         self._wake_frames: dict[PartitionKey, bytes] = {}
 
     def close(self) -> None:
-        """Unsubscribe."""
+        """Unsubscribe from the notify subject of this node."""
         self._listener.close()
 
     def wake(self, key: PartitionKey, effect: do.NotifyReplica) -> None:
-        """Wake an idle follower, because there are new records."""
+        """Send a notification to the follower in ``effect``, so that it fetches new records of the partition ``key``."""
         frame = self._wake_frames.get(key)
         if frame is None:
             frame = frames.seal(pb.PartitionNotification(stream=key.stream, partition=key.partition, streamUid=key.uid))
@@ -88,11 +88,11 @@ class Notifications:
         self._bus.send(self._subjects.notify(effect.replica), (frame,))
 
     def forget(self, key: PartitionKey) -> None:
-        """Forget a partition that was moved away from this node."""
+        """Drop the stored notification frame of the partition ``key``, which is no longer on this node."""
         self._wake_frames.pop(key, None)
 
     def send_notice(self, key: PartitionKey, effect: do.SendNotice) -> None:
-        """Send the leader and the high watermark to replicas."""
+        """Send a LeaderNotice (leader, HW) about the partition ``key`` to the replicas in ``effect``."""
         notice = messages.NOTICE.to_pb(
             effect, stream=key.stream, streamUid=key.uid, partition=key.partition, leader=self._node_id
         )

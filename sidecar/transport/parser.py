@@ -24,9 +24,9 @@ _SIZES = {b"%d" % size_bytes: size_bytes for size_bytes in range(4096)}
 
 
 class SinkParser(StrictParser):
-    """Parser that calls sinks.
+    """Parser that passes messages to sinks (callbacks).
 
-    ``sinks``: id of a subscription -> its sink. ``expect`` sets the subjects that a sink may get (default: all).
+    ``sinks``: id of a subscription -> its sink. ``expect`` sets the subject that a subscription may get (default: any).
     """
 
     takes_plain = False
@@ -38,7 +38,9 @@ class SinkParser(StrictParser):
         self._sinks = sinks
 
     def _messages(self, buffer: bytes, position: int) -> int:
-        """Pass messages to sinks from ``position`` on. Return the position of the first data that is no message for a sink."""
+        """Pass messages from ``position`` of ``buffer`` on to their sinks. Return the position of the first data that is no such
+        message.
+        """
         size, sinks, patterns, stats = len(buffer), self._sinks, self._patterns, self._connection.stats
         count, size_bytes, pauses = 0, 0, self.pauses
         while position < size:
@@ -106,7 +108,11 @@ class SinkParser(StrictParser):
         return position
 
     def _repeats(self, buffer: bytes, position: int, line: bytes, fields: tuple[bytes, bytes, bytes], total: int) -> int:
-        """Process the next messages with the same protocol line. Return their number."""
+        """Pass the next messages with the same protocol ``line`` to their sink. Return their number.
+
+        ``position``: place of the first such line. ``fields``: id of the subscription, subject and reply subject. ``total``:
+        size of header block and payload.
+        """
         sid, subject, reply = fields
         sinks, sink = self._sinks, self._sinks.get(sid)
         count, size, start = 0, len(line), position + len(line)
@@ -146,12 +152,12 @@ Groups: text before the reply subject, the reply subject, size of the headers, t
 
 
 class InflowParser(SinkParser):
-    """Parser of received publishes.
+    """Parser of received publishes. It can also drop or reject messages without decoding them.
 
     Attributes:
-        lost: Number of lost connections whose bytes are not parsed yet. Their commands are ignored.
-        leaving_out: True if messages that may be dropped are dropped.
-        seen: Number of all messages.
+        lost: Number of lost connections whose bytes are not parsed yet. Protocol commands in these bytes are ignored.
+        leaving_out: True while messages without reply subject are dropped.
+        seen: Number of all received messages.
         left_out: Number of dropped messages.
         refused: Number of messages that were rejected unread.
     """
@@ -167,15 +173,15 @@ class InflowParser(SinkParser):
         self._refusers: dict[bytes, Refuser] = {}
 
     def refuse_by(self, sid: int, refuser: Refuser) -> None:
-        """Let ``refuser`` reject messages of the subscription ``sid`` unread."""
+        """Let ``refuser`` reject messages of the subscription ``sid`` without decoding them, when it decides to."""
         self._refusers[b"%d" % sid] = refuser
 
     def tell(self, sid: int, given_up: Callable[[int], None]) -> None:
-        """Call ``given_up`` with the number of dropped messages of the subscription ``sid``."""
+        """Call ``given_up`` with the number of messages of the subscription ``sid`` each time some are dropped unread."""
         self._told[b"%d" % sid] = given_up
 
     def forget(self, sid: int) -> None:
-        """Forget a subscription that has ended."""
+        """Forget the subscription ``sid``, which has ended, with its callbacks."""
         super().forget(sid)
         self._told.pop(b"%d" % sid, None)
         self._refusers.pop(b"%d" % sid, None)
@@ -198,7 +204,7 @@ class InflowParser(SinkParser):
         return position
 
     def _leave_out(self, buffer: bytes, position: int) -> int:
-        """Drop messages from ``position`` on. Return the position of the first data that must be processed."""
+        """Drop messages without reply subject from ``position`` on. Return the position of the first data that must be processed."""
         size = len(buffer)
         while position < size:
             eol = buffer.find(b"\r\n", position)
@@ -226,7 +232,10 @@ class InflowParser(SinkParser):
         return position
 
     def _refuse(self, buffer: bytes, position: int) -> int:
-        """Reject messages from ``position`` on. Return the position of the first data that must be processed."""
+        """Reject messages with a reply subject from ``position`` on, if their ``Refuser`` decides to.
+
+        Return the position of the first data that must be processed.
+        """
         while (first := _ASKING(buffer, position)) is not None:
             _, subject, sid = first[1].split(b" ")
             refuser = self._refusers.get(sid)
@@ -245,7 +254,7 @@ class InflowParser(SinkParser):
         return position
 
     def _is_ours(self, subject: bytes, sid: bytes) -> bool:
-        """Return whether a message belongs to a subscription of this connection."""
+        """Return whether the connection has the subscription ``sid``, and ``subject`` matches it."""
         pattern = self._patterns.get(sid)
         return sid in self._sinks and (pattern is None or subject in pattern.known or pattern.matches(subject))
 
@@ -272,7 +281,16 @@ class InflowParser(SinkParser):
 
 
 def _run_of(buffer: bytes, position: int, head: bytes, is_new: Callable[[bytes], bool]) -> tuple[list[bytes], int, int]:
-    """Return (reply subjects, payload bytes, end position) of consecutive messages with the same subject and subscription."""
+    """Find consecutive messages of one subscription that can be rejected unread, from ``position`` on.
+
+    Return (their reply subjects, bytes of their payloads, position after them).
+
+    Args:
+        buffer: Received bytes.
+        position: Position of the first message.
+        head: Command, subject and subscription id that all protocol lines must have.
+        is_new: Returns whether a message id is not known yet.
+    """
     size, first, replies = len(buffer), position, list[bytes]()
     lines_bytes = 0
     while (found := _ASKING(buffer, position)) is not None:

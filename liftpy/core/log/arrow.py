@@ -38,7 +38,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The records of one batch with indexes ``first_index`` (inclusive) to ``end_index`` (exclusive)."""
+    """Part of one batch: its records with indexes ``first_index`` (inclusive) to ``end_index`` (exclusive)."""
 
     batch: RecordBatch
     first_index: int
@@ -59,9 +59,9 @@ def to_arrow(
 ) -> pa.RecordBatch:
     """Return one Arrow RecordBatch of the records with ``from_offset`` <= offset < ``end_offset``, without control batches.
 
-    ``columns``: as in ``SCHEMA``.
+    ``columns``: names of the columns to return, from ``SCHEMA``. ``from_offset`` and ``end_offset``: None: no limit.
 
-    Raises CorruptionError for a batch whose columns don't fit its header, ValueError for 2 GiB or more in one column.
+    Raises CorruptionError for a batch whose columns do not fit its header, ValueError for 2 GiB or more in one column.
     """
     of_applications = (batch for batch in batches if not batch.header.control)
     group = [rows for batch in of_applications if (rows := _rows(batch, from_offset, end_offset)).record_count]
@@ -69,13 +69,16 @@ def to_arrow(
 
 
 def rows_to_arrow(group: Sequence[Rows], columns: Sequence[str] = tuple(SCHEMA.names)) -> pa.RecordBatch:
-    """Return one Arrow RecordBatch of all rows. Raises as ``to_arrow``."""
+    """Return one Arrow RecordBatch of all rows of ``group``. ``columns``: names of the columns to return, from ``SCHEMA``.
+
+    Raises the errors of ``to_arrow``.
+    """
     schema = pa.schema([SCHEMA.field(name) for name in columns])
     return pa.RecordBatch.from_arrays([ARRAYS[name](group) for name in columns], schema=schema)
 
 
 def _rows(batch: RecordBatch, from_offset: int | None, end_offset: int | None) -> Rows:
-    """Return the records of ``batch`` with ``from_offset`` <= offset < ``end_offset``.
+    """Return those records of ``batch`` with ``from_offset`` <= offset < ``end_offset``. None: no limit.
 
     The function decodes the offsets only if a limit lies inside the batch.
     """
@@ -89,7 +92,7 @@ def _rows(batch: RecordBatch, from_offset: int | None, end_offset: int | None) -
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Entries ``first`` (inclusive) to ``end`` (exclusive) of one column. If ``column`` is None, all these entries are null."""
+    """Part of one column: its entries ``first`` (inclusive) to ``end`` (exclusive). If ``column`` is None, all of them are null."""
 
     column: BytesColumn | None
     first: int
@@ -125,7 +128,7 @@ def _bytes_array(parts: Sequence[_Part], kind: pa.DataType) -> pa.Array:
 
 
 def _to_text_array(found: pa.Array) -> pa.Array:
-    r"""Return an Arrow array of strings for bytes from publishers. A byte that is not UTF-8 becomes an escape such as ``\xe9``."""
+    r"""Return the Arrow array of bytes ``found`` as an array of strings. A byte that is not UTF-8 becomes text such as ``\xe9``."""
     try:
         found.validate(full=True)
     except pa.ArrowInvalid:
@@ -159,12 +162,12 @@ def _bitmap(valid: NDArray[np.bool_]) -> pa.Buffer:
 
 
 def arrow_array_of(numbers: NDArray[np.int64], kind: pa.DataType) -> pa.Array:
-    """Return an Arrow array of a 64-bit type over ``numbers``, without a copy."""
+    """Return an Arrow array of the 64-bit type ``kind`` that uses the memory of ``numbers``, without a copy."""
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))])
 
 
 def timestamps_ns(group: Sequence[Rows]) -> NDArray[np.int64]:
-    """Return the timestamps of all records as int64[rows], in ns since 1970."""
+    """Return the timestamps of all records of ``group`` as int64[number of records], in nanoseconds since 1970."""
     return _concat_numbers([rows.batch.timestamps_ns()[rows.first_index : rows.end_index] for rows in group])
 
 
@@ -191,7 +194,7 @@ def _values(group: Sequence[Rows]) -> pa.Array:
 
 
 def _headers(group: Sequence[Rows]) -> pa.Array:
-    """Return the headers as lists of (name, value) in order, with repeated names. Null if a record has none."""
+    """Return one list of (name, value) per record, in order, with repeated names. Null for a record without headers."""
     if all(rows.batch.columns.headers is None for rows in group):
         return pa.nulls(sum(rows.record_count for rows in group), HEADERS)
     names: list[_Part] = []
@@ -235,7 +238,7 @@ def _subjects(group: Sequence[Rows]) -> pa.Array:
 
 
 def _only_subject(group: Sequence[Rows]) -> bytes | None:
-    """Return the subject that all records share. None: the records have several subjects. One shared subject is the usual case."""
+    """Return the subject that all records of ``group`` share. None: they have several subjects."""
     found: set[bytes] = set()
     for rows in group:
         column = rows.batch.columns.subjects

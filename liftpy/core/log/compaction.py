@@ -44,7 +44,7 @@ MAX_KEYS = 4_000_000
 
 @dataclass(slots=True, kw_only=True)
 class Superseded:
-    """Finds the records that compaction may remove.
+    """Finds the records that compaction may remove. It works in two passes.
 
     First pass all batches to ``learn`` in order. Then call ``kept_mask`` for the same batches in the same order.
     """
@@ -84,11 +84,11 @@ class Superseded:
 
     @property
     def is_full(self) -> bool:
-        """True if the map accepts no more keys."""
+        """True if the maps of keys and subjects accept no further batch."""
         return max(len(self._latest), len(self._counts)) >= MAX_KEYS
 
     def learn(self, batch: RecordBatch) -> None:
-        """Add a batch in the first pass."""
+        """First pass: note the keys and subjects of a batch, with their last offsets and numbers of records."""
         if batch.header.control or not batch.record_count:
             return
         columns = batch.columns
@@ -99,7 +99,7 @@ class Superseded:
                 self._counts[subject] = self._counts.get(subject, 0) + count
 
     def kept_mask(self, batch: RecordBatch) -> Mask:
-        """Return which records of the batch stay, as bool[record_count]. Call it in the second pass."""
+        """Second pass: return which records of the batch stay in the log, as bool[record_count]."""
         if batch.header.is_remains:
             return np.zeros(batch.record_count, dtype=np.bool_)
         keep = np.ones(batch.record_count, dtype=np.bool_)
@@ -133,7 +133,7 @@ class Superseded:
         return keep
 
     def _is_newest(self, batch: RecordBatch) -> Mask:
-        """Return for each record whether it is the newest known one of its key. Always True for records without a key."""
+        """Return for each record of the batch whether it is the newest known record of its key. True for records without a key."""
         keys = batch.columns.keys
         assert keys is not None
         entries = keys.to_list()
@@ -150,7 +150,10 @@ class Superseded:
         return ~values.valid() & keys.valid() & old
 
     def _newest_by_subject(self, subjects: DictionaryColumn) -> Mask:
-        """Return a mask that is True for the newest ``max_per_subject`` records of each subject."""
+        """Return for each record of a batch whether it is among the newest ``max_per_subject`` records of its subject.
+
+        ``subjects``: subjects column of the batch. Records without a subject always get True.
+        """
         names, counts = _count_by_subject(subjects)
         before = np.fromiter((self._seen.get(name, 0) for name in names), dtype=np.int64, count=len(names))
         first = np.fromiter((self._counts.get(name, 0) for name in names), dtype=np.int64, count=len(names))
@@ -166,17 +169,17 @@ class Superseded:
         return keep
 
     def _may_have_ids(self, batch: RecordBatch) -> Mask | None:
-        """Return a mask of records whose message id may still be in the dedup window, None if there are none."""
+        """Return which records of the batch may have a message id that is still in the dedup window. None: no record has."""
         headers = batch.columns.headers
         if headers is None or batch.header.timestamp_ns <= self.ids_from_ns:
             return None
         return np.diff(headers.ends.astype(np.int64), prepend=0) > 0
 
     def _hold_for_ids(self, batch: RecordBatch, held: Mask) -> None:
-        """Keep the records of ``batch`` in the mask ``held`` because of their message ids.
+        """Note that the records of ``batch`` in the mask ``held`` stay because of their message ids.
 
-        The method stores their keys and subjects, so that newer records of these stay too. It also stores the time until
-        which they stay.
+        Their keys and subjects are noted, so that newer records of these stay too. The time until which the records stay is
+        noted as well.
         """
         places = np.flatnonzero(held).tolist()
         if not places:
@@ -192,15 +195,20 @@ class Superseded:
         self._hold_purges(batch, held, batch.header.timestamp_ns + window_ns)
 
     def _hold_purges(self, batch: RecordBatch, held: Mask, until_ns: int) -> None:
-        """Delay purges that match any of the ``held`` records until ``until_ns``."""
+        """Note that a purge that matches one of the ``held`` records is not complete before ``until_ns`` (wall time)."""
         for purge, wanted in self._filters:
             if bool((wanted.mask(batch) & (batch.offsets() < purge.end_offset) & held).any()):
                 self.held_until_ns[purge.number] = max(self.held_until_ns.get(purge.number, 0), until_ns)
 
     def _mask_of_superseders(self, batch: RecordBatch, newest: Mask | None, purged: Mask) -> Mask:
-        """Return a mask of records that stay because they replace a record which is kept for its message id.
+        """Return which records of ``batch`` stay because they replace a record that is kept for its message id.
 
-        These are the newest records of its key, and those that a purge matches by key or subject.
+        These are the newest record of the same key, and the records that a purge matches and that have the same key or subject.
+
+        Args:
+            batch: Batch of the second pass.
+            newest: Mask of the newest records of each key. None: the stream keeps all records of a key.
+            purged: Mask of the records that a purge deletes.
         """
         stays = np.zeros(batch.record_count, dtype=np.bool_)
         if self._held_keys and batch.columns.keys is not None:
@@ -213,7 +221,7 @@ class Superseded:
         return stays
 
     def _purge_mask(self, batch: RecordBatch) -> Mask:
-        """Return a mask of the records that a purge deletes."""
+        """Return which records of ``batch`` a purge deletes, as bool[record_count]."""
         gone = np.zeros(batch.record_count, dtype=np.bool_)
         for purge, wanted in self._filters:
             if batch.base_offset < purge.end_offset:
@@ -222,7 +230,7 @@ class Superseded:
 
 
 def _count_by_subject(subjects: DictionaryColumn) -> tuple[list[bytes], list[int]]:
-    """Return the distinct subjects, and the number of records of each."""
+    """Return the distinct subjects of a column, and the number of records of each."""
     names = [name or b"" for name in subjects.entries.to_list()]
     return names, np.bincount(subjects.index, minlength=len(names)).tolist()
 
@@ -233,7 +241,7 @@ MAX_FILLER_OFFSETS = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class CompactedFile:
-    """A finished output file of a compaction.
+    """A finished output file of a compaction, still under its ``temporary`` name.
 
     ``replaced``: base offsets of the segments that the file replaces. The first one is the base offset of the file itself.
     """
@@ -245,7 +253,7 @@ class CompactedFile:
 
 @dataclass(slots=True, kw_only=True)
 class Compaction:
-    """One run of compaction over ``inputs``: sealed segments in ascending order, all below the high watermark + 1."""
+    """One run of compaction over ``inputs``: sealed segments in ascending order, with committed records only."""
 
     storage: Storage
     config: StreamConfig
@@ -306,7 +314,7 @@ class Compaction:
                 self.outputs.append(output)
 
     def abandon(self) -> None:
-        """Remove the output files, because nothing was dropped or because the segments changed during the run."""
+        """Remove the output files without using them. The run has removed no records, or the segments have changed during the run."""
         unfinished, self._writer = self._writer, None
         if unfinished is not None:
             self.storage.remove(unfinished.temporary)
@@ -319,7 +327,7 @@ class Compaction:
         self.storage.remove(output.temporary)
 
     def _learn(self) -> dict[int, int]:
-        """Collect the keys of the first segments, up to ``MAX_KEYS``, and set ``covered``.
+        """First pass: note the keys of the first input segments, up to ``MAX_KEYS``. Set ``covered`` to these segments.
 
         Return producer id -> base offset of its last batch, for producers that have not expired.
         """
@@ -339,7 +347,7 @@ class Compaction:
         return {producer: base for producer, (base, at_ns) in lasts.items() if at_ns > until_ns}
 
     def _groups(self, segments: tuple[Segment, ...]) -> Iterator[tuple[Segment, ...]]:
-        """Yield groups of neighboring segments. The records of each group fit into one file."""
+        """Yield groups of neighboring segments. The remaining records of each group fit into one output file."""
         group: list[Segment] = []
         for segment in segments:
             if group and sum(s.size_bytes for s in group) + segment.size_bytes > self.config.segment_bytes:
@@ -351,7 +359,7 @@ class Compaction:
 
 
 class _Writer:
-    """Writes one output file. It writes a filler only when the next record follows, because the filler may still grow."""
+    """Writes one output file of a compaction. A filler is written only when the next record follows, because it may still grow."""
 
     def __init__(self, storage: Storage, base_offset: int) -> None:
         self.temporary = f"{log_name(base_offset)}.compacted.tmp"
@@ -361,10 +369,10 @@ class _Writer:
         """Header of the filler that was not written yet. It covers batches of one epoch. None: no filler is pending."""
 
     def add(self, batch: RecordBatch, mask: Mask, is_last: bool) -> None:
-        """Write the records of ``batch`` that are in ``mask``.
+        """Write the records of ``batch`` that are in ``mask``, at their offsets.
 
-        If the mask is empty, a filler covers the offsets of the batch. If the batch is also the last one of its producer
-        (``is_last``), the method writes a control batch with the producer's stamps and its note instead.
+        If the mask is empty, a filler covers the offsets of the batch. ``is_last``: True for the last batch of its producer.
+        Then a control batch with the producer's stamps and note replaces the filler.
         """
         if not mask.any() and not is_last:
             self._fill(batch.header)
@@ -397,7 +405,7 @@ class _Writer:
         self._segment.note(parse_header(memoryview(data)), position)
 
     def finish(self) -> Segment:
-        """Flush the file and return its segment."""
+        """Write the last filler and flush the file. Return its segment."""
         self._write_filler()
         self._file.sync()
         self._segment.sealed = True
@@ -405,7 +413,7 @@ class _Writer:
 
 
 def _batches(segment: Segment) -> Iterator[RecordBatch]:
-    """Yield the checked batches of a sealed segment."""
+    """Yield the batches of a sealed segment. Their CRCs are checked."""
     data = segment.file.read(0, segment.size_bytes)
     position = 0
     while position < len(data):
@@ -420,7 +428,7 @@ def _batches(segment: Segment) -> Iterator[RecordBatch]:
 
 @dataclass(slots=True)
 class Cleaning:
-    """Decides when a compaction of one log is worth its cost, and tracks which purges are done."""
+    """Decides when a compaction of one log is worth its cost. It also records which purges this log has carried out."""
 
     purges: tuple[Purge, ...] = ()
     """Purges of the partition in the metadata."""
@@ -436,7 +444,7 @@ class Cleaning:
     """Purge number -> wall time until which its records stay because of their message ids."""
 
     def apply_metadata(self, state: PartitionState) -> bool:
-        """Apply the metadata of the partition. Return True if it has a purge that was not known."""
+        """Take over the purges in the metadata of the partition. Return True if one of them is new."""
         before, self.purges = self.purges, state.purges
         self._lacks_replicas = bool(state.joining) or not set(state.replicas) <= set(state.isr)
         numbers = {purge.number for purge in self.purges}
@@ -445,21 +453,28 @@ class Cleaning:
         return any(purge not in before for purge in self.purges)
 
     def cut(self, end_offset: int) -> None:
-        """Note that the log was truncated to ``end_offset`` (exclusive). 0: all records were deleted."""
+        """Note that the log was truncated to ``end_offset`` (exclusive). Purges that end above it must be carried out again.
+
+        0: all records were deleted.
+        """
         self.purged -= {purge.number for purge in self.purges if purge.end_offset > end_offset}
         self._seen_end_offset = min(self._seen_end_offset, end_offset)
 
     def note_bounds(self, log_start_offset: int, committed_end_offset: int) -> None:
-        """Note the log start ``log_start_offset`` and the end of the committed records (exclusive).
+        """Note the log start (inclusive) and the end of the committed records (exclusive).
 
-        A purge that ends below the log start is done.
+        A purge deletes matching records below its end offset. If all these records are below the log start, nothing is left to
+        delete, and the purge is recorded as complete.
         """
         for purge in self.purges:
             if purge.end_offset <= min(log_start_offset, committed_end_offset):
                 self.purged.add(purge.number)
 
     def wants_seal(self, active: Segment, committed_end_offset: int) -> bool:
-        """Return whether the active segment has offsets below the end of a purge, so that it may contain records to delete."""
+        """Return whether the ``active`` segment must be sealed, because a purge may match records in it.
+
+        Compaction reads only sealed segments. A purge waits until all records below its end are committed.
+        """
         return bool(active.size_bytes) and any(
             active.base_offset < purge.end_offset <= committed_end_offset for purge in self._waiting_purges()
         )
@@ -473,9 +488,15 @@ class Cleaning:
         now_wall_ns: int,
         min_dirty_ratio: float,
     ) -> Compaction | None:
-        """Return a compaction of those ``inputs`` (sealed, flushed, committed) that need it. None: it is not worth the work.
+        """Return a compaction of those ``inputs`` that need it. None: no compaction is needed, or it is not worth the work.
 
-        ``newest_ns``: timestamp of the newest batch of the log.
+        Args:
+            storage: Directory of the partition.
+            config: Settings of the stream.
+            inputs: Sealed, flushed and committed segments, ascending.
+            newest_ns: Timestamp of the newest batch of the log, in nanoseconds since 1970.
+            now_wall_ns: Wall clock, in nanoseconds since 1970.
+            min_dirty_ratio: Smallest share of new bytes for which a compaction is worth the work, from 0 to 1.
         """
         worth = self._segments_to_compact(inputs, now_wall_ns, min_dirty_ratio if config.is_cleaned else None)
         if not worth:
@@ -494,9 +515,10 @@ class Cleaning:
     def _segments_to_compact(
         self, inputs: Sequence[Segment], now_wall_ns: int, min_dirty_ratio: float | None
     ) -> Sequence[Segment]:
-        """Return the segments to compact.
+        """Return those of ``inputs`` that a compaction should rewrite now, or none.
 
-        ``min_dirty_ratio``: fraction of their bytes that must be new. None: remove only records of purges.
+        ``min_dirty_ratio``: smallest share of their bytes that must be new, from 0 to 1. None: the stream has no compaction,
+        and only records that a purge matches are removed.
         """
         if not inputs:
             return ()
@@ -511,7 +533,7 @@ class Cleaning:
         return inputs if ends or (dirty_bytes >= least_bytes and (dirty_bytes or not min_dirty_ratio)) else ()
 
     def ran(self, run: Compaction) -> None:
-        """Note that a run is complete and that its files are in place."""
+        """Note that the files of the compaction ``run`` have replaced its inputs. Record the purges that are complete now."""
         end_offset = run.covered[-1].next_offset if run.covered else 0
         self._seen_end_offset = max(self._seen_end_offset, run.inputs[-1].next_offset)
         self._ids_held_until_ns = run.rules.ids_held_until_ns

@@ -36,8 +36,9 @@ _NOT_KNOWN = -1
 class Horizon(NamedTuple):
     """The compaction horizon of a log.
 
-    ``end_offset``: exclusive, 0: the log was never compacted. ``leader_epoch``: highest LeaderEpoch of the records below
-    it. ``deletes_end``: exclusive. Compaction may have removed tombstones below it. 0: it has removed none.
+    ``end_offset``: offset (exclusive) below which replaced records may be missing. 0: the log was never compacted.
+    ``leader_epoch``: highest LeaderEpoch of the records below ``end_offset``. ``deletes_end``: offset (exclusive) below which
+    tombstones may be missing. 0: none is missing.
     """
 
     end_offset: int = 0
@@ -54,7 +55,7 @@ def encode_horizon(horizon: Horizon) -> bytes:
 
 
 def decode_horizon(data: bytes | None) -> Horizon | None:
-    """Return the decoded horizon, None if the data is missing or damaged."""
+    """Return the horizon in ``data``, the content of a ``compaction-horizon`` file. None: it is missing or damaged."""
     body = open_small_file(_MAGIC, data)
     if body is not None and len(body) == _BODY_WITHOUT_DELETES.size:
         return Horizon(*_BODY_WITHOUT_DELETES.unpack(body))._replace(deletes_end=_NOT_KNOWN)
@@ -65,7 +66,7 @@ class CompactionHorizon:
     """The compaction horizon of one log, and the file that stores it."""
 
     def __init__(self, storage: Storage, segments: Sequence[Segment], file: bytes | None) -> None:
-        """Load the horizon.
+        """Load the horizon. If the file is missing or damaged, infer the horizon from ``segments``.
 
         ``file``: content of the file ``compaction-horizon``. None: the file does not exist.
         """
@@ -78,7 +79,7 @@ class CompactionHorizon:
             self.value = NEVER._replace(deletes_end=self.value.deletes_end)  # no record of an empty log was compacted away
 
     def rise(self, horizon: Horizon) -> bool:
-        """Store durably that the log is compacted up to ``horizon``.
+        """Raise the horizon to ``horizon`` and store it durably.
 
         Return False if the stored horizon was already as high. Raises StorageError.
         """
@@ -94,9 +95,10 @@ class CompactionHorizon:
         return True
 
     def forget(self, deletes_end: int = 0) -> None:
-        """Note that the log is empty, so nothing of it is compacted. Raises StorageError.
+        """Reset the horizon durably, because all records of the log were deleted. Raises StorageError.
 
-        ``deletes_end``: value of the leader from which the log will be fetched.
+        ``deletes_end``: offset (exclusive) below which the leader's log may lack tombstones. The log will be fetched from this
+        leader.
         """
         value = NEVER._replace(deletes_end=deletes_end)
         if self.value != value:
@@ -105,11 +107,10 @@ class CompactionHorizon:
 
 
 def deletes_end_after(held: Horizon, deletes_start: int | None, deletes_end: int) -> int:
-    """Return ``deletes_end`` after a compaction. It rises whenever a tombstone is removed [D30].
+    """Return the ``deletes_end`` of a horizon after a compaction. It rises whenever a tombstone is removed [D30].
 
-    A tombstone stays while an older record of its key stays for its message id. So compaction may remove it after
-    tombstones with higher offsets. The highest offset alone would then not change, and readers would not notice the
-    removal.
+    A tombstone stays while an older record of its key stays for its message id. So compaction may remove it after tombstones
+    with higher offsets. The highest offset alone would then not change, and readers would not notice the removal.
 
     Args:
         held: Horizon of the log before the compaction.
@@ -117,7 +118,7 @@ def deletes_end_after(held: Horizon, deletes_start: int | None, deletes_end: int
         deletes_end: Offset after the last removed tombstone.
 
     Returns:
-        The new ``deletes_end``.
+        The new ``deletes_end``: offset (exclusive) below which tombstones may be missing.
     """
     if deletes_start is not None and deletes_start < held.deletes_end:
         return max(held.deletes_end + 1, deletes_end)

@@ -33,7 +33,7 @@ _GROWTH = 4
 
 
 def encode_promises(promises: Mapping[str, int]) -> bytes:
-    """Encode promises (key -> LeaderEpoch) as one frame."""
+    """Return ``promises`` (key of a partition -> LeaderEpoch) as one frame of the journal."""
     keys = [(key.encode(), epoch) for key, epoch in promises.items()]
     body = b"".join(_PROMISE.pack(epoch, len(key)) + key for key, epoch in keys)
     length = struct.pack("<I", len(body))
@@ -41,9 +41,9 @@ def encode_promises(promises: Mapping[str, int]) -> bytes:
 
 
 def decode_promises(data: bytes | None) -> dict[str, int]:
-    """Return key -> highest LeaderEpoch of a journal. Reading stops at the first damaged frame.
+    """Return key of a partition -> highest promised LeaderEpoch, from the content of a journal.
 
-    Raises UnknownFormatError for a journal of another version [S11].
+    Reading stops at the first damaged frame. Raises UnknownFormatError for a journal of another version [S11].
     """
     held: dict[str, int] = {}
     if data is None or len(data) < _HEAD.size:
@@ -66,7 +66,7 @@ def decode_promises(data: bytes | None) -> dict[str, int]:
 
 
 def _take(body: bytes, held: dict[str, int]) -> bool:
-    """Add the promises of a frame. Return False, and add nothing, if the frame is invalid."""
+    """Add the promises in the ``body`` of a frame to ``held`` (key -> LeaderEpoch). Return False, and add nothing, if it is invalid."""
     found: list[tuple[str, int]] = []
     position = 0
     try:
@@ -84,11 +84,15 @@ def _take(body: bytes, held: dict[str, int]) -> bool:
 
 
 class PromiseJournal:
-    """Journal of promised epochs, in its own directory. One thread at a time calls ``store``, any thread calls ``epoch_of``.
+    """Journal of the LeaderEpochs that this node has promised, in its own directory.
 
-    ``is_held``: returns whether the partition of a key is on this node. The journal drops promises of other partitions.
-    ``others``: promises from other journals of this directory. The new journal includes them. Raises StorageError,
+    One thread at a time calls ``store``, any thread calls ``epoch_of``. The constructor raises StorageError,
     UnknownFormatError.
+
+    Args:
+        storage: Directory of the journal.
+        is_held: Returns whether the partition of a key is on this node. The journal drops promises of other partitions.
+        others: Promises from other journals of this node (key -> LeaderEpoch). The new journal includes them.
     """
 
     def __init__(
@@ -114,11 +118,11 @@ class PromiseJournal:
 
     @property
     def is_written(self) -> bool:
-        """True if the file has all promises. False: the disk was full at the last write."""
+        """True if the file has all promises of the journal. False: the disk was full at the last write."""
         return self._file is not None
 
     def epoch_of(self, key: str) -> int:
-        """Return the highest LeaderEpoch that was promised for a partition. 0: none."""
+        """Return the highest LeaderEpoch that was promised for the partition ``key``. 0: none was."""
         return self._held.get(key, 0)
 
     def store(self, promises: Mapping[str, int]) -> None:
@@ -162,7 +166,7 @@ class PromiseJournal:
         self._bound_bytes = max(len(data) * _GROWTH, _LEAST_BYTES)
 
     def forget(self, key: str) -> None:
-        """Remove the promise of a partition that this node no longer has. The next rewrite of the file omits it."""
+        """Remove the promise for the partition ``key``, which this node no longer has. The next rewrite of the file omits it."""
         self._held.pop(key, None)
 
     def close(self) -> None:

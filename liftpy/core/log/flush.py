@@ -13,7 +13,7 @@ from liftpy.errors import StorageError
 
 @dataclass(frozen=True, slots=True)
 class SealJob:
-    """A segment that was rolled: flush its file, then write its index."""
+    """A sealed segment whose ``file`` must be flushed before its index is written. ``summary``: content of the index."""
 
     file: LogFile
     index_name: str
@@ -22,7 +22,7 @@ class SealJob:
 
 @dataclass(slots=True)
 class Flush:
-    """One group commit. It covers all records below ``end_offset`` (exclusive)."""
+    """One group commit of a log. It makes all records below ``end_offset`` (exclusive) durable."""
 
     storage: Storage
     active: LogFile
@@ -36,13 +36,13 @@ class Flush:
 
     @property
     def is_plain(self) -> bool:
-        """True if the flush covers exactly one file and nothing else."""
+        """True if the flush covers exactly one file and no new file name."""
         return not self.seals and not self.new_names
 
     def run(self) -> None:
-        """Make the bytes durable. Other threads may append to the same log.
+        """Flush the files of this group commit to disk. Other threads may append to the same log at the same time.
 
-        Raises StorageError. In that case it also stores a mark of the failure on the disk [S4].
+        Raises StorageError. In that case it also stores a mark of the failure on the disk, for the next start [S4].
         """
         try:
             self._run()
@@ -51,7 +51,7 @@ class Flush:
             raise
 
     def _run(self) -> None:
-        """Flush the files, and the index last.
+        """Flush the files of sealed segments, then the active file. Write the index files last.
 
         At the next start, an index proves that its segment and the name of the segment are on disk [S12].
         """
@@ -64,7 +64,7 @@ class Flush:
             self.storage.replace(job.index_name, encode_index(job.summary))
 
     def wait(self) -> None:
-        """Block until the run in another thread is over."""
+        """Block until ``run``, which another thread executes, has ended."""
         if self.waiter is None:
             raise StorageError("Internal error: the log cannot be truncated during a flush. Please report it.")
         self.waiter()
@@ -102,7 +102,10 @@ _WEIGHT = 1 / 32
 
 
 class FlushPlace:
-    """Decides for one node where its flushes run. Times are in seconds and do not include the wait for a thread."""
+    """Decides whether the flushes of a node run on its event loop or in threads.
+
+    Durations are in seconds and do not include the wait for a thread.
+    """
 
     def __init__(self) -> None:
         self.on_loop = False
@@ -133,7 +136,7 @@ class FlushPlace:
         return self.on_loop and not seals and size_bytes <= LARGE_BYTES and self.waiting <= MOST_WAITING
 
     def took_on_loop(self, took_s: float) -> None:
-        """Note that a flush blocked the event loop for ``took_s`` seconds."""
+        """Record that a flush on the event loop took ``took_s`` seconds. If flushes have become slow, move them to threads."""
         self.done_on_loop += 1
         self._average_s += (took_s - self._average_s) * _WEIGHT
         if not self.on_loop or (took_s < LONG_S and self._average_s <= SLOW_S):
@@ -144,16 +147,17 @@ class FlushPlace:
         self.moves += 1
 
     def took_in_thread(self, took_s: float, size_bytes: int) -> None:
-        """Note that a flush of ``size_bytes`` took ``took_s`` seconds in a thread.
+        """Record that a flush of ``size_bytes`` in a thread took ``took_s`` seconds. If enough were short, move flushes to the
+        event loop.
 
-        Large flushes say nothing about small ones.
+        Large flushes are counted but do not influence the decision.
         """
         self.done_in_thread += 1
         if size_bytes <= LARGE_BYTES:
             self._count(took_s)
 
     def tried_out(self, times_s: Sequence[float] | None) -> None:
-        """Note the times of the test flushes, in seconds. None: the test flushes failed, and the place stays a thread."""
+        """Record the durations of the test flushes at the start, in seconds. None: they failed, and flushes run in threads."""
         self.probes_failed += times_s is None
         for took_s in times_s or ():
             self.probed += 1
@@ -168,7 +172,7 @@ class FlushPlace:
             self.moves += 1
 
     def report(self) -> dict[str, int | bool]:
-        """Return the values for the status."""
+        """Return the place and the numbers of flushes, for the status page."""
         return {
             "on_loop": self.on_loop,
             "done_on_loop": self.done_on_loop,

@@ -28,34 +28,38 @@ T = TypeVar("T")
 
 
 class FlushShell(Protocol):
-    """Runs flushes and timers for a ``GroupCommit``. The node implements it with asyncio, the simulator with its own clock."""
+    """Runs flushes and timers for a ``GroupCommit``, and gets their results.
+
+    The node implements it with asyncio, the simulator with its own clock.
+    """
 
     def begin(self) -> None:
-        """Request a flush: call ``start`` now or soon, and run its result."""
+        """Arrange that ``GroupCommit.start`` is called now or soon, and run the flush that it returns."""
 
     def arm(self) -> None:
-        """Start a timer that calls ``interval_over`` when the flush interval has passed."""
+        """Start a timer that calls ``GroupCommit.interval_over`` when the flush interval has passed."""
 
     def wait(self, flush: Flush) -> tuple[int, Exception | None]:
         """Block until ``flush`` has run. Return its duration on the disk in ns, and its error (None: it succeeded)."""
 
     def wait_for_checkpoint(self) -> None:
-        """Block until the running checkpoint is over."""
+        """Block until the running checkpoint has ended."""
 
     def flush_succeeded(self) -> None:
-        """Note that a flush has succeeded."""
+        """Record a successful flush, for metrics. ``GroupCommit`` calls it."""
 
     def flushed(self, end_offset: int, disk_ns: int) -> None:
-        """Note that everything below ``end_offset`` (exclusive) is flushed. ``disk_ns``: duration of the flush. 0: no flush
-        was needed.
+        """Report to the replica that everything below ``end_offset`` (exclusive) is flushed.
+
+        ``disk_ns``: duration of the flush, in nanoseconds. 0: no flush was needed.
         """
 
     def flush_failed(self, error: StorageError) -> None:
-        """Note that a flush has failed and that the log is closed."""
+        """Report to the replica that a flush failed with ``error`` and that the log is closed."""
 
 
 class GroupCommit:
-    """Group commit of one log. Call it only on the thread of the log."""
+    """Decides when flushes and checkpoints of one log run. Call it only on the thread of the log."""
 
     __slots__ = (
         "_again",
@@ -96,7 +100,7 @@ class GroupCommit:
         self._closed = False
 
     def appended(self) -> None:
-        """Note that the log has unflushed data, from an append or from a truncation."""
+        """Process that the log has unflushed data, from an append or a truncation: request a flush, or start the timer for it."""
         if self._always:
             self._request_flush()
             return
@@ -106,7 +110,7 @@ class GroupCommit:
             self._shell.arm()
 
     def interval_over(self) -> None:
-        """Note that the flush interval has passed. The timer that ``FlushShell.arm`` started calls it."""
+        """Request a flush, because the flush interval has passed. The timer that ``FlushShell.arm`` started calls the method."""
         self._armed = False
         self._request_flush()
 
@@ -118,19 +122,22 @@ class GroupCommit:
             self._shell.begin()
 
     def start(self) -> Flush | None:
-        """Return the flush to run now, None if there is nothing to flush. Report its end with ``flush_ended``."""
+        """Return the flush that the caller must run now. None: there is nothing to flush. The caller then calls ``flush_ended``."""
         self._wanted = False
         self.running = None if self._closed else self._log.begin_flush()
         return self.running
 
     def flush_ended(self, flush: Flush, disk_ns: int, error: Exception | None) -> None:
-        """Note that ``flush`` has run. The call has no effect if ``alone`` has already waited for this flush."""
+        """Process the end of ``flush``, and start the next operation. It does nothing if ``alone`` has already waited for this flush.
+
+        ``disk_ns``: duration of the flush on the disk, in nanoseconds. ``error``: None if the flush succeeded.
+        """
         if flush is self.running:
             self._complete(flush, disk_ns, error)
             self._run_waiting()
 
     def _complete(self, flush: Flush, disk_ns: int, error: Exception | None) -> None:
-        """Report the result of the flush to the log, then to the replica."""
+        """Report the result of ``flush`` to the log, then to the replica. ``disk_ns``: its duration, in nanoseconds."""
         self.running = None
         try:
             end_offset = self._log.complete_flush(flush, error)
@@ -152,9 +159,9 @@ class GroupCommit:
             self._request_flush()
 
     def alone(self, work: Callable[[], T]) -> T:
-        """Run ``work``, which changes files, while no flush and no checkpoint runs.
+        """Wait for the running flush and checkpoint, then run ``work``, which changes files. No other operation runs at that time.
 
-        Then flush its changes. Returns the result of ``work`` and raises its errors.
+        Afterwards request a flush of its changes. Return the result of ``work``. Raises the errors of ``work``.
         """
         self.settle()
         self._alone = True
@@ -168,14 +175,15 @@ class GroupCommit:
             self._run_waiting()
 
     def alone_later(self, work: Callable[[], object]) -> None:
-        """Queue ``work``, and run it as ``alone`` does when the running operation is over.
+        """Run ``work``, which changes files, when the running flush or checkpoint has ended. Until then it is queued.
 
-        No other operation starts before it. ``close`` drops it. ``flush_ended`` and ``checkpoint_ended`` raise its errors.
+        No other operation starts before it. ``close`` drops it. Its errors are raised by ``flush_ended`` or
+        ``checkpoint_ended``.
         """
         self._waiting.append(work)
 
     def settle(self) -> None:
-        """Wait (blocking) for the running operation and process its result. Start no other operation."""
+        """Block until the running flush and checkpoint have ended, and process their results. Start no other operation."""
         if self._checkpointing:
             self._shell.wait_for_checkpoint()
             self._checkpointing = False
@@ -183,14 +191,14 @@ class GroupCommit:
             self._complete(flush, *self._shell.wait(flush))
 
     def begin_checkpoint(self) -> bool:
-        """Return whether a checkpoint may run now. Report its end with ``checkpoint_ended``."""
+        """Return whether a checkpoint may run now. If so, the caller runs it and then calls ``checkpoint_ended``."""
         if self._checkpointing or self._alone or self._waiting or self._closed:
             return False
         self._checkpointing = True
         return True
 
     def checkpoint_ended(self) -> None:
-        """Note that the checkpoint is over. It may have failed."""
+        """Process the end of a checkpoint, which may have failed. Start the next operation."""
         self._checkpointing = False
         if self._waiting:
             self._run_waiting()

@@ -23,7 +23,7 @@ from liftpy.errors import UnknownFormatError
 
 @dataclass(frozen=True, slots=True)
 class SegmentReport:
-    """Result of scanning one segment. ``fault``: what is wrong, '' for a valid segment."""
+    """Result of reading one segment completely. ``fault``: description of the first invalid batch. '': the segment is valid."""
 
     name: str
     file_size_bytes: int
@@ -42,7 +42,7 @@ class SegmentReport:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """Content of a partition's directory."""
+    """Content of a partition's directory: segments, checkpoint and faults."""
 
     segments: tuple[SegmentReport, ...]
     checkpoint: Checkpoint | None
@@ -66,9 +66,9 @@ class PartitionReport:
 
 
 def inspect(storage: Storage, tell: Callable[[int, int], None] | None = None) -> PartitionReport:
-    """Read and check every byte of every segment in a directory.
+    """Read and check every byte of every segment in the directory ``storage``. Return the findings.
 
-    ``tell`` is called after each segment with the number of checked segments and of all segments.
+    ``tell``: called after each segment with (number of checked segments, number of all segments).
     """
     names = storage.names()
     bases = sorted(int(n[:-4]) for n in names if n.endswith(".log") and n[:-4].isdigit())
@@ -130,7 +130,7 @@ def _index_state(storage: Storage, base: int, summary: SegmentSummary) -> str:
 
 
 def headers(storage: Storage, base_offset: int) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield (position, header) of the valid batches of one segment."""
+    """Yield (position in bytes, header) of the valid batches of the segment with ``base_offset``."""
     segment = Segment(base_offset, storage.open(log_name(base_offset)), base_offset)
     end = walk(segment).end
     yield from segment.batches(0, end)

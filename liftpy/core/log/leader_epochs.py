@@ -19,7 +19,7 @@ NO_EPOCH = 0
 
 
 class EpochCache:
-    """Leader epochs of one log. The caller tracks the start and the end of the log."""
+    """The LeaderEpochs of one log, with the offset of the first record of each. The caller tracks the bounds of the log."""
 
     __slots__ = ("_epochs", "_starts", "before_start")
 
@@ -48,7 +48,7 @@ class EpochCache:
         return self.latest_epoch or self.before_start
 
     def assign(self, epoch: int, base_offset: int) -> None:
-        """Note that a batch of ``epoch`` was appended at ``base_offset``. Only this method adds entries [D13]."""
+        """Record that a batch of the LeaderEpoch ``epoch`` was appended at ``base_offset``. Only this method adds entries [D13]."""
         if epoch == self.latest_epoch:
             return
         check(epoch > self.latest_epoch, "D14", "epoch", epoch, "after", self.latest_epoch, "at", base_offset)
@@ -56,29 +56,29 @@ class EpochCache:
         self._starts.append(base_offset)
 
     def epoch_at(self, offset: int) -> int:
-        """Return LeaderEpoch of the record at ``offset``, 0 below the first entry. The caller checks the log end."""
+        """Return the LeaderEpoch of the record at ``offset``. 0: it is below the first entry. The caller checks the log end."""
         index = bisect_right(self._starts, offset) - 1
         return self._epochs[index] if index >= 0 else NO_EPOCH
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """Return (largest known epoch <= ``epoch``, its end offset, exclusive).
+        """Return (largest epoch in the log that is not above ``epoch``, offset after its last record).
 
-        If no such epoch is known, return (0, offset of the first entry).
+        If there is no such epoch, return (0, offset of the first entry). ``log_end_offset``: exclusive.
         """
         index = bisect_right(self._epochs, epoch)
         end_offset = self._starts[index] if index < len(self._starts) else log_end_offset
         return (self._epochs[index - 1] if index else NO_EPOCH), end_offset
 
     def cut(self, end_offset: int) -> None:
-        """Note that the log now ends at ``end_offset`` (exclusive). Remove the epochs that began there or later."""
+        """Remove the epochs whose records are all at ``end_offset`` or above, because the log was truncated there."""
         while self._starts and self._starts[-1] >= end_offset:
             self._starts.pop()
             self._epochs.pop()
 
     def drop_prefix(self, log_start_offset: int, log_end_offset: int) -> None:
-        """Note the new log start. Remove the epochs that end there.
+        """Remove the epochs whose records are all below the new log start ``log_start_offset`` (inclusive).
 
-        An epoch with records on both sides now begins at the log start.
+        An epoch with records on both sides now begins at the log start. ``log_end_offset``: exclusive.
         """
         self.before_start = self.epoch_at(log_start_offset - 1) or self.before_start
         if log_start_offset >= log_end_offset:

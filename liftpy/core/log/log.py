@@ -41,7 +41,7 @@ from liftpy.errors import CorruptionError, LogClosedError, NoSpaceError, OffsetO
 
 
 class Log:
-    """A partition's log. Offsets: ``*_end_offset`` exclusive, all others inclusive."""
+    """The log of one partition. Offsets: ``*_end_offset`` exclusive, all others inclusive."""
 
     def __init__(self, config: StreamConfig, recovered: Recovered) -> None:
         storage, segments, checkpoint = recovered.storage, recovered.segments, recovered.checkpoint
@@ -128,27 +128,27 @@ class Log:
 
     @property
     def log_end_offset(self) -> int:
-        """Exclusive: the offset that the next record gets."""
+        """Log end: the offset that the next record gets."""
         return max(self.segments[-1].next_offset, self.log_start_offset)
 
     @property
     def newest_offset(self) -> int:
-        """Inclusive: the last record. ``log_start_offset - 1`` when the log is empty."""
+        """Offset of the last record, inclusive. ``log_start_offset - 1``: the log is empty."""
         return self.log_end_offset - 1
 
     @property
     def flushed_end_offset(self) -> int:
-        """Exclusive: everything below is on disk, or counts as such by the stream's flush policy."""
+        """Offset (exclusive) below which all records are on disk, or count as such under the stream's flush policy."""
         return self._durable_end_offset if self.config.flush.mode is FlushMode.ALWAYS else self.log_end_offset
 
     @property
     def horizon(self) -> Horizon:
-        """Offset up to which compaction may have removed records, in this log or in the log that it was copied from."""
+        """Compaction horizon: offset below which records may be missing, because this log or its source was compacted."""
         return self._horizon.value
 
     @property
     def durable_end_offset(self) -> int:
-        """Exclusive end of the flushed records. It does not depend on the flush policy of the stream."""
+        """Offset (exclusive) below which all records have been flushed to disk, independent of the flush policy of the stream."""
         return self._durable_end_offset
 
     @property
@@ -158,13 +158,13 @@ class Log:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all segments."""
+        """Total size of all segments, in bytes."""
         return sum(s.size_bytes for s in self.segments)
 
     # ---- appending ---------------------------------------------------------------------------------------------------
 
     def append(self, batch: Bytes, now_wall_ns: int = 0) -> None:
-        """Append one sealed batch whose base offset is ``log_end_offset``.
+        """Append one batch whose header and CRC are complete. Its base offset must be ``log_end_offset``. ``now_wall_ns``: wall clock.
 
         Raises NoSpaceError, StorageError, LogClosedError.
         """
@@ -255,7 +255,9 @@ class Log:
         return self._flush
 
     def complete_flush(self, flush: Flush, error: Exception | None = None) -> int:
-        """Record that ``flush`` has run, and return ``flushed_end_offset``. An ``error`` closes the log permanently [S4]."""
+        """Record that ``flush`` has run, and return the new ``flushed_end_offset``. ``error``: closes the log permanently [S4].
+        None: success.
+        """
         check(flush is self._flush, "S4", "a flush completes that was not begun")
         self._flush = None
         if error is not None:
@@ -294,17 +296,17 @@ class Log:
             self._notify_advance()
 
     def note_promise(self, leader_epoch: int) -> None:
-        """Note that the journal of promises rejects epochs below ``leader_epoch`` durably.
+        """Note that the journal of promises has ``leader_epoch`` durably. The next checkpoint stores it too.
 
-        The next checkpoint stores the epoch too.
+        The replica ignores metadata with lower LeaderEpochs after a restart.
         """
         self.persisted_epoch = max(self.persisted_epoch, leader_epoch)
 
     def checkpoint(self) -> None:
-        """Write HW, log start and epochs if they changed. The stored HW is never ahead of the flushed records.
+        """Store HW, log start and epochs durably, if they changed. The stored HW is never ahead of the flushed records.
 
-        This method may run in another thread during appends and a flush. It must not run during a truncation, retention
-        or another checkpoint.
+        This method may run in another thread during appends and a flush. It must not run during a truncation, retention or
+        another checkpoint.
         """
         self._must_be_open()
         self._store_checkpoint()
@@ -340,7 +342,8 @@ class Log:
     def read_part(
         self, from_offset: int, position: int, size_bytes: int, *, end_offset: int | None = None
     ) -> tuple[BatchHeader, memoryview] | None:
-        """Return the header of the batch that contains ``from_offset``, and up to ``size_bytes`` of it from ``position``.
+        """Return a part of the batch that contains ``from_offset``: its header, and up to ``size_bytes`` from ``position`` of the
+        batch.
 
         Return None if the batch has no more bytes or ends past ``end_offset``. Raises the errors of ``read``.
         """
@@ -364,10 +367,10 @@ class Log:
         return self.log_end_offset if found is None else max(found, self.log_start_offset)
 
     def met_damage(self, error: CorruptionError) -> None:
-        """Record that a read has found damage, and remove the index of the segment.
+        """Handle damage that a read has found: remove the index of the segment, and report the damage to the replica (``on_damage``).
 
-        Without the index, the next recovery reads the segment, finds the damage and quarantines the segment [S3]. Until
-        then this replica must not stay in the ISR. ``on_damage`` reports the damage to the replica.
+        Without the index, the next recovery reads the segment, finds the damage and quarantines the segment [S3]. Until then
+        this replica must not stay in the ISR.
         """
         with suppress(StorageError):  # then the next read finds the damage again
             for segment in self.segments:
@@ -378,9 +381,10 @@ class Log:
             self.on_damage(error)
 
     def complaint(self, offset: int, asker: str, now_ns: int) -> Recheck:
-        """Check a report of the node or reader ``asker`` that the batch at ``offset`` is damaged.
+        """Check the batch at ``offset`` on disk, because the node or reader ``asker`` reported it as damaged. Return the result.
 
-        ``Rechecks`` limits the number of checks. A confirmed damage is handled as in ``met_damage``. ``now_ns``: monotonic.
+        ``Rechecks`` limits the number of checks. A confirmed damage is handled as in ``met_damage``. ``now_ns``: monotonic
+        time.
         """
         if self.closed or not self.log_start_offset <= offset < self.log_end_offset:
             return Recheck.NOT_HERE
@@ -389,9 +393,9 @@ class Log:
         return Recheck.SOUND if self.is_sound(offset) else Recheck.DAMAGED
 
     def is_sound(self, offset: int) -> bool:
-        """Read the block that contains ``offset`` from the file again, and return whether it is valid.
+        """Read the block that contains ``offset`` from the file again. Return True if its batches are valid.
 
-        Damage is handled as in ``met_damage``.
+        If they are damaged, handle this as in ``met_damage``.
         """
         try:
             self._segment_at(offset).recheck(offset)
@@ -461,10 +465,10 @@ class Log:
         self.segments[-1] = kept
 
     def start_afresh(self, start_offset: int, deletes_end: int = 0) -> None:
-        """Delete all records and begin an empty log at ``start_offset``.
+        """Delete all records and begin an empty log at ``start_offset`` (inclusive).
 
         A follower does this when its log ends below the leader's log start [D26], or below tombstones that the leader has
-        removed [D30]. ``deletes_end``: that of the leader's horizon.
+        removed [D30]. ``deletes_end``: offset (exclusive) below which the leader's log may lack tombstones.
         """
         self._must_be_open()
         self._join_flush()
@@ -529,10 +533,17 @@ class Log:
         hold_bytes: int = 0,
         may_drop: Callable[[int], bool] = lambda log_start_offset: True,
     ) -> bool:
-        """Delete the whole segments that retention (``held_start``) or an operator's request (``asked_start``) releases.
+        """Delete the whole segments that the retention settings or an operator's request allow to delete.
 
-        ``may_drop``: returns whether the log may start at an offset now. If not, the caller retries later. Return True if
-        the log start moved.
+        Args:
+            now_wall_ns: Wall clock, in nanoseconds since 1970.
+            held_from: First offset that a service still needs. None: no service needs a record.
+            hold_bytes: Maximum size of the expired records that stay for services, in bytes.
+            may_drop: Called with the new log start. Returns whether the log may start there now. If not, the caller retries
+                later.
+
+        Returns:
+            True if the log start moved.
         """
         self._must_be_open()
         before, active, high = self.log_start_offset, self.segments[-1], self.high_watermark
@@ -549,31 +560,31 @@ class Log:
 
     @property
     def may_give_up(self) -> bool:
-        """True if ``apply_retention`` may have something to delete."""
+        """True if a call of ``apply_retention`` may delete or seal something: there is retention, a requested log start or a purge."""
         return self.config.has_retention or self.log_start_offset < self.asked_start or bool(self.cleaning.purges)
 
     @property
     def may_be_cleaned(self) -> bool:
-        """True if compaction may have something to do."""
+        """True if a compaction of this log may remove records, because of the stream's settings or a purge."""
         return self.config.is_cleaned or bool(self.cleaning.purges)
 
     @property
     def may_have_gaps(self) -> bool:
-        """True if compaction may have removed records, here or on a replica from which this log was fetched."""
+        """True if compaction may have removed records, in this log or in a log from which its records were fetched."""
         return self.config.is_cleaned or self.horizon.end_offset > 0
 
     def apply_metadata(self, state: PartitionState) -> bool:
-        """Apply the metadata: the requested log start and the purges. Return True if ``apply_retention`` has new work."""
+        """Take over the requested log start and the purges from the metadata. Return True if one of them is new."""
         is_new = self.asked_start != state.asked_start
         self.asked_start = state.asked_start
         return self.cleaning.apply_metadata(state) or is_new
 
     def begin_compaction(self, now_wall_ns: int, *, min_dirty_ratio: float = 0.0) -> Compaction | None:
-        """Return a compaction of the sealed, flushed and committed segments. Run it in any thread.
+        """Return a compaction of the sealed, flushed and committed segments. The caller runs it in any thread.
 
-        Return None if there are no such segments, or if the share of new bytes is below ``min_dirty_ratio``. Bytes are new
-        if they were appended after the last compaction of this process. Pass the finished run to ``complete_compaction`` on
-        the thread of the log.
+        Afterwards the caller passes it to ``complete_compaction`` on the thread of the log. None: there are no such segments,
+        or the share of new bytes is below ``min_dirty_ratio`` (0 to 1). Bytes are new if they were appended after the last
+        compaction of this process.
         """
         self._must_be_open()
         pending = {id(job.file) for job in (*self._unsynced, *(self._flush.seals if self._flush else ()))}
@@ -589,10 +600,10 @@ class Log:
         return run
 
     def complete_compaction(self, compaction: Compaction) -> int:
-        """Replace the inputs of a compaction by its outputs. Return the number of removed records.
+        """Replace the input segments of a compaction by its output files. Return the number of removed records.
 
-        The method changes nothing if the log was truncated during the run. An error closes the log. The next start repairs
-        the directory.
+        The method changes nothing if the log was truncated during the run. An error closes the log. The next start repairs the
+        directory.
         """
         self._must_be_open()
         known = {id(s) for s in self.segments}
@@ -613,12 +624,12 @@ class Log:
         return compaction.dropped_records if compaction.outputs else 0
 
     def _store_horizon(self, horizon: Horizon) -> None:
-        """Store the horizon durably before the compacted files are used."""
+        """Store the compaction horizon durably, before compacted files replace the old ones."""
         if self._horizon.rise(horizon) and self.on_compacted is not None:
             self.on_compacted(self.horizon)
 
     def _put_in_place(self, output: CompactedFile) -> None:
-        """Rename the output file, then remove the inputs. ``recover`` completes this after a crash."""
+        """Replace the input segments of a compaction by the file ``output``. Recovery completes this after a crash."""
         old = [s for s in self.segments if s.base_offset in output.replaced]
         self.storage.remove(index_name(old[0].base_offset))
         self.storage.rename(output.temporary, log_name(output.segment.base_offset))
@@ -635,7 +646,10 @@ class Log:
         self.segments[index : index + len(old)] = [output.segment]
 
     def _forget_flushes(self, end_offset: int) -> None:
-        """Cancel the flushes of deleted files. A running flush no longer counts for records past ``end_offset``."""
+        """Cancel the flushes of deleted files, because the log now ends at ``end_offset`` (exclusive).
+
+        A running flush then counts only the records below ``end_offset`` as flushed.
+        """
         self._unsynced = [job for job in self._unsynced if any(job.file is s.file for s in self.segments[:-1])]
         if self._flush is not None:
             self._flush.end_offset = min(self._flush.end_offset, end_offset)
@@ -663,7 +677,7 @@ class Log:
             raise LogClosedError(f"The log is closed: {self.closed}. The node opens it again, or reports the storage error.")
 
     def _join_flush(self) -> None:
-        """Wait for the flush that runs in another thread and ignore its result, before a truncation."""
+        """Wait for the flush that runs in another thread, and ignore its result. A truncation calls the method first."""
         if self._flush is not None:
             self._flush.wait()
 
@@ -687,7 +701,7 @@ READERS = ""
 
 
 class Recheck(Enum):
-    """Result of a corruption report. The values are names of counters."""
+    """Result of the check of a batch that another node or a reader reported as damaged. The values are names of counters."""
 
     DAMAGED = "complaints: damage found"
     SOUND = "complaints: own copy is right"
@@ -696,13 +710,16 @@ class Recheck(Enum):
 
 
 class Rechecks:
-    """Limits the checks after corruption reports."""
+    """Limits how often reports of damage make a node read its log from disk again."""
 
     def __init__(self) -> None:
         self._last_ns: OrderedDict[str, int] = OrderedDict()
 
     def is_due(self, asker: str, now_ns: int) -> bool:
-        """Return whether a report of ``asker`` (a node id, or READERS) should be checked now. ``now_ns``: monotonic."""
+        """Return whether a report of ``asker`` should be checked now, or comes too soon after its last one.
+
+        ``asker``: node id, or READERS for all readers together. ``now_ns``: monotonic time.
+        """
         last_ns = self._last_ns.get(asker)
         if last_ns is not None and now_ns - last_ns < EVERY_NS:
             return False

@@ -41,7 +41,18 @@ def read_selected(
 ) -> Portion:
     """Read the records that match ``wanted``, from ``offset`` on (inclusive), or ``backwards`` below it (exclusive).
 
-    ``end_offset``: exclusive. No returned batch reaches past it. Raises the errors of ``Log.read``.
+    Args:
+        log: Log of the partition.
+        wanted: Filter of records.
+        offset: First offset, or with ``backwards`` the offset after the last one.
+        max_bytes: Size of the answer that the reader requests, in bytes.
+        room_bytes: Largest size that fits into one message, in bytes.
+        end_offset: Exclusive. No returned batch reaches past it.
+        backwards: True to read older records.
+        held: Part of a large batch that the reader already has.
+
+    Raises:
+        OffsetOutOfRangeError, CorruptionError, LogClosedError: As in ``Log.read``.
     """
     most_bytes = min(max_bytes, room_bytes)
     found: list[memoryview] = []
@@ -67,7 +78,11 @@ def read_selected(
 def read_narrow(
     log: Log, left_out: int, offset: int, max_bytes: int, room_bytes: int, *, end_offset: int, held: Held = NOTHING
 ) -> Portion:
-    """Read like ``read_portion``, but without the columns ``left_out`` (see ``liftpy.core.wire.filters``)."""
+    """Read batches from ``offset`` on as ``read_portion`` does, but without some columns.
+
+    ``left_out``: columns to omit, as bits that ``liftpy.core.wire.filters`` defines. ``held``: part of a large batch that the
+    reader already has.
+    """
     most_bytes = min(max_bytes, room_bytes)
     found: list[memoryview] = []
     size_bytes = looked_bytes = 0
@@ -92,10 +107,10 @@ def _count_subjects(batch: RecordBatch) -> int:
 
 
 def _matching_part(batch: RecordBatch, wanted: Filter) -> memoryview | None:
-    """Return the matching part of a batch, None if nothing matches.
+    """Return a batch with only the records that match ``wanted``. None: no record matches.
 
-    Without a filter every batch matches, also a filler. A batch with invalid columns is returned unchanged, so that the
-    reader reports the damage.
+    Without a filter the batch is returned unchanged, also a filler. A batch with invalid columns is returned unchanged, so that
+    the reader reports the damage.
     """
     if not wanted:
         return batch.view
@@ -109,21 +124,27 @@ def _matching_part(batch: RecordBatch, wanted: Filter) -> memoryview | None:
 
 
 def _piece_of(data: memoryview, room_bytes: int, offset: int, held: Held) -> Portion:
-    """Return a piece of one batch that is larger than a message."""
+    """Return a piece of the batch ``data``, which is larger than a message. It follows ``held``, the part that the reader has.
+
+    ``offset``: offset that the reader requested. ``room_bytes``: maximum size of the piece.
+    """
     crc = int.from_bytes(data[:4], "little")
     position = held.position if held.crc == crc and held.position < len(data) else 0
     return portion_of(Piece(crc, len(data), position, data[position : position + room_bytes]), offset)
 
 
 def _batches_from(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
-    """Yield about LOOK_BYTES of checked batches, beginning with the batch that contains ``offset``."""
+    """Yield batches from the one that contains ``offset``, up to ``end_offset`` (exclusive) or about LOOK_BYTES. CRCs are checked."""
     read = log.read(offset, LOOK_BYTES, end_offset=end_offset)
     for chunk in read.chunks:
         yield from _checked_batches(log, chunk)
 
 
 def _batches_below(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
-    """Yield about LOOK_BYTES of checked batches below ``offset``, in descending order."""
+    """Yield batches below ``offset``, in descending order, up to about LOOK_BYTES. CRCs are checked.
+
+    ``end_offset``: offset (exclusive) past which no batch reaches.
+    """
     batches: list[RecordBatch] = []
     if offset > log.log_start_offset:
         at = max(offset_about_bytes_before(log.segments, offset, LOOK_BYTES), log.log_start_offset)
@@ -165,10 +186,10 @@ MAX_BOUNDARIES = 128
 
 @dataclass(frozen=True, slots=True)
 class RangeSize:
-    """Size of an offset range.
+    """Size of a range of offsets, and borders that divide it.
 
-    ``size_bytes``: stored size of its batches. ``borders``: first offsets of batches inside the range. ``positions``:
-    number of bytes of the range before each border.
+    ``size_bytes``: stored size of its batches. ``borders``: first offsets of batches inside the range. ``positions``: number of
+    bytes of the range before each border.
     """
 
     size_bytes: int
@@ -177,11 +198,15 @@ class RangeSize:
 
 
 def measure(log: Log, start: int, end: int, *, every_bytes: int = 0, every_records: int = 0) -> RangeSize:
-    """Measure the offsets [``start``, ``end``), which must be in the log. With a step, also return boundaries, at most
-    MAX_BOUNDARIES.
+    """Return the size of the batches with offsets ``start`` (inclusive) to ``end`` (exclusive), which must be in the log.
 
-    By bytes: the last batch that begins at or before each multiple of the step, counted from the range's first batch. By
-    records: the last batch that begins at most one step after the previous boundary, or the next batch if one is larger.
+    With ``every_bytes`` or ``every_records``, also return borders that divide the range, at most MAX_BOUNDARIES. A border is
+    the first offset of a batch.
+
+    With ``every_bytes``, a border is the last batch that begins at or before a multiple of this step, counted from the range's
+    first batch. With ``every_records``, it is the last batch that begins at most this number of offsets after the previous
+    border. If there is none, it is the next batch.
+
     Raises CorruptionError.
     """
     if end <= start:
@@ -201,7 +226,7 @@ def measure(log: Log, start: int, end: int, *, every_bytes: int = 0, every_recor
 
 
 class _Range:
-    """An offset range over segments.
+    """A range of offsets over several segments.
 
     ``_begins``: position of the first byte of each segment, relative to the first batch of the range.
     """
@@ -216,7 +241,10 @@ class _Range:
         self.size_bytes = self._begins[-1] + (at + last.size_bytes if last.base_offset < end else 0)
 
     def by_bytes(self, step: int) -> list[tuple[int, int]]:
-        """Return (offset, position) of the borders. All multiples of the step within one batch share a border."""
+        """Return (offset, position) of borders about every ``step`` bytes.
+
+        All multiples of the step within one batch share a border.
+        """
         found: list[tuple[int, int]] = []
         position = step
         while position < self.size_bytes and len(found) < MAX_BOUNDARIES:
@@ -229,7 +257,7 @@ class _Range:
         return found
 
     def by_records(self, step: int) -> list[tuple[int, int]]:
-        """Return (offset, position) of the borders."""
+        """Return (offset, position) of borders about every ``step`` records."""
         found: list[tuple[int, int]] = []
         before = self._start
         while before + step < self._end and len(found) < MAX_BOUNDARIES:
@@ -241,8 +269,9 @@ class _Range:
         return found
 
     def _last_above(self, before: int, most: int) -> tuple[int, int] | None:
-        """Return the last border above ``before`` and at or below ``most``, or the first border above ``most``. None: the
-        range has no other border.
+        """Return (offset, position) of the last batch that begins above the offset ``before`` and at or below the offset ``most``.
+
+        If there is none, return the first batch that begins above ``most``. None: the range has no such batch.
         """
         number = segment_at(self._segments, most)
         batch, at = last_batch_at(self._segments[number], most)
@@ -269,9 +298,10 @@ def _last_at(segment: Segment, position: int) -> tuple[BatchHeader, int]:
 
 
 def _last_of_block(segment: Segment, number: int, wanted: Callable[[BatchHeader, int], bool]) -> tuple[BatchHeader, int]:
-    """Return the last batch for which ``wanted`` is true, from index entry ``number`` on.
+    """Return (header, position) of the last batch for which ``wanted`` is true, from index entry ``number`` on.
 
-    If there is none, return the first batch.
+    The search ends at the first batch for which it is false. If no batch fits, return the first one. ``wanted``: gets header
+    and position of a batch.
     """
     begin = segment.entries[number].position
     segment.check(begin, begin + 1)
@@ -304,7 +334,7 @@ class FileSpan:
 
 
 def spans_of(log: Log, start: int, end: int) -> list[FileSpan]:
-    """Return the file ranges of the batches of [``start``, ``end``), in order.
+    """Return the parts of segment files with the batches of the offsets ``start`` (inclusive) to ``end`` (exclusive), in order.
 
     The range must be in the log. The result is empty if the range is empty or needs more than MAX_FILES files. Raises
     CorruptionError.
@@ -333,10 +363,10 @@ def spans_of(log: Log, start: int, end: int) -> list[FileSpan]:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """A part of a log that fits into one message. ``chunks``: whole batches, or one piece of a large batch.
+    """Part of a log that fits into one message. ``chunks``: whole batches, or one piece of a large batch.
 
     ``next_offset``: offset at which the reader continues. ``size_bytes``: size of all chunks. ``looked_bytes``: size of the
-    examined batches in the log.
+    batches that were examined in the log.
     """
 
     chunks: tuple[memoryview, ...]
@@ -368,5 +398,5 @@ def read_portion(
 
 
 def portion_of(piece: Piece, from_offset: int) -> Portion:
-    """Return a portion that consists of one piece."""
+    """Return a portion that consists of ``piece``. The reader requests ``from_offset`` again for the next piece."""
     return Portion((piece.data,), len(piece.data), from_offset, piece)

@@ -14,9 +14,9 @@ from liftpy.errors import CorruptionError
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """Result of a read. ``chunks``: whole batches in ascending order.
+    """Result of a read. ``chunks``: whole batches in ascending order. ``size_bytes``: their size.
 
-    ``next_offset``: offset at which the next read in the same direction continues.
+    ``next_offset``: offset at which the next read continues.
     """
 
     chunks: tuple[memoryview, ...]
@@ -25,14 +25,14 @@ class ReadResult:
 
 
 def segment_at(segments: Sequence[Segment], offset: int) -> int:
-    """Return the index of the segment that contains ``offset`` or would contain it."""
+    """Return the index in ``segments`` of the segment that contains ``offset`` or would contain it."""
     return max(bisect_right(segments, offset, key=lambda s: s.base_offset) - 1, 0)
 
 
 def offset_at(segment: Segment, position: int) -> int:
-    """Return the base offset of the batch at ``position``.
+    """Return the base offset of the batch at ``position`` of the segment's file.
 
-    Raise CorruptionError if there is no batch, because an earlier header is damaged.
+    Raises CorruptionError if there is no batch, because an earlier header is damaged.
     """
     for _, header in segment.batches(position, position + 1):
         return header.base_offset
@@ -42,7 +42,10 @@ def offset_at(segment: Segment, position: int) -> int:
 
 
 def read_forwards(segments: Sequence[Segment], from_offset: int, max_bytes: int, limit: int) -> ReadResult:
-    """Read the batches that end at or below ``limit`` (exclusive), from the one that contains ``from_offset``."""
+    """Read batches from the one that contains ``from_offset``, up to ``max_bytes``. At least one batch is returned if there is one.
+
+    ``limit``: offset (exclusive) past which no returned batch reaches.
+    """
     chunks: list[memoryview] = []
     size_bytes, next_offset = 0, from_offset
     for segment in segments[segment_at(segments, from_offset) :]:
@@ -66,7 +69,10 @@ def read_forwards(segments: Sequence[Segment], from_offset: int, max_bytes: int,
 
 
 def without_earlier_offsets(result: ReadResult, from_offset: int) -> ReadResult:
-    """Return the result without the offsets below ``from_offset``. A filler at its start is shortened."""
+    """Return ``result`` with a filler at its start shortened, so that it begins at ``from_offset``.
+
+    A filler covers offsets whose records compaction has removed. Other batches are returned unchanged.
+    """
     if not result.chunks:
         return result
     header = parse_header(result.chunks[0])
@@ -78,7 +84,11 @@ def without_earlier_offsets(result: ReadResult, from_offset: int) -> ReadResult:
 
 
 def _forwards_in(segment: Segment, offset: int, max_bytes: int, limit: int, *, first: bool) -> tuple[memoryview, int]:
-    """Return (bytes, offset after them) from one segment. The first batch may be larger than ``max_bytes``."""
+    """Read batches of one segment from ``offset`` on. Return (bytes of the batches, offset after them).
+
+    ``first``: True if no batch was read before. The batch may then be larger than ``max_bytes``. ``limit``: offset (exclusive)
+    past which no batch reaches.
+    """
     hint = segment.entry_at(offset)
     segment.check(hint, hint + 2 * INDEX_INTERVAL_BYTES)
     start = segment.locate(offset)
@@ -95,7 +105,7 @@ def _forwards_in(segment: Segment, offset: int, max_bytes: int, limit: int, *, f
 
 
 def offset_about_bytes_before(segments: Sequence[Segment], offset: int, size_bytes: int) -> int:
-    """Return the base offset of a batch about ``size_bytes`` before ``offset``. Only indexes are read.
+    """Return the base offset of a batch that begins about ``size_bytes`` before ``offset``. Only indexes are read.
 
     The result is below ``offset`` and in the segment of the batch before it.
     """
@@ -150,10 +160,9 @@ def first_offset_at(segments: Sequence[Segment], timestamp_ns: int) -> int | Non
 
 
 def offset_before(segments: Sequence[Segment], timestamp_ns: int) -> int:
-    """Return the base offset of a batch before all batches with a timestamp of at least ``timestamp_ns``. Only indexes are
-    read.
+    """Return the base offset of a batch before all batches with a timestamp of at least ``timestamp_ns``. Only indexes are read.
 
-    If there is no such batch, return the first one of the last segment.
+    If there is no batch with such a timestamp, return the base offset of the last segment.
     """
     for segment in segments:
         if segment.size_bytes and segment.max_timestamp_ns >= timestamp_ns:
@@ -163,9 +172,10 @@ def offset_before(segments: Sequence[Segment], timestamp_ns: int) -> int:
 
 
 def checked_to_follow(batches: Sequence[RecordBatch], end_offset: int, epoch: int) -> int:
-    """Check that the batches are contiguous and continue a log. Return their size in bytes.
+    """Check that ``batches`` follow each other without a gap and continue a log. Return their size in bytes.
 
-    The log ends at ``end_offset`` (exclusive) in ``epoch``. Raises InvariantError if they do not continue it [D14, D15].
+    The log ends at ``end_offset`` (exclusive), and its last record is of ``epoch``. Raises InvariantError if the batches do not
+    continue it [D14, D15].
     """
     size_bytes = 0
     for batch in batches:

@@ -45,7 +45,10 @@ _NAME = re.compile(rf"\d+\.log\.({DAMAGED}|{BEHIND})-\d+")
 
 
 def set_aside(storage: Storage, base_offset: int, why: str) -> None:
-    """Quarantine the segment at ``base_offset``: rename it and remove its index. ``why``: DAMAGED or BEHIND."""
+    """Quarantine the segment at ``base_offset``: rename its file and remove its index.
+
+    ``why``: DAMAGED for a damaged segment, BEHIND for a valid one after it.
+    """
     storage.remove(index_name(base_offset))
     taken = set(storage.names())
     name = f"{log_name(base_offset)}.{why}"
@@ -55,7 +58,7 @@ def set_aside(storage: Storage, base_offset: int, why: str) -> None:
 
 
 def names_set_aside(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the quarantined files among ``names``, sorted."""
+    """Return those of the file ``names`` that are quarantined segments, sorted."""
     return tuple(sorted(name for name in names if _NAME.fullmatch(name)))
 
 
@@ -86,9 +89,9 @@ class Damage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenReport:
-    """Result of opening a log.
+    """Findings of recovery when a log is opened.
 
-    ``cut_bytes``: size of the truncated torn tail. ``walked_bytes``: number of bytes that were read. ``damage``:
+    ``cut_bytes``: size of the incomplete end that was truncated. ``walked_bytes``: number of bytes that were read. ``damage``:
     quarantined segments.
     """
 
@@ -114,13 +117,13 @@ class OpenReport:
 
     @property
     def must_leave_isr(self) -> bool:
-        """True if this replica may lack records that it has acknowledged."""
+        """True if this replica may lack records that it has acknowledged, so that it must leave the ISR."""
         return bool(self.damage) or self.lost_committed or self.lost_flushed
 
 
 @dataclass(slots=True)
 class Recovered:
-    """The segments of a recovered directory, in ascending order and without gaps between them."""
+    """Result of recovery: the segments of a directory, in ascending order and without gaps between them."""
 
     segments: list[Segment]
     checkpoint: Checkpoint
@@ -134,12 +137,12 @@ class Recovered:
 
     @property
     def is_complete(self) -> bool:
-        """True if opening the log changes no file."""
+        """True if a log can be opened with this result without changing a file of the directory."""
         return bool(self.segments) and not self.segments[-1].sealed and not self.report.lost_committed
 
 
 def recover(storage: Storage, *, clean: bool = False) -> Recovered:
-    """Recover a directory so that its log can be used, and report the findings.
+    """Recover the directory ``storage`` so that its log can be used. Return the segments and the findings.
 
     ``clean``: True if the log was closed cleanly. Damage at its end then happened after the close.
     """
@@ -191,7 +194,10 @@ def recover(storage: Storage, *, clean: bool = False) -> Recovered:
 
 
 def _remove_stray_indexes(storage: Storage, names: Iterable[str], bases: list[int]) -> None:
-    """Remove indexes without a segment. A crash during a removal leaves them."""
+    """Remove index files without a segment.
+
+    A crash during a removal of segments leaves them. ``bases``: base offsets of the segments.
+    """
     wanted = {index_name(base) for base in bases}
     for name in names:
         if name.endswith(".index") and name not in wanted:
@@ -247,7 +253,10 @@ def _segments(
 
 
 def _from_index(storage: Storage, base: int) -> Segment | None:
-    """Return a sealed segment by its index. None: there is no index, or it does not fit the file [S6]."""
+    """Return the sealed segment with base offset ``base``, from its index file.
+
+    None: there is no index, or it does not fit the segment file [S6].
+    """
     summary = decode_index(storage.load(index_name(base)))
     if summary is None or summary.base_offset != base:
         return None
@@ -264,7 +273,10 @@ def _open_and_scan(storage: Storage, base: int) -> tuple[Segment, Walk]:
 
 
 def _is_torn(storage: Storage, base: int, behind: list[int], clean: bool) -> bool:
-    """Return whether the segment was never flushed completely. If so, the segments after it have no valid batch."""
+    """Return whether the segment ``base`` was not flushed completely before a crash, so that its end may be truncated.
+
+    That is so if the segments ``behind`` it have no valid batch.
+    """
     if clean or decode_index(storage.load(index_name(base))) is not None:
         return False
     for later in behind:
@@ -276,7 +288,7 @@ def _is_torn(storage: Storage, base: int, behind: list[int], clean: bool) -> boo
 
 
 def _remove_segments(storage: Storage, bases: list[int]) -> None:
-    """Remove segments, newest first, so that a crash leaves no gap."""
+    """Remove the segments with the base offsets ``bases``, newest first, so that a crash leaves no gap."""
     for base in reversed(bases):
         _remove_segment(storage, base)
 
@@ -288,7 +300,10 @@ def _remove_segment(storage: Storage, base: int) -> None:
 
 
 def _set_aside(storage: Storage, segment: Segment, found: Walk, later: list[int]) -> Segment | None:
-    """Quarantine a damaged segment and all later ones. Return a new segment with the valid part, None if it is empty."""
+    """Quarantine a damaged segment and all ``later`` ones. Return a new segment with its valid part. None: no part is valid.
+
+    ``found``: result of reading the damaged segment. ``later``: base offsets of the segments after it.
+    """
     _quarantine_behind(storage, later)
     name = f"{log_name(segment.base_offset)}.tmp"
     kept = storage.create(name)
@@ -308,7 +323,7 @@ def _set_aside(storage: Storage, segment: Segment, found: Walk, later: list[int]
 
 
 def _quarantine_behind(storage: Storage, bases: list[int]) -> None:
-    """Quarantine the good segments after a damaged one, newest first, so that a crash leaves no gap."""
+    """Quarantine the valid segments after a damaged one, newest first, so that a crash leaves no gap. ``bases``: base offsets."""
     for base in reversed(bases):
         set_aside(storage, base, BEHIND)
 
@@ -341,19 +356,19 @@ _TAIL = re.compile(r"(\d{20}\.log)\.(\d+)-(\d{20})\.tail")
 
 
 def mark_failed_flush(storage: Storage, error: Exception) -> None:
-    """Store the durable mark of a failed flush. An error of the disk is ignored."""
+    """Store in the directory that a flush failed with ``error``, for the next start. If that fails too, ignore it."""
     with suppress(StorageError):
         storage.replace(FLUSH_FAILED_NAME, str(error).encode())
 
 
 def failed_flush(storage: Storage) -> str:
-    """Return the text of the mark of a failed flush, '' if there is none."""
+    """Return the error text of a flush that failed before this start. '': no flush failed."""
     mark = storage.load(FLUSH_FAILED_NAME)
     return "" if mark is None else mark.decode(errors="replace") or "a flush failed"
 
 
 def finish_splits(storage: Storage, names: Iterable[str]) -> None:
-    """Complete a split of a segment that a crash interrupted."""
+    """Complete the split of a segment into two files, if a crash interrupted it. ``names``: files in the directory."""
     for name in names:
         found = _TAIL.fullmatch(name)
         if found is not None:
@@ -365,7 +380,7 @@ def finish_splits(storage: Storage, names: Iterable[str]) -> None:
 def prove(
     storage: Storage, segments: list[Segment], checkpoint: Checkpoint, names: Collection[str], *, flush_failed: bool = False
 ) -> tuple[list[Segment], int]:
-    """Make the segments and names durable.
+    """Make the recovered segments and the file names durable: write data again that is not proven to be on disk.
 
     Args:
         storage: Directory of the partition.
@@ -398,7 +413,7 @@ def prove(
 
 
 def seal(storage: Storage, segment: Segment) -> None:
-    """Write the index of a durable segment. If the disk is full, no index is written."""
+    """Write the index file of a segment that is durable. If the disk is full, write nothing, because the index can be rebuilt."""
     with suppress(NoSpaceError):
         storage.replace(index_name(segment.base_offset), encode_index(segment.summary()))
     segment.sealed = True
@@ -406,7 +421,10 @@ def seal(storage: Storage, segment: Segment) -> None:
 
 
 def _proven_position(segment: Segment, proven_end_offset: int) -> int:
-    """Return the position up to which an index or the checkpoint proves that the data is on disk."""
+    """Return the position up to which the data of ``segment`` is certainly on disk.
+
+    An index or the checkpoint proves it. ``proven_end_offset``: offset (exclusive) that the checkpoint proves.
+    """
     if segment.sealed or proven_end_offset >= segment.next_offset:
         return segment.size_bytes
     return segment.locate(proven_end_offset) if proven_end_offset > segment.base_offset else 0
@@ -431,7 +449,7 @@ def _make_names_durable(storage: Storage, names: Collection[str], *, anew: bool)
 
 
 def _rewrite(storage: Storage, segment: Segment, position: int) -> list[Segment]:
-    """Write everything from ``position`` on again. Return the result as one segment or two."""
+    """Write the bytes of the segment from ``position`` on again, so that they are durable. Return the result as one segment or two."""
     try:
         return _split(storage, segment, position) if position else [_replace_by_copy(storage, segment)]
     except NoSpaceError:
@@ -465,7 +483,7 @@ def _split(storage: Storage, segment: Segment, position: int) -> list[Segment]:
 
 
 def _head_of(segment: Segment, file: LogFile, position: int, tail: Segment) -> Segment:
-    """Return the part of a segment before ``position``, where it was truncated. ``tail``: the removed bytes."""
+    """Return a segment of the bytes before ``position``, where ``file`` was truncated. ``tail``: segment of the removed bytes."""
     whole = bisect_left(segment.entries, position, key=lambda entry: entry.position) - 1
     entry = segment.entries[whole]
     head = Segment(segment.base_offset, file, segment.base_offset, checked=segment.checked)
@@ -480,7 +498,7 @@ def _head_of(segment: Segment, file: LogFile, position: int, tail: Segment) -> S
 
 
 def _cut(storage: Storage, name: str, file: LogFile, position: int) -> LogFile:
-    """Truncate the file at ``position`` durably and return it. If a flush of the file has failed, a copy replaces it."""
+    """Truncate ``file`` durably at ``position``, and return it. If a flush of the file has failed, return a copy that replaces it."""
     try:
         file.truncate(position)
         return file

@@ -20,7 +20,7 @@ AT_ONCE = 32
 
 
 class Retained(Protocol):
-    """The facts about a segment that retention needs."""
+    """Properties of a segment on which retention decides."""
 
     base_offset: int
     next_offset: int
@@ -42,14 +42,21 @@ def is_below(segment: Retained, asked_start: int, high_watermark: int) -> bool:
 
 
 def asked_start(segments: Sequence[Retained], wanted: int) -> int:
-    """Return the next log start on the way to the requested one (``wanted``). Each step removes at most ``AT_ONCE`` files."""
+    """Return the next log start (inclusive) on the way to ``wanted``, the log start that an operator requested.
+
+    Each step removes at most ``AT_ONCE`` segments.
+    """
     return min(wanted, segments[AT_ONCE].base_offset) if len(segments) > AT_ONCE else wanted
 
 
 def retained_start(segments: Sequence[Retained], config: StreamConfig, high_watermark: int, now_wall_ns: int) -> int:
     """Return the log start after retention: the base offset of the first segment that stays.
 
-    ``segments``: ascending, the active one last. ``high_watermark``: inclusive. ``now_wall_ns``: wall clock.
+    Args:
+        segments: Ascending, the active one last.
+        config: Settings of the stream.
+        high_watermark: Inclusive. Records above it stay.
+        now_wall_ns: Wall clock, in nanoseconds since 1970.
     """
     size_bytes = sum(s.size_bytes for s in segments)
     records = sum(s.record_count for s in segments)
@@ -65,12 +72,13 @@ def retained_start(segments: Sequence[Retained], config: StreamConfig, high_wate
 
 
 def held_start(segments: Sequence[Retained], wanted: int, held_from: int | None, most_bytes: int) -> int:
-    """Return the log start while a service still needs the record at ``held_from``. None: no service needs a record.
+    """Return the log start after retention, if a service still needs the record at ``held_from``. None: no service needs a record.
 
-    At most ``most_bytes`` below ``wanted`` stay for the service. Beyond this limit, retention wins.
+    At most ``most_bytes`` below ``wanted``, the log start by the settings, stay for the service. Beyond this limit, retention
+    wins.
 
-    Example: segments of 10 records and 1 MB begin at 0, 10, 20 and 30. ``wanted`` is 30 and ``held_from`` is 12. The log
-    start becomes 10 if ``most_bytes`` is 2 MB, and 20 if it is 1 MB.
+    Example: segments of 10 records and 1 MB begin at 0, 10, 20 and 30. ``wanted`` is 30 and ``held_from`` is 12. The log start
+    becomes 10 if ``most_bytes`` is 2 MB, and 20 if it is 1 MB.
     """
     start, held_bytes = wanted, 0
     if held_from is None:

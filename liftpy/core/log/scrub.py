@@ -22,7 +22,7 @@ from liftpy.errors import CorruptionError
 
 @dataclass(slots=True)
 class Scan:
-    """A scan of one segment file from ``position`` to ``end`` (exclusive). Both are batch boundaries.
+    """Check of one segment file from ``position`` to ``end`` (exclusive), in steps. Both are batch boundaries, in bytes.
 
     ``next_offset`` is the offset of the batch at ``position``.
     """
@@ -38,16 +38,16 @@ class Scan:
 
     @property
     def name(self) -> str:
-        """Name of the file."""
+        """Name of the file that is checked."""
         return log_name(self.base_offset)
 
     @property
     def done(self) -> bool:
-        """True if everything has been checked."""
+        """True if everything up to ``end`` has been checked."""
         return self.position >= self.end
 
     def step(self, file: LogFile, max_bytes: int) -> int:
-        """Check the next batches: about ``max_bytes``, at least one batch.
+        """Check the next batches of ``file``: about ``max_bytes``, at least one batch.
 
         Return the number of checked bytes. ``read_bytes`` grows by the number of bytes read. Raises CorruptionError,
         StorageError.
@@ -93,7 +93,7 @@ class Scan:
 
 
 def scan_of(log: Log, segment: Segment, position: int = 0) -> Scan | None:
-    """Return a scan of the flushed part of ``segment``, from the indexed batch at or before ``position``.
+    """Return a check of the flushed part of ``segment``. It begins at the last indexed batch at or before ``position``.
 
     Return None if there is nothing to check.
     """
@@ -107,15 +107,15 @@ def scan_of(log: Log, segment: Segment, position: int = 0) -> Scan | None:
 
 
 def is_confirmed_damage(log: Log, segment: Segment, scan: Scan) -> bool:
-    """Check the fault that ``scan`` found on the thread of the log. Return whether it is damage of ``segment``.
+    """Check again, on the thread of the log, the batch at which ``scan`` found a fault. Return True if it is damaged.
 
-    If the segment is damaged and still part of the log, the function also reports the damage to the log.
+    The result is False if ``segment`` is no longer part of the log. A confirmed damage is also reported to the log.
     """
     return any(segment is held for held in log.segments) and not log.is_sound(scan.next_offset)
 
 
 def freshly_sealed(log: Log) -> Segment | None:
-    """Return a segment that this process sealed, that is flushed, and that has not been read back yet."""
+    """Return a segment that this process sealed and flushed, and that was not read from disk since. None: there is none."""
     for segment in log.segments[:-1]:
         if segment.awaits_scrub and segment.next_offset <= log.durable_end_offset:
             return segment
@@ -123,12 +123,12 @@ def freshly_sealed(log: Log) -> Segment | None:
 
 
 def next_segment(log: Log, after_base_offset: int) -> Segment | None:
-    """Return the first non-empty segment with a base offset above ``after_base_offset`` (-1: any)."""
+    """Return the first non-empty segment with a base offset above ``after_base_offset`` (-1: any). None: there is none."""
     return next((s for s in log.segments if s.base_offset > after_base_offset and s.size_bytes), None)
 
 
 def scrub_all(log: Log, segments: Iterable[Segment], max_bytes: int) -> bool:
-    """Check all of ``segments`` now, in steps of ``max_bytes``. Return whether no damage was found.
+    """Check all of ``segments`` now, in steps of ``max_bytes``. Return True if no damage was found.
 
     The simulator and tools use it.
     """

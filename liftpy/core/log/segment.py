@@ -39,7 +39,7 @@ def index_name(base_offset: int) -> str:
 
 @dataclass(slots=True)
 class Segment:
-    """One segment. Sizes and positions are in bytes of its file."""
+    """One segment file of a log, with its sparse index in memory. Sizes and positions are in bytes of the file."""
 
     base_offset: int
     """Inclusive: the log end offset when the file was made."""
@@ -71,7 +71,7 @@ class Segment:
     """Wall clock of the first append by this process, for ``segment_age_s``. In nanoseconds."""
 
     def note(self, header: BatchHeader, position: int) -> None:
-        """Add the batch at ``position``. All batches before it must be known."""
+        """Add the batch with this ``header``, which begins at ``position``, to the index. Earlier batches must be known."""
         base_offset, timestamp_ns = header.base_offset, header.timestamp_ns
         if not self.entries or position - self.entries[-1].position >= INDEX_INTERVAL_BYTES:
             self.entries.append(IndexEntry(base_offset, position, self.max_timestamp_ns))
@@ -87,7 +87,7 @@ class Segment:
         self.size_bytes = position + header.size_bytes
 
     def summary(self) -> SegmentSummary:
-        """Return the content of its index file."""
+        """Return the content of the segment's index file."""
         return SegmentSummary(
             self.base_offset,
             self.next_offset,
@@ -101,7 +101,7 @@ class Segment:
 
     @classmethod
     def from_summary(cls, file: LogFile, summary: SegmentSummary) -> Segment:
-        """Return a sealed segment from the content of its index."""
+        """Return a sealed segment of ``file``. ``summary``: content of its index file."""
         file.seal()
         return cls(
             summary.base_offset,
@@ -117,7 +117,7 @@ class Segment:
         )
 
     def check(self, start: int, end: int) -> None:
-        """Check CRC and order of the batches between two positions. A range that was checked before is not read again.
+        """Check CRC and order of the batches between the positions ``start`` and ``end``. Ranges checked before are skipped.
 
         A segment that this process wrote or scanned needs no check. Raises CorruptionError.
         """
@@ -189,7 +189,7 @@ class Segment:
             position += header.size_bytes
 
     def locate(self, offset: int) -> int:
-        """Return the position of the batch that contains ``offset``, or of the next one. ``size_bytes`` if there is none."""
+        """Return the position of the batch that contains ``offset``, or of the next batch. If there is none, return ``size_bytes``."""
         found = self.size_bytes
         for base_offset, next_offset, position in reversed(self.recent):
             if next_offset <= offset:
@@ -223,9 +223,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Result of scanning a file.
+    """Result of reading a segment file completely.
 
-    ``end``: position up to which the file is valid. ``valid_behind``: True if a valid batch follows the fault.
+    ``end``: position up to which the file is valid. ``fault``: description of the first fault, '' for none. ``valid_behind``:
+    True if a valid batch follows the fault.
     """
 
     end: int
@@ -234,7 +235,7 @@ class Walk:
 
 
 def walk(segment: Segment) -> Walk:
-    """Scan a segment's file from its start. Check CRC and order of each batch, and note the valid part.
+    """Read a segment's file from its start, and check CRC and order of each batch. Add the valid batches to ``segment``.
 
     Raises UnknownFormatError for a complete, valid batch of another version. The caller then truncates nothing [S11].
     """
@@ -257,7 +258,7 @@ def walk(segment: Segment) -> Walk:
 
 
 def _size_at(block: memoryview, position: int) -> int:
-    """Return the size of the batch at ``position`` of a block.
+    """Return the size of the batch at ``position`` of ``block``, in bytes.
 
     If the block ends inside the header, return the size of a header.
     """

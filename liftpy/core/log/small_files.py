@@ -34,9 +34,9 @@ _CRC = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The positions of a log in one small file.
+    """The offsets and the epoch of a log in its ``high-watermark`` file.
 
-    ``high_watermark``: inclusive, -1: none. ``log_start_offset``: inclusive. ``leader_epoch``: LeaderEpoch that the replica
+    ``high_watermark``: inclusive, -1: none. ``log_start_offset``: inclusive. ``persisted_epoch``: LeaderEpoch that the replica
     has promised to follow, 0: none.
     """
 
@@ -58,7 +58,7 @@ class IndexEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SegmentSummary:
-    """Summary of a segment. ``next_offset``: exclusive. ``entries``: sparse index, ascending."""
+    """Content of the index file of a segment. ``next_offset``: exclusive. ``entries``: sparse index, ascending."""
 
     base_offset: int
     next_offset: int
@@ -76,7 +76,7 @@ def seal_small_file(magic: bytes, body: bytes) -> bytes:
 
 
 def seal_in_pieces(magic: bytes, body: Sequence[bytes]) -> list[bytes]:
-    """Return the file content in pieces, so that a large ``body`` is never copied as a whole."""
+    """Return the content of a small file in pieces, so that a large ``body`` is never copied as a whole."""
     head = _HEAD.pack(magic, _VERSION)
     crc = crc32c.crc32c(head)
     for piece in body:
@@ -85,9 +85,9 @@ def seal_in_pieces(magic: bytes, body: Sequence[bytes]) -> list[bytes]:
 
 
 def open_small_file(magic: bytes, data: bytes | None) -> bytes | None:
-    """Return the body, None if the file is missing, torn or damaged.
+    """Return the body of a small file. None: the file is missing, incomplete or damaged.
 
-    Raises UnknownFormatError for a valid file of another version [S11].
+    ``magic``: expected first 4 bytes. Raises UnknownFormatError for a valid file of another version [S11].
     """
     if data is None or len(data) < _HEAD.size + _CRC.size:
         return None
@@ -105,14 +105,14 @@ def open_small_file(magic: bytes, data: bytes | None) -> bytes | None:
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """Return the bytes of the ``high-watermark`` file."""
+    """Return the content of the ``high-watermark`` file for ``checkpoint``."""
     return seal_small_file(
         b"LFHW", _CHECKPOINT.pack(checkpoint.high_watermark, checkpoint.log_start_offset, checkpoint.persisted_epoch)
     )
 
 
 def decode_checkpoint(data: bytes | None) -> Checkpoint | None:
-    """Return the decoded checkpoint, None if it is missing or damaged."""
+    """Return the checkpoint in ``data``, the content of a ``high-watermark`` file. None: it is missing or damaged."""
     body = open_small_file(b"LFHW", data)
     return Checkpoint(*_CHECKPOINT.unpack(body)) if body is not None and len(body) == _CHECKPOINT.size else None
 
@@ -123,13 +123,13 @@ def encode_epochs(entries: Sequence[tuple[int, int]]) -> bytes:
 
 
 def decode_epochs(data: bytes | None) -> tuple[tuple[int, int], ...] | None:
-    """Return the entries, None if the file has no valid ones."""
+    """Return the entries of a ``leader-epochs`` file. None: the file is missing, damaged or has invalid entries."""
     body = open_small_file(b"LFEP", data)
     return tuple(_EPOCH.iter_unpack(body)) if body is not None and len(body) % _EPOCH.size == 0 else None
 
 
 def encode_index(summary: SegmentSummary) -> bytes:
-    """Return the bytes of an ``.index`` file."""
+    """Return the content of the ``.index`` file of a segment."""
     head = _INDEX.pack(
         summary.base_offset,
         summary.next_offset,
@@ -146,7 +146,7 @@ def encode_index(summary: SegmentSummary) -> bytes:
 
 
 def decode_index(data: bytes | None) -> SegmentSummary | None:
-    """Return the decoded summary, None if it is missing or damaged."""
+    """Return the summary in ``data``, the content of an ``.index`` file. None: it is missing or damaged."""
     body = open_small_file(b"LFIX", data)
     if body is None or len(body) < _INDEX.size:
         return None
@@ -160,9 +160,9 @@ def decode_index(data: bytes | None) -> SegmentSummary | None:
 
 
 class Checkpoints:
-    """The two files of one log.
+    """The two files ``high-watermark`` and ``leader-epochs`` of one log. It writes them only if their content changed.
 
-    ``checkpoint`` and ``epochs`` (bytes of the file, None: missing) are what the opening of the log has read.
+    ``checkpoint`` and ``epochs`` (bytes of the file, None: missing) are their content when the log was opened.
     """
 
     def __init__(self, storage: Storage, checkpoint: Checkpoint, epochs: bytes | None) -> None:
@@ -171,9 +171,9 @@ class Checkpoints:
         self._epochs = decode_epochs(epochs) or ()
 
     def store(self, checkpoint: Checkpoint) -> None:
-        """Store the checkpoint durably.
+        """Store the checkpoint durably in the file ``high-watermark``, if HW or log start have changed.
 
-        If only the promised LeaderEpoch is new, nothing is written: the journal of promises has it.
+        If only the promised LeaderEpoch is new, nothing is written, because the journal of promises has it.
         """
         said = self._checkpoint
         if (checkpoint.high_watermark, checkpoint.log_start_offset) != (said.high_watermark, said.log_start_offset):
@@ -181,10 +181,10 @@ class Checkpoints:
             self._checkpoint = checkpoint
 
     def store_epochs(self, epochs: EpochCache, log_start_offset: int) -> None:
-        """Store ``epochs``, a list of (epoch, first offset).
+        """Store ``epochs`` durably in the file ``leader-epochs``, if they changed.
 
-        Tools read the file. At a start, the log scans its segments instead. An empty log has nothing to scan, so the file
-        also stores the epoch of the record before its start.
+        Tools read the file. At a start, the log scans its segments instead. An empty log has nothing to scan, so the file also
+        stores the epoch of the record before its start.
         """
         entries = epochs.entries
         if not entries and epochs.before_start:

@@ -17,7 +17,7 @@ Bytes = bytes | memoryview
 
 
 class LogFile(Protocol):
-    """An append-only file of batches."""
+    """Interface of an append-only file of batches."""
 
     @property
     def size_bytes(self) -> int:
@@ -45,17 +45,17 @@ class LogFile(Protocol):
         """Truncate the file to ``size_bytes`` durably."""
 
     def rewrite(self, position: int) -> None:
-        """Write the bytes from ``position`` on again, in place and durably, if the disk is too full for a copy."""
+        """Write the bytes from ``position`` on again, in place and durably. It is used if the disk is too full for a copy."""
 
     def seal(self) -> None:
-        """Declare that nothing more is appended. Later reads may map the file instead of copying."""
+        """Note that nothing more is appended. Later reads may map the file into memory instead of copying."""
 
     def close(self) -> None:
         """Close the file. Views that were returned stay valid."""
 
 
 class Storage(Protocol):
-    """The directory of one partition."""
+    """Interface of the directory of one partition."""
 
     def names(self) -> list[str]:
         """Return the file names, sorted."""
@@ -93,7 +93,7 @@ class Storage(Protocol):
 
 
 class MemoryFile:
-    """A LogFile in a bytearray. ``synced``: number of its bytes that survive a power cut."""
+    """A file of ``MemoryStorage``, in a bytearray. ``synced``: number of its bytes that survive a power cut."""
 
     def __init__(self, storage: MemoryStorage, data: bytearray | None = None) -> None:
         self.data = bytearray() if data is None else data
@@ -127,7 +127,7 @@ class MemoryFile:
         return self.read(position, size_bytes)
 
     def sync(self) -> None:
-        """Make all appended bytes durable, except those that an earlier sync failed to write."""
+        """Mark all appended bytes as durable, except those that an earlier sync failed to write."""
         try:
             self._storage.count_call("sync")
         except StorageError:
@@ -156,7 +156,11 @@ class MemoryFile:
         self._mark_all_clean()
 
     def copy(self, storage: MemoryStorage, size_bytes: int, *, power: bool) -> MemoryFile:
-        """Return the first ``size_bytes`` as the next process finds them. After a power cut only synced bytes remain."""
+        """Return a file of ``storage`` with the first ``size_bytes``, as the next process finds it.
+
+        ``power``: True after a power cut. Then all returned bytes count as durable. Otherwise the flushed part is the one
+        before.
+        """
         after = MemoryFile(storage, bytearray(self.data[:size_bytes]))
         if not power:
             after.synced, after.never_written_from = self.synced, self.never_written_from
@@ -172,7 +176,8 @@ class MemoryFile:
 class MemoryStorage:
     """A Storage in dictionaries, for tests and the simulator.
 
-    ``capacity_bytes``: its capacity. ``fault``: called with the name of each changing call before it runs. It may raise.
+    ``capacity_bytes``: size of the simulated disk. ``fault``: called with the name of each changing call before it runs. It may
+    raise an error for the call.
     """
 
     def __init__(self, *, capacity_bytes: int = 1 << 40, fault: Callable[[str], None] | None = None) -> None:
@@ -184,13 +189,13 @@ class MemoryStorage:
         self._durable: dict[str, MemoryFile] = {}
 
     def count_call(self, what: str) -> None:
-        """Count a changing call. Raises the error that the test has requested for it."""
+        """Count a call that changes something. Raises the error that the test has set for it. ``what``: name of the call."""
         self.calls += 1
         if self.fault is not None:
             self.fault(what)
 
     def fail_after(self, calls: int) -> None:
-        """Let ``calls`` more changing calls succeed. Every call after them raises StorageError."""
+        """Let the next ``calls`` changing calls succeed. Every later one raises StorageError."""
         last = self.calls + calls
 
         def fault(what: str) -> None:
@@ -204,12 +209,12 @@ class MemoryStorage:
         return sum(len(f.data) for f in self.files.values())
 
     def crash(self, *, power: bool = True, keep: Callable[[str, int, int], int] | None = None) -> MemoryStorage:
-        """Return the directory as the next process finds it.
+        """Return the directory as the next process finds it after a crash.
 
         Args:
             power: True for a power cut. False if only the process ended, so that all written bytes remain.
-            keep: Called as ``keep(name, synced, written)``. Returns how many bytes of a file survive a power cut. Default: only
-                the synced ones.
+            keep: Called as ``keep(name, synced, written)``. Returns how many bytes of a file survive a power cut. Default:
+                only the synced ones.
         """
         after = MemoryStorage(capacity_bytes=self.capacity_bytes)
         copies: dict[int, MemoryFile] = {}
@@ -267,6 +272,6 @@ class MemoryStorage:
         self.files.pop(name, None)
 
     def sync_folder(self) -> None:
-        """Make the current file names durable."""
+        """Mark all created, renamed and removed file names as durable."""
         self.count_call("sync_folder")
         self._durable = dict(self.files)

@@ -70,15 +70,15 @@ MAX_DELAYED_REJECTIONS = 1000
 
 
 class AckShell(Protocol):
-    """Sends answers for ``PendingAcks``."""
+    """Interface of the connection that sends the answers of ``PendingAcks``."""
 
     def send_lines(self, lines: Sequence[bytes]) -> None:
-        """Send complete ``PUB`` lines of the NATS protocol with their payloads."""
+        """Send complete ``PUB`` lines of the NATS protocol, each with its payload."""
 
 
 @dataclass(slots=True)
 class Envelope:
-    """The fields of an enveloped publish that its Ack repeats."""
+    """Fields of an enveloped publish that are needed for its Ack."""
 
     correlation_id: str
     ack_inbox: str
@@ -97,9 +97,10 @@ class Envelope:
 
 @dataclass(slots=True)
 class Publishers:
-    """The publishers of one batch, in record order.
+    """The publishers of the messages in one batch, in record order.
 
-    ``replies``: reply subject of each, b"" for none. ``envelopes`` None: all messages are plain NATS messages.
+    ``replies``: reply subject of each, b"" for none. ``envelopes``: one per enveloped message. None: all messages are plain
+    NATS messages.
     """
 
     policy: AckPolicy
@@ -112,12 +113,12 @@ class Publishers:
 
     @property
     def record_count(self) -> int:
-        """Number of records that the publishers sent."""
+        """Number of records that these publishers sent."""
         return self.batch_records or len(self.replies)
 
     @property
     def plain_count(self) -> int:
-        """Number of records whose publisher expects no answer."""
+        """Number of records without a reply subject, whose publishers get no answer."""
         plain = self.replies.count(b"")
         return plain * self.batch_records if self.batch_records else plain
 
@@ -129,13 +130,13 @@ class Publishers:
 
     @property
     def wanted(self) -> AckPolicy:
-        """Ack policy of the only publisher. NONE: the publisher expects no answer."""
+        """Ack policy of the publisher, if there is only one. NONE: it expects no answer."""
         own = self.policy if self.policies is None else self.policies[0]
         return own if self.replies[0] else AckPolicy.NONE
 
 
 def envelope_of(publishers: Publishers) -> Envelope:
-    """Return the envelope of the only publisher of a batch."""
+    """Return the envelope of the publisher of a batch. ``publishers`` has only this one."""
     envelope = publishers.envelopes and publishers.envelopes[0]
     assert envelope
     return envelope
@@ -143,7 +144,7 @@ def envelope_of(publishers: Publishers) -> Envelope:
 
 @dataclass(slots=True)
 class _Unanswered:
-    """The publishers of one stored batch that wait for acks."""
+    """A stored batch whose publishers wait for acks."""
 
     base_offset: int
     last_offset: int
@@ -160,7 +161,7 @@ _RepeatedPublish = tuple[int, int, int, Publishers, bool]
 
 
 class PendingAcks:
-    """Publishers of one partition that wait for acks.
+    """Publishers of one partition that wait for acks. It sends their acks and rejections.
 
     ``count``: number of pending acks. The caller limits it.
     """
@@ -181,7 +182,10 @@ class PendingAcks:
         self.count = 0
 
     def add(self, base_offset: int, publishers: Publishers, arrived_ns: int = 0) -> None:
-        """Add publishers whose records were appended at ``base_offset`` and above. ``arrived_ns``: approximate arrival time."""
+        """Add the publishers of a batch that was appended at ``base_offset``. They wait for their acks.
+
+        ``arrived_ns``: approximate monotonic time at which the publishes arrived.
+        """
         last_offset = base_offset + publishers.record_count - 1
         if publishers.policies is None:
             wanted = {publishers.policy} - {AckPolicy.NONE} if any(publishers.replies) else set()
@@ -194,7 +198,7 @@ class PendingAcks:
             self.count += len(publishers.replies)
 
     def since_ns(self) -> int:
-        """Return the arrival time of the oldest publish that waits for an answer. 0: none waits, or the time is unknown."""
+        """Return the arrival time of the oldest publish that waits for its ack, in monotonic ns. 0: none waits, or it is unknown."""
         oldest_ns = 0
         for waiting in self._waiting.values():
             if waiting and (not oldest_ns or waiting[0].arrived_ns < oldest_ns):
@@ -202,10 +206,10 @@ class PendingAcks:
         return oldest_ns
 
     def add_again(self, stored: Stored, publishers: Publishers, *, duplicate: bool = True) -> None:
-        """Add a publisher that repeated the message of the record ``stored``.
+        """Add a publisher whose message was not stored, because the record ``stored`` has the same message id.
 
-        It gets its ack together with the record's own publisher. ``duplicate``: the value of the field in the ack. It is
-        False if the previous leader stored the record and may not have answered.
+        It gets its ack together with the record's own publisher. ``duplicate``: the value of the field in the ack. It is False
+        if the previous leader stored the record and may not have answered.
         """
         if publishers.wanted is not AckPolicy.NONE:
             again = (stored.last_offset, next(self._number), stored.offset, publishers, duplicate)
@@ -213,7 +217,10 @@ class PendingAcks:
             self.count += 1
 
     def release(self, policy: AckPolicy, through_offset: int, leader_epoch: int, now_wall_ns: int) -> None:
-        """Answer all publishers with the ack policy ``policy`` and offsets up to ``through_offset`` (inclusive)."""
+        """Send the acks to all publishers with the ack policy ``policy`` and offsets up to ``through_offset`` (inclusive).
+
+        ``leader_epoch``: LeaderEpoch of this leader. ``now_wall_ns``: wall clock, in nanoseconds since 1970. Acks contain both.
+        """
         lines: list[bytes] = []
         waiting = self._waiting[policy]
         while waiting and waiting[0].base_offset <= through_offset:
@@ -258,7 +265,10 @@ class PendingAcks:
         self, entry: _Unanswered, start: int, end: int, envelope: Envelope | None, leader_epoch: int, now_wall_ns: int,
         lines: list[bytes],
     ) -> None:  # fmt: skip
-        """Send an equal answer to the publishers from ``start`` to ``end`` (exclusive)."""
+        """Append to ``lines`` the acks for the messages with indexes ``start`` to ``end`` (exclusive) of one batch.
+
+        All of them have ``envelope``. None: they are plain NATS messages. ``entry``: the batch.
+        """
         replies, index = entry.publishers.replies, start
         while index < end:
             reply, offset, length = replies[index], entry.base_offset + index, 1
@@ -285,12 +295,15 @@ class PendingAcks:
         self, publishers: Publishers, unfit: Rejection, leader: str = "", leader_epoch: int = 0, epoch: int = 0,
         waits_ms: Sequence[int] | int = 0,
     ) -> None:  # fmt: skip
-        """Reject all publishers of a batch that was not appended.
+        """Send a negative ack to all publishers of a batch that was not appended [A2].
 
-        The negative ack names the leader if it is known [A2].
-
-        ``waits_ms``: time after which to retry, in milliseconds. It is one value for all or one per publisher. 0: at
-        once.
+        Args:
+            publishers: Publishers of the batch.
+            unfit: Reason and text of the rejection.
+            leader: Node id of the leader. '': it is not known.
+            leader_epoch: LeaderEpoch of the leader.
+            epoch: Epoch of the partition.
+            waits_ms: Time after which to retry, in milliseconds. It is one value for all or one per publisher. 0: at once.
         """
         lines: list[bytes] = []
         how_many = len(publishers.replies)
@@ -328,7 +341,7 @@ class PendingAcks:
         """Reject publishers now if ``now`` is True.
 
         If ``now`` is False and ``later`` is True, delay the rejection until ``send_delayed_rejections``. In all other cases,
-        and above ``MAX_DELAYED_REJECTIONS``, send nothing.
+        and above ``MAX_DELAYED_REJECTIONS``, send nothing. ``waits_ms``: as in ``reject``.
         """
         if now:
             self.send_delayed_rejections()
@@ -338,11 +351,11 @@ class PendingAcks:
 
     @property
     def has_delayed_rejections(self) -> bool:
-        """True if there are delayed rejections."""
+        """True if rejections wait for ``send_delayed_rejections``."""
         return bool(self._delayed_rejections)
 
     def send_delayed_rejections(self, *, may: bool = True) -> None:
-        """Send the delayed rejections if ``may`` is True. Otherwise drop them."""
+        """Send the delayed rejections if ``may`` is True, because the leader may send negative acks now. Otherwise drop them."""
         untold, self._delayed_rejections = self._delayed_rejections, []
         for publishers, unfit, waits_ms in untold if may else ():
             self.reject(publishers, unfit, waits_ms=waits_ms)
@@ -416,7 +429,7 @@ UNSURE_BYTES = 2 * 1024 * 1024
 
 
 class AckResendBuffer:
-    """Recent acks of one connection. ``note`` adds acks. After a reconnect, ``again`` returns the acks to resend."""
+    """Recent acks of one connection, which are sent again after a reconnect because they may have been lost."""
 
     def __init__(self, bound_bytes: int = UNSURE_BYTES, age_ns: int = UNSURE_NS) -> None:
         self._bound_bytes = bound_bytes
@@ -425,13 +438,13 @@ class AckResendBuffer:
         self.size_bytes = 0
 
     def note(self, lines: bytes, now_ns: int) -> None:
-        """Add the acks that were written to the connection."""
+        """Store the protocol lines of acks that were written to the connection at ``now_ns`` (monotonic)."""
         self._written.append((now_ns, lines))
         self.size_bytes += len(lines)
         self._forget(now_ns)
 
     def again(self, lost_ns: int) -> bytes:
-        """Remove and return the acks that were written shortly before the connection was lost at ``lost_ns``."""
+        """Remove and return the acks that were written to the connection shortly before it was lost at ``lost_ns`` (monotonic)."""
         self._forget(lost_ns)
         joined = b"".join(lines for _, lines in self._written)
         self._written.clear()

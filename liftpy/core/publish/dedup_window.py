@@ -62,9 +62,9 @@ class Stored(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Taken:
-    """Message ids of one batch.
+    """Message ids of one batch in the log.
 
-    ``time_ns``: log time of the batch. ``known_ns``: monotonic time at which this node got it.
+    ``time_ns``: log time of the batch. ``known_ns``: monotonic time at which this node got the batch.
     """
 
     last_offset: int
@@ -79,9 +79,15 @@ class _Taken:
 
 
 class RecentIds:
-    """Message ids of one partition on one replica, a ``Part`` of the derived state.
+    """Message ids in the log of one partition on one replica, with their offsets. A ``Part`` of the derived state.
 
-    ``window_ns`` 0: no ids are kept. ``now_ns``: the node's monotonic clock. All offsets are inclusive, except ``end_offset``.
+    Offsets are inclusive, except ``end_offset``. *Log time*: largest batch timestamp so far, in nanoseconds since 1970.
+
+    Args:
+        window_ns: Deduplication window. 0: no ids are stored.
+        max_bytes: Maximum memory use.
+        now_ns: Returns the node's monotonic clock.
+        node: Memory limit for the derived state of the node. None: no limit.
     """
 
     name = "ids"
@@ -100,7 +106,7 @@ class RecentIds:
         self.begin(None)
 
     def begin(self, offset: int | None) -> None:
-        """Start at ``offset`` without any known ids."""
+        """Drop all ids. The next batch begins at ``offset``. None: at any offset."""
         self._high_watermark = -1
         self._time_ns = 0  # log time of the last committed batch
         self._last_id = b""  # message id of the last committed record
@@ -121,7 +127,7 @@ class RecentIds:
 
     @property
     def last_id(self) -> bytes:
-        """Message id of the last record. b"": the record has none."""
+        """Message id of the last record in the log. b"": the record has none."""
         return self._tail[-1].last_id if self._tail else self._last_id
 
     @property
@@ -131,7 +137,7 @@ class RecentIds:
 
     # ---- the log -----------------------------------------------------------------------------------------------------
     def take(self, batch: NewBatch) -> None:
-        """Process the next batch of the log."""
+        """Add the message ids of the next batch of the log."""
         ids, last_offset = batch.ids, batch.last_offset
         last_id = self.last_id if not batch.record_count else ids.get(last_offset, b"") if ids else b""
         time_ns = max(self._tail[-1].time_ns if self._tail else self._time_ns, batch.timestamp_ns)
@@ -155,7 +161,7 @@ class RecentIds:
         self.share.hold(self.share.size_bytes + taken.size_bytes)
 
     def committed(self, high_watermark: int) -> None:
-        """Set the high watermark (inclusive). It may be above the last processed record."""
+        """Note that all records up to ``high_watermark`` (inclusive) are committed. It may be above the last added batch."""
         if high_watermark > self._high_watermark:
             self._high_watermark = high_watermark
             self._merge_committed()
@@ -171,7 +177,7 @@ class RecentIds:
         self._expire(self._time_ns)
 
     def _expire(self, time_ns: int) -> None:
-        """Remove the ids that have left the window at the log time ``time_ns``."""
+        """Remove the ids that have left the deduplication window at the log time ``time_ns``."""
         kept, until_ns = self._kept, time_ns - self.window_ns
         while kept and kept[0].time_ns <= until_ns and not self._is_fresh(kept[0].known_ns):
             self._forget(kept.popleft())
@@ -180,7 +186,7 @@ class RecentIds:
         return known_ns > self._now_ns() - self.window_ns
 
     def _make_room(self, excess_bytes: int) -> None:
-        """Remove the oldest ids until ``excess_bytes`` are free."""
+        """Drop the oldest ids until ``excess_bytes`` of memory are free."""
         until_bytes = self.size_bytes - excess_bytes
         while self.size_bytes > until_bytes and self._kept:
             self._lose(self._kept.popleft())
@@ -203,7 +209,9 @@ class RecentIds:
         taken.ids, taken.offsets, taken.size_bytes, taken.before = (), (), 0, None
 
     def cut(self, end_offset: int) -> None:
-        """Forget the ids at and above ``end_offset``, which is above the high watermark."""
+        """Forget the ids of the records at and above ``end_offset``, because the log was truncated there. No committed id is
+        affected.
+        """
         while self._tail and self._tail[-1].last_offset >= end_offset:
             taken = self._tail.pop()
             before = taken.before or {}
@@ -212,7 +220,7 @@ class RecentIds:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def snapshot(self) -> Callable[[], Sequence[bytes]]:
-        """Return a function that encodes the ids.
+        """Return a function that encodes the ids of the committed records for a state file.
 
         Format: the window, the log time, the last id, then one column per field of the batches and of the ids.
         """
@@ -221,7 +229,10 @@ class RecentIds:
         return lambda: [head, *_encode(kept)]
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
-        """Load a state file. Raises CorruptionError if it is invalid, or was written with a shorter window than now."""
+        """Load the ids from ``data``, the content of a state file for the log below ``end_offset``.
+
+        Raises CorruptionError if the data is invalid, or was written with a shorter window than now.
+        """
         try:
             window_ns, self._time_ns, size_bytes = _HEAD.unpack_from(data or b"")
         except struct.error:
@@ -243,7 +254,10 @@ class RecentIds:
 
     # ---- lookups -----------------------------------------------------------------------------------------------------
     def find(self, message_id: bytes, now_wall_ns: int) -> Stored | None:
-        """Return the stored record with ``message_id``, if a publish at ``now_wall_ns`` is within its window."""
+        """Return the stored record with ``message_id``, if a publish at ``now_wall_ns`` would repeat it. None: there is none.
+
+        A record that is older than the deduplication window is not returned.
+        """
         taken = self._by_id.get(message_id)
         if taken is None or (
             taken.time_ns <= max(self._time_ns, now_wall_ns) - self.window_ns and not self._is_fresh(taken.known_ns)
@@ -252,33 +266,39 @@ class RecentIds:
         return Stored(taken.offsets[_last_index(taken.ids, message_id)], taken.last_offset)
 
     def may_hold(self, message_id: bytes, now_wall_ns: int) -> bool:
-        """Return whether a record with ``message_id`` may exist for a publish at ``now_wall_ns``.
+        """Return whether a record with ``message_id`` may exist, so that a publish at ``now_wall_ns`` must not be treated as new.
 
         The age of the id is not checked.
         """
         return message_id in self._by_id or self.is_blind(now_wall_ns)
 
     def is_blind(self, now_wall_ns: int) -> bool:
-        """Return whether an unknown id may belong to a record whose id was dropped early, for a publish at ``now_wall_ns``."""
+        """Return whether a record with an unknown id may be in the deduplication window of a publish at ``now_wall_ns``.
+
+        That is so if ids in this window were dropped for lack of memory.
+        """
         if self._lost_ns < 0:
             return False
         return self._lost_ns > max(self._time_ns, now_wall_ns) - self.window_ns or self._is_fresh(self._lost_known_ns)
 
     @property
     def is_whole(self) -> bool:
-        """True if no id within the window of the last committed record was dropped."""
+        """True if all ids in the deduplication window before the last committed record are known."""
         return not self.is_blind(0)
 
     def reserve_ids(self, ids: Iterable[bytes]) -> None:
-        """Count the memory of ``ids`` that the leader has accepted."""
+        """Count the memory of ``ids`` whose messages the leader has accepted. They are not in the log yet."""
         self.in_hand.hold(self.in_hand.size_bytes + size_of(ids))
 
     def release_ids(self, ids: Iterable[bytes]) -> None:
-        """Stop counting ``ids``, because their messages were stored or rejected."""
+        """Stop counting the memory of ``ids``, because their messages are stored or rejected now."""
         self.in_hand.hold(self.in_hand.size_bytes - size_of(ids))
 
     def lacks(self, ids: Iterable[bytes], now_wall_ns: int) -> str:
-        """Return why a leader must reject a batch with these unknown ``ids``. '': it may accept the batch."""
+        """Return the reason why a leader must reject a batch with these new ``ids``. '': there is none.
+
+        It is missing memory, or unknown ids in the deduplication window of a publish at ``now_wall_ns``.
+        """
         if not self.window_ns:
             return ""
         if self.is_blind(now_wall_ns):
@@ -297,7 +317,7 @@ def size_of(ids: Iterable[bytes]) -> int:
 
 
 def _encode(kept: Sequence[_Taken]) -> list[bytes]:
-    """Encode the ids. Other code may remove the oldest batches of ids from ``kept`` in the meantime."""
+    """Return the encoded ids of these batches. Other code may remove the oldest ids from ``kept`` in the meantime."""
     columns: tuple[list[bytes], ...] = ([], [], [], [], [], [])
     row_count = id_count = 0
     for some in slices_of(kept):
@@ -322,7 +342,10 @@ def _encode(kept: Sequence[_Taken]) -> list[bytes]:
 
 
 def _decode(data: bytes, end_offset: int) -> Iterable[tuple[int, int, tuple[bytes, ...], tuple[int, ...]]]:
-    """Yield (last offset, log time, ids, offsets) of each batch. Raises CorruptionError if the data is invalid."""
+    """Yield (last offset, log time in ns, ids, their offsets) of each batch, from the data of a state file.
+
+    ``end_offset``: exclusive. Raises CorruptionError if the data is invalid.
+    """
     try:
         row_count, id_count = _COUNTS.unpack_from(data)
         at, columns = _COUNTS.size, []
@@ -357,11 +380,10 @@ def _last_index(ids: Sequence[bytes], message_id: bytes) -> int:
 
 
 def ids_of(headers: HeadersColumn | None, names: bytes | None = None) -> dict[int, bytes]:
-    """Return record index -> message id, ascending, for the records that have one.
+    """Return record index -> message id, ascending, for the records of a batch that have one.
 
-    If a record has several ids, the first counts.
-
-    ``names``: all names of headers.
+    If a record has several ids, the first counts. ``headers``: headers column of the batch, None without headers. ``names``:
+    all header names as one string of bytes. None: take them from ``headers``.
     """
     if headers is None or ID_NAME not in (bytes(headers.names.data) if names is None else names):
         return {}
@@ -377,7 +399,7 @@ def ids_of(headers: HeadersColumn | None, names: bytes | None = None) -> dict[in
 
 
 def _id_header_indexes(names: BytesColumn) -> Iterable[int]:
-    """Yield the indexes of the headers that are message ids."""
+    """Yield the indexes of those header names that are the name of the message id."""
     ends = names.ends.astype(np.int64)
     sizes = np.diff(ends, prepend=0)
     for pair in np.flatnonzero(sizes == len(ID_NAME)).tolist():
@@ -387,5 +409,5 @@ def _id_header_indexes(names: BytesColumn) -> Iterable[int]:
 
 
 def is_id(value: bytes) -> bool:
-    """Return whether a header value is a message id. An empty value is not a message id."""
+    """Return whether ``value``, the value of the header, is a message id. An empty value is not."""
     return 0 < len(value) <= MAX_ID_BYTES

@@ -36,7 +36,7 @@ class RollingDigest(NamedTuple):
     header_values: int = 0
 
     def over(self, columns: ColumnSet, start: int, end: int) -> RollingDigest:
-        """Return the digest extended by the records ``start`` (inclusive) to ``end`` (exclusive) of a batch."""
+        """Return this digest extended by the records of a batch with indexes ``start`` (inclusive) to ``end`` (exclusive)."""
         value_sizes, values = _over(columns.values, start, end, self.value_sizes, self.values)
         key_sizes, keys = _over(columns.keys, start, end, self.key_sizes, self.keys)
         headers = columns.headers
@@ -61,7 +61,7 @@ class RollingDigest(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Return the digest of these bytes. Raises ProtocolError for another length."""
+        """Return the digest that ``encode`` has encoded as ``data``. Raises ProtocolError for another length."""
         if len(data) != DIGEST_BYTES:
             raise ProtocolError(f"a digest has {DIGEST_BYTES} bytes, not {len(data)}")
         return cls(*_FORMAT.unpack(data))
@@ -86,5 +86,8 @@ def _lengths(ends: NDArray[np.uint32], start: int, end: int) -> NDArray[np.uint3
 
 
 def _bounds(ends: NDArray[np.uint32], start: int, end: int) -> tuple[int, int]:
-    """Return (first, last): the positions where the entries ``start`` to ``end`` (exclusive) begin and end."""
+    """Return the byte positions at which the entries with indexes ``start`` to ``end`` (exclusive) of a column begin and end.
+
+    ``ends``: end position of each entry.
+    """
     return int(ends[start - 1]) if start else 0, int(ends[end - 1]) if end else 0

@@ -87,7 +87,7 @@ _TOO_OFTEN = Rejection(
 
 
 class _EarlierMessages:
-    """Subjects of the earlier messages in the batch that is checked. It finds the last offset of a subject or of a filter."""
+    """Subjects of the messages that come earlier in the batch that is checked. It finds the last offset of a subject or of a filter."""
 
     def __init__(self, derived: LogState) -> None:
         self._derived = derived
@@ -96,13 +96,16 @@ class _EarlierMessages:
         self._filters: dict[str, _FilterLookup] = {}
 
     def add(self, subjects: Sequence[str], base_offset: int) -> None:
-        """Add messages that will be stored from ``base_offset`` on."""
+        """Add the ``subjects`` of messages that will be stored at ``base_offset`` and the following offsets."""
         new = list(zip(subjects, range(base_offset, base_offset + len(subjects)), strict=True))
         self.last.update(new)
         self._in_order += new
 
     def look_up(self, subject_filter: str) -> _FilterLookup | None:
-        """Return the last offsets for a filter, from the log and from this batch. None: the lookup would take too long."""
+        """Return the last offsets of the subjects that match a filter, in the log and in this batch.
+
+        None: the lookup would take too long.
+        """
         found = self._filters.get(subject_filter)
         new_count = len(self._in_order) - (found.seen_count if found is not None else 0)
         if found is None:
@@ -136,8 +139,14 @@ def unmet_conditions(
 ) -> dict[int, Rejection]:
     """Return record index -> rejection, for messages whose condition does not hold. Empty: all conditions hold.
 
-    A message is checked as if the earlier messages of the batch were stored from ``end_offset`` on. Messages whose
-    condition does not hold are left out. ``of_ids`` False: conditions on the last message id are not checked.
+    A message is checked as if the earlier messages of the batch were stored from ``end_offset`` on. Messages whose condition
+    does not hold are left out.
+
+    Args:
+        columns: Messages of the batch.
+        derived: State that derives from the log.
+        end_offset: Offset that the first message of the batch would get.
+        of_ids: False if conditions on the last message id are not checked.
     """
     unmet: dict[int, Rejection] = {}
     before = _EarlierMessages(derived)
@@ -189,8 +198,9 @@ def _of_subject(wanted: Expected, own: str, before: _EarlierMessages, derived: L
 
 
 def index_key(wanted: Expected, own: str) -> str:
-    """Return the subject whose last offset a publish needs. "": the filter has wildcards, so the publish needs the whole
-    index.
+    """Return the subject whose last offset the condition ``wanted`` needs. '': it needs the whole index, for a filter with wildcards.
+
+    ``own``: subject of the message itself.
     """
     subject = wanted.subject or own
     return "" if has_wildcards(subject) else subject
@@ -207,9 +217,10 @@ _NOBODY = Numbering(0, 0, 0, None)
 
 
 class Ingest:
-    """Combines the publishes of one partition into batches.
+    """Combines the publishes of one partition into batches, and passes them to the replica.
 
-    ``feed``: passes PublishesReceived to the replica. The replica answers with ``seal`` or ``reject``.
+    ``feed``: passes PublishesReceived to the replica. The replica answers each with an effect that calls ``seal``, ``reject``
+    or ``drop``.
     """
 
     def __init__(
@@ -290,13 +301,14 @@ class Ingest:
 
     @property
     def open(self) -> bool:
-        """True if publishes are accepted."""
+        """True if this leader accepts publishes, because it is subscribed to the data subject."""
         return self._listener is not None
 
     def start(self, taken: FailoverBacklog | None = None) -> None:
-        """Subscribe to the data subject.
+        """Accept publishes: subscribe to the data subject, because this replica leads.
 
-        ``taken``: messages of the standby buffer. Its subscription then continues without a gap.
+        ``taken``: messages of the standby buffer, which are stored first. Its subscription continues, so no message is missed.
+        None: there are none.
         """
         if self._listener is not None:
             return
@@ -320,7 +332,7 @@ class Ingest:
         self._acks.reject_or_delay(publishers, unfit, waits_ms, now=self._may.refuse_for_now(), later=not self._may.refuse())
 
     def settle(self) -> None:
-        """Send the delayed rejections if the leader may send them now."""
+        """Send the delayed rejections if the leader may send negative acks now."""
         if self._acks.has_delayed_rejections and self._may.refuse():
             self._acks.send_delayed_rejections(may=self._may.refuse_for_now())
         if self._taken_over is not None and self._taken_over.undecided and self._may.refuse():
@@ -329,17 +341,25 @@ class Ingest:
                 self._refuse(self.reader.read([message], self.wall_ns()).publishers, _UNDECIDED)
 
     def link_lost(self) -> None:
-        """Subscribe again, because the NATS connection was lost."""
+        """Process the loss of the connection for publishes: unsubscribe if standby followers receive the publishes instead.
+
+        If the standby connection delivers the publishes to this leader, do nothing.
+        """
         if self._hearing is None:
             self._leave_to_standby()
 
     @property
     def _hearing(self) -> Hearing | None:
-        """Subscription of the standby buffer that delivers the publishes. None: the leader has its own subscription, or none."""
+        """Subscription of the standby buffer, if it delivers the publishes to this leader. None: the leader has its own one, or
+        none.
+        """
         return None if self._taken_over is None else self._taken_over.hearing
 
     def _on_standby_lost(self) -> None:
-        """Subscribe on the main connection, because the standby connection was lost or NATS denied its subscription."""
+        """Process the loss of the standby connection, or NATS permissions that deny its subscription.
+
+        Unsubscribe if standby followers on other nodes receive the publishes. Otherwise subscribe on the main connection.
+        """
         hearing = self._hearing
         if hearing is None or self._left or (not hearing.is_denied and self._leave_to_standby()):
             return
@@ -347,7 +367,7 @@ class Ingest:
         self._listen()
 
     def _leave_to_standby(self) -> bool:
-        """Unsubscribe if standby followers receive the publishes. Return whether they do.
+        """Unsubscribe if standby followers receive the publishes. Return whether this node has unsubscribed.
 
         This node must then not store later messages before theirs. Either ``come_back`` follows, or another node becomes
         leader.
@@ -370,14 +390,14 @@ class Ingest:
         self.heard = self.heard or listener is self._listener
 
     def leave(self) -> None:
-        """Unsubscribe. Messages in flight are still stored. Call ``stop`` or ``come_back`` later."""
+        """Unsubscribe from the data subject. Messages that still arrive are stored. Call ``stop`` or ``come_back`` later."""
         if self._listener is not None:
             self._listener.leave()
             self._left = True
             self._derived.index_wait.release(self._derived.subjects, everything=True)
 
     def come_back(self) -> None:
-        """Subscribe again after ``leave``, unless the role has changed since then."""
+        """Subscribe to the data subject again after ``leave``, if this replica still leads."""
         if self._left:
             assert self._listener is not None
             self._listener.close()
@@ -391,11 +411,11 @@ class Ingest:
         return not (self._has_unread() or self._tokens or undecided or self._acks.count)
 
     def _has_unread(self) -> bool:
-        """Return whether publishes have arrived that were not checked yet."""
+        """True if publishes have arrived that were not checked yet, or wait for the subject index."""
         return bool(self._raw or self._derived.index_wait)
 
     def stop(self) -> None:
-        """Unsubscribe and drop the messages that are not stored.
+        """Unsubscribe and drop the messages that are not stored, because this replica no longer leads.
 
         They get no ack. They do not count as dropped, because the next leader may have buffered them.
         """
@@ -430,7 +450,7 @@ class Ingest:
             self._drain_soon()
 
     def _drain(self) -> None:
-        """Process all messages that have arrived, in batches within the limits."""
+        """Process all messages that have arrived. Combine them into batches within the limits."""
         self._drain_scheduled = False
         raw, size_bytes, batch_bytes = self._raw, self._raw_bytes, self._batch_bytes
         self._raw, self._raw_bytes = [], 0
@@ -459,7 +479,10 @@ class Ingest:
         (self._hearing or self._shell).behind_read(self._drain)
 
     def _take(self, messages: list[RawMessage]) -> None:
-        """Submit the messages. If an unexpected error occurs for one message, only this message is rejected [A6]."""
+        """Check messages and pass them to the replica. If the node is late, first reject those that have waited too long.
+
+        If an unexpected error occurs for one message, only this message is rejected [A6].
+        """
         try:
             messages = self._overload.in_time(messages)
         except Exception as error:
@@ -469,14 +492,17 @@ class Ingest:
             self._submit_piece(messages)
 
     def _submit_piece(self, messages: list[RawMessage]) -> None:
-        """Submit a part of a read. An error in it does not affect the other parts."""
+        """Check some of the messages of one read and pass them to the replica. An error in them does not affect the others."""
         try:
             self._submit(messages)
         except Exception as error:
             self._drop_or_split(messages, error, self._submit_piece)
 
     def _drop_or_split(self, messages: list[RawMessage], error: Exception, again: Callable[[list[RawMessage]], None]) -> None:
-        """Handle an unexpected error. Drop a single message. Divide several messages until the failing one is alone."""
+        """Handle an unexpected ``error`` while ``messages`` were processed.
+
+        Drop a single message. Call ``again`` with each half of several messages, until the failing one is alone.
+        """
         if len(messages) == 1:
             self._shell.sink_failed(messages[0][0], error)
             return
@@ -485,7 +511,7 @@ class Ingest:
         again(messages[half:])
 
     def _submit_at(self, messages: list[RawMessage], alone: Collection[int]) -> None:
-        """Submit each message of ``alone`` by itself, and the messages between them together, in the order of arrival."""
+        """Submit the messages with indexes in ``alone`` one by one, and those between them together, in the order of arrival."""
         for piece in split_at(messages, alone):
             self._submit_piece(piece)
 
@@ -562,7 +588,7 @@ class Ingest:
 
     # ---- producers -----------------------------------------------------------------------------------------------------
     def _answer_producer(self, asked: Question, publishers: Publishers) -> None:
-        """Answer a process that wants to continue a producer.
+        """Answer the request of a process to continue a producer with the producer's epoch and next sequence.
 
         The answer is sent when the state of the producer is committed.
         """
@@ -577,10 +603,10 @@ class Ingest:
         self._await_stored_ack(Stored(-1, given.last_offset), publishers)
 
     def _judge_batch(self, claim: Claim, columns: MessageColumns) -> Numbering | None:
-        """Check a producer's batch. Return the sequence numbers of the records to append, with these records in
-        ``columns``.
+        """Check a producer's batch. Return the sequence numbers of the records to append, and leave only these in ``columns``.
 
-        None: append nothing. The publisher gets its answer.
+        None: nothing is appended. The publisher gets its answer: an ack for a duplicate, or a rejection. ``claim``: fields of
+        the producer.
         """
         published, publishers = columns.batch, columns.publishers
         assert published is not None
@@ -608,7 +634,7 @@ class Ingest:
         return Numbering(claim.producer_id, claim.epoch, sequence, published.columns, known, *said)
 
     def _forbids_only_stored(self, columns: MessageColumns) -> bool:
-        """Return whether the settings forbid only records that are stored already.
+        """Return whether the stream's settings forbid no record of a producer's batch except those that are stored already.
 
         If they forbid new records, the rejection of the batch contains the expected sequence.
         """
@@ -627,23 +653,25 @@ class Ingest:
         return False
 
     def _is_known(self, claim: Claim, columns: MessageColumns) -> bool:
-        """Return whether a part of a producer's batch is already stored."""
+        """Return whether some records of a producer's batch are already stored."""
         assert columns.batch is not None
         return self._desk.judge(claim, columns.batch.columns).known > 0
 
     def _await_stored_ack(self, stored: Stored, publishers: Publishers) -> None:
-        """Send the ack of the stored record to one more publisher, when the record is due for an ack.
+        """Send the ack of the record ``stored`` also to this publisher, which repeated the record.
 
-        Above the limit of waiting publishers it gets no answer until it sends the message again.
+        It is sent when the record may be acked. Above the limit of waiting publishers, the publisher gets no answer until it
+        sends the message again.
         """
         if publishers.wanted is not AckPolicy.NONE and self._acks.count + self._again_count < self._config.ingest_queue_records:
             self._acks.add_again(stored, publishers)
             self._feed(DuplicateReceived(last_offset=stored.last_offset))
 
     def _has_no_room(self, columns: MessageColumns, messages: list[RawMessage], now_wall_ns: int) -> bool:
-        """Return whether there is no memory for the new message ids.
+        """Return whether there is no memory for the new message ids of a batch. If so, handle the messages.
 
-        If so, the messages are submitted one by one, and those with a new id are rejected.
+        Messages without an id are submitted separately. A message with a new id is rejected, or dropped if it may be stored
+        already.
         """
         ids = self._derived.ids
         if not (why := ids.lacks(columns.ids.values(), now_wall_ns)):
@@ -662,9 +690,9 @@ class Ingest:
         return True
 
     def _repeats(self, columns: MessageColumns, now_wall_ns: int) -> dict[int, Stored | None]:
-        """Return record index -> stored record with the same message id.
+        """Return record index -> stored record, for the messages whose message id is already known.
 
-        None as value: the other record is in progress, or is earlier in this batch.
+        None as value: the other message is in progress, or is earlier in this batch.
         """
         found: dict[int, Stored | None] = {}
         seen: set[bytes] = set()
@@ -682,9 +710,10 @@ class Ingest:
     def _submit_without_repeats(
         self, repeats: dict[int, Stored | None], columns: MessageColumns, messages: list[RawMessage]
     ) -> None:
-        """Remove the repeated messages, keep their publishers, and submit the others.
+        """Submit the messages that repeat no other one. Publishers of the others get the acks of the records that they repeat.
 
-        A message that repeats another one of these messages is checked after it, because that one may be rejected.
+        ``repeats``: result of ``_repeats``. A message that repeats another one of these messages is checked after it, because
+        that one may be rejected.
         """
         ids_in_hand, find = self._pending_ids, self._derived.ids.find
         repeated_here = [i for i, stored in repeats.items() if stored is None and columns.ids[i] not in ids_in_hand]
@@ -704,9 +733,10 @@ class Ingest:
         self._answer_repeats(known, columns)
 
     def _answer_repeats(self, repeats: Mapping[int, Stored | None], columns: MessageColumns) -> None:
-        """Let each publisher wait for the ack of the record that it repeats.
+        """Let each publisher of a repeated message wait for the ack of the record that it repeats.
 
-        ``repeats``: result of ``_repeats``. All records are stored or in progress.
+        ``repeats``: result of ``_repeats``. All these records are stored or in progress. Above the limit of waiting publishers,
+        there is no answer.
         """
         lowest = None
         for index, stored in repeats.items():
@@ -727,10 +757,9 @@ class Ingest:
             self._feed(DuplicateReceived(last_offset=lowest))
 
     def _encode_body(self, columns: MessageColumns, messages: list[RawMessage]) -> Body | None:
-        """Return the encoded body of the batch [A10].
+        """Return the encoded body of the batch [A10]. None: it is too large for a log.
 
-        Return None if the body is too large for a log. Several messages are then submitted in halves, and a single one is
-        rejected.
+        Then several messages are submitted in halves, and a single one is rejected.
         """
         try:
             return body_of(columns, self.reader.codec)
@@ -745,11 +774,11 @@ class Ingest:
             return None
 
     def _meets_conditions(self, columns: MessageColumns, messages: list[RawMessage]) -> bool:
-        """Return whether all conditions on the log hold. If not, reject the messages or submit them in parts.
+        """Return whether the conditions of all messages hold. If not, reject the messages or submit them in parts.
 
-        The result of a condition depends on the messages before it, which may be rejected for other reasons. So a message
-        whose condition does not hold is checked after all messages before it. Consecutive ones are checked together,
-        because nothing is stored between them.
+        The result of a condition depends on the messages before it, which may be rejected for other reasons. So a message whose
+        condition does not hold is checked after all messages before it. Consecutive ones are checked together, because nothing
+        is stored between them.
         """
         end_offset = self._log_end_offset()
         unmet = unmet_conditions(columns, self._derived, end_offset)
@@ -763,7 +792,10 @@ class Ingest:
         return False
 
     def _refuse_or_wait(self, columns: MessageColumns, messages: list[RawMessage], unmet: Mapping[int, Rejection]) -> None:
-        """Reject messages, or let them wait for the subject index that their condition needs."""
+        """Reject messages whose condition does not hold. Let those wait whose subject is not in the index yet.
+
+        ``unmet``: record index -> rejection.
+        """
         waits = set[int]()
         if not self._left and self._derived.lacks:
             for index, unfit in unmet.items():
@@ -774,7 +806,9 @@ class Ingest:
         self._reject_some(columns, {index: unfit for index, unfit in unmet.items() if index not in waits})
 
     def _refuse_by_settings(self, columns: MessageColumns, messages: list[RawMessage]) -> None:
-        """Reject messages that the settings of the stream forbid, and submit the others. Conditions are checked first."""
+        """Reject messages that the settings of the stream forbid, and submit the others. The conditions of messages are checked
+        first.
+        """
         bound = columns.expected.keys() | columns.of_others.keys()
         unfit = columns.unfit_after_sequence
         if len(messages) == 1:
@@ -790,7 +824,10 @@ class Ingest:
     def _over_quota(
         self, quota: Quota, columns: MessageColumns, messages: list[RawMessage], numbering: Numbering | None, now_ns: int
     ) -> bool:
-        """Return whether some messages exceed the quota. If so, reject these and submit the others [A2]."""
+        """Return whether some messages exceed the quota of the stream. If so, reject these and submit the others [A2].
+
+        ``numbering``: sequence numbers of a producer's batch. ``now_ns``: monotonic time.
+        """
         publishers = columns.publishers
         heard = self._taken_over is not None and self._taken_over.fresh_left > 0
         forced = heard or (numbering is not None and numbering.first > 0)
@@ -807,17 +844,19 @@ class Ingest:
         return True
 
     def _find_repeats(self, columns: MessageColumns) -> dict[int, Stored | None] | None:
-        """Return the result of ``_repeats``. None: a part of this producer's batch is already stored."""
+        """Return the messages with a known message id, as ``_repeats`` does. None: a part of this producer's batch is already
+        stored.
+        """
         if columns.claim is not None and self._is_known(columns.claim, columns):
             return None
         return self._repeats(columns, self.wall_ns()) if columns.ids else {}
 
     def _given_up(self, count: int) -> None:
-        """Count publishes that the connection dropped unread, because the buffers of the node and the server were full."""
+        """Record that the connection dropped ``count`` publishes unread, because the buffers of the node and the server were full."""
         self.counters.drop(INGEST_OVERFLOW, count)
 
     def _reject_some(self, columns: MessageColumns, unfit: Mapping[int, Rejection]) -> None:
-        """Reject the messages at these indexes. Consecutive ones with the same reason are rejected together."""
+        """Reject the messages in ``unfit`` (record index -> rejection). Consecutive ones with equal reasons are rejected together."""
         for why, run in groupby(unfit.items(), key=itemgetter(1)):
             indices = [index for index, _ in run]
             whole = len(indices) == len(columns.values)
@@ -830,7 +869,9 @@ class Ingest:
             self._acks.reject(publishers, unfit)
 
     def seal(self, effect: AppendBatch) -> bytes:
-        """Return the record batch of the publishes under ``effect.token``. The caller then calls ``appended`` or ``reject``."""
+        """Return the record batch of the publishes under ``effect.token``. The caller appends it, then calls ``appended`` or
+        ``reject``.
+        """
         in_hand = self._tokens[effect.token]
         by = in_hand.numbering or _NOBODY
         return seal(
@@ -844,7 +885,7 @@ class Ingest:
         )
 
     def appended(self, effect: AppendBatch, batch: bytes) -> None:
-        """Note that the batch was appended. Its publishers wait for their acks from now on."""
+        """Record that ``batch`` was appended. Its publishers wait for their acks from now on."""
         in_hand = self._remove_pending(effect.token)
         assert in_hand is not None
         base_offset, record_count = effect.base_offset, in_hand.body.record_count
@@ -859,13 +900,13 @@ class Ingest:
         self.counters.times.appended(base_offset + record_count - 1, record_count, in_hand.arrived_ns)
 
     def committed(self, high_watermark: int) -> None:
-        """Note that the high watermark (inclusive) has risen."""
+        """Record for the metrics of latency that all records up to ``high_watermark`` (inclusive) are committed."""
         self.counters.times.committed(high_watermark)
 
     def drop(self, token: int, reason: RejectReason | None = None) -> None:
-        """Drop the publishers under ``token`` without an answer.
+        """Drop the publishes under ``token``. Their publishers get no answer.
 
-        ``reason``: counter for publishes without a reply subject. None: count nothing.
+        ``reason``: name of the counter for publishes without a reply subject. None: nothing is counted.
         """
         in_hand = self._remove_pending(token)
         if in_hand is not None and reason is not None:

@@ -41,7 +41,7 @@ _DURATION = re.compile(rb"[+-]?(?:(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:
 
 
 class Rejection(NamedTuple):
-    """Why a message is not stored: a reason and a text for the publisher."""
+    """Rejection of a message: reason, text for the publisher, and codes for JetStream clients."""
 
     reason: RejectReason
     detail: str
@@ -85,7 +85,7 @@ _MAX_DIGITS = 19
 
 
 class Expected(NamedTuple):
-    """Conditions of a publish, except the last sequence of the stream."""
+    """Conditions in the headers of a publish, without the condition on the last sequence of the stream."""
 
     sequence: int | None
     """Expected last sequence of a subject. None: no condition.
@@ -99,12 +99,12 @@ class Expected(NamedTuple):
 
 
 def asks(block: bytes) -> bool:
-    """Return whether a header block may contain a header that JetStream handles."""
+    """Return whether the header block of a message may contain a header on which a JetStream server would act."""
     return _MARK in block
 
 
 def rejection_before_sequence(headers: Headers, stream: str, partition: int) -> Rejection | None:
-    """Return the rejection for headers that are checked before the expected sequence. None: the message passes."""
+    """Return the rejection of a message because of headers that nats-server checks before the expected sequence. None: it passes."""
     given = {
         name: value for name, value in reversed(headers) if name.startswith(_PREFIX) and value
     }  # if there are several, the first one counts
@@ -120,9 +120,9 @@ def rejection_before_sequence(headers: Headers, stream: str, partition: int) -> 
 
 
 def _ttl_refused(value: bytes) -> Rejection | None:
-    """Check a TTL header: ``never``, a Go duration, or whole seconds.
+    """Return the rejection of a message with the TTL header ``value``. None: the TTL is 0 or ignored.
 
-    Return the rejection, or None if the TTL is 0 or ignored.
+    Valid values are ``never``, a Go duration, or whole seconds.
     """
     if value == b"never":
         return _FIRST[_TTL]
@@ -135,7 +135,7 @@ def _ttl_refused(value: bytes) -> Rejection | None:
 
 
 def rejection_after_sequence(headers: Headers) -> Rejection | None:
-    """Return the rejection for headers that are checked after the expected sequence. None: the message passes."""
+    """Return the rejection of a message because of headers that nats-server checks after the expected sequence. None: it passes."""
     names = [name for name, value in headers if name.startswith(_PREFIX) and value]
     for name, unfit in _THEN.items():
         if name == OF_SUBJECT_NAMED and OF_SUBJECT in names:
@@ -146,9 +146,9 @@ def rejection_after_sequence(headers: Headers) -> Rejection | None:
 
 
 def expected_in(headers: Headers) -> Expected | None:
-    """Return the conditions of a publish, except the last sequence of the stream. None: it has no condition.
+    """Return the conditions in the headers of a publish. None: it has none.
 
-    If a header occurs several times, the first one counts.
+    The condition on the last sequence of the stream is not included. If a header occurs several times, the first one counts.
     """
     given = {name: value for name, value in reversed(headers) if name in (OF_SUBJECT, OF_SUBJECT_NAMED, LAST_MSG_ID)}
     sequence, last_id = given.get(OF_SUBJECT), given.get(LAST_MSG_ID, b"")
@@ -164,20 +164,17 @@ def number_of(text: bytes) -> int:
 
 
 def wrong_sequence(last: int) -> Rejection:
-    """Return the rejection for an expected last sequence that is wrong. ``last``: the last sequence in the log."""
+    """Return the rejection of a publish that expected another last sequence. ``last``: the last sequence in the log."""
     return Rejection(RejectReason.INCORRECT_OFFSET, f"wrong last sequence: {last}")
 
 
 def wrong_last_id(last: bytes) -> Rejection:
-    """Return the rejection for an expected last message id that is wrong. ``last``: the id of the last record."""
+    """Return the rejection of a publish that expected another last message id. ``last``: message id of the last record."""
     return Rejection(RejectReason.INCORRECT_OFFSET, f"wrong last msg ID: {last.decode('utf-8', 'replace')}", (400, 10070))
 
 
 def asked_for(name: str) -> bool:
-    """Return whether a header is an instruction for the stream, such as a message id.
-
-    The record does not contain such headers.
-    """
+    """Return whether the header ``name`` is an instruction for the stream, such as a message id. Records do not contain it."""
     return name in _JUDGED or name.startswith(_SCHEDULE) or name == MESSAGE_ID
 
 

@@ -64,7 +64,7 @@ _WAIT_OVERHEAD_BYTES = 400
 
 
 class _Waiting(NamedTuple):
-    """A publish that waits for the index."""
+    """A publish that waits until the subject index can answer its condition."""
 
     until_ns: int
     subject: str
@@ -91,9 +91,9 @@ class IndexWait:
         return len(self._waiting)
 
     def add(self, message: RawMessage, subject: str, judge: Callable[[RawMessage], None]) -> bool:
-        """Queue ``message``, and call ``judge`` with it when the index has its subject.
+        """Let ``message`` wait until the index has ``subject``. Then ``judge`` is called with the message.
 
-        Return False if there is no room, or if ``judge`` is running.
+        Return False if the message cannot wait: there is no room, or ``judge`` is running.
         """
         size_bytes = _wait_bytes(message)
         if self._is_closed:
@@ -106,9 +106,9 @@ class IndexWait:
         return True
 
     def release(self, index: LastOfSubjects, *, everything: bool = False) -> None:
-        """Check the publishes whose subject is in the index now, and those that have waited too long.
+        """Call ``judge`` for the publishes whose subject is in the index now, and for those that have waited too long.
 
-        ``everything``: True to check all waiting publishes.
+        ``everything``: True to do this for all waiting publishes.
         """
         if self._waiting:
             now_ns = self._now_ns()
@@ -142,10 +142,14 @@ def _wait_bytes(message: RawMessage) -> int:
 
 
 class LastOfSubjects:
-    """Last offset of each subject, a ``Part`` of the derived state.
+    """Index of the last offset of each subject in the log, a ``Part`` of the derived state.
 
-    ``literal``: True if the stream has one subject, so that nothing is stored. ``log_start_offset``: returns the log start.
-    ``read_on``: called when older records must be read.
+    Args:
+        literal: True if the stream has one subject without wildcards, so that nothing is stored.
+        max_bytes: Maximum memory use.
+        log_start_offset: Returns the log start (inclusive).
+        read_on: Called when older records of the log must be read.
+        node: Memory limit for the derived state of the node. None: no limit.
     """
 
     name = "subjects"
@@ -174,7 +178,7 @@ class LastOfSubjects:
         self._clear(None)
 
     def begin(self, offset: int | None) -> None:
-        """Start at ``offset`` without any known subject."""
+        """Drop all subjects. The next batch begins at ``offset``. None: at any offset."""
         self._clear(offset)
         if self.lacks:
             self._read_on()
@@ -201,12 +205,12 @@ class LastOfSubjects:
         self.share.hold(self.share.size_bytes + size_bytes)
 
     def __len__(self) -> int:
-        """Return an upper bound for the number of subjects. A subject with uncommitted records counts twice."""
+        """Return an upper bound for the number of subjects in the index. A subject with uncommitted records counts twice."""
         return len(self._kept) + len(self._over)
 
     @property
     def is_full(self) -> bool:
-        """True if the subjects of the log do not fit into the memory limit."""
+        """True if the index was dropped, because the subjects of the log do not fit into the memory limit."""
         if self._full_until is not None and (
             self._log_start_offset() > self._full_until or (self._wants_bytes and self.share.has_room(self._wants_bytes))
         ):
@@ -216,21 +220,21 @@ class LastOfSubjects:
 
     @property
     def lacks(self) -> bool:
-        """True if older records must still be read backwards."""
+        """True if older records of the log must still be read for the index."""
         return self.wanted and self._full_until is None and self.low is not None and self.low > self._log_start_offset()
 
     @property
     def state(self) -> str:
-        """State for the status: off, reading, ready or full."""
+        """State of the index for the status page: off, reading, ready or full."""
         if self.is_full:
             return "full"
         return ("reading" if self.low is None or self.lacks else "ready") if self.wanted else "off"
 
     # ---- the log -----------------------------------------------------------------------------------------------------
     def want(self, end_offset: int | None) -> None:
-        """Start the index, because a publish needs it.
+        """Start the index, because a publish has a condition on a subject.
 
-        ``end_offset``: exclusive end of the records that the other parts have processed.
+        ``end_offset``: exclusive end of the records that the derived state covers. None: it covers none.
         """
         if self.wanted or self._literal or self.is_full:
             return
@@ -243,7 +247,7 @@ class LastOfSubjects:
         self._high_watermark = high_watermark
 
     def take(self, batch: NewBatch) -> None:
-        """Process the next batch of the log."""
+        """Add the subjects of the next batch of the log."""
         if not self.wanted:
             if not batch.asks:
                 return
@@ -263,7 +267,7 @@ class LastOfSubjects:
         self._make_room(size_bytes)
 
     def committed(self, high_watermark: int) -> None:
-        """Note that the high watermark (inclusive) has risen."""
+        """Note that all records up to ``high_watermark`` (inclusive) are committed."""
         if high_watermark > self._high_watermark:
             self._high_watermark = high_watermark
             if self._tail:
@@ -284,7 +288,7 @@ class LastOfSubjects:
         self._kept.update(found)
 
     def cut(self, end_offset: int) -> None:
-        """Forget the offsets at and above ``end_offset``, which is above the high watermark."""
+        """Forget the offsets at and above ``end_offset``, because the log was truncated there. No committed record is affected."""
         if self._began_at is not None and end_offset < self._began_at:
             self._restart(end_offset if self.wanted else None)
             return
@@ -296,7 +300,10 @@ class LastOfSubjects:
             self._over.update(found)
 
     def read_below(self, low: int, found: Mapping[str, int]) -> None:
-        """Add the last offset of each subject in the records from ``low`` up to the known part. ``found``: subject -> offset."""
+        """Add the subjects of older records, which were read from offset ``low`` up to the part that the index already covers.
+
+        ``found``: subject -> its last offset in these records.
+        """
         self.low, self._names = low, None
         before_bytes = self.size_bytes
         self._keep({subject: offset for subject, offset in found.items() if subject not in self._kept})
@@ -319,7 +326,7 @@ class LastOfSubjects:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def snapshot(self) -> Callable[[], Sequence[bytes]]:
-        """Return a function that encodes the index.
+        """Return a function that encodes the index for a state file.
 
         Format: whether the index is in use. If it is complete, offsets and sizes as columns follow, then the subjects.
         """
@@ -330,7 +337,10 @@ class LastOfSubjects:
         return lambda: [_READY, *_encode(kept)]
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
-        """Load a state file. If it does not have all subjects, the log is read backwards."""
+        """Load the index from ``data``, the content of a state file for the log below ``end_offset``.
+
+        If the file does not have all subjects, the log is read backwards.
+        """
         self.wanted = data is not None and data[:1] != _OFF and not self._literal
         self._clear(end_offset)
         self._high_watermark = end_offset - 1
@@ -357,7 +367,7 @@ class LastOfSubjects:
         return self.wanted and self.low is not None and not self.lacks
 
     def find_matching(self, subject_filter: str) -> int | None:
-        """Return the offset of the last record of all subjects that match ``subject_filter``.
+        """Return the offset of the newest record whose subject matches ``subject_filter``.
 
         -1: there is no such record. None: the answer is not known yet.
         """
@@ -371,14 +381,19 @@ class LastOfSubjects:
         return offset if offset >= self._log_start_offset() else -1
 
     def count_checks(self, subject_filter: str) -> int:
-        """Return the number of subjects that ``find_matching`` compares: those with the literal start of the filter."""
+        """Return how many subjects ``find_matching`` compares with the filter: those that begin as the filter does before its
+        wildcards.
+        """
         if not self._knows_all:
             return 0
         first, end = self._range(subject_filter)
         return 1 + end - first + len(subject_filter) // _CHECK_BYTES
 
     def _range(self, subject_filter: str) -> tuple[int, int]:
-        """Return (first, end) of the subjects in ``_names`` that begin with the tokens before the filter's first wildcard."""
+        """Return the first index and the end (exclusive) of those ``_names`` that can match the filter.
+
+        They begin with the tokens before the filter's first wildcard.
+        """
         if self._names is None:
             self._names = sorted(self._kept.keys() | self._over.keys())
         begin = literal_prefix(subject_filter.split("."))

@@ -35,7 +35,10 @@ REPLAY_BYTES = 64 * 1024
 
 
 class LogState:
-    """The derived state of one replica. The shell reports every change of ``log`` to it."""
+    """The state of one replica that derives from its log: message ids, producers and subjects.
+
+    The code around it reports every append, commit and truncation of ``log`` to it.
+    """
 
     def __init__(
         self,
@@ -84,7 +87,7 @@ class LogState:
         self._begin(log.log_end_offset if log.log_end_offset == log.log_start_offset else None)
 
     def join(self, node: NodeDerived) -> None:
-        """Count the memory use for the budget of ``node`` from now on."""
+        """Count the memory use of this state for the limit of ``node`` from now on."""
         for share in (self.ids.in_hand, self.index_wait.share, *(part.share for part in self.parts)):
             share.join(node)
 
@@ -98,7 +101,7 @@ class LogState:
 
     @property
     def is_complete(self) -> bool:
-        """True if the state covers the log up to its end."""
+        """True if the state covers all records of the log."""
         return self.end_offset == self._log.log_end_offset
 
     def appended(
@@ -114,14 +117,21 @@ class LogState:
     ) -> None:
         """Add a batch that this leader has appended.
 
-        ``ids``: offset -> message id. ``stored``: the batch. ``numbering``, ``asks``: as in NewBatch.
+        Args:
+            base_offset: Offset of its first record, inclusive.
+            record_count: Number of records.
+            timestamp_ns: Timestamp of the batch, in nanoseconds since 1970.
+            ids: Offset -> message id.
+            stored: The bytes of the batch.
+            numbering: Sequence numbers of a producer. None: no producer sent the batch.
+            asks: True if a record has a condition on its subject.
         """
         last_offset = base_offset + record_count - 1
         self.taken_bytes += len(stored)
         self._take(NewBatch(base_offset, last_offset, timestamp_ns, record_count, ids, numbering, stored, asks))
 
     def fetched(self, batches: Iterable[RecordBatch]) -> None:
-        """Add fetched batches that were appended. If earlier batches are not processed yet, a replay adds them later."""
+        """Add batches that this follower has fetched and appended. If earlier batches are missing, a replay adds all of them later."""
         if self.producers.can_be_whole and not self._log.log_start_offset:
             self._begin(None)  # there is memory again for producers that were dropped: the log has them
         for batch in batches:
@@ -141,7 +151,10 @@ class LogState:
             self._use_awaited(batch)
 
     def _use_awaited(self, batch: NewBatch) -> None:
-        """Use the state in ``awaited`` if it matches the log, because ``batch`` has brought the log to its end."""
+        """Use the state that the leader sent (``awaited``), because ``batch`` has brought the copied log to its end.
+
+        Drop the state if it does not match the log.
+        """
         state, self.awaited = self.awaited, None
         assert state is not None
         end_offset, fits = batch.last_offset + 1, self._log.epochs.epoch_at(state.end_offset - 1) == state.leader_epoch
@@ -157,30 +170,30 @@ class LogState:
 
     @property
     def is_blank(self) -> bool:
-        """True if a start without any record of the log loses nothing: there are no message ids and no producers."""
+        """True if the state has no message ids and no producers. A restart that reads no earlier record then loses nothing."""
         return self.end_offset is not None and not len(self.ids) and not len(self.producers) and self.awaited is None
 
     def catch_up(self) -> None:
-        """Read the rest of the log in the background."""
+        """Start to read the records that the state does not cover yet, in the background."""
         if not self.is_complete and not self._is_behind:
             self._is_behind = True
             self.on_lacking()
 
     def committed(self, high_watermark: int) -> None:
-        """Note that the high watermark has risen."""
+        """Note that all records up to ``high_watermark`` (inclusive) are committed."""
         if high_watermark > self._high_watermark:
             self._high_watermark = high_watermark
             for part in self.parts:
                 part.committed(high_watermark)
 
     def started_afresh(self) -> None:
-        """Drop the whole state, because all records were deleted. The leader has the state of the deleted records."""
+        """Drop the whole state, because all records of the log were deleted. The leader has the state of the deleted records."""
         self.awaited, self.covered = None, -1
         self.fresh_starts += 1
         self._begin(self._log.log_end_offset)
 
     def cut(self) -> None:
-        """Note that the log was truncated. If it ends below the high watermark, start again."""
+        """Adapt the state to a truncated log. If the log ends below the high watermark, drop the whole state."""
         log = self._log
         end_offset = log.log_end_offset
         if end_offset < self.covered:
@@ -197,7 +210,7 @@ class LogState:
                 part.cut(end_offset)
 
     def has_lost(self, offset: int, leader_epoch: int) -> bool:
-        """Return whether the log lacks an acknowledged record. A record below the log start does not count as lost.
+        """Return whether the log lacks a record that a publisher has an ack for. A record below the log start does not count as lost.
 
         ``leader_epoch``: LeaderEpoch of the leader that acknowledged the record at ``offset``.
         """
@@ -208,9 +221,10 @@ class LogState:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def snapshot(self, of: str) -> Unwritten | None:
-        """Return the state up to the high watermark. Write it after a checkpoint.
+        """Return the state up to the high watermark, for a state file. Write it after the high watermark is stored.
 
-        None: there is nothing to write, or the records are not flushed yet. ``of``: name of the partition in the file.
+        None: there is nothing to write, the state is not complete, or the records are not flushed yet. ``of``: name of the
+        partition in the file.
         """
         log, end_offset = self._log, self._high_watermark + 1
         if self.end_offset is None or not log.log_start_offset <= end_offset <= min(self.end_offset, log.durable_end_offset):
@@ -223,7 +237,7 @@ class LogState:
         return Unwritten(of, end_offset, epoch_before(log, end_offset), parts)
 
     def begin_with(self, state: State) -> bool:
-        """Use a stored state now, or when the copied log reaches its end. Return False if it cannot be used."""
+        """Use a stored state now, or when the log that is being copied reaches its end. Return False if it cannot be used."""
         can_be_used = True
         if state.end_offset > self._log.log_end_offset:
             self.awaited = state
@@ -233,9 +247,9 @@ class LogState:
         return can_be_used
 
     def restore(self, state: State) -> bool:
-        """Start from a state file that fits this log (``load_state``). Return whether the file was usable.
+        """Start from the content of a state file that fits this log (``load_state``). Return False if it cannot be used.
 
-        A replay continues after the end of the file.
+        A replay then continues after the end of the file.
         """
         self._begin(state.end_offset)
         self.ids.takes_shorter_window = self._log.log_start_offset > 0  # the records that would tell more are deleted
@@ -251,7 +265,10 @@ class LogState:
         return True
 
     def replay(self, max_bytes: int = REPLAY_BYTES) -> bool:
-        """Read the next part of the log. Return whether the log end is reached. Raises the errors of ``Log.read``."""
+        """Read the next part of the log, at most about ``max_bytes``, into the state. Return whether the log end is reached.
+
+        Raises the errors of ``Log.read``.
+        """
         log = self._log
         if self.is_complete:
             return True
@@ -280,7 +297,7 @@ class LogState:
         return self._is_behind or self.subjects.lacks
 
     def read_beside(self, max_bytes: int = REPLAY_BYTES) -> bool:
-        """Read a slice of the missing part of the log. A follower first reads forwards to the log end.
+        """Read about ``max_bytes`` of the missing part of the log. A follower first reads forwards to the log end.
 
         Return whether nothing is missing now. Raises the errors of ``Log.read``.
         """
@@ -312,14 +329,14 @@ class LogState:
         return subjects.find(subject)
 
     def last_of_matching(self, subject_filter: str) -> int | None:
-        """Return the offset of the last record of all subjects that match ``subject_filter``. Values as for ``last_of``."""
+        """Return the offset of the newest record whose subject matches ``subject_filter``. Special values are those of ``last_of``."""
         if self._literal:
             return self.last_of(self._subject) if matcher(subject_filter)(self._subject) else -1
         self.last_of("")
         return self.subjects.find_matching(subject_filter)
 
     def may_check(self, subject_filter: str, more: int = 0) -> bool:
-        """Return whether the node has time for ``last_of_matching`` and for comparing ``more`` subjects.
+        """Return whether the node has time to compare the subjects of the index, and ``more`` others, with ``subject_filter``.
 
         If so, the time counts as used [A21].
         """
@@ -329,7 +346,7 @@ class LogState:
         return self.subjects.share.may_check(checks + more, self._now_ns())
 
     def look_back(self, max_bytes: int = REPLAY_BYTES) -> bool:
-        """Read a slice of the log backwards for the subjects. Return whether none is missing now.
+        """Read about ``max_bytes`` of the log backwards into the subject index. Return whether no part is missing now.
 
         Raises the errors of ``Log.read``.
         """
@@ -353,7 +370,7 @@ class LogState:
         return not subjects.lacks
 
     def _first_needed(self) -> int:
-        """Return the base offset of the first batch that any part needs. The result may be an earlier batch."""
+        """Return the base offset of the first batch that a replay must read. The result may be an earlier batch."""
         log = self._log
         if log.high_watermark < log.log_start_offset:
             return log.log_start_offset
@@ -377,7 +394,7 @@ def _new_batch_of(batch: RecordBatch) -> NewBatch:
 
 
 def headers_of(batch: RecordBatch) -> tuple[Mapping[int, bytes], bool]:
-    """Return (offset -> message id, whether a record has a condition on its subject). A batch without headers costs nothing."""
+    """Return (offset -> message id, whether a record has a condition on its subject) for a batch."""
     if not batch.header.column_bits & Columns.HEADERS.value or not batch.header.record_count:
         return {}, False
     if batch.record_count <= FEW and not batch.header.column_bits & Columns.DELTAS.value:
@@ -410,9 +427,16 @@ def derived_state(
     now_ns: Callable[[], int],
     held: NodeDerived | None = None,
 ) -> LogState:
-    """Build the derived state that the settings require, and configure the compaction of ``log``.
+    """Create the derived state of a partition. It is still empty. Also configure the compaction of ``log`` to keep what the state
+    needs.
 
-    ``subject``: subject of the partition. ``now_ns``: monotonic clock. ``held``: memory limit of the node, None: set later.
+    Args:
+        log: Log of the partition.
+        subject: Data subject of the partition.
+        stream: Settings of the stream.
+        node: Settings of the node.
+        now_ns: Returns the monotonic clock.
+        held: Memory limit of the node. None: it is set later.
     """
     window_ns = round(stream.dedup_window_s * NS_PER_S)
     # compaction keeps the records that this state needs

@@ -22,10 +22,11 @@ from liftpy.core.wire.producer_note import Partitioning, SourcePosition
 
 
 class Numbering(NamedTuple):
-    """Sequence numbers of a producer in a batch.
+    """Producer and sequence numbers of the records of a batch.
 
     Attributes:
-        columns: Its records from index ``first`` on. None: compaction removed some of them.
+        columns: Columns of the batch. Its records from index ``first`` on were stored. None: compaction removed some of
+            them.
         name: Name of the producer. '': the batch does not have it.
         position: Source position. None: the batch does not have it.
         partitioning: Method and number of partitions. None: the batch does not have them.
@@ -42,7 +43,7 @@ class Numbering(NamedTuple):
 
 
 class NewBatch(NamedTuple):
-    """A batch of the log, as the parts of the state see it. All offsets are inclusive.
+    """A batch of the log, with the fields from which the parts derive their state. All offsets are inclusive.
 
     ``record_count`` 0: compaction has removed all its records.
     """
@@ -78,22 +79,22 @@ class Part(Protocol):
 
     @property
     def share(self) -> Share:
-        """Memory use and limit of the part. The part itself enforces the limit."""
+        """Memory use and memory limit of the part. The part itself enforces the limit."""
 
     def begin(self, offset: int | None) -> None:
-        """Start without any state. The next batch begins at ``offset``. None: at any offset."""
+        """Drop the whole state. The next batch begins at ``offset``. None: at any offset."""
 
     def take(self, batch: NewBatch) -> None:
-        """Process the next batch of the log. The batch may already be committed."""
+        """Add the next batch of the log to the state. The batch may already be committed."""
 
     def committed(self, high_watermark: int) -> None:
-        """Set the high watermark (inclusive).
+        """Note that all records up to ``high_watermark`` (inclusive) are committed.
 
-        It may be above the last processed batch. It decreases only after a truncation.
+        It may be above the last added batch. It decreases only after a truncation.
         """
 
     def cut(self, end_offset: int) -> None:
-        """Forget all batches from ``end_offset`` on. All of them are above the high watermark."""
+        """Undo all batches from ``end_offset`` on, because the log was truncated there. None of them is committed."""
 
     def snapshot(self) -> Callable[[], Sequence[bytes]]:
         """Return a function that encodes the state up to the high watermark.
@@ -113,19 +114,19 @@ SLICE = 8192
 
 
 def slices_of(values: Iterable[Any]) -> Iterator[list[Any]]:
-    """Yield lists of ``SLICE`` values."""
+    """Yield the values in lists of ``SLICE`` values each."""
     rest = iter(values)
     while some := list(islice(rest, SLICE)):
         yield some
 
 
 def pack_numbers(values: Iterable[int], kind: Any) -> list[bytes]:
-    """Return numbers as a column of the numpy type ``kind``, in pieces."""
+    """Return numbers as the bytes of a column of the numpy type ``kind``, in pieces."""
     return [np.array(some, kind).tobytes() for some in slices_of(values)]
 
 
 def join_texts(texts: Iterable[bytes]) -> list[bytes]:
-    """Join the texts into pieces of ``SLICE`` texts."""
+    """Join the texts. Return them in pieces of ``SLICE`` texts."""
     return [b"".join(some) for some in slices_of(texts)]
 
 
@@ -167,13 +168,13 @@ FILTER_CHECKS_PER_S = 400_000
 
 @dataclass(slots=True)
 class FilterBudget:
-    """Limits the work of publishes that expect the last sequence of a subject filter, over all partitions of a node [A21]."""
+    """Limits how many subjects the publishes with a condition on a filter may compare, over all partitions of a node [A21]."""
 
     _left: float = FILTER_CHECKS
     _at_ns: int = 0
 
     def spend(self, checks: int, now_ns: int) -> bool:
-        """Return whether a lookup may compare ``checks`` subjects now. If so, they are counted.
+        """Return whether a lookup may compare ``checks`` subjects at ``now_ns`` (monotonic). If so, they count as compared.
 
         The last lookup may exceed the budget.
         """
@@ -187,7 +188,7 @@ class FilterBudget:
 
 @dataclass(slots=True)
 class NodeDerived:
-    """Memory limit for the derived state of one node. ``bound_bytes``: the limit."""
+    """Memory use and memory limit for the derived state of all partitions of a node. ``bound_bytes``: the limit."""
 
     bound_bytes: int = _UNBOUNDED
     size_bytes: int = 0
@@ -201,9 +202,10 @@ class NodeDerived:
 
 
 class Share:
-    """Memory use and limit of one part (``kind``) of one partition. ``setting``: name of the setting for the limit.
+    """Memory use and limit of one part (``kind``) of the derived state of one partition.
 
-    All sizes are in bytes of memory.
+    ``node``: limit of the node. None: no limit. ``bound_bytes``: limit of the part. ``setting``: name of the setting for it,
+    for error texts. All sizes are in bytes of memory.
     """
 
     __slots__ = ("_node", "bound_bytes", "kind", "setting", "size_bytes")
@@ -216,21 +218,21 @@ class Share:
         self.size_bytes = 0
 
     def hold(self, size_bytes: int) -> None:
-        """Set the current memory use of the part."""
+        """Set the current memory use of the part to ``size_bytes``."""
         node, grown_bytes = self._node, size_bytes - self.size_bytes
         self.size_bytes = size_bytes
         node.size_bytes += grown_bytes
         node.by_kind[self.kind] += grown_bytes
 
     def join(self, node: NodeDerived) -> None:
-        """Count the memory use for ``node`` from now on. The current use is included."""
+        """Count the memory use of the part for ``node`` from now on, including the current use."""
         size_bytes = self.size_bytes
         self.hold(0)
         self._node = node
         self.hold(size_bytes)
 
     def beside(self) -> Share:
-        """Return another share of this kind that has no limit."""
+        """Return another share of this kind with the limit of the node, but without a limit of its own."""
         return Share(self._node, self.kind)
 
     def has_room(self, more_bytes: int, beside_bytes: int = 0) -> bool:
@@ -241,7 +243,10 @@ class Share:
         return not self.lacks(more_bytes, beside_bytes)
 
     def lacks(self, more_bytes: int, beside_bytes: int = 0) -> str:
-        """Return the setting whose limit would be exceeded. '': there is room. The arguments are those of ``has_room``."""
+        """Return the name of the setting whose limit would be exceeded by ``more_bytes``. '': there is room.
+
+        ``beside_bytes``: memory that is already counted elsewhere and will move into this share.
+        """
         node = self._node
         if self.size_bytes + beside_bytes + more_bytes > self.bound_bytes * _OPEN_NUMERATOR // _OPEN_DENOMINATOR:
             return self.setting
@@ -249,18 +254,18 @@ class Share:
         return "" if is_open else "node_dedup_state_bytes"
 
     def fits(self, more_bytes: int) -> bool:
-        """Return whether a known entry may grow by ``more_bytes``."""
+        """Return whether there is memory for ``more_bytes`` of an entry that is already known."""
         return self.size_bytes + more_bytes <= self.bound_bytes and self._node.size_bytes + more_bytes <= self._node.bound_bytes
 
     def excess_bytes(self, grown_bytes: int) -> int:
-        """Return how many bytes the part must free after it has grown by ``grown_bytes``."""
+        """Return how many bytes the part must free, because it exceeds a limit after it has grown by ``grown_bytes``. 0: none."""
         of_node = min(self._node.size_bytes - self._node.bound_bytes, grown_bytes)
         return max(self.size_bytes - self.bound_bytes, of_node, 0)
 
     def may_check(self, subjects: int, now_ns: int) -> bool:
-        """Return whether the node may now compare this number of ``subjects`` with a filter."""
+        """Return whether the node has time at ``now_ns`` to compare this number of ``subjects`` with a filter."""
         return self._node.filters.spend(subjects, now_ns)
 
     def count_rejections(self, count: int = 1) -> None:
-        """Count ``count`` rejections that missing memory has caused."""
+        """Record that ``count`` publishes were rejected for lack of memory."""
         self._node.refused[self.kind] += count

@@ -42,7 +42,7 @@ _REGAINS_PARTS = 8
 
 
 class Lateness:
-    """Limit of the time that publishes wait unprocessed.
+    """Decides when publishes have waited too long, so that new ones are rejected. The limit is shorter for a time after an overload.
 
     ``late_ns``: limit without overload. 0: no limit. All times are monotonic nanoseconds.
     """
@@ -57,19 +57,19 @@ class Lateness:
         self.is_late = False
 
     def bound_ns(self, now_ns: int) -> int:
-        """Return how long a publish may wait unprocessed before the node counts as late."""
+        """Return the longest time that a publish may wait to be processed at ``now_ns``. Above it, publishes are rejected."""
         if self._refused_ns < 0:
             return self._late_ns
         return min(self._short_ns + (now_ns - self._refused_ns) // _REGAINS_PARTS, self._late_ns)
 
     def note_rejection(self, now_ns: int) -> None:
-        """Note a rejection by another check that has the same cause."""
+        """Record that another check rejected publishes because of overload. The limit is then shorter for a time."""
         self._refused_ns = now_ns
 
     def look(self, waited_ns: int, now_ns: int) -> bool:
-        """Check the wait of the oldest unprocessed publish, ``waited_ns``.
+        """Check the wait of the oldest publish that is not processed, ``waited_ns``.
 
-        Return whether publishes with a reply subject must be rejected.
+        Return whether publishes with a reply subject must be rejected now.
         """
         if self.is_late:
             self._refused_ns = now_ns
@@ -80,7 +80,7 @@ class Lateness:
 
 
 class Unanswered:
-    """Detects that publishers of one partition get their acks too late."""
+    """Decides whether the publishers of one partition get their acks too late. Times are monotonic nanoseconds."""
 
     __slots__ = ("_moved_ns", "_oldest_ns", "is_late")
 
@@ -92,10 +92,10 @@ class Unanswered:
         """First time after that at which another publish was the oldest. 0: none yet."""
 
     def look(self, since_ns: int, now_ns: int, late_ns: int, *, is_pressed: bool) -> bool:
-        """Check the oldest publish without an ack. Return whether acks are too late.
+        """Check the oldest publish that waits for its ack. Return whether acks are too late.
 
         Args:
-            since_ns: Its arrival time. 0: there is none.
+            since_ns: Arrival time of this publish. 0: none waits.
             now_ns: Current time.
             late_ns: Limit. 0: acks are never too late.
             is_pressed: True if the node rejects publishes now or has done so recently.
@@ -109,7 +109,9 @@ class Unanswered:
         return self.is_late
 
     def _is_lasting(self, since_ns: int, waited_ns: int, now_ns: int, late_ns: int) -> bool:
-        """Return whether the partition sends acks, but all of them too late."""
+        """Return whether the partition has sent acks for some time, but all of them too late. ``waited_ns``: wait of the oldest
+        publish.
+        """
         if waited_ns <= late_ns:
             self._oldest_ns = 0
         elif not self._oldest_ns:
@@ -151,14 +153,15 @@ class HeldByNode:
 
 
 def limit_of(setting_bytes: int, memory_bytes: int) -> int:
-    """Return the memory limit of a node: the setting, or a share of ``memory_bytes``, the memory of the process."""
+    """Return the memory limit of a node in bytes: the setting, or a share of the memory of the process (``memory_bytes``)."""
     return setting_bytes or max(round(memory_bytes * DEFAULT_SHARE), LEAST_LIMIT_BYTES)
 
 
 class MemoryBudget:
-    """Memory and time limits of one node.
+    """Memory limit and time limit for the publishes in progress on one node.
 
-    ``limit_bytes`` 0: no memory limit. ``late_s`` 0: no time limit.
+    ``limit_bytes`` 0: no memory limit. ``late_s``: longest time that a publish waits to be processed, in seconds. 0: no time
+    limit.
     """
 
     __slots__ = (
@@ -184,9 +187,9 @@ class MemoryBudget:
         """Share of its own limit that each partition may use now."""
 
     def update_wait(self, arrived_bytes: int, done_bytes: int, now_ns: int) -> None:
-        """Update the wait of the oldest publish, from the number of bytes that arrived and that were processed.
+        """Compute how long the oldest unprocessed publish has waited, and whether that is too long.
 
-        ``now_ns``: monotonic clock.
+        ``arrived_bytes``: total of received bytes. ``done_bytes``: total of processed bytes. ``now_ns``: monotonic clock.
         """
         while self._looks and self._looks[0][0] <= done_bytes:
             self._looks.popleft()
@@ -198,17 +201,17 @@ class MemoryBudget:
         self.is_pressed = self.is_late or self._lateness.bound_ns(now_ns) < self.late_ns
 
     def note_slow_commits(self, now_ns: int) -> None:
-        """Note that a partition rejects publishes because commits are slow."""
+        """Record that a partition rejected publishes because commits are slow. The time limit is then shorter for a time."""
         self._lateness.note_rejection(now_ns)
 
     @property
     def retry_after_ms(self) -> int:
-        """Delay in milliseconds after which a rejected publisher should retry."""
+        """Time after which a rejected publisher should retry, in milliseconds."""
         wait_ns = max(self.waited_ns, self.late_ns // 2) if self.is_late or self.is_pressed else self.waited_ns
         return min(max(wait_ns // 1_000_000, LEAST_WAIT_MS), LONGEST_WAIT_MS)
 
     def look(self, held: HeldByNode) -> None:
-        """Set the current memory use and compute the limits of the partitions."""
+        """Set the memory use of the node to ``held``, and compute how far the limits of its partitions shrink."""
         if not self.limit_bytes:
             return
         self.used_bytes = (
@@ -225,9 +228,9 @@ class MemoryBudget:
 
 
 class PartitionRoom:
-    """Memory limit of one partition.
+    """Memory limit for the publishes in progress of one partition. It shrinks when the node is short of memory.
 
-    ``own_bytes``: limit in the settings. ``queued``: returns the bytes in use.
+    ``node``: budget of the node. ``own_bytes``: limit in the settings. ``queued``: returns the bytes in use.
     """
 
     __slots__ = ("_own_bytes", "_queued", "node")
@@ -238,9 +241,9 @@ class PartitionRoom:
         self._queued = queued
 
     def takes(self, arrived_bytes: int) -> bool:
-        """Return whether one more publish is accepted while the limits are reduced.
+        """Return whether the partition has room for one more publish.
 
-        ``arrived_bytes``: number of bytes that arrived in this read.
+        ``arrived_bytes``: size of the publishes that arrived in this read and are not in a batch yet.
         """
         return arrived_bytes + self._queued() < self._own_bytes * self.node.open_part
 

@@ -74,9 +74,10 @@ class InvalidBatchError(LiftError):
 
 
 class Published(NamedTuple):
-    """A valid batch.
+    """A valid batch that a producer has published.
 
-    ``ids``: record index -> message id. ``columns``: as received. ``note``: fields of its producer.
+    ``body``: as it will be stored. ``ids``: record index -> message id. ``columns``: as received. ``note``: fields of its
+    producer.
     """
 
     body: Body
@@ -87,10 +88,10 @@ class Published(NamedTuple):
 
 
 def body_to_store(published: memoryview, subject: str, codec: Codec, note: bytes = b"") -> Published:
-    """Return the body of a published batch as it is stored.
+    """Return the body of a published batch as it is stored: with ``subject``, the producer's ``note`` and the ``codec`` of the stream.
 
-    The body has the subject, the producer's ``note``, and the codec of the stream. Raises InvalidBatchError. Raises
-    BatchTooLargeError if the subject makes the body too large.
+    ``published``: the batch as received. Raises InvalidBatchError. Raises BatchTooLargeError if the subject makes the body too
+    large.
     """
     batch = _parse(published)
     header = batch.header
@@ -121,7 +122,10 @@ def body_to_store(published: memoryview, subject: str, codec: Codec, note: bytes
 
 
 def body_after(published: Published, first: int, subject: str, codec: Codec) -> Body:
-    """Return the body without its first ``first`` records, which are stored already."""
+    """Return the body of a published batch without its first ``first`` records, which are stored already.
+
+    ``subject``: subject of all records. ``codec``: compression of the stream.
+    """
     columns = published.columns
     values = columns.values.to_list()[first:]
     keys = None if columns.keys is None else columns.keys.to_list()[first:]
@@ -167,7 +171,10 @@ def _sizes(column: BytesColumn) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def largest_record_bytes(columns: ColumnSet, first: int = 0) -> int:
-    """Return an upper bound for the bytes of value, key and headers of one record. Records below index ``first`` do not count."""
+    """Return an upper bound for the size of value, key and headers of any record of a batch, in bytes.
+
+    Records below index ``first`` do not count.
+    """
     sizes = _sizes(columns.values)
     if columns.keys is not None:
         sizes = sizes + _sizes(columns.keys)
@@ -192,7 +199,7 @@ def _check_sizes(headers: HeadersColumn) -> None:
 
 
 def _distinct_names(headers: HeadersColumn) -> set[bytes]:
-    """Return the distinct header names.
+    """Return the distinct header names of a batch.
 
     Most records have the same names in the same order. These are compared as one piece of memory.
     """
@@ -230,7 +237,7 @@ _NO_TOMBSTONE = Rejection(
 
 @dataclass(slots=True, kw_only=True)
 class MessageColumns:
-    """Messages as columns of equal length. None as column: the column is absent. None as value: a tombstone.
+    """Decoded messages as columns of equal length. None as column: the column is absent. None as value: a tombstone.
 
     ``expected``: record index -> expected offset. The value is -1, which no record has, if the header is no offset [A7].
     """
@@ -310,16 +317,16 @@ class MessageDecoder:
 
     @property
     def answers(self) -> bool:
-        """True if publishers of the stream get answers."""
+        """True if publishers of the stream get acks."""
         return self._policy is not AckPolicy.NONE
 
     def publishers_of(self, replies: Sequence[bytes]) -> Publishers:
-        """Return the publishers of plain NATS messages with these reply subjects."""
+        """Return the ``Publishers`` of plain NATS messages with these reply subjects."""
         self.touched()
         return Publishers(self._policy, self._allowed_replies(list(replies))[0])
 
     def read(self, messages: Sequence[RawMessage], now_wall_ns: int) -> MessageColumns:
-        """Return the columns of ``messages``, in their order."""
+        """Decode ``messages`` and return them as columns, in their order. ``now_wall_ns``: wall clock."""
         self.touched()
         values: list[bytes | None] = [message[2] for message in messages]
         replies = [message[1] for message in messages]
@@ -368,7 +375,7 @@ class MessageDecoder:
         return columns
 
     def _judge_by_settings(self, columns: MessageColumns, messages: Sequence[RawMessage]) -> None:
-        """Add the messages that the settings of this stream forbid to ``unfit_after_sequence``."""
+        """Add a rejection to ``columns.unfit_after_sequence`` for each message that the settings of the stream forbid."""
         found: dict[int, Rejection] = {}
         most = self.max_message_bytes
         if columns.batch is not None:
@@ -390,7 +397,7 @@ class MessageDecoder:
             columns.unfit_after_sequence = dict(sorted((found | columns.unfit_after_sequence).items()))
 
     def is_command(self, columns: MessageColumns, index: int) -> bool:
-        """Return whether the record is a command of a service.
+        """Return whether the record at ``index`` is a command for a replicated service.
 
         A repeated command is stored again. The service detects its id and sends the reply again
         (``liftpy/core/services/replies.py``).
@@ -398,7 +405,10 @@ class MessageDecoder:
         return columns.replies is not None and columns.replies[index] is not None
 
     def _allowed_replies(self, replies: list[bytes]) -> tuple[list[bytes], list[int]]:
-        """Return the reply subjects that the node may answer, and the indexes of messages of a fast batch."""
+        """Return the reply subjects with b"" for those on which the node may not answer, and indexes of messages of a fast batch.
+
+        A fast batch is a JetStream feature that streams do not support.
+        """
         if len(replies) > 1 and self._inboxes.allows_all(replies, jetstream_headers.FAST_BATCH_REPLY):
             return replies, []
         allows = self._inboxes.allows
@@ -482,7 +492,7 @@ class MessageDecoder:
     def _decode_common(
         self, columns: MessageColumns, messages: Sequence[RawMessage], special: list[int], now_wall_ns: int
     ) -> list[int]:
-        """Decode the messages with a common form of envelope. Return the indexes of the others."""
+        """Decode the messages at the indexes ``special`` that are envelopes of the most frequent form. Return the other indexes."""
         form, left = self._forms[0], list[int]()
         opened = form.opened
         for index in special:
@@ -506,9 +516,9 @@ class MessageDecoder:
         return left
 
     def _form_of(self, payload: bytes, otherwise: Ordinary) -> Ordinary:
-        """Return the form of an envelope that differs from that of the previous message.
+        """Return the form (``Ordinary``) of an envelope, because it differs from that of the previous message.
 
-        ``otherwise``: result if no form matches.
+        ``otherwise``: result if no known form matches.
         """
         for form in self._forms[1:]:
             if form.opened(payload) is not None:
@@ -518,7 +528,7 @@ class MessageDecoder:
         return otherwise
 
     def _shared_envelope(self, subject: bytes, policy: AckPolicy, runs: bool, now_wall_ns: int) -> Envelope:
-        """Return the envelope values that all messages with these options share."""
+        """Return the object with the ack fields that all messages with this subject, ack policy and ``runs`` share."""
         alike = self._alike.get((subject, policy, runs))
         if alike is None:
             alike = Envelope("", "", subject.decode(*_TEXT), policy, now_wall_ns, takes_runs=runs)
@@ -540,7 +550,7 @@ class MessageDecoder:
     def _note_publisher(
         self, columns: MessageColumns, index: int, message: RawMessage, published: client_pb2.Message, now_wall_ns: int
     ) -> None:
-        """Store how to answer the publisher of an envelope, for an ack or a rejection."""
+        """Store in ``columns`` how to answer the publisher of the envelope at ``index``, with an ack or a rejection."""
         subject, _, _, block = message
         policy = _POLICIES.get(published.ackPolicy, self._policy)
         if published.runs and not (block or published.correlationId or published.ackInbox):
@@ -560,7 +570,7 @@ class MessageDecoder:
         self._envelopes(columns)[index] = wanted
 
     def _why_not(self, published: client_pb2.Message, beside: Headers) -> Rejection | None:
-        """Return the rejection of an envelope. None: it can be stored. ``beside``: NATS headers of the message."""
+        """Return the rejection of an envelope. None: it can be stored. ``beside``: NATS headers outside of the envelope."""
         if not self._takes_plain and not published.stream:
             return self._plain_rejection()
         if (self._policy is not AckPolicy.NONE or not self._takes_plain) and not self._is_addressed_here(published):
@@ -577,7 +587,7 @@ class MessageDecoder:
 
     # ---- whole batches -------------------------------------------------------------------------------------------------------
     def _whole_batches(self, messages: Sequence[RawMessage], special: list[int]) -> list[int]:
-        """Return the indexes of the messages that look like a record batch.
+        """Return those of the indexes ``special`` whose messages look like a published record batch.
 
         A stream without answers stores batches for other streams as plain bytes.
         """
@@ -587,7 +597,7 @@ class MessageDecoder:
         return found
 
     def _decode_batch(self, message: RawMessage) -> tuple[client_pb2.BatchPublish, memoryview] | None:
-        """Return the content of a BatchPublish for this partition. None: the message is stored as plain bytes."""
+        """Return header and record batch of a BatchPublish for this partition. None: the message is stored as plain bytes."""
         payload = message[2]
         if payload[TYPE_POSITION : TYPE_POSITION + 1] != BATCH or not payload.startswith(envelope.MAGIC):
             return None
@@ -650,9 +660,9 @@ class MessageDecoder:
         return Rejection(RejectReason.WRONG_STREAM, detail)
 
     def _is_addressed_here(self, published: client_pb2.Message | client_pb2.BatchPublish) -> bool:
-        """Return whether the envelope is addressed to this partition, or has no address.
+        """Return whether the envelope names this stream and partition, or none.
 
-        Partition 0 without a uid means that it has no address.
+        Partition 0 without a uid means that it names none.
         """
         key = self._key
         if published.streamUid:
@@ -688,7 +698,7 @@ class MessageDecoder:
 
 
 def _do_nothing() -> None:
-    """Default of callbacks."""
+    """Do nothing. Default of the callbacks."""
 
 
 def _note(head: client_pb2.BatchPublish) -> ProducerNote:
@@ -752,9 +762,9 @@ _KIND = slice(TYPE_POSITION, TYPE_POSITION + 1)
 
 
 def split_at(messages: list[RawMessage], alone: Collection[int]) -> Iterator[list[RawMessage]]:
-    """Split ``messages`` in their order.
+    """Split ``messages`` in their order: each message whose index is in ``alone`` (ascending) is a list of its own.
 
-    Each index of ``alone`` (ascending) is a piece, and so are the messages between two of them.
+    The messages between two of them are a list, too.
     """
     start = 0
     for index in alone:
@@ -767,16 +777,16 @@ def split_at(messages: list[RawMessage], alone: Collection[int]) -> Iterator[lis
 
 
 def runs_of(messages: list[RawMessage], replies: Sequence[bytes]) -> Iterator[list[RawMessage]]:
-    """Yield consecutive messages with a reply subject, and consecutive messages without one, as separate lists."""
+    """Yield lists of consecutive messages, either all with a reply subject or all without one. ``replies``: reply subject of each."""
     for _, run in groupby(zip(messages, replies, strict=True), key=lambda pair: bool(pair[1])):
         yield [message for message, _ in run]
 
 
 def split_late(messages: list[RawMessage]) -> tuple[list[list[RawMessage]], list[RawMessage]]:
-    """Divide messages into those that may be rejected as too late and the others.
+    """Divide messages into those with a reply subject, which may be rejected as too late, and those without one.
 
-    The result has groups of messages with a reply subject that arrived together, and a list of the messages without
-    one.
+    The first result has lists of messages that can be rejected together. The second result has the messages without a reply
+    subject.
     """
     together, alone, others = list[RawMessage](), list[list[RawMessage]](), list[RawMessage]()
     for message in messages:

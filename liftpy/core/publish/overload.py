@@ -32,7 +32,7 @@ _NO_ROOM = Rejection(RejectReason.OVERLOADED, "")
 
 
 class KnownIds(NamedTuple):
-    """Message ids of one partition that are stored or in progress."""
+    """Message ids of one partition: stored ones, and those of messages in progress."""
 
     stored: RecentIds
     in_hand: Container[bytes]
@@ -42,12 +42,17 @@ class KnownIds(NamedTuple):
 
 
 class Overload:
-    """Rejects publishes of one partition (implements ``Refuser``).
+    """Rejects publishes to one partition when there is no room or no time for them (implements ``Refuser``).
 
     Args:
-        is_full: Returns whether there is no room for more publishes.
+        may: Decides whether the leader may send a negative ack.
+        reader: Decodes messages.
+        counters: Counters of rejected and dropped publishes.
+        is_full: Returns True if there is no room for more publishes.
         known: Returns the indexes of messages that are stored or in progress.
-        reject_or_delay: Sends rejections.
+        ids: Known message ids.
+        reject_or_delay: Sends rejections, or delays them.
+        wall_ns: Returns the wall clock.
     """
 
     def __init__(
@@ -88,7 +93,7 @@ class Overload:
         return late
 
     def refuses(self) -> bool:
-        """Return whether ``is_refused_unread`` messages are rejected now, because the node is late or there is no room."""
+        """Return whether publishes may be rejected without decoding now, because the node is late or there is no room."""
         return self._is_late or (self._is_full() and self._reader.answers and self._may.refuse_for_now())
 
     def is_new(self, message_id: bytes) -> bool:
@@ -104,7 +109,7 @@ class Overload:
         self._say_overloaded(self._reader.publishers_of(replies), len(replies))
 
     def in_time(self, messages: list[RawMessage]) -> list[RawMessage]:
-        """Return the messages to accept. If the node is late, reject the other messages."""
+        """Return the messages to accept. If the node is late, reject the messages with a reply subject and return the others."""
         if not self._is_late:
             return messages
         waited_for, others = split_late(messages)
@@ -113,7 +118,7 @@ class Overload:
         return others
 
     def reject_for_overload(self, messages: list[RawMessage]) -> None:
-        """Reject messages with a reply subject and drop the others, because there is no room."""
+        """Reject messages with a reply subject, and drop the others, because the node is late or there is no room."""
         self._counters.overloaded += len(messages)
         plain = len(messages)
         if any(message[1] or message[2].startswith(MAGIC) for message in messages):
@@ -148,7 +153,7 @@ RECORD_OVERHEAD_BYTES = 24
 
 @dataclass(slots=True, kw_only=True)
 class IngestCounters:
-    """Counters of ingest since the process started, for status and metrics."""
+    """Counters of the publishes to one partition since the process started, for status and metrics."""
 
     records: int = 0
     size_bytes: int = 0
@@ -171,18 +176,18 @@ class IngestCounters:
     times: PublishTimes = field(default_factory=PublishTimes)
 
     def drop(self, reason: str, count: int) -> None:
-        """Count publishes without reply subject that were dropped."""
+        """Record that ``count`` publishes without reply subject were dropped for ``reason``."""
         if count:
             self.dropped[reason] += count
             self.on_drop(reason, count)
 
     def refuse(self, reason: str, count: int) -> None:
-        """Count publishes with reply subject that were rejected."""
+        """Record that ``count`` publishes with a reply subject were rejected for ``reason``."""
         if count:
             self.refused[reason] += count
 
     def not_stored(self, publishers: Publishers, reason: RejectReason) -> None:
-        """Count publishes that were not stored: rejected with a reply subject, dropped without one."""
+        """Record that the messages of these publishers were rejected (with a reply subject) or dropped (without one)."""
         plain = publishers.plain_count
         self.drop(reason.name.lower(), plain)
         self.refuse(reason.name.lower(), publishers.record_count - plain)
@@ -194,7 +199,7 @@ class IngestCounters:
 
 @dataclass(slots=True)
 class PendingBatch:
-    """Publishes that the replica has not appended yet."""
+    """A batch of publishes that was passed to the replica and is not appended yet."""
 
     body: Body
     publishers: Publishers
@@ -211,15 +216,15 @@ class PendingBatch:
 
 
 def message_size_bytes(message: RawMessage) -> int:
-    """Return the approximate size of the message in a batch."""
+    """Return the approximate size of ``message`` in a batch, in bytes."""
     subject, _, payload, headers = message
     return len(subject) + len(payload) + len(headers) + RECORD_OVERHEAD_BYTES
 
 
 def batch_end(raw: list[RawMessage], start: int, most_records: int, most_bytes: int) -> int:
-    """Return the index after the last message of the batch that begins at ``start``, limited by count and bytes.
+    """Return the index after the last message of a batch that begins at index ``start`` of ``raw``.
 
-    The batch has at least one message.
+    It has at most ``most_records`` messages and about ``most_bytes``, but at least one message.
     """
     total = 0
     for index in range(start, min(len(raw), start + most_records)):

@@ -17,20 +17,20 @@ Sink = Callable[[bytes, bytes, bytes, bytes], None]
 
 
 class Subscription(Protocol):
-    """Subscription to a data subject."""
+    """Subscription of a leader to the data subject of its partition."""
 
     def leave(self) -> None:
-        """Unsubscribe. Messages in flight still arrive."""
+        """Unsubscribe. Messages that still arrive are passed on until ``close``."""
 
     def close(self) -> None:
-        """Unsubscribe. No message arrives afterwards."""
+        """Unsubscribe. No message is passed on afterwards."""
 
 
 class Refuser(Protocol):
-    """Rejects publishes without decoding them, when there is no time for it."""
+    """Rejects publishes without decoding them, when there is no time or no room for them."""
 
     def refuses(self) -> bool:
-        """Return whether ``is_refused_unread`` publishes are rejected now."""
+        """Return whether publishes are rejected now, if ``is_refused_unread`` returns True for them."""
 
     def is_new(self, message_id: bytes) -> bool:
         """Return whether no record with this message id is stored or in progress.
@@ -45,13 +45,17 @@ class Refuser(Protocol):
 def is_refused_unread(reply: bytes, payload: bytes, headers: bytes, is_new: Callable[[bytes], bool]) -> bool:
     """Return whether a publish may be rejected without decoding it.
 
-    It has a reply subject, no envelope, and no message id that may be stored.
+    It must have a reply subject, no envelope, and no message id that may be stored. ``is_new``: returns whether a message id is
+    new.
     """
     return bool(reply) and not payload.startswith(MAGIC) and can_be_rejected_unread(headers, is_new)
 
 
 def can_be_rejected_unread(headers: bytes, is_new: Callable[[bytes], bool]) -> bool:
-    """Return whether a header block has no message id, or a new one."""
+    """Return whether the ``headers`` block of a message has no message id, or a new one.
+
+    ``is_new``: returns whether no record with a message id is stored or in progress.
+    """
     if ID_NAME not in headers:
         return True
     found = _ONE_ID(headers)
@@ -59,65 +63,74 @@ def can_be_rejected_unread(headers: bytes, is_new: Callable[[bytes], bool]) -> b
 
 
 class IngestShell(AckShell, Protocol):
-    """Receives publishes for ``Ingest`` and sends its answers."""
+    """Interface of the code around ``Ingest``: it receives publishes and sends answers."""
 
     @property
     def max_payload(self) -> int:
-        """Maximum size of a message at this time, in bytes."""
+        """Maximum size of a message that the NATS server accepts now, in bytes."""
 
     def listen(
         self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: Refuser | None = None
     ) -> Subscription:
-        """Subscribe to the subject of the partition.
+        """Subscribe to the data subject of the partition.
 
-        ``sink`` gets all messages that ``refuser`` does not reject. ``given_up(count)`` is called with the number of
-        dropped messages.
+        Args:
+            subject: Data subject.
+            sink: Called with each message that ``refuser`` does not reject.
+            given_up: Called with the number of messages that were dropped unread because the buffers were full.
+            refuser: Rejects messages unread. None: no message is rejected unread.
         """
 
     def when_heard(self, heard: Callable[[], None]) -> None:
-        """Call ``heard`` when the NATS server has processed all earlier subscriptions."""
+        """Call ``heard`` when the NATS server has processed all subscriptions made so far."""
 
     def behind_read(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when all messages that arrived together were passed to their sinks."""
+        """Call ``callback`` when all messages that were read together have been passed to their sinks."""
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
-        """Report that a message caused an unexpected error and was skipped."""
+        """Count and log that a message on ``subject`` caused an unexpected ``error`` and was skipped."""
 
 
 class Hearing(Protocol):
-    """Subscription of a standby follower to the data subject."""
+    """Subscription of a standby follower to the data subject of its partition."""
 
     is_denied: bool
     """True if NATS has denied the subscription."""
 
     def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
-        """Deliver messages to another sink from now on. ``lost``: called when the connection is lost."""
+        """Pass the messages to another ``sink`` from now on, because the follower has become the leader.
+
+        ``given_up``: called with the number of messages dropped unread. ``lost``: called when the connection is lost.
+        """
 
     def behind_read(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when all messages that arrived together were passed to their sinks."""
+        """Call ``callback`` when all messages that were read together have been passed to their sinks."""
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` after all other pending work."""
+        """Call ``callback`` after all other pending work of the event loop."""
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when all earlier publishes have arrived, or after a limited time."""
+        """Call ``callback`` when all messages sent before have arrived, at the latest after a fixed time."""
 
     def leave(self) -> None:
-        """Unsubscribe. Messages in flight still arrive."""
+        """Unsubscribe. Messages that still arrive are passed on until ``close``."""
 
     def close(self) -> None:
-        """Unsubscribe. No message arrives afterwards."""
+        """Unsubscribe. No message is passed on afterwards."""
 
 
 class StandbyShell(Protocol):
-    """Receives publishes for a ``Standby``."""
+    """Interface of the code around ``Standby``: it receives publishes."""
 
     def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> Hearing:
-        """Subscribe now, or after the next connect. ``given_up(count)`` is called with the number of dropped messages."""
+        """Subscribe to ``subject``, now or when the connection is open. ``sink``: called with each message.
+
+        ``given_up``: called with the number of messages that were dropped unread because the buffers were full.
+        """
 
 
 class ReplyPolicy(NamedTuple):
-    """Functions that decide whether a leader may send a negative ack."""
+    """Functions with which ``Ingest`` decides whether the leader may send a negative ack."""
 
     refuse: Callable[[], bool]
     refuse_for_now: Callable[[], bool]

@@ -78,7 +78,7 @@ def after(sequence: int, count: int) -> int:
 
 
 class StoredBatch(NamedTuple):
-    """Place of a stored batch of a producer: its first ``sequence`` and ``offset``.
+    """Place of one batch of a producer in the log: its first ``sequence`` and first ``offset``.
 
     ``check``: CRC-32C of the digest after its last record. None: not known.
     """
@@ -90,9 +90,10 @@ class StoredBatch(NamedTuple):
 
 
 class ProducerState(NamedTuple):
-    """State of one producer in the log.
+    """State of one producer, as the log shows it.
 
-    ``next_sequence``: the sequence that it must send next. ``digest``: digest of all its records, None: not known.
+    ``next_sequence``: the sequence that it must send next. ``digest``: digest of all its records, None: not known. ``batches``:
+    its last batches.
     """
 
     epoch: int
@@ -152,8 +153,8 @@ class Finding(Enum):
 class Ruling(NamedTuple):
     """Result of the check of a producer's batch, with details.
 
-    ``known``: number of records at its start that are stored already. ``offset``: offset of the first one. -1: not
-    known. ``next_sequence``: the expected sequence before this batch.
+    ``known``: number of its first records that are stored already. ``offset``: offset of the first stored one. -1: not known.
+    ``next_sequence``: sequence that the log expects next from this producer.
     """
 
     finding: Finding
@@ -163,7 +164,7 @@ class Ruling(NamedTuple):
 
 
 def conflict_with(state: ProducerState, name: str, position: SourcePosition | None) -> Finding | None:
-    """Return why a process with this name and position must not continue the producer. None: it may continue.
+    """Return why a process with this ``name`` and source ``position`` must not continue the producer. None: it may continue.
 
     CONFLICT: the producer has another name or source. FENCED: a newer process uses it. ``name`` '': not given.
     """
@@ -180,7 +181,7 @@ def conflict_with(state: ProducerState, name: str, position: SourcePosition | No
 
 @dataclass(slots=True, eq=False)
 class _StateBefore:
-    """The state of a producer before an uncommitted batch."""
+    """State of a producer before an uncommitted batch. A truncation of the batch restores it."""
 
     last_offset: int
     time_ns: int
@@ -189,9 +190,9 @@ class _StateBefore:
 
 
 class Producers:
-    """Producers of one partition on one replica, a ``Part`` of the derived state.
+    """State of the producers of one partition on one replica, a ``Part`` of the derived state.
 
-    All offsets are inclusive, except ``end_offset``.
+    Offsets are inclusive, except ``end_offset``. *Log time*: largest batch timestamp so far, in nanoseconds since 1970.
     """
 
     name = "producers"
@@ -201,8 +202,11 @@ class Producers:
     def __init__(self, expiry_ns: int, max_count: int, reach_ns: int = 0, node: NodeDerived | None = None) -> None:
         """Create an empty table.
 
-        ``expiry_ns``: log time without a batch after which a producer is forgotten, 0: never. ``max_count``: maximum number
-        of producers. ``reach_ns``: log time to replay when a log is opened.
+        Args:
+            expiry_ns: Log time without a batch after which a producer is forgotten. 0: never.
+            max_count: Maximum number of producers.
+            reach_ns: Log time that must be replayed when a log is opened.
+            node: Memory limit for the derived state of the node. None: no limit.
         """
         self._expiry_ns = expiry_ns
         self.reach_ns = reach_ns
@@ -213,7 +217,7 @@ class Producers:
         self.begin(None)
 
     def begin(self, offset: int | None) -> None:
-        """Start at ``offset`` without any known producer."""
+        """Drop all producers. The next batch begins at ``offset``. None: at any offset."""
         self._states: dict[int, ProducerState] = {}  # the producer of the newest batch is at the end
         self._plans: dict[tuple[str, int], dict[int, int]] = {}
         """(run, generation) of a round -> plan -> number of producers whose last batch has this plan."""
@@ -233,12 +237,12 @@ class Producers:
 
     @property
     def is_full(self) -> bool:
-        """True if unknown producers are rejected: there is no room, or the log may have records of them."""
+        """True if batches of unknown producers are rejected: there is no memory, or earlier producers were dropped."""
         return len(self._states) >= self.max_count or not self.is_whole or not self.share.has_room(STATE_BYTES)
 
     @property
     def why_full(self) -> str:
-        """Text of the rejection while ``is_full`` is True."""
+        """Reason for the rejection of unknown producers while ``is_full`` is True, as text for the publisher."""
         if len(self._states) >= self.max_count:
             return f"{self.max_count} producers are known here, and no more are kept (partition_producer_bytes)"
         if not self.is_whole:
@@ -252,7 +256,7 @@ class Producers:
 
     @property
     def can_be_whole(self) -> bool:
-        """True if producers were dropped early, and there is memory for all of them now."""
+        """True if producers were dropped for lack of memory, and there is memory for all of them now."""
         if self.is_whole:
             return False
         count = len(self._states) + self._lost_count
@@ -260,7 +264,7 @@ class Producers:
 
     @property
     def takes_batches(self) -> bool:
-        """True if there is memory for one more uncommitted batch of a known producer."""
+        """True if there is memory for one more uncommitted batch of a producer that is already known."""
         return self.share.fits(TAIL_BYTES)
 
     @property
@@ -275,7 +279,7 @@ class Producers:
 
     @property
     def time_ns(self) -> int:
-        """Log time of the last committed record, in nanoseconds."""
+        """Log time of the last committed record, in nanoseconds since 1970."""
         return self._committed_ns
 
     def state_of(self, producer_id: int) -> ProducerState | None:
@@ -284,7 +288,7 @@ class Producers:
 
     # ---- the log -----------------------------------------------------------------------------------------------------
     def take(self, batch: NewBatch) -> None:
-        """Process the next batch of the log. A batch without a producer changes nothing."""
+        """Update the state of the producer of the next batch of the log. A batch without a producer changes nothing."""
         numbering = batch.numbering
         if numbering is None:
             return
@@ -335,14 +339,14 @@ class Producers:
             del self._plans[round]
 
     def has_another_plan(self, position: SourcePosition | None) -> bool:
-        """Return whether the log has records of the round of ``position`` under another plan, from any producer."""
+        """Return whether the log has records of the round of ``position`` that were written under another plan, by any producer."""
         if position is None or not position.plan:
             return False
         plans = self._plans.get((position.stream_uid, position.generation), {})
         return len(plans) > (position.plan in plans)
 
     def committed(self, high_watermark: int) -> None:
-        """Note that the high watermark (inclusive) has risen."""
+        """Note that all records up to ``high_watermark`` (inclusive) are committed."""
         if high_watermark > self._high_watermark:
             self._high_watermark = high_watermark
             self._merge_committed()
@@ -357,7 +361,10 @@ class Producers:
         self._count()
 
     def _make_room(self, grown_bytes: int) -> None:
-        """Forget the producers that were idle the longest, until the memory fits."""
+        """Forget the producers that were idle the longest, until the table fits its memory limit again.
+
+        ``grown_bytes``: memory by which the table has grown.
+        """
         states, excess_bytes = self._states, self.share.excess_bytes(grown_bytes)
         while states and (len(states) > self.max_count or excess_bytes > 0):
             gone = self._drop(next(iter(states)))
@@ -369,7 +376,7 @@ class Producers:
         self._count()
 
     def cut(self, end_offset: int) -> None:
-        """Forget the batches at and above ``end_offset``, which is above the high watermark."""
+        """Undo the batches at and above ``end_offset``, because the log was truncated there. None of them is committed."""
         while self._tail and self._tail[-1].last_offset >= end_offset:
             taken = self._tail.pop()
             self._time_ns = self._tail[-1].time_ns if self._tail else self._committed_ns
@@ -381,7 +388,7 @@ class Producers:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def snapshot(self) -> Callable[[], Sequence[bytes]]:
-        """Return a function that encodes the log time, then each producer."""
+        """Return a function that encodes the log time and each producer for a state file."""
         states = dict(self._states)
         for taken in reversed(self._tail):
             states.pop(taken.producer_id, None)
@@ -391,7 +398,10 @@ class Producers:
         return lambda: [head, *join_texts(_encode(producer_id, state) for producer_id, state in states.items())]
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
-        """Load a state file. If there is less memory now, forget the producers that were idle the longest."""
+        """Load the producers from ``data``, the content of a state file for the log below ``end_offset``.
+
+        If there is less memory now, forget the producers that were idle the longest.
+        """
         try:
             self._committed_ns, count = _TIME.unpack_from(data or b"")
             at, states = _TIME.size, dict[int, ProducerState]()
@@ -411,7 +421,7 @@ class Producers:
 
     # ---- checks of batches --------------------------------------------------------------------------------------------
     def judge(self, claim: Claim, columns: ColumnSet) -> Ruling:
-        """Check a producer's batch and return the ruling. ``columns``: those of the batch."""
+        """Check a producer's batch and return the result. ``claim``: fields of the producer. ``columns``: columns of the batch."""
         state = self._states.get(claim.producer_id)
         if state is None:
             return Ruling(Finding.OUT_OF_ORDER if claim.base_sequence else Finding.APPEND)
@@ -437,10 +447,7 @@ class Producers:
 
     @staticmethod
     def _judge_by_position(state: ProducerState, claim: Claim) -> Ruling | None:
-        """Check a batch that names its source position: whether the source matches, and whether its records are stored.
-
-        Return None if the batch is new.
-        """
+        """Check a batch that names its source position: another source, or records that are stored already. None: it is new."""
         due = state.next_sequence
         finding = conflict_with(state, claim.name, claim.position)
         if finding is not None:
@@ -458,16 +465,17 @@ class Producers:
 
     @staticmethod
     def _repeats(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
-        """Return whether the stored records equal those of the batch, as far as the digests prove it."""
+        """Return whether the first ``known`` records of a batch equal the stored ones. Without digests, assume that they do."""
         if claim.digest is None or state.digest is None:
             return True
         return claim.digest.over(columns, 0, known) == state.digest
 
     @staticmethod
     def _equals_stored(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
-        """Return whether a batch that is completely stored, but not as the last one, equals the stored records.
+        """Return whether a batch that is completely stored equals the stored records. It is not the last stored batch.
 
-        Without a digest, or in a newer epoch, return True.
+        ``known``: number of its records. ``newer``: distance of its epoch from that of the log. Without a digest, or in a newer
+        epoch, the result is True.
         """
         if newer or claim.digest is None:
             return True
@@ -489,7 +497,7 @@ def _encode(producer_id: int, state: ProducerState) -> bytes:
 
 
 def _decode(data: bytes, at: int) -> tuple[int, ProducerState, int]:
-    """Return (producer id, its state, position after it)."""
+    """Return (producer id, its state, position after it) from ``data`` at position ``at``."""
     producer_id, epoch, next_sequence, time_ns, has_digest, batch_count = _STATE.unpack_from(data, at)
     at += _STATE.size
     digest = RollingDigest.decode(data[at : at + DIGEST_BYTES]) if has_digest else None
@@ -506,7 +514,10 @@ def _decode(data: bytes, at: int) -> tuple[int, ProducerState, int]:
 
 
 def _merge_partitioning(before: Partitioning | None, said: Partitioning | None) -> Partitioning | None:
-    """Return the partitioning of a producer after its next process has reported ``said``. None: not known."""
+    """Return the partitioning of a producer after a batch with the partitioning ``said``. ``before``: partitioning until then.
+
+    None: it is not known, or they differ.
+    """
     if said is None or said == before:
         return before
     if before is None or before.partitions != said.partitions:
@@ -589,10 +600,10 @@ RECORDS_LOST = Rejection(
 
 
 class Given(NamedTuple):
-    """Answer to a process that opens a producer. It is sent when ``last_offset`` is committed.
+    """Answer to a process that opens a producer. It is sent when the record at ``last_offset`` is committed.
 
-    ``last_offset`` -1: the log has no record of the producer, and ``known`` is False. ``digest``: digest of all records
-    before ``next_sequence``. None: not known.
+    ``last_offset`` -1: the log has no record of the producer, and ``known`` is False. ``digest``: digest of all records before
+    ``next_sequence``. None: not known.
     """
 
     epoch: int
@@ -617,10 +628,10 @@ class Given(NamedTuple):
 
 
 class Question(NamedTuple):
-    """Request of a process to continue as ``producer_id``.
+    """Request of a process to open the producer ``producer_id``, and to continue it if the log has it.
 
-    ``sequence``: next sequence if the leader does not know the producer. ``position``: source and generation that the
-    process reads.
+    ``instance``: random number of the process. ``sequence``: next sequence if the leader does not know the producer.
+    ``position``: source and generation that the process reads.
     """
 
     producer_id: int
@@ -633,7 +644,7 @@ class Question(NamedTuple):
 
 
 class ProducerDesk:
-    """Assigns epochs to the processes of producers. Each leader of a partition has one."""
+    """Assigns epochs to the processes that open producers. Each leader of a partition has one."""
 
     def __init__(self, producers: Producers) -> None:
         self._producers = producers
@@ -649,7 +660,7 @@ class ProducerDesk:
         """Producer id -> next sequence, for producers without records in the log."""
 
     def begin(self) -> None:
-        """Forget all granted epochs, because a leadership begins or ends."""
+        """Forget all assigned epochs, because a leadership begins or ends."""
         self._given.clear()
         self._names.clear()
         self._first.clear()
@@ -659,7 +670,7 @@ class ProducerDesk:
         return len(self._given)
 
     def ask(self, asked: Question) -> Given | Finding:
-        """Return the epoch for the process. Return a Finding if it may not continue the producer."""
+        """Open a producer for a process: return its epoch and next sequence. Return a Finding if the process may not continue it."""
         producer_id, instance, sequence = asked[:3]
         state = self._producers.state_of(producer_id)
         refused = self._refusal(state, asked)
@@ -706,7 +717,9 @@ class ProducerDesk:
         return (newest + 1) % _EPOCHS
 
     def judge(self, claim: Claim, columns: ColumnSet) -> Ruling:
-        """Check a producer's batch against the granted epochs and the log. ``columns``: those of the batch."""
+        """Check a producer's batch against the assigned epochs and the log. ``claim``: fields of the producer. ``columns``: of the
+        batch.
+        """
         state, given = self._producers.state_of(claim.producer_id), self._given.get(claim.producer_id)
         due = 0 if state is None else state.next_sequence
         ahead = 1 if state is None else epoch_distance(claim.epoch, state.epoch)
@@ -726,14 +739,17 @@ class ProducerDesk:
         return ruling
 
     def why_not(self, finding: Finding) -> Rejection:
-        """Return the rejection that a publisher gets for this ``finding``."""
+        """Return the rejection that the publisher of a batch gets for this ``finding``."""
         if finding is not Finding.FULL:
             return _REFUSALS[finding]
         self._producers.share.count_rejections()
         return Rejection(RejectReason.OVERLOADED, self._producers.why_full)
 
     def _judge_the_first(self, claim: Claim) -> Ruling:
-        """Check the first batch of an unknown producer. An earlier batch may be lost, or the producer may have been forgotten."""
+        """Check the first batch of a producer that the log does not know.
+
+        Its sequence must be the one with which the process opened the producer. Otherwise an earlier batch was lost.
+        """
         if claim.base_sequence != self._first[claim.producer_id]:
             return Ruling(Finding.UNKNOWN)
         return Ruling(Finding.FULL if self._producers.is_full else Finding.APPEND)

@@ -35,7 +35,7 @@ _Indices = np.ndarray[tuple[int], np.dtype[np.intp]]
 
 
 class _Bucket:
-    """Two token buckets. ``left``: records and bytes that may pass. A negative number must be refilled first."""
+    """Two token buckets, for records and bytes. ``left``: amounts that may pass now. Negative ones must be refilled first."""
 
     __slots__ = ("left", "seen_ns")
 
@@ -45,7 +45,10 @@ class _Bucket:
 
 
 class Quota:
-    """Quota of one partition. ``rates``: records and bytes per second. 0: no limit."""
+    """Quota of one partition. ``rates``: records and bytes per second. 0: no limit.
+
+    ``by_token``: number of the subject token whose values have their own buckets. 0: all messages share one pair of buckets.
+    """
 
     def __init__(self, rates: tuple[float, float], by_token: int = 0) -> None:
         self.terms = rates, by_token
@@ -97,7 +100,11 @@ class Quota:
         return _limit_waits(waits_ms)
 
     def _charge_all(self, count: int, records: int, sizes: list[int], bucket: _Bucket, forced: bool) -> list[int] | None:
-        """Charge all messages to one bucket."""
+        """Charge ``count`` messages to one bucket. Return None if they are accepted, otherwise the wait of each in milliseconds.
+
+        ``records``: records per message. ``sizes``: size of each message in bytes, [] without a limit. ``forced``: accept all
+        of them.
+        """
         paid, last = [float(count * records), float(sum(sizes))], (records, sizes[-1] if sizes else 0)
         if forced or all(not self._rates[kind] or paid[kind] - last[kind] < bucket.left[kind] for kind in (0, 1)):
             self._pay(bucket, paid)
@@ -113,14 +120,14 @@ class Quota:
         bucket.left = [left - cost if rate else left for left, cost, rate in zip(bucket.left, paid, self._rates, strict=True)]
 
     def _sizes(self, messages: Messages) -> list[int]:
-        """Return the sizes of payload and headers in bytes. []: there is no limit for bytes."""
+        """Return the size of each message (payload and headers) in bytes. []: there is no limit for bytes."""
         if not self._rates[1]:
             return [0] * len(messages) if self._by_token else []
         _, _, payloads, blocks = zip(*messages, strict=True)
         return list(map(int.__add__, map(len, payloads), map(len, blocks)))
 
     def _tokens(self, messages: Messages) -> tuple[list[str], _Indices]:
-        """Return the distinct values of the subject token, and for each message the index of its value."""
+        """Return the distinct values of the subject token of ``messages``, and for each message the index of its value."""
         subjects = [message[0] for message in messages]
         numbers: dict[str, int] = {}
         of_subject = {
@@ -129,7 +136,7 @@ class Quota:
         return list(numbers), np.fromiter(map(of_subject.__getitem__, subjects), np.intp, len(subjects))
 
     def _bucket(self, token: str, now_ns: int) -> _Bucket:
-        """Return the bucket of ``token``, filled up to ``now_ns``."""
+        """Return the bucket of the token value ``token``, refilled up to ``now_ns`` (monotonic)."""
         bucket = self._buckets.pop(token, None)
         if bucket is None:
             bucket = _Bucket(list(self._most), now_ns)
@@ -145,9 +152,10 @@ class Quota:
 
 
 def quota_for(stream: StreamConfig, partitions: int, held: Quota | None) -> Quota | None:
-    """Return the quota of one partition of a stream. None: the stream has no quota.
+    """Return the quota of one partition of ``stream``. None: the stream has no quota.
 
-    ``partitions``: number of partitions. ``held``: current quota, which is returned if nothing has changed.
+    ``partitions``: number of partitions, among which the quota is divided. ``held``: current quota, which is returned if
+    nothing has changed.
     """
     if not stream.has_quota:
         return None
@@ -165,7 +173,7 @@ def _token(subject: bytes, number: int) -> str:
 
 
 def _cost_before(costs: _Floats, groups: _Indices) -> _Floats:
-    """Return, for each message, the cost of the earlier messages of its group."""
+    """Return for each message the total cost of the earlier messages of its group. ``groups``: group of each message."""
     order = np.argsort(groups, kind="stable")
     sums = np.cumsum(costs[order]) - costs[order]
     firsts = np.searchsorted(groups[order], np.arange(int(groups.max()) + 1))
@@ -175,7 +183,7 @@ def _cost_before(costs: _Floats, groups: _Indices) -> _Floats:
 
 
 def _waits(owed: _Floats, rate: float) -> _Floats:
-    """Return the wait in milliseconds until the earlier messages are paid for. 0: no wait."""
+    """Return for each message the time in milliseconds until the amount ``owed`` is refilled at ``rate`` per second. 0: no wait."""
     return np.where(owed >= 0, np.floor(owed * _MS / rate + _ROUNDING) + 1, 0.0)
 
 

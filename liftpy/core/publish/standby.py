@@ -46,7 +46,7 @@ MESSAGE_BYTES = 240
 
 
 class Block(NamedTuple):
-    """Messages that arrived together. ``heard_ns``: monotonic time of their arrival."""
+    """Buffered messages that arrived together. ``heard_ns``: monotonic time of their arrival."""
 
     heard_ns: int
     messages: list[RawMessage]
@@ -55,7 +55,7 @@ class Block(NamedTuple):
 
 @dataclass(slots=True)
 class NodeHeard:
-    """Memory of all standby buffers of a node, in bytes, and its limit."""
+    """Memory use and memory limit of all standby buffers of a node, in bytes."""
 
     bound_bytes: int
     size_bytes: int = 0
@@ -63,7 +63,7 @@ class NodeHeard:
 
 @dataclass(slots=True)
 class StandbyBuffer:
-    """Standby buffer of one partition.
+    """Buffered publishes of one partition on a standby follower, in order of arrival.
 
     ``bound_bytes``: memory limit. ``age_ns``: maximum age of a message.
     """
@@ -79,7 +79,10 @@ class StandbyBuffer:
     """Number of messages that were dropped in favor of later ones while the log grew, since the start."""
 
     def add(self, messages: list[RawMessage], now_ns: int, grown_ns: int) -> bool:
-        """Add messages. Return False if there is no room. ``grown_ns``: last time that the log grew."""
+        """Add messages that arrived at ``now_ns`` (monotonic). Return False if there is no room.
+
+        Messages that arrived before ``grown_ns``, the last time that the log grew, are dropped to make room.
+        """
         size_bytes = sum(len(payload) + len(headers) + len(reply) for _, reply, payload, headers in messages)
         size_bytes += MESSAGE_BYTES * len(messages)
         self.expire(now_ns)
@@ -102,12 +105,12 @@ class StandbyBuffer:
         self.node.size_bytes -= block.size_bytes
 
     def expire(self, now_ns: int) -> None:
-        """Remove messages that are older than ``age_ns``."""
+        """Drop the messages that are older than ``age_ns`` at ``now_ns``."""
         while self.blocks and self.blocks[0].heard_ns < now_ns - self.age_ns:
             self._drop_first()
 
     def take_all(self, now_ns: int) -> list[Block]:
-        """Take out all blocks in order for a replay. Call ``put_back`` or ``clear`` afterwards."""
+        """Remove and return all messages in order, for a replay. Call ``put_back`` or ``clear`` afterwards."""
         self.expire(now_ns)
         blocks = list(self.blocks)
         self._empty()
@@ -115,7 +118,7 @@ class StandbyBuffer:
         return blocks
 
     def put_back(self) -> None:
-        """Return the blocks that ``take_all`` took out to the buffer."""
+        """Put the messages that ``take_all`` removed into the buffer again, because the replay was canceled."""
         for block in reversed(self.in_replay or ()):
             self.blocks.appendleft(block)
             self.size_bytes += block.size_bytes
@@ -123,7 +126,7 @@ class StandbyBuffer:
         self.in_replay = None
 
     def clear(self) -> None:
-        """Drop all messages, including those that ``take_all`` took out."""
+        """Drop all messages, including those that ``take_all`` removed for a replay."""
         self.in_replay = None
         self._empty()
 
@@ -155,7 +158,7 @@ def record_keys(
     headers: Iterable[Sequence[tuple[str, bytes]] | None] | None,
     subjects: Iterable[str] | None,
 ) -> list[Key]:
-    """Return the recognition key of each record of these columns."""
+    """Return a recognition key for each record. Equal records have equal keys, so a buffered message can be found in the log."""
     pairs = repeat(()) if headers is None else (tuple(each) if each else () for each in headers)
     rows = zip(
         values, repeat(None) if keys is None else keys, pairs, repeat("") if subjects is None else subjects, strict=False
@@ -164,7 +167,10 @@ def record_keys(
 
 
 def column_keys(columns: ColumnSet, subjects: Iterable[str] | None) -> list[Key]:
-    """Return the recognition key of each record of a batch. ``subjects``: replaces the subject column."""
+    """Return a recognition key for each record of a batch, as ``record_keys`` does.
+
+    ``subjects``: used instead of the subjects in ``columns``. None: those in ``columns``.
+    """
     if subjects is None and columns.subjects is not None:
         subjects = columns.subjects.each()
     return record_keys(
@@ -176,9 +182,12 @@ def column_keys(columns: ColumnSet, subjects: Iterable[str] | None) -> list[Key]
 
 
 class InLog:
-    """The last records of a log, in which a replay searches the buffered messages.
+    """The newest records of a log. A replay searches buffered messages among them.
 
-    ``shown_ns(offset)``: returns the time when this node's log got the record.
+    Args:
+        credit_ns: Time by which a message may arrive here later than its record.
+        shown_ns: Called with an offset. Returns the monotonic time at which this node's log got the record.
+        whole_batches: True if published batches are searched, too.
     """
 
     def __init__(self, credit_ns: int, shown_ns: Callable[[int], int], *, whole_batches: bool) -> None:
@@ -193,7 +202,7 @@ class InLog:
         """Number of messages that equal other messages, so that only their number was compared."""
 
     def add(self, batch: RecordBatch) -> None:
-        """Add the next batch of the log."""
+        """Add the next batch of the log to the records among which messages are searched."""
         if not batch.record_count or batch.header.control:
             return
         keys, last_offset = column_keys(batch.columns, None), batch.last_offset
@@ -213,9 +222,9 @@ class InLog:
             places.append(place)
 
     def take(self, key: Key, heard_ns: int) -> Stored | None:
-        """Return the stored record that matches the next message.
+        """Return the stored record that matches a buffered message. None: there is none. Each record matches one message only.
 
-        None: there is none in the log. Each record matches once.
+        ``key``: recognition key of the message. ``heard_ns``: monotonic time of its arrival here.
         """
         places = self._places.get(key)
         if places is None:
@@ -236,7 +245,7 @@ class InLog:
 
     @property
     def latest_unheard_ns(self) -> int:
-        """Latest time at which the log got a record that matched no message. -1: all records matched."""
+        """Latest monotonic time at which the log got a record that matched no buffered message. -1: all records matched."""
         return max((shown_ns for count, shown_ns in self._unheard.values() if count > 0), default=-1)
 
 
@@ -254,7 +263,7 @@ _SAMPLE_NS = 1_000_000
 
 @dataclass(slots=True)
 class StandbyCounters:
-    """Counters of standby messages since the process started, for status and metrics."""
+    """Counters of the messages that standby followers have buffered and replayed, for status and metrics."""
 
     appended: int = 0
     """Number of messages that the log did not have. They were stored as new messages."""
@@ -280,9 +289,10 @@ class StandbyCounters:
 
 @dataclass(slots=True)
 class FailoverBacklog:
-    """Messages that a new leader takes over, in order of arrival.
+    """Buffered messages that a new leader takes over, in order of arrival.
 
-    ``hearing``: their subscription. None: the leader uses another connection.
+    ``hearing``: subscription that received them. None: the leader uses another connection. ``fresh``: messages to store.
+    ``known``: records of the log whose publishers get acks. ``undecided``: messages that must be rejected when possible.
     """
 
     hearing: Hearing | None
@@ -294,13 +304,13 @@ class FailoverBacklog:
 
 
 def connection_of(reply: bytes, value: bytes | None) -> bytes:
-    """Return the inbox prefix, which identifies the connection of a publisher. b"": unknown."""
+    """Return the inbox prefix of the reply subject, which identifies the connection of a publisher. b"": unknown."""
     return reply.rpartition(b".")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortingRules:
-    """Settings of the replay. ``doubt_ns``: length of a lease if the metadata does not contain it."""
+    """Settings for the replay of a standby buffer. ``doubt_ns``: length of a lease, used if the metadata does not contain it."""
 
     doubt_ns: int
     credit_ns: int = _CREDIT_NS
@@ -312,7 +322,7 @@ class SortingRules:
 
 
 class Seen:
-    """History of an offset, as a follower saw it grow.
+    """History of an offset that grows, such as the log end, on a follower.
 
     The samples are (monotonic ns, offset), at most one per millisecond, for the last ``reach_ns``.
     """
@@ -322,7 +332,7 @@ class Seen:
         self.reach_ns = reach_ns
 
     def note(self, now_ns: int, offset: int) -> None:
-        """Add the current value ``offset``."""
+        """Record that the value is ``offset`` at ``now_ns``."""
         samples = self._samples
         if len(samples) > 1 and now_ns - samples[-2][0] < _SAMPLE_NS:
             samples[-1] = now_ns, offset
@@ -332,7 +342,7 @@ class Seen:
             samples.popleft()
 
     def cut(self, offset: int) -> None:
-        """Lower the value to ``offset`` after a truncation. The removed records arrive again."""
+        """Lower the current value to ``offset``, because the log was truncated. The removed records are fetched again."""
         samples = self._samples
         while len(samples) > 1 and samples[-1][1] > offset:
             samples.pop()
@@ -341,21 +351,21 @@ class Seen:
 
     @property
     def first(self) -> int:
-        """Oldest known value."""
+        """Oldest value in the history."""
         return self._samples[0][1]
 
     @property
     def last(self) -> int:
-        """Current value."""
+        """Newest value in the history."""
         return self._samples[-1][1]
 
     @property
     def last_ns(self) -> int:
-        """Time of the newest sample."""
+        """Monotonic time of the newest sample."""
         return self._samples[-1][0]
 
     def at(self, at_ns: int) -> int:
-        """Return the value at the time ``at_ns``. If that is too long ago, return the oldest known value."""
+        """Return the value at the monotonic time ``at_ns``. If that is before the history, return its oldest value."""
         found = self._samples[0][1]
         for seen_ns, offset in self._samples:
             if seen_ns > at_ns:
@@ -364,7 +374,7 @@ class Seen:
         return found
 
     def above_ns(self, offset: int) -> int:
-        """Return the time at which the value exceeded ``offset``."""
+        """Return the monotonic time at which the value first exceeded ``offset``."""
         samples = self._samples
         low, high = 0, len(samples) - 1
         while low < high:
@@ -375,9 +385,10 @@ class Seen:
 
 @dataclass(slots=True, kw_only=True)
 class _Step:
-    """Decoded messages that arrived together.
+    """Decoded messages that arrived together, in a replay.
 
-    ``keys``: recognition keys. None: the message cannot be stored. ``stored``: records of the log that match them.
+    ``keys``: recognition keys. None: the message cannot be stored. ``stored``: records of the log that match them. ``passed``:
+    True if the earlier leader missed the message.
     """
 
     heard_ns: int
@@ -389,7 +400,7 @@ class _Step:
 
     @property
     def is_judged(self) -> bool:
-        """True if the producer's sequence decides whether the message is stored [A3]."""
+        """True if the messages are from a producer, whose sequence numbers decide what is stored [A3]."""
         return self.columns.claim is not None or self.columns.asked is not None
 
     def is_bound(self, index: int) -> bool:
@@ -404,9 +415,9 @@ class _Step:
 
 @dataclass(slots=True, kw_only=True)
 class StandbyReplay:
-    """One replay of a standby buffer.
+    """One replay of a standby buffer, on a new leader.
 
-    ``ends``: log ends (exclusive) over time. ``answered_through``: publishers up to this offset have their ack.
+    ``ends``: log ends (exclusive) over time. ``answered_through``: publishers of records up to this offset have their ack.
     """
 
     rules: SortingRules
@@ -421,9 +432,9 @@ class StandbyReplay:
     counters: StandbyCounters = field(default_factory=StandbyCounters)
 
     def run(self, blocks: list[Block], taken: FailoverBacklog) -> Generator[None, None, None]:
-        """Replay ``blocks`` and put the results into ``taken``.
+        """Compare the messages in ``blocks`` with the log, and sort them into ``taken``.
 
-        Each step works on a limited number of messages or bytes of the log.
+        Each step of the generator works on a limited number of messages or bytes of the log.
         """
         steps: list[_Step] = []
         for block in blocks:
@@ -439,7 +450,7 @@ class StandbyReplay:
             yield
 
     def _decode_messages(self, messages: list[RawMessage], heard_ns: int) -> Iterator[_Step]:
-        """Decode the messages.
+        """Decode messages that arrived at ``heard_ns``, and yield them in steps.
 
         Whole batches and invalid messages are steps of their own, the messages between them are one step.
         """
@@ -459,9 +470,9 @@ class StandbyReplay:
         yield _Step(heard_ns=heard_ns, messages=messages, columns=columns, keys=keys, stored=[None] * len(messages))
 
     def _match_with_log(self, steps: list[_Step]) -> Generator[None, None, int]:
-        """Search each message in the last records of the log.
+        """Search each message among the newest records of the log. Store the matches in ``steps``.
 
-        Return the latest time at which the log got a record that matches no message. -1: all records match.
+        Return the latest monotonic time at which the log got a record that matches no message. -1: all records match.
         """
         log = self.log
         whole = any(step.columns.batch is not None for step in steps)
@@ -487,7 +498,10 @@ class StandbyReplay:
         return max(found.latest_unheard_ns, gone_ns)
 
     def _pass_over(self, steps: list[_Step], unheard_ns: int) -> Generator[None, None, None]:
-        """Mark the messages that the earlier leader missed, from the last one to the first one."""
+        """Mark the messages in ``steps`` that the earlier leader missed, from the last one to the first one.
+
+        ``unheard_ns``: result of ``_match_with_log``.
+        """
         rules, later, last_ns = self.rules, set[bytes](), -1
         for step in reversed(steps):
             passed, heard_ns, values = [], step.heard_ns, step.columns.values
@@ -536,7 +550,10 @@ _NOTHING = StandbyCounters()
 
 @dataclass(slots=True, kw_only=True)
 class Standby:
-    """Standby buffer of one partition on one node, and its replay. ``wall_ns``: returns the wall clock of the node."""
+    """Buffers the publishes of one partition on a standby follower, and replays them on a new leader.
+
+    ``wall_ns``: returns the wall clock of the node.
+    """
 
     shell: StandbyShell
     subject: str
@@ -585,7 +602,9 @@ class Standby:
         return self.heard.age_ns + self.rules.credit_ns + self._doubt_ns
 
     def review(self) -> None:
-        """Adapt to a changed role or partition. A new leader keeps its buffer until ``take_over``."""
+        """Start or stop buffering, as the role of the replica and the settings require. A new leader keeps its buffer until
+        ``take_over``.
+        """
         replica = self.replica
         doubt_ns = replica.longest_lease_ns or self.rules.doubt_ns
         if doubt_ns != self._doubt_ns:
@@ -611,7 +630,7 @@ class Standby:
             self._hearing = self.shell.hear(self.subject, self._message_arrived, self._given_up)
 
     def stop(self) -> None:
-        """Unsubscribe, and forget the buffered messages."""
+        """Unsubscribe and drop the buffered messages."""
         if self._hearing is not None:
             self._hearing.close()
             self._forget()
@@ -623,7 +642,7 @@ class Standby:
 
     @property
     def begun_at(self) -> int:
-        """Log end (exclusive) at the time when the standby began to buffer, or at the oldest known time."""
+        """Log end (exclusive) at the time when this follower began to buffer, or at the oldest known time."""
         return self._ends.first
 
     # ---- as a follower -------------------------------------------------------------------------------------------------------
@@ -645,11 +664,11 @@ class Standby:
 
     @property
     def has_counted(self) -> bool:
-        """True if any counter or size of ``report`` is above 0."""
+        """True if a counter or a size in ``report`` is above 0."""
         return self.heard.displaced_count > 0 or self.counters != _NOTHING
 
     def report(self) -> dict[str, int]:
-        """Return memory use in bytes and messages, for status and metrics."""
+        """Return memory use in bytes and numbers of messages, for status and metrics."""
         counters = self.counters
         return {
             "held_bytes": self.heard.size_bytes,
@@ -664,22 +683,25 @@ class Standby:
         }
 
     def log_grew(self) -> None:
-        """Note the new log end and the current time. Call it when the log has grown."""
+        """Record the current log end and time. Call it when the log has grown."""
         if self._hearing is not None:
             self._ends.note(self.now_ns(), self.log.log_end_offset)
 
     def committed(self, high_watermark: int) -> None:
-        """Note that the high watermark has risen. The leader may not have sent the acks of these records yet."""
+        """Record that all records up to ``high_watermark`` (inclusive) are committed.
+
+        The leader may not have sent the acks of these records yet.
+        """
         if self._hearing is not None and self.replica.role is not RoleName.LEADER:
             self._marks.note(self.now_ns(), high_watermark)
 
     def cut(self) -> None:
-        """Note that the log was truncated or emptied. The removed records arrive again."""
+        """Record that the log was truncated or emptied. The follower fetches the removed records again."""
         self._ends.cut(self.log.log_end_offset)
 
     # ---- as a new leader --------------------------------------------------------------------------------------------------------
     def take_over(self, then: Callable[[FailoverBacklog | None], None]) -> None:
-        """Replay the buffer and call ``then`` with the messages in order. None: nothing was buffered.
+        """Replay the buffer on a new leader. Then call ``then`` with the messages in order. None: nothing was buffered.
 
         The replay starts when all earlier publishes have arrived, because a later one would look new. After ``cancel``,
         ``then`` is not called.
@@ -698,7 +720,10 @@ class Standby:
         work: Generator[None, None, FailoverBacklog],
         then: Callable[[FailoverBacklog | None], None],
     ) -> None:
-        """Run one slice of the replay."""
+        """Run the replay ``work`` for a limited time. When it ends, call ``then`` with its result.
+
+        ``turn``: number of the ``take_over`` call. A later call or ``cancel`` ends this replay.
+        """
         if turn != self._waits:
             return
         if self._hearing is not hearing:
@@ -719,7 +744,7 @@ class Standby:
             hearing.soon(lambda: self._run_slice(hearing, turn, work, then))
 
     def cancel(self) -> None:
-        """Cancel ``take_over``, because the node has lost the leadership. The buffer stays."""
+        """Cancel ``take_over``, because the node has lost the leadership. The messages stay in the buffer."""
         self._waits += 1
         self.heard.put_back()
 

@@ -45,7 +45,10 @@ Parts = Mapping[str, tuple[int, bytes]]
 
 
 class State(NamedTuple):
-    """Content of a state file. ``end_offset``: exclusive. ``leader_epoch``: LeaderEpoch of the record before it."""
+    """Content of a state file, which covers the log below ``end_offset`` (exclusive).
+
+    ``leader_epoch``: LeaderEpoch of the record before ``end_offset``.
+    """
 
     of: str
     end_offset: int
@@ -54,9 +57,9 @@ class State(NamedTuple):
 
 
 class Unwritten(NamedTuple):
-    """State that was captured but not written. Any thread may call ``write``.
+    """State that is captured in memory and not written to a file yet. Any thread may call ``write``.
 
-    ``parts``: name -> (version, function that returns its bytes).
+    ``parts``: name of a part -> (version, function that returns its bytes).
     """
 
     of: str
@@ -65,7 +68,7 @@ class Unwritten(NamedTuple):
     parts: Mapping[str, tuple[int, Callable[[], Sequence[bytes]]]]
 
     def write(self, storage: Storage) -> int:
-        """Store the state durably, read it back, and remove the other files [S16].
+        """Write the state file durably, read it back, and remove the other state files [S16].
 
         Returns:
             Size of the file in bytes. 0: it is too large and was not stored.
@@ -91,23 +94,23 @@ class Unwritten(NamedTuple):
 
 
 def state_owner(key: PartitionKey) -> str:
-    """Return the name of a partition in state files. It contains the uid of the stream."""
+    """Return the name of the partition ``key`` in state files. It contains the uid of the stream."""
     return f"{key.stream}-{key.uid}/{key.partition}"
 
 
 def state_name(end_offset: int) -> str:
-    """Return the name of the file for the log below ``end_offset``."""
+    """Return the name of the state file for the log below ``end_offset``."""
     return f"{STATE_PREFIX}{end_offset:020d}"
 
 
 def encode_state(state: State) -> bytes:
-    """Return the bytes of a file."""
+    """Return the bytes of the state file for ``state``."""
     parts = {name: (version, (data,)) for name, (version, data) in state.parts.items()}
     return b"".join(_pieces(state.of, state.end_offset, state.leader_epoch, parts))
 
 
 def encode_parts(unwritten: Unwritten) -> bytes:
-    """Return the bytes of the file for ``unwritten``. Any thread may call it."""
+    """Return the bytes of the state file for ``unwritten``. Any thread may call it."""
     parts = {name: (version, encode()) for name, (version, encode) in unwritten.parts.items()}
     return b"".join(_pieces(unwritten.of, unwritten.end_offset, unwritten.leader_epoch, parts))
 
@@ -171,9 +174,9 @@ def epoch_before(log: Log, end_offset: int) -> int:
 
 
 def why_not(state: State, name: str, of: str, log: Log) -> str:
-    """Return why ``state`` of the file ``name`` does not belong to this log of the partition ``of``.
+    """Return why the state file ``name`` with the content ``state`` does not fit the log of the partition ``of``.
 
-    '': it belongs to the log, or will when the log has grown.
+    '': it fits the log, or will when the log has grown.
     """
     end_offset = state.end_offset
     if state.of != of or state_name(end_offset) != name:
@@ -193,10 +196,10 @@ def why_not(state: State, name: str, of: str, log: Log) -> str:
 
 
 def load_state(log: Log, of: str) -> tuple[State | None, dict[str, str]]:
-    """Return the newest state file that matches ``log``, and file name -> reason for each file that does not match.
+    """Return the newest state file that fits ``log``, and file name -> reason for each file that does not fit.
 
-    The function deletes these and older files. It may run in any thread while no other code uses the log. Raises
-    StorageError.
+    The function deletes these and older files. It may run in any thread while no other code uses the log. Raises StorageError.
+    ``of``: name of the partition.
     """
     storage, unfit = log.storage, dict[str, str]()
     for name in sorted(state_names(storage), reverse=True):
@@ -214,12 +217,12 @@ def load_state(log: Log, of: str) -> tuple[State | None, dict[str, str]]:
 
 
 def state_names(storage: Storage) -> list[str]:
-    """Return the names of all state files."""
+    """Return the names of all state files in the directory of a partition."""
     return [name for name in storage.names() if name.startswith(STATE_PREFIX) and not name.endswith(".tmp")]
 
 
 def remove_states(storage: Storage, *, keep: str = "") -> None:
-    """Remove all state files except ``keep``. A file that cannot be removed now is removed later."""
+    """Remove all state files except ``keep`` ('': none is kept). A file that cannot be removed now is removed later."""
     with suppress(LiftError):
         gone = [name for name in state_names(storage) if name != keep]
         for name in gone:

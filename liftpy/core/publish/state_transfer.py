@@ -36,16 +36,16 @@ FRESH_NS = 2 * NS_PER_S
 
 
 class StateQuestion(NamedTuple):
-    """Request for a piece of a state. ``position``: number of bytes that the requester already has."""
+    """Request of a replica for the next piece of the leader's state. ``position``: number of bytes that the replica already has."""
 
     end_offset: int = 0
     position: int = 0
 
 
 class StatePiece(NamedTuple):
-    """A piece of a state. ``position``: place of ``data`` in the bytes of the state.
+    """A piece of the leader's state. ``position``: place of ``data`` in the bytes of the state.
 
-    ``total_bytes`` 0: the follower needs only the log.
+    ``total_bytes``: size of the state. 0: the log alone is enough, so there is no state to send.
     """
 
     end_offset: int = 0
@@ -55,7 +55,7 @@ class StatePiece(NamedTuple):
 
 
 class StateGiver:
-    """Sends the state of a replica to followers and backups. It holds at most one encoded state.
+    """Sends the derived state of a replica to followers and backups. It stores at most one encoded state.
 
     ``run(work, then)`` calls ``work`` in any thread, and then ``then`` with its result on the thread of the replica.
     """
@@ -78,7 +78,10 @@ class StateGiver:
         """Number of states whose last piece was sent."""
 
     def give(self, asked: StateQuestion, most_bytes: int = PIECE_BYTES) -> StatePiece | None:
-        """Return the next piece for a replica. None: the state is not encoded yet, so the replica retries later."""
+        """Return the piece of the state that a replica has requested, of at most ``most_bytes``.
+
+        None: the state is not encoded yet, so the replica retries later.
+        """
         derived = self._derived
         self._used_ns = self._now_ns()
         is_held = bool(self._data) and not self._is_encoding
@@ -105,7 +108,10 @@ class StateGiver:
         return StatePiece(self._end_offset, len(self._data), asked.position, piece)
 
     def give_piece(self, end_offset: int, position: int, most_bytes: int) -> StatePiece | None:
-        """Return the next piece for a reader, such as a backup. None: retry later."""
+        """Return a piece of the state below ``end_offset`` for a reader, such as a backup. None: the reader retries later.
+
+        ``position``: number of bytes that the reader already has. ``most_bytes``: maximum size of the piece.
+        """
         return self.give(StateQuestion(end_offset, position), min(most_bytes, PIECE_BYTES))
 
     def _state_encoded(self, end_offset: int, data: bytes) -> None:
@@ -113,13 +119,13 @@ class StateGiver:
         self._made_ns = self._now_ns()
 
     def forget_unused(self) -> None:
-        """Drop the encoded state if no replica has requested it for ``HOLD_NS``."""
+        """Drop the encoded state if no replica has requested it for ``HOLD_NS`` nanoseconds."""
         if self._data and self._now_ns() - self._used_ns >= HOLD_NS:
             self._data = b""
 
 
 class StateTaker:
-    """Requests and receives the state for a follower."""
+    """Requests the derived state from the leader, for a follower whose empty log begins above 0, and stores it as a state file."""
 
     def __init__(self, derived: LogState, log: Log, of: str) -> None:
         self._derived = derived
@@ -139,7 +145,7 @@ class StateTaker:
         """Number of times that the follower continued without the state, because its leader does not know the request."""
 
     def started_afresh(self) -> None:
-        """Note that all records of the log were deleted and that it begins at another offset."""
+        """Note that all records of the log were deleted, so that the state must be requested if the log begins above 0."""
         self.is_wanted = self._log.log_start_offset > 0
         self._begin()
 
@@ -148,7 +154,10 @@ class StateTaker:
         self._pieces.clear()
 
     def asks(self, leader_epoch: int) -> StateQuestion | None:
-        """Return the request to send to the leader of ``leader_epoch`` instead of a fetch. None: fetch."""
+        """Return the request for the next piece of the state, to send to the leader of ``leader_epoch`` instead of a fetch.
+
+        None: send a fetch.
+        """
         if not self.is_wanted:
             return None
         if leader_epoch != self._leader_epoch:
@@ -160,11 +169,14 @@ class StateTaker:
         return StateQuestion(self._end_offset, len(self._pieces))
 
     def nobody_listens(self) -> None:
-        """Note that NATS reported no responders. This does not show the version of the leader."""
+        """Note that NATS reported no responders for a request. This does not mean that the leader has an earlier version."""
         self._silent = 0
 
     def fetch_answered(self) -> bool:
-        """Process the answer to a fetch. Return whether the follower continues without the state from now on."""
+        """Note that the leader answered a fetch. Return True if the follower gives up requesting the state.
+
+        It does so if the leader has answered fetches but no request for the state.
+        """
         if not self.is_wanted or self._silent <= ASKS:
             return False
         self._probes += 1
@@ -175,7 +187,10 @@ class StateTaker:
         return not self.is_wanted
 
     def add_piece(self, piece: StatePiece | None) -> bool:
-        """Add a piece. Return whether the next request can be sent at once. Raises StorageError."""
+        """Add a received piece of the state. Return whether the next request can be sent at once. Raises StorageError.
+
+        ``piece``: None if the leader has not encoded the state yet.
+        """
         self._silent = self._probes = 0
         if piece is None or not self.is_wanted:
             return piece is not None

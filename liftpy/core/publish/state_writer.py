@@ -37,21 +37,24 @@ class Pace(NamedTuple):
     """Factor for the size of the last file. 0: its size has no effect."""
 
     def is_due(self, grown_bytes: int, last_bytes: int, since_ns: int) -> bool:
-        """Return whether a file is due for a log that has grown by ``grown_bytes`` in ``since_ns``."""
+        """Return whether a state file is due for a log that has grown by ``grown_bytes`` in ``since_ns`` nanoseconds.
+
+        ``last_bytes``: size of the last state file.
+        """
         if grown_bytes >= max(self.much_bytes, self.last_files * last_bytes):
             return True
         return since_ns >= self.every_ns and grown_bytes >= max(self.least_bytes, last_bytes if self.last_files else 0)
 
 
 def pace_of(config: ReplicationConfig) -> Pace:
-    """Return the pace that the settings define."""
+    """Return the rule for state files that the settings define."""
     return Pace(round(config.state_checkpoint_interval_s * NS_PER_S), config.state_checkpoint_bytes)
 
 
 class StateWriter:
-    """Writes the state of one replica.
+    """Decides when the derived state of one replica is written to a state file, and writes it.
 
-    ``of``: name of its partition with the stream's uid. ``now_ns``: the node's monotonic clock.
+    ``of``: name of the partition with the stream's uid. ``pace``: when a file is due. ``now_ns``: returns the monotonic clock.
     """
 
     def __init__(self, derived: LogState, log: Log, of: str, pace: Pace, now_ns: Callable[[], int]) -> None:
@@ -78,9 +81,9 @@ class StateWriter:
         """Log start up to which retention no longer waits, because no file could be written."""
 
     def may_drop(self, log_start_offset: int) -> bool:
-        """Return whether records before ``log_start_offset`` may be deleted, because the state of these records is stored.
+        """Return whether records before ``log_start_offset`` may be deleted now, because a state file covers them.
 
-        If they have no state, they may be deleted, too. If the result is False, the next ``begin`` writes the state.
+        They may also be deleted if there is no state to keep. If the result is False, the next ``begin`` writes the state.
         """
         derived = self._derived
         if log_start_offset <= max(derived.covered, self._dropped):
@@ -99,7 +102,7 @@ class StateWriter:
 
     @property
     def is_wanted(self) -> bool:
-        """True if retention waits for a file."""
+        """True if retention waits for a state file before it deletes records."""
         return self._wanted >= 0
 
     def _give_up(self) -> None:
@@ -107,7 +110,7 @@ class StateWriter:
         self.uncovered += 1
 
     def begin(self, *, closing: bool = False) -> Unwritten | None:
-        """Return the state to write now, None if no file is due. ``closing``: True if the log is about to be closed cleanly."""
+        """Return the state to write to a file now. None: no file is due. ``closing``: True if the log is about to be closed cleanly."""
         derived, now_ns = self._derived, self._now_ns()
         grown_bytes = derived.taken_bytes - self._at_bytes
         due = self._pace.is_due(grown_bytes, self.last_bytes, now_ns - self._at_ns)
@@ -122,7 +125,7 @@ class StateWriter:
         return unwritten
 
     def write(self, unwritten: Unwritten) -> None:
-        """Store the state. The high watermark must be stored before."""
+        """Write a state file. The high watermark must be stored before. A failure is counted."""
         try:
             size_bytes = unwritten.write(self._log.storage)
         except (LiftError, OSError):
@@ -140,10 +143,12 @@ class StateWriter:
 
 
 def restore_state(derived: LogState, log: Log, of: str) -> dict[str, str]:
-    """Load the newest state file that matches the log into ``derived``. Raises StorageError.
+    """Load the newest state file that fits ``log`` into ``derived``. Raises StorageError.
+
+    ``of``: name of the partition with the stream's uid.
 
     Returns:
-        Name of each rejected file -> reason.
+        Name of each file that does not fit -> reason.
     """
     state, unfit = load_state(log, of)
     if state is not None and not derived.begin_with(state):

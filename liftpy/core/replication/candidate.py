@@ -30,32 +30,37 @@ class CandidateRole(ReplicaRole):
         self._replayed_end_offset = 0  # exclusive: derived state covers the log below it
 
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Start the promotion: store the proposed LeaderEpoch, so that the replica ignores older states after a restart."""
+        """Start the promotion: store the proposed LeaderEpoch durably, so that the replica ignores older metadata after a restart."""
         super().enter(now_ns, out)
         out.append(PersistLeaderEpoch(leader_epoch=self.leader_epoch))
 
     def leave(self, out: Effects) -> None:
-        """End the role. If the election has skipped this candidate, unsubscribe and stop the timers.
+        """End the role without becoming the leader: unsubscribe from the partition's subjects and stop the timers.
 
-        A candidate that becomes the leader keeps its state.
+        The replica does not call this method when the candidate becomes the leader. The leader keeps the subscriptions and the
+        followers.
         """
         super().leave(out)
         out.append(CloseSubject())
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        """Apply a changed replica set, or a new incarnation of a follower, to the promotion."""
+        """Apply changed metadata: a new set of replicas, or a restarted follower.
+
+        ``epoch_rose``: True if the partition's Epoch is higher. A finished promotion is then reported again, with the new
+        Epoch.
+        """
         self.desk.partition_changed(now_ns)
         if epoch_rose and self.phase is Leading.INIT:
             self._report(now_ns, out)  # the last report named the Epoch before
 
     def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None:
-        """Continue the promotion, because the LeaderEpoch is durable."""
+        """Note that ``leader_epoch`` is durable. Start the replay of the log if the whole log is durable too."""
         if leader_epoch == self.leader_epoch:
             self._persisted = True
             self._replay_when_durable(now_ns, out)
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
-        """Continue the promotion if the whole log is durable now."""
+        """Start the replay of the log if the whole log and the proposed LeaderEpoch are durable now."""
         self._replay_when_durable(now_ns, out)
 
     def _replay_when_durable(self, now_ns: int, out: Effects) -> None:
@@ -67,7 +72,7 @@ class CandidateRole(ReplicaRole):
         self._report(now_ns, out)
 
     def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
-        """Record the progress of the replay. Continue the promotion if the derived state has reached the log end."""
+        """Record that the replay has reached ``end_offset`` (exclusive). If it has ``finished``, report this to the metadata leader."""
         if self.phase is not Leading.REPLAY:
             return
         self._replayed_end_offset = end_offset
@@ -76,14 +81,14 @@ class CandidateRole(ReplicaRole):
             self._report(now_ns, out)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        """Send the promotion report again when its timer expires."""
+        """Send the promotion report to the metadata leader again, because its timer expired."""
         if kind is Deadline.PROMOTION:
             self._report(now_ns, out)
 
     def _report(self, now_ns: int, out: Effects) -> None:
-        """Report the progress, so that the metadata leader does not replace the candidate.
+        """Report the progress of the promotion to the metadata leader, so that it does not choose another candidate.
 
-        Reports are repeated, because one may be lost.
+        Set a timer for the next report, because a report may be lost.
         """
         finished = self.phase is Leading.INIT
         epoch, newest_offset = self.shared.state.epoch, self.log.flushed_newest_offset
@@ -100,7 +105,10 @@ class CandidateRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.PROMOTION, now_ns + interval_ns, out)
 
     def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
-        """Answer the fetch of a follower in the proposed epoch. Its position counts after the partition is Online."""
+        """Answer a follower's fetch in the proposed epoch. Before the LeaderEpoch and the log are durable, reject it.
+
+        The fetched position is recorded. It has an effect on the high watermark only when this replica leads.
+        """
         if self.phase is Leading.LOG_REPLICATION:
             self.desk.record_request(event.replica, event.leader_epoch, now_ns)
             super().fetch_received(event, now_ns, out)
@@ -112,7 +120,7 @@ class CandidateRole(ReplicaRole):
             self.desk.tell(event.replica, out)  # what it needs to know of a candidate is that it is there
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
-        """Answer a follower that compares its log with the candidate's before it fetches."""
+        """Answer the epoch query of a follower, which compares its log with the candidate's log before it fetches."""
         if self.phase is Leading.LOG_REPLICATION:
             self.desk.record_request(event.replica, event.current_epoch, now_ns)
             super().epoch_query_received(event, now_ns, out)

@@ -29,7 +29,7 @@ LEAST_PIECE_BYTES = 4096
 
 @dataclass(slots=True, kw_only=True)
 class CatchupThrottle:
-    """Limits the copy rate of all learners of a node. ``bytes_per_second`` 0: no limit."""
+    """Limits the total copy rate of all learners of a node. ``bytes_per_second``: maximum rate. 0: no limit."""
 
     bytes_per_second: int = 0
     least_bytes_per_second: int = 0
@@ -51,39 +51,47 @@ class CatchupThrottle:
     """Duration of the last turn, in nanoseconds. The current turn is expected to take as long."""
 
     def change(self, config: ReplicationConfig) -> None:
-        """Apply changed settings from the next turn on. Copied bytes stay counted."""
+        """Apply changed settings from the next turn on. The totals of copied bytes and of times stay."""
         self.bytes_per_second, self.share = config.copy_bytes_per_s, config.copy_duty_cycle
         self.least_bytes_per_second, self.piece_bytes = config.copy_min_bytes_per_s, config.copy_fetch_bytes
         self._turn_ns = 0
 
     @property
     def fetch_bytes(self) -> int:
-        """Bytes that a learner requests at a time, in addition to the growth of its partition. 0: as many as any follower."""
+        """Maximum size of one fetch of a learner, in bytes, without the growth of its partition. 0: no special limit for learners."""
         if not self.bytes_per_second:
             return 0
         fetch_bytes = max(self.bytes_per_second // _TURNS_PER_S, LEAST_PIECE_BYTES)
         return min(fetch_bytes, self.piece_bytes) if self.piece_bytes else fetch_bytes
 
     def turn(self, now_ns: int) -> tuple[int, int]:
-        """Reserve a turn. Return (monotonic time for the fetch of a piece, expected duration of the turn)."""
+        """Reserve the next free turn for a learner. A turn is the time in which one learner copies one piece.
+
+        Return (monotonic time at which the turn begins, its expected duration), in nanoseconds.
+        """
         begins_ns = max(self._free_ns, now_ns)
         self._free_ns = begins_ns + self._turn_ns
         self.waited_ns += begins_ns - now_ns
         return begins_ns, self._turn_ns
 
     def record_copy(self, size_bytes: int, backlog_bytes: int) -> None:
-        """Count received bytes of a learner. ``backlog_bytes``: part of them that counts for the rate."""
+        """Add the ``size_bytes`` of an answer to a learner to the totals. ``backlog_bytes``: the part that the rate limits."""
         self.copied_bytes += size_bytes
         self.backlog_bytes += backlog_bytes
 
     def give_back(self, reserved_ns: int) -> None:
-        """Release an unused turn of ``reserved_ns``."""
+        """Release a reserved turn that was not used. ``reserved_ns``: its expected duration."""
         self._free_ns -= reserved_ns
 
     def flushed(self, size_bytes: int, backlog_bytes: int, asked_ns: int, now_ns: int, reserved_ns: int = 0) -> None:
-        """End a turn, because the copied bytes are flushed, and compute its length.
+        """End a turn, because the copied bytes are flushed. Compute from its length when the next turn may begin.
 
-        ``asked_ns``: monotonic time of the request. ``reserved_ns``: time that the turn had reserved.
+        Args:
+            size_bytes: Size of the copied batches.
+            backlog_bytes: Part of ``size_bytes`` that the rate limits.
+            asked_ns: Monotonic time at which the learner sent its fetch.
+            now_ns: Monotonic time at the end of the flush.
+            reserved_ns: Expected duration that ``turn`` reserved. 0: no turn was reserved.
         """
         if not self.bytes_per_second or not backlog_bytes:
             self.give_back(reserved_ns)
@@ -100,7 +108,7 @@ class CatchupThrottle:
 
 @dataclass(slots=True)
 class LearnerCopy:
-    """Throttle of one learner: when it may fetch next, and the bytes that it requested."""
+    """Copy of one learner: the turn that it has reserved, and the sizes of its last answer. ``pace``: throttle of the node."""
 
     pace: CatchupThrottle
     _asked_ns: int = 0
@@ -111,45 +119,51 @@ class LearnerCopy:
     """Approximate growth of the partition while the last piece was in flight, in bytes."""
 
     def asks(self, now_ns: int, most_bytes: int) -> int:
-        """Start a turn. Return how many bytes the learner may request, at most ``most_bytes``."""
+        """Note that the learner sends a fetch at ``now_ns``. Return the maximum size that it may request, in bytes.
+
+        ``most_bytes``: maximum size that any follower may request.
+        """
         self._asked_ns = now_ns
         self._size_bytes = self._backlog_bytes = 0
         fetch_bytes = self.pace.fetch_bytes
         return min(most_bytes, fetch_bytes + self._grown_bytes) if fetch_bytes else most_bytes
 
     def came(self, size_bytes: int, record_count: int, grown: int) -> None:
-        """Process the answer to a fetch.
+        """Record the answer to the learner's fetch: ``size_bytes`` with ``record_count`` records.
 
-        ``grown``: number of records by which the leader's HW has risen since the request.
+        ``grown``: number of records by which the leader's HW has risen since the fetch was sent.
         """
         self._size_bytes, self._backlog_bytes = size_bytes, backlog_part(size_bytes, record_count, grown)
         self._grown_bytes = size_bytes * grown // record_count if record_count > 0 else 0
         self.pace.record_copy(size_bytes, self._backlog_bytes)
 
     def flushed(self, now_ns: int) -> None:
-        """End the turn, because the fetched bytes are flushed."""
+        """End the learner's turn, because the fetched bytes are flushed."""
         self.pace.flushed(self._size_bytes, self._backlog_bytes, self._asked_ns, now_ns, self._reserved_ns)
         self._reserved_ns = 0
 
     def turn(self, now_ns: int) -> int:
-        """Return the monotonic time from which the learner may fetch again."""
+        """Reserve the learner's next turn. Return the monotonic time from which the learner may fetch, in nanoseconds."""
         self.let_go()
         begins_ns, self._reserved_ns = self.pace.turn(now_ns)
         return begins_ns
 
     def let_go(self) -> None:
-        """Release the reserved turn, because the learner does not fetch."""
+        """Release the turn that the learner has reserved, because the learner does not fetch."""
         self.pace.give_back(self._reserved_ns)
         self._reserved_ns = 0
 
 
 def pace_of(config: ReplicationConfig) -> CatchupThrottle:
-    """Return the throttle that the settings define."""
+    """Return the copy throttle for the learners of a node with these settings."""
     pace = CatchupThrottle()
     pace.change(config)
     return pace
 
 
 def backlog_part(size_bytes: int, record_count: int, grown: int) -> int:
-    """Return the bytes of an answer that belong to the backlog, without the growth of the partition by ``grown`` records."""
+    """Return how many of ``size_bytes`` belong to the backlog of a learner, and not to new records.
+
+    The answer has ``record_count`` records. The partition grew by ``grown`` records while the fetch was in flight.
+    """
     return size_bytes * max(record_count - grown, 0) // record_count if record_count > 0 else 0

@@ -42,7 +42,7 @@ from liftpy.core.replication.phases import RoleName
 
 @value
 class AppendBatch:
-    """Leader: append the publishes under ``token`` as one batch with these timestamps.
+    """Leader: append the publishes under ``token`` as one batch. The fields below become part of its header.
 
     Publishers get their acks only after LogFlushed.
     """
@@ -83,7 +83,10 @@ class RejectReason(Enum):
 
 @value
 class RejectPublishes:
-    """Reject the publishes under ``token`` with a negative ack, because they were not appended [A2]."""
+    """Leader: reject the publishes under ``token``.
+
+    The shell sends each publisher a negative ack, because nothing was appended [A2].
+    """
 
     token: int
     """Handle of the publishes, from PublishesReceived."""
@@ -93,7 +96,7 @@ class RejectPublishes:
 
 @value
 class DropPublishes:
-    """Drop the publishes under ``token`` without an answer.
+    """Drop the publishes under ``token``. Their publishers get no answer.
 
     Either they have no reply subject, or another node may have stored them, so that a negative ack could be false [A2].
     """
@@ -106,7 +109,7 @@ class DropPublishes:
 
 @value
 class SendAcks:
-    """Ack every waiting publish of ``policy`` at or below ``through_offset``."""
+    """Leader: ack every publish that requested ``policy`` and whose last record is at or below ``through_offset``."""
 
     policy: AckPolicy
     """LEADER or ALL: the publishers that get answers now."""
@@ -118,15 +121,15 @@ class SendAcks:
 
 @value
 class DropPendingAcks:
-    """Drop the waiting publishers without an answer. Their records may or may not survive the change of leader."""
+    """Forget all publishers that wait for an ack, without an answer. Their records may or may not survive the change of leader."""
 
 
 @value
 class AppendFetched:
-    """Follower: append the batches of ``token`` unchanged, up to ``last_offset``.
+    """Follower: append the fetched batches under ``token`` unchanged, up to ``last_offset``.
 
-    If the batches lack records that compaction removed, first store how far the source was compacted
-    (``leader_high_watermark`` in ``leader_epoch``) and feed LogCompacted.
+    The batches may lack records that compaction removed. Then the shell first stores durably how far the leader's log was
+    compacted (``leader_high_watermark`` in ``leader_epoch``), and feeds LogCompacted.
     """
 
     token: int
@@ -141,7 +144,7 @@ class AppendFetched:
 
 @value
 class DropFetched:
-    """Follower: free the answer under ``token`` without using it, because it is outdated or has a gap."""
+    """Follower: free the leader's answer under ``token`` without using its records. They are outdated, or offsets are missing."""
 
     token: int
     """Handle of the received bytes, from FetchAnswered."""
@@ -151,7 +154,7 @@ class DropFetched:
 
 @value
 class CutLog:
-    """Truncate the log. Feed LogCut when the truncation is durable."""
+    """Follower: truncate the log. Feed LogCut when the truncation is durable."""
 
     end_offset: int
     """Log end after the truncation, exclusive. The log becomes shorter if this offset is inside a batch."""
@@ -174,7 +177,7 @@ class StartLogAfresh:
 
 @value
 class RaiseHighWatermark:
-    """Apply a higher high watermark. The shell serves the committed records and wakes waiting readers."""
+    """Apply a higher high watermark. The shell then serves the records up to it, and answers readers that wait for them."""
 
     high_watermark: int
     """New high watermark, inclusive. Records up to it are flushed on this node."""
@@ -182,7 +185,10 @@ class RaiseHighWatermark:
 
 @value
 class RecheckLog:
-    """Leader: read a batch from disk again, because a follower reported damage. The number of such reads is limited."""
+    """Leader: read the batch at ``offset`` from disk again, because a follower received it damaged.
+
+    The shell limits the number of such reads.
+    """
 
     offset: int
     """Offset at which the follower received wrong bytes, inclusive."""
@@ -192,7 +198,7 @@ class RecheckLog:
 
 @value
 class SendFetch:
-    """Follower: send a ReplicationRequest to the leader on ``.replicate``. The core sets the deadline for the answer."""
+    """Follower: send a fetch (ReplicationRequest) to the leader on ``.replicate``. The core sets a timer for the answer."""
 
     request_id: int
     """Id of the request, which the answer repeats. Ids grow."""
@@ -218,9 +224,10 @@ class SendFetch:
 
 @value
 class WaitQuietly:
-    """Follower: send no fetch while the leader's node confirms that the last fetch still waits (``quiescence.py``).
+    """Follower: send no more fetches while the leader's node confirms that this replica's last fetch still waits there.
 
-    The shell feeds QuietEnded at the end, unless StopWaiting comes first.
+    The node asks about the fetches of many partitions in one message (``quiescence.py``). The shell feeds QuietEnded when the
+    wait ends, unless StopWaiting comes first.
     """
 
     request_id: int
@@ -233,12 +240,12 @@ class WaitQuietly:
 
 @value
 class StopWaiting:
-    """Follower: end WaitQuietly. The shell no longer asks whether the fetch waits."""
+    """Follower: end WaitQuietly. The shell no longer asks the leader's node about the fetch of this replica."""
 
 
 @value
 class ConfirmQuiet:
-    """Leader: confirm that the fetch of a follower still waits at the log end. The confirmation counts as a fetch."""
+    """Leader: confirm to a follower's node that the follower's fetch still waits. The confirmation replaces a fetch."""
 
     token: int
     """Token of the QuietFetchReceived."""
@@ -246,7 +253,7 @@ class ConfirmQuiet:
 
 @value
 class SendEpochQuery:
-    """Follower: send a LeaderEpochOffsetRequest to the leader on ``.offset``."""
+    """Follower: ask the leader on ``.offset`` where an epoch ends in its log (LeaderEpochOffsetRequest)."""
 
     request_id: int
     """Id of the request, which the answer repeats. Ids grow."""
@@ -260,9 +267,9 @@ class SendEpochQuery:
 
 @value
 class SendFetchResponse:
-    """Leader or candidate: answer the fetch ``token`` with complete batches and the current HW.
+    """Leader or candidate: answer the fetch ``token`` with the current HW and with complete batches.
 
-    The batches may be unflushed.
+    The batches need not be flushed on this node.
     """
 
     token: int
@@ -277,7 +284,7 @@ class SendFetchResponse:
 
 @value
 class KeepFetch:
-    """Leader: keep the fetch ``token`` until there are records to send."""
+    """Leader: keep the reply subject of the fetch ``token``. The fetch is answered later, when there are records to send."""
 
     token: int
     """Token of the FetchReceived."""
@@ -319,7 +326,7 @@ class TellWaiter:
 
 @value
 class SendFetchRefusal:
-    """Reject the fetch or the epoch query ``token`` with a ReplicationRefusal."""
+    """Leader or candidate: reject the fetch or the epoch query ``token`` (ReplicationRefusal)."""
 
     token: int
     """Token of the FetchReceived or EpochQueryReceived."""
@@ -335,7 +342,7 @@ class SendFetchRefusal:
 
 @value
 class SendEpochAnswer:
-    """Leader or candidate: answer the epoch query ``token`` with a LeaderEpochOffsetResponse."""
+    """Leader or candidate: answer the epoch query ``token`` with the end of an epoch in this log (LeaderEpochOffsetResponse)."""
 
     token: int
     """Token of the EpochQueryReceived."""
@@ -351,7 +358,7 @@ class SendEpochAnswer:
 
 @value
 class NotifyReplica:
-    """Leader: send a PartitionNotification to ``<ns>.notify.<replica>``, so that the follower fetches."""
+    """Leader: send a PartitionNotification to ``<ns>.notify.<replica>``, so that the follower sends a fetch."""
 
     replica: str
     """Node id of the follower that gets the notification."""
@@ -359,7 +366,7 @@ class NotifyReplica:
 
 @value
 class ProbeReplica:
-    """Leader: ask NATS whether ``replica`` is connected. If it is not, feed ReplicaAbsent."""
+    """Leader: ask NATS whether the node ``replica`` is connected. If it is not, the shell feeds ReplicaAbsent."""
 
     replica: str
     """Node id of the replica to probe."""
@@ -367,7 +374,7 @@ class ProbeReplica:
 
 @value
 class SendNotice:
-    """Leader: send a LeaderNotice to each of ``replicas``, so that they fetch. Its offsets are for observers only."""
+    """Leader: send a LeaderNotice to each of ``replicas``, so that they send a fetch. They do not use its offsets."""
 
     replicas: tuple[str, ...]
     """Ids of the nodes that get the notice."""
@@ -385,7 +392,7 @@ class SendNotice:
 
 @value
 class ProposeIsr:
-    """Leader: request the ISR ``isr`` from the metadata group. Feed IsrChangeAnswered.
+    """Leader: request the ISR ``isr`` from the metadata group. The shell feeds its answer as IsrChangeAnswered.
 
     The metadata group decides by compare-and-set on (leader, leader_epoch, epoch).
     """
@@ -408,7 +415,7 @@ class ProposeIsr:
 
 @value
 class ReportLeader:
-    """Follower: report an unreachable leader, or the position of this log for an election, to the metadata group."""
+    """Follower: report to the metadata group that the leader is unreachable. In an election, report the position of this log."""
 
     leader: str
     """Node id of the unreachable leader. '': the report is a position for an election."""
@@ -426,7 +433,10 @@ class ReportLeader:
 
 @value
 class LeaveIsr:
-    """Failed follower: request the removal of this replica from the ISR. The request is repeated, so it needs no answer."""
+    """Follower whose log has failed: request from the metadata group that it removes this replica from the ISR.
+
+    The follower repeats the request, so it needs no answer.
+    """
 
     reason: str
     """Reason, as text for logs."""
@@ -434,7 +444,10 @@ class LeaveIsr:
 
 @value
 class GiveUpLeadership:
-    """Leader: request a successor from the metadata group. The request is repeated, so it needs no answer."""
+    """Leader: request from the metadata group that another replica becomes the leader.
+
+    The leader repeats the request, so it needs no answer.
+    """
 
     leader_epoch: int
     """LeaderEpoch of the leadership to give up. A request for an earlier leadership has no effect."""
@@ -444,7 +457,10 @@ class GiveUpLeadership:
 
 @value
 class WakePartition:
-    """Leader: request the end of a pause from the metadata group. The request is repeated, so it needs no answer."""
+    """Leader: request from the metadata group that it ends the pause of this partition.
+
+    The leader repeats the request, so it needs no answer.
+    """
 
     leader_epoch: int
     """LeaderEpoch of the leadership. A request of an earlier leadership has no effect."""
@@ -456,7 +472,7 @@ class WakePartition:
 
 @value
 class StepAside:
-    """Leader: answer all publishers, then request a planned transfer of the leadership.
+    """Leader: answer all publishers that wait. Then request from the metadata group a planned transfer of the leadership.
 
     There is no answer. If the leader stays, it accepts publishes again.
     """
@@ -495,9 +511,10 @@ class ReportPromotion:
 
 @value
 class ReplayLog:
-    """Rebuild the derived state from its checkpoint to the log end, including uncommitted records.
+    """Rebuild the state that derives from the log: message ids, producers and subjects.
 
-    Feed ReplayFinished at the end.
+    The shell begins at the checkpoint of this state and ends at the log end, including uncommitted records. It feeds
+    ReplayFinished at the end.
     """
 
     end_offset: int
@@ -506,7 +523,7 @@ class ReplayLog:
 
 @value
 class StartServing:
-    """Leader: subscribe to ``.replicate`` and ``.offset``."""
+    """Leader or candidate: subscribe to the fetches (``.replicate``) and the epoch queries (``.offset``) of followers."""
 
 
 @value
@@ -521,7 +538,7 @@ class CloseSubject:
 
 @value
 class SetDeadline:
-    """Feed DeadlineReached(kind) at the given time or later. The new deadline replaces an earlier one of this kind."""
+    """Set a timer. The shell feeds DeadlineReached(kind) at ``at_ns`` or later. An earlier timer of this kind is replaced."""
 
     kind: Deadline
     """Kind of the deadline."""
@@ -531,7 +548,7 @@ class SetDeadline:
 
 @value
 class RoleChanged:
-    """Report the new role of this replica, for status and logs."""
+    """Report the new role or phase of this replica to the shell, which shows it in status and logs."""
 
     role: RoleName
     """The new role."""
@@ -636,7 +653,7 @@ class EffectHandler(Protocol):
 
 
 def method_name(effect: type[Effect]) -> str:
-    """Return the name of the handler's method for this effect."""
+    """Return the name of the method of ``EffectHandler`` that carries out effects of this class."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", effect.__name__).lower()
 
 
@@ -645,5 +662,5 @@ _NAMES = {effect: method_name(effect) for effect in get_args(Effect)}
 
 
 def acts_of(handler: EffectHandler) -> Acts:
-    """Return the handler's method for each effect."""
+    """Return a mapping from each class of effects to the method of ``handler`` that carries it out."""
     return {effect: getattr(handler, name) for effect, name in _NAMES.items()}

@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def value(cls: type[T]) -> type[T]:
-    """Turn a class into a dataclass with slots and keyword arguments. Only the type checker treats it as frozen."""
+    """Make ``cls`` a dataclass with slots and keyword arguments. Only the type checker treats its fields as frozen."""
     return dataclass(slots=True, kw_only=True, unsafe_hash=True)(cls)
 
 
 @value
 class LogOpened:
-    """First event of a replica: the log is open, recovered and completely on disk."""
+    """First event of a replica: its log is open and recovered, and all records of the log are on disk."""
 
     log_start_offset: int
     """Offset of the oldest record, inclusive. It is always the first offset of a batch."""
@@ -46,7 +46,10 @@ class LogOpened:
 
 @value
 class LogCompacted:
-    """Compaction processed the log, on this node or at its source, and the result is durable. Also fed after LogOpened."""
+    """A compaction of the log ended and is durable, or fetched records were compacted at the leader.
+
+    The event is also fed after LogOpened.
+    """
 
     end_offset: int
     """Offset below which this log may lack records that a later record replaced, exclusive. 0: it was never compacted."""
@@ -58,7 +61,7 @@ class LogCompacted:
 
 @value
 class PartitionChanged:
-    """The metadata image shows this partition in a new state, or the set of live nodes changed."""
+    """The metadata of this node shows this partition in a new state, or another set of live nodes."""
 
     held: HeldPartition
     """State of the partition. A state with a lower Epoch than the last one is ignored [C2]."""
@@ -86,7 +89,7 @@ class MetadataHeard:
 
 @value
 class DataPathChanged:
-    """The replication connection was lost or restored. A new replica also gets this event if the connection is down."""
+    """The connections that a leader needs were lost or restored. A new replica also gets this event if they are down."""
 
     is_up: bool
     """True if the data path works now."""
@@ -96,8 +99,8 @@ class DataPathChanged:
 class PublishesReceived:
     """Messages arrived on the data subject. They become one batch.
 
-    If ``takes_publishes`` is False, either all messages of an event are plain, or none is. The messages are stored only after
-    the core returns AppendBatch.
+    The shell keeps the messages. It stores them only after the core returns AppendBatch. While ``takes_publishes`` is False, an
+    event has either only messages with a reply subject, or only messages without one.
     """
 
     token: int
@@ -115,13 +118,13 @@ class PublishesReceived:
 
     @property
     def is_plain(self) -> bool:
-        """True if no publisher waits for an answer."""
+        """True if none of the messages has a reply subject, so that no publisher waits for an answer."""
         return self.plain_count >= self.record_count
 
 
 @value
 class FetchReceived:
-    """A ReplicationRequest arrived on ``.replicate``. The core checks all its fields before use."""
+    """A follower's fetch (ReplicationRequest) arrived on ``.replicate``. The core checks all its fields before use."""
 
     token: int
     """Handle of the request. SendFetchResponse, SendFetchRefusal or KeepFetch names it in this step."""
@@ -159,7 +162,7 @@ class FetchReceived:
 
 @value
 class EpochQueryReceived:
-    """A LeaderEpochOffsetRequest arrived on ``.offset``."""
+    """A follower's epoch query (LeaderEpochOffsetRequest) arrived on ``.offset``."""
 
     token: int
     """Handle of the request. SendEpochAnswer or SendFetchRefusal names it in this step."""
@@ -187,7 +190,7 @@ class BatchSpan:
 
 @value
 class FetchAnswered:
-    """A ReplicationResponse arrived. Without spans, this replica has all records of the leader.
+    """The leader's answer to a fetch (ReplicationResponse) arrived. Without batches, this replica has all records of the leader.
 
     If the bytes cannot be parsed, the shell feeds RequestFailed instead.
     """
@@ -208,7 +211,7 @@ class FetchAnswered:
 
 @value
 class FetchPieceArrived:
-    """A part of the next batch arrived. The shell keeps it. The next fetch requests more."""
+    """A piece of a batch that is larger than one message arrived. The shell stores the piece. The next fetch requests the next one."""
 
     request_id: int
     """Id of the request that the answer repeats. The core ignores answers to earlier requests [D16]."""
@@ -234,7 +237,7 @@ class RefusalReason(Enum):
 
 @value
 class FetchRefused:
-    """A ReplicationRefusal of a fetch or an epoch query arrived."""
+    """The leader rejected a fetch or an epoch query of this replica (ReplicationRefusal)."""
 
     request_id: int
     """Id of the request that the answer repeats. The core ignores answers to earlier requests [D16]."""
@@ -250,7 +253,7 @@ class FetchRefused:
 
 @value
 class RequestFailed:
-    """A fetch or an epoch query failed: timeout, no responders, lost connection, or an answer that cannot be decoded."""
+    """A fetch or an epoch query of this replica failed: timeout, no responders, lost connection, or an invalid answer."""
 
     request_id: int
     """Id of the failed request. The replica ignores failures of requests before its last one [D16]."""
@@ -262,7 +265,10 @@ class RequestFailed:
 
 @value
 class EpochQueryAnswered:
-    """A LeaderEpochOffsetResponse arrived: the largest epoch of the leader's log up to the requested one, and its end."""
+    """The leader's answer to an epoch query (LeaderEpochOffsetResponse) arrived.
+
+    It names the largest epoch in the leader's log that is not above the requested one, and the last offset of that epoch.
+    """
 
     request_id: int
     """Id of the request that the answer repeats. The core ignores answers to earlier requests [D16]."""
@@ -278,10 +284,10 @@ class EpochQueryAnswered:
 
 @value
 class LogFlushed:
-    """More of the log is durable, or counts as durable under the flush policy of the stream.
+    """More records of the log are durable, or count as durable under the flush policy of the stream.
 
-    If a truncation overtook a flush, only the remaining part is reported, and never an offset that was appended after the
-    flush began.
+    If a truncation overtook a flush, only the remaining part is reported. An offset that was appended after the flush began is
+    never reported.
     """
 
     end_offset: int
@@ -292,9 +298,9 @@ class LogFlushed:
 
 @value
 class LogCut:
-    """The truncation of CutLog, or the new log of StartLogAfresh, is durable.
+    """The truncation of CutLog is durable, or the new log of StartLogAfresh.
 
-    The remaining records need not be flushed. LogFlushed reports when they are, and must be fed for them too.
+    The remaining records need not be flushed. The shell feeds LogFlushed when they are.
     """
 
     end_offset: int
@@ -323,14 +329,14 @@ class StorageFailed:
 
 @value
 class WokenUp:
-    """A PartitionNotification of the leader arrived: there are records to fetch."""
+    """A PartitionNotification of the leader arrived: the leader has records that this follower can fetch."""
 
 
 @value
 class NoticeReceived:
-    """A LeaderNotice arrived: NewLeadershipTerm or CommitPosition of the claimed leader of ``leader_epoch``.
+    """A notice of a leader (LeaderNotice) arrived: NewLeadershipTerm or CommitPosition.
 
-    It wakes the follower. Its other content is not used, because nobody requested it.
+    It makes the follower fetch. The follower does not use its offsets, because any client may send a notice.
     """
 
     leader: str
@@ -349,7 +355,7 @@ class NoticeReceived:
 
 @value
 class QuietFetchReceived:
-    """A follower asks whether its fetch ``request_id`` still waits, together with many other partitions."""
+    """A follower's node asks whether the follower's fetch ``request_id`` still waits. The message asks about many partitions."""
 
     token: int
     """Handle of the part of the request about this fetch. ConfirmQuiet names it."""
@@ -365,7 +371,7 @@ class QuietFetchReceived:
 
 @value
 class QuietEnded:
-    """The wait of WaitQuietly has ended. The follower must fetch by itself."""
+    """The wait that WaitQuietly began has ended. The follower must send its own fetches again."""
 
     heard_ns: int | None
     """Monotonic time of the last answer of the leader's node, in nanoseconds.
@@ -376,7 +382,7 @@ class QuietEnded:
 
 @value
 class IsrChangeAnswered:
-    """The metadata group answered ProposeIsr."""
+    """The metadata group answered the ISR change that ProposeIsr requested, or did not answer in time."""
 
     epoch: int
     """Epoch of the partition on which the change was based. If it has changed, the answer is ignored."""
@@ -410,7 +416,7 @@ class ReplicaAbsent:
 
 @value
 class DeadlineReached:
-    """A deadline of SetDeadline is reached."""
+    """The timer of a SetDeadline expired."""
 
     kind: Deadline
     """Kind of the deadline. A deadline that was canceled before is ignored."""
@@ -418,7 +424,7 @@ class DeadlineReached:
 
 @value
 class ReplayProgressed:
-    """The derived state covers more of the log, but not all of it. It shows that the candidate is alive."""
+    """The replay of the log has reached ``end_offset``, but not the log end. The event shows that the candidate makes progress."""
 
     end_offset: int
     """Offset below which the derived state covers the log, exclusive."""
@@ -434,7 +440,7 @@ class LeaderEpochPersisted:
 
 @value
 class ReplayFinished:
-    """The derived state covers the whole log (answer to ReplayLog)."""
+    """The replay of the log has reached the log end, so the derived state is complete (answer to ReplayLog)."""
 
     end_offset: int
     """Offset below which the derived state covers the log, exclusive."""
@@ -442,9 +448,9 @@ class ReplayFinished:
 
 @value
 class DuplicateReceived:
-    """Leader: publishers repeated records that are already in the log.
+    """Leader: publishers sent records again that are already in the log.
 
-    They get their acks as soon as the acks of these records may be sent [A3].
+    They get their acks as soon as the leader may ack the stored records [A3].
     """
 
     last_offset: int

@@ -41,7 +41,7 @@ class Waiter:
 
 
 class Waiters:
-    """Followers that wait for more records, at most one fetch for each."""
+    """Fetches of followers that wait for new records, at most one for each follower."""
 
     __slots__ = ("_waiting",)
 
@@ -49,7 +49,7 @@ class Waiters:
         self._waiting: dict[str, Waiter] = {}
 
     def register(self, waiter: Waiter) -> None:
-        """Set the waiting fetch of a replica."""
+        """Store ``waiter`` as the waiting fetch of its replica. It replaces an earlier one."""
         self._waiting[waiter.replica] = waiter
 
     def forget(self, replica: str) -> None:
@@ -61,7 +61,10 @@ class Waiters:
         return self._waiting.get(replica)
 
     def signal(self, log_end_offset: int) -> list[Waiter]:
-        """Remove and return the fetches that wait for records below ``log_end_offset``, ordered by replica."""
+        """Remove and return the fetches that can be answered, because the log now ends at ``log_end_offset`` (exclusive).
+
+        They are ordered by the node id of the replica.
+        """
         if not self._waiting:
             return []
         told = sorted((w for w in self._waiting.values() if w.end_offset < log_end_offset), key=lambda w: w.replica)
@@ -71,7 +74,7 @@ class Waiters:
 
 
 class FetchHandler:
-    """Answers the fetches of followers in one LeaderEpoch, and tracks their positions."""
+    """Answers the fetches of followers in one LeaderEpoch, and records their positions. ``shared``: log and metadata of the replica."""
 
     def __init__(self, shared: ReplicaContext, leader_epoch: int, now_ns: int) -> None:
         self._shared = shared
@@ -83,7 +86,7 @@ class FetchHandler:
         self.partition_changed(now_ns)
 
     def partition_changed(self, now_ns: int) -> None:
-        """Apply the replica set, and forget the positions of older incarnations [C12]."""
+        """Apply changed metadata: add and remove followers. Forget the positions of restarted followers [C12]."""
         state, live = self._shared.state, self._shared.live
         others = [replica for replica in state.holders if replica != self._shared.node_id]
         for replica in [replica for replica in self.followers if replica not in others]:
@@ -96,9 +99,10 @@ class FetchHandler:
             progress.membership_is(replica in state.isr)
 
     def fetch_received(self, event: FetchReceived, now_ns: int) -> RefusalReason | None:
-        """Check a fetch and count its position. Return the reason if it must be rejected, or None.
+        """Check a follower's fetch. If it is valid, record its offset as the follower's position.
 
-        The caller updates the HW and then calls ``answer``.
+        Return the reason for a rejection, or None if the fetch is valid. The caller sends the rejection. For a valid fetch, the
+        caller updates the HW and then calls ``answer``.
         """
         self.record_request(event.replica, event.leader_epoch, now_ns)
         reason = self._refusal(event)
@@ -122,7 +126,7 @@ class FetchHandler:
         return None
 
     def still_waits(self, event: QuietFetchReceived, now_ns: int) -> bool:
-        """Return whether the waiting fetch of a follower is still valid. A valid one counts as a fetch that arrives now.
+        """Return whether the waiting fetch that a follower asks about is still valid. If it is, record it as a new fetch.
 
         It must be the last valid fetch of a live ISR member in this LeaderEpoch, be at the log end, and have a reply subject.
         """
@@ -144,7 +148,7 @@ class FetchHandler:
         return True
 
     def record_request(self, replica: str, leader_epoch: int, now_ns: int) -> None:
-        """Record that ``replica`` sent a request in ``leader_epoch``. The request may have been rejected."""
+        """Record at ``now_ns`` that ``replica`` sent a request in ``leader_epoch``, even if the request is rejected."""
         progress = self.followers.get(replica)
         if progress is not None:
             progress.last_asked_ns = now_ns
@@ -152,27 +156,28 @@ class FetchHandler:
             self._shared.succession.asked_by(replica)
 
     def newest_offset_of(self, replica: str) -> int | None:
-        """Return the newest offset (inclusive) that ``replica`` has flushed, by its last valid fetch.
+        """Return the newest offset (inclusive) that ``replica`` has flushed, according to its last valid fetch.
 
-        Return None if the offset is unknown in this LeaderEpoch.
+        Return None if ``replica`` has not fetched in this LeaderEpoch.
         """
         progress = self.followers.get(replica)
         return progress.position if progress is not None else None
 
     @property
     def heirs_have_joined(self) -> bool:
-        """True if all nodes that may lead next have fetched in this LeaderEpoch with their current process."""
+        """True if the current process of every node that may lead next has fetched in this LeaderEpoch."""
         heirs = self._shared.held.isr | self._shared.held.may_lead
         return all(progress.position is not None for replica, progress in self.followers.items() if replica in heirs)
 
     def is_free_to_speak(self, now_ns: int) -> bool:
-        """Return whether this leader may send acks, because no earlier leader can still do so."""
+        """Return whether no earlier leader can send acks at ``now_ns``, so that this leader may send them."""
         return self._shared.succession.is_over(now_ns)
 
     def answer(self, event: FetchReceived, now_ns: int, out: Effects) -> bool:
-        """Send the records after ``event.offset`` with the current HW. Check a reported damage first.
+        """Answer a valid fetch with the records after ``event.offset`` and the current HW.
 
-        Without records the fetch waits if it can be answered later. Then the result is True.
+        If there are no records and the fetch can be answered later, keep it. Return True if the fetch was kept. If the follower
+        reports damage, first request a check of the log.
         """
         if event.bad_offset is not None and event.incarnation == self._shared.live.get(event.replica, 0):
             out.append(RecheckLog(offset=event.bad_offset, replica=event.replica))
@@ -195,7 +200,10 @@ class FetchHandler:
         return False
 
     def owes_high_watermark(self, now_ns: int) -> bool:
-        """Return whether a follower at the log end lacks the new HW. Note the time since which it waits."""
+        """Return whether a live follower with a waiting fetch has not received the current HW.
+
+        Record ``now_ns`` for each such follower as the time since which it lacks the HW.
+        """
         high_watermark, found = self._log.high_watermark, False
         for replica, progress in self.followers.items():
             lacks = progress.told_high_watermark < high_watermark and self.waiters.of(replica) is not None
@@ -205,9 +213,10 @@ class FetchHandler:
         return found
 
     def tell_those_owed(self, before_ns: int, out: Effects) -> tuple[str, ...]:
-        """Send the HW to the followers that have waited for it since ``before_ns`` or longer.
+        """Send the current HW to the live followers that have lacked it since ``before_ns`` or longer.
 
-        Return the replicas that have no waiting fetch and need a notice instead.
+        Return the live followers that need a notice instead, because they have no open fetch or have not fetched in this
+        LeaderEpoch. The caller sends the notices.
         """
         told = []
         for replica, progress in self.followers.items():
@@ -226,17 +235,17 @@ class FetchHandler:
         return self.followers[replica].owed_ns > 0 and self.waiters.of(replica) is not None
 
     def owes_since_ns(self) -> int | None:
-        """Return the time since which a live follower waits for the new HW, or None if all know it."""
+        """Return the monotonic time since which a live follower lacks the current HW. None: all live followers have it."""
         owed = (progress.owed_ns for replica, progress in self.followers.items() if self._is_owed(replica) and progress.live)
         return min(owed, default=None)
 
     def tell(self, replica: str, out: Effects) -> None:
-        """Answer the waiting fetch of ``replica`` with only the HW. The fetch keeps waiting for records."""
+        """Answer the waiting fetch of ``replica`` with only the HW. It then still waits for records."""
         self.followers[replica].record_sent_high_watermark(self._log.high_watermark)
         out.append(TellWaiter(replica=replica, leader_epoch=self._leader_epoch))
 
     def awaits_answer(self, replica: str) -> bool:
-        """Return whether the last fetch of ``replica`` waits for its answer, or for records after an empty answer."""
+        """Return whether ``replica`` has an open fetch, which waits for records and can be answered."""
         waiter = self.waiters.of(replica)
         return waiter is not None and waiter.max_bytes > 0
 
@@ -245,7 +254,10 @@ class FetchHandler:
         return min(event.max_bytes, maximum) if event.max_bytes > 0 else maximum
 
     def appended(self, out: Effects) -> None:
-        """Send the new records to all followers whose fetches wait."""
+        """Send the appended records to all followers with a waiting fetch.
+
+        A follower that did not send ``awaits_more`` gets a notification instead, and then fetches.
+        """
         for waiter in self.waiters.signal(self._log.log_end_offset):
             if waiter.max_bytes:
                 self.followers[waiter.replica].record_sent_high_watermark(self._log.high_watermark)
@@ -261,7 +273,11 @@ class FetchHandler:
                 out.append(NotifyReplica(replica=waiter.replica))
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
-        """Answer an epoch query with the largest epoch up to the requested one, and its last offset [D11]."""
+        """Answer a follower's epoch query: the largest epoch in this log that is not above the requested one, and its last offset
+        [D11].
+
+        A query for another stream or LeaderEpoch is rejected.
+        """
         log = self._log
         self.record_request(event.replica, event.current_epoch, now_ns)
         reason: RefusalReason | None = None
@@ -289,7 +305,7 @@ class FetchHandler:
         )
 
     def positions(self) -> dict[str, int | None]:
-        """Return node id -> newest flushed offset (inclusive) of each replica with this node. None: unknown in this epoch."""
+        """Return node id -> newest flushed offset (inclusive), for the followers and this node. None: unknown in this LeaderEpoch."""
         positions = {replica: progress.position for replica, progress in self.followers.items()}
         positions[self._shared.node_id] = self._log.flushed_newest_offset
         return positions
@@ -308,18 +324,19 @@ class FetchHandler:
         return RefusalReason.DELETES_GONE if reason is None and self._lacks_deletes(event) else reason
 
     def _lacks_deletes(self, event: FetchReceived) -> bool:
-        """Return whether tombstones were deleted that the follower never fetched. It may then have deleted records [D30].
+        """Return whether compaction has removed tombstones from this log that the follower has not fetched [D30].
 
-        ISR members have all committed records.
+        The follower may then still have records that the tombstones deleted. The result is False for ISR members, because they
+        have all committed records.
         """
         if event.deletes_end is None or event.replica in self._shared.held.isr:
             return False
         return self._log.horizon.deletes_end > max(event.offset + 1, event.deletes_end)
 
     def _position_refusal(self, offset: int, offset_epoch: int) -> RefusalReason | None:
-        """Return a rejection if (offset, offset_epoch) is not on this log, or None.
+        """Return the reason for a rejection if this log has no record with ``offset`` and ``offset_epoch``. None: it has.
 
-        Epoch 0: the follower's log is empty and begins after it.
+        ``offset_epoch`` 0: the follower's log is empty and begins after ``offset``. Then only the offset is checked.
         """
         log = self._log
         if offset + 1 < log.log_start_offset:

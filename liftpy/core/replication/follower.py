@@ -83,9 +83,9 @@ from liftpy.core.wire.chunking import Assembly, Held, Piece
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Result of reconciling: truncate the log to ``end_offset`` (exclusive).
+    """Result of ``reconcile``: truncate the log to ``end_offset`` (exclusive).
 
-    ``agreed``: True if the log is a prefix of the leader's log after that.
+    ``agreed``: True if the log is then a prefix of the leader's log, so that the follower may fetch.
     """
 
     end_offset: int
@@ -94,15 +94,16 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class StartAfresh:
-    """Result of reconciling: discard all records and start an empty log at ``start_offset``, the log start of the leader
-    [D26].
-    """
+    """Result of ``reconcile``: discard all records and start an empty log at ``start_offset``, the log start of the leader [D26]."""
 
     start_offset: int
 
 
 def reconcile(log: LogOffsets, answer: EpochQueryAnswered) -> Cut | StartAfresh:
-    """Return the next action for one answer of the leader. ``log`` must have records."""
+    """Return the next action of a follower that compares its log with the leader's log: truncate, or start an empty log.
+
+    ``log``: offsets of the follower's log, which must have records. ``answer``: answer of the leader to an epoch query.
+    """
     if answer.leader_epoch == NO_EPOCH:
         return StartAfresh(answer.log_start_offset)
     leader_end_offset = answer.last_offset + 1
@@ -117,13 +118,17 @@ def reconcile(log: LogOffsets, answer: EpochQueryAnswered) -> Cut | StartAfresh:
 def lacks_superseding(log: LogOffsets) -> bool:
     """Return whether the log ends below its compaction horizon.
 
-    Such a log lacks records without having their replacements. It is only valid if the leader has the missing records.
+    Compaction has then removed records from the log without the log having the later records of their keys. The log is only
+    valid if the leader has the missing records.
     """
     return log.log_end_offset < log.horizon.end_offset
 
 
 def reaches(horizon: Horizon, answer: EpochQueryAnswered) -> bool:
-    """Return whether the leader has the records below the horizon, by its answer for the horizon's LeaderEpoch."""
+    """Return whether the leader has all records below the follower's compaction ``horizon``.
+
+    ``answer``: answer of the leader to an epoch query for the LeaderEpoch of the horizon.
+    """
     return answer.leader_epoch != NO_EPOCH and answer.last_offset + 1 >= horizon.end_offset
 
 
@@ -169,8 +174,8 @@ class FollowerRole(ReplicaRole):
     def enter(self, now_ns: int, out: Effects) -> None:
         """Start to follow the leader. Compare the log with the leader's log, unless the own log is empty.
 
-        A candidate first stores its epoch, and only then subscribes. In an election of thousands of partitions,
-        requests sent too early would be lost.
+        If the node to follow is still a candidate, wait a random time first. It stores its epoch before it subscribes. In an
+        election of thousands of partitions, requests sent too early would be lost.
         """
         super().enter(now_ns, out)
         self.shared.backoff.reset()
@@ -184,7 +189,10 @@ class FollowerRole(ReplicaRole):
             self._begin(now_ns, out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        """Apply changed metadata. If the followed candidate now leads, subscribe to the data subject as a standby follower."""
+        """Apply changed metadata that keeps this role. If the followed candidate now leads, compare the logs at once.
+
+        Until then, this replica may have waited a random time, because a candidate may not be subscribed yet.
+        """
         leads = self.shared.state.status is PartitionStatus.ONLINE
         if self._awaits_leader and leads and self.phase is Following.RECONCILE_BACKOFF:
             self._begin(now_ns, out)
@@ -197,7 +205,7 @@ class FollowerRole(ReplicaRole):
             self._ask(now_ns, out)
 
     def leave(self, out: Effects) -> None:
-        """End the role. The node no longer asks the leader whether a fetch waits."""
+        """End the role. The node no longer asks the leader's node whether the fetch of this replica waits."""
         super().leave(out)
         if self.phase is Following.QUIET:
             out.append(StopWaiting())
@@ -211,7 +219,7 @@ class FollowerRole(ReplicaRole):
 
     @property
     def copy_lag_records(self) -> int | None:
-        """Number of committed records that a learner lacks. None: the replica is not a learner, or has no answer yet."""
+        """Number of committed records that a learner lacks. None: the replica is no learner, or does not know the leader's HW yet."""
         if not self.shared.copy_epoch or self._leader_high_watermark < 0:
             return None
         return max(self._leader_high_watermark - self.log.newest_offset, 0)
@@ -232,7 +240,10 @@ class FollowerRole(ReplicaRole):
         self.shared.deadlines.cancel(Deadline.REQUEST, out)
 
     def _retry_later(self, now_ns: int, out: Effects) -> None:
-        """Retry the request later. The follower never truncates without an answer of the leader [D9]."""
+        """Set a timer to send the failed fetch or epoch query again.
+
+        The follower never truncates without an answer of the leader [D9].
+        """
         self._request_ended(out)
         if self._is_quiet:  # quiet no more: the leader's silence counts as it does in a busy partition
             self._quiet_rounds = 0
@@ -242,7 +253,7 @@ class FollowerRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.FETCH, now_ns + self.shared.backoff.next_ns(), out)
 
     def data_path_restored(self, now_ns: int, out: Effects) -> None:
-        """Repeat the request at once, because the lost connection also lost the earlier one."""
+        """Send the open fetch or epoch query again after the retry pause, because the lost connection may have lost its answer."""
         self._leave_quiet(now_ns, now_ns, out)
         if self._request_id or self.phase is Following.IDLE:
             self._retry_later(now_ns, out)
@@ -261,7 +272,9 @@ class FollowerRole(ReplicaRole):
         )
 
     def epoch_query_answered(self, event: EpochQueryAnswered, now_ns: int, out: Effects) -> None:
-        """Truncate to the largest common prefix by the answer. Ask again until the last epochs agree [D12]."""
+        """Truncate the log to the common prefix that the leader's answer shows. If the last epochs still differ, send the next
+        epoch query [D12].
+        """
         if event.request_id != self._request_id or self.phase is not Following.RECONCILING:
             return
         if event.current_epoch != self.leader_epoch or event.leader_epoch > self._asked_epoch:
@@ -293,8 +306,8 @@ class FollowerRole(ReplicaRole):
     def _would_lose_committed(self, end_offset: int) -> bool:
         """Return whether a truncation to ``end_offset`` (exclusive) would remove committed records.
 
-        Then the leader's log went back in time [S15]. The leader must give up the leadership, and nothing is truncated
-        [D9].
+        If so, the leader's log has lost committed records [S15]. The follower reports this and truncates nothing [D9]. After an
+        unclean election such a truncation is allowed, and the result is False.
         """
         return end_offset <= self.log.high_watermark and not self.shared.state.unclean_elected
 
@@ -306,7 +319,7 @@ class FollowerRole(ReplicaRole):
         out.append(StartLogAfresh(start_offset=start_offset, deletes_end=deletes_end))
 
     def log_cut(self, now_ns: int, out: Effects) -> None:
-        """Continue after a durable truncation: fetch, or ask the leader again."""
+        """Continue after a durable truncation: fetch if the logs agree, otherwise send the next epoch query to the leader."""
         if self.phase is Following.CUTTING:
             self._cut_done(now_ns, out)
 
@@ -318,10 +331,7 @@ class FollowerRole(ReplicaRole):
 
     # ---- fetch -----------------------------------------------------------------------------------------------------
     def _fetch(self, now_ns: int, out: Effects) -> None:
-        """Send a fetch that acknowledges the flushed records and requests later ones.
-
-        A fetch from below the log end would repeat records.
-        """
+        """Send a fetch that acknowledges the flushed records and requests the records after the log end."""
         self.shared.deadlines.cancel(Deadline.FETCH, out)
         if not self.log.is_flushed:
             self._waits_for(Following.FLUSHING)
@@ -349,7 +359,7 @@ class FollowerRole(ReplicaRole):
         )
 
     def fetch_answered(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
-        """Append the fetched records, or wait if the answer has none."""
+        """Append the fetched records. If the answer has none, wait for records. An answer that does not fit the log is dropped."""
         if not self._is_awaited(event):
             self._drop(event, "stale request", out)
             return
@@ -390,7 +400,7 @@ class FollowerRole(ReplicaRole):
             self._sleep(now_ns, out)
 
     def _fetch_in_turn(self, now_ns: int, out: Effects) -> None:
-        """Send a fetch. A learner with a backlog first waits for its turn on this node."""
+        """Send a fetch at once. A learner with a backlog first waits until the copy throttle of its node gives it a turn."""
         copy = self._copy
         if copy is None:
             self._fetch(now_ns, out)
@@ -423,13 +433,16 @@ class FollowerRole(ReplicaRole):
         self._fetch(now_ns, out)
 
     def _is_awaited(self, event: FetchAnswered) -> bool:
-        """Return whether the answer belongs to the fetch in flight, or follows an empty answer to it [D16]."""
+        """Return whether the answer belongs to this replica's last fetch [D16].
+
+        A fetch may be answered again: after an empty answer, the leader sends records or a higher HW to the same fetch.
+        """
         if self.phase in _ASLEEP:
             return event.request_id == self._idle_request_id
         return event.request_id == self._request_id and self.phase is Following.FETCHING
 
     def _process_empty_answer(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
-        """Process a further empty answer, which may have a higher HW. The fetch keeps waiting."""
+        """Process a second empty answer to the waiting fetch: raise the HW if the answer has a higher one. The fetch still waits."""
         if event.leader_epoch == self.leader_epoch:
             self._leader_answered(now_ns)
             self._learn_high_watermark(event.high_watermark, out)
@@ -439,7 +452,7 @@ class FollowerRole(ReplicaRole):
             out.append(DropFetched(token=event.token, why=why))
 
     def _problem(self, event: FetchAnswered) -> str:
-        """Return why the answer must not be appended, or '' if it may be [D14, D15, D16]."""
+        """Return the reason why the records of a fetch answer must not be appended. '': they may be appended [D14, D15, D16]."""
         if event.leader_epoch != self.leader_epoch:
             return _STALE_EPOCH
         next_offset, epoch = self.log.log_end_offset, self.log.epochs.latest_epoch
@@ -452,13 +465,13 @@ class FollowerRole(ReplicaRole):
         return ""
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
-        """Handle the flush of fetched records: raise the HW if possible, and acknowledge the records with the next fetch."""
+        """Continue after a flush of fetched records: raise the HW if possible, and send a fetch that acknowledges these records."""
         if self.phase is Following.FLUSHING and self.log.is_flushed:
             self._learn_high_watermark(self._leader_high_watermark, out)
             self._fetch_in_turn(now_ns, out)
 
     def _learn_high_watermark(self, leader_high_watermark: int, out: Effects) -> None:
-        """Set the HW to the leader's HW, but at most to the flushed offset of this replica [D7]."""
+        """Raise this replica's HW to the leader's HW, but at most to the newest flushed offset of this replica [D7]."""
         self.shared.raise_high_watermark(min(leader_high_watermark, self.log.flushed_newest_offset), out)
 
     def _sleep(self, now_ns: int, out: Effects) -> None:
@@ -481,16 +494,19 @@ class FollowerRole(ReplicaRole):
 
     @property
     def _may_wait_quietly(self) -> bool:
-        """True if the follower needs no fetch of its own: it is in the ISR, and all its records are known to be committed."""
+        """True if this follower's fetch may be combined with those of other partitions.
+
+        That is so if it is in the ISR and all its records are known to be committed.
+        """
         state = self.shared.state
         all_committed = self.log.high_watermark == self.log.newest_offset
         return all_committed and state.status is PartitionStatus.ONLINE and self.shared.node_id in state.isr
 
     def _idle_wait_ns(self) -> int:
-        """Return the time until the next fetch of an idle follower, in nanoseconds.
+        """Return the time that a follower with all records waits before its next fetch, in nanoseconds.
 
-        It grows for quiet partitions, because a node may follow thousands of them, but stays short enough that a lost fetch
-        does not cost the place in the ISR.
+        It is longer for a partition without new records, because a node may follow thousands of them. It is short enough that
+        one lost fetch does not remove the follower from the ISR.
         """
         config = self.shared.config
         if not self._is_quiet:
@@ -498,9 +514,10 @@ class FollowerRole(ReplicaRole):
         return nanoseconds(max(config.max_idle_wait_s, config.max_lag_time_s * QUIET_WAIT))
 
     def _leave_quiet(self, heard_ns: int, now_ns: int, out: Effects) -> None:
-        """Change from QUIET to IDLE.
+        """End the combined fetches of this partition: change from phase QUIET to IDLE.
 
-        ``heard_ns``: last message of the leader. The leader gets a full timeout before it counts as silent.
+        ``heard_ns``: monotonic time of the last message from the leader. The leader is reported as silent only after a further
+        timeout.
         """
         if self.phase is not Following.QUIET:
             return
@@ -511,9 +528,9 @@ class FollowerRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.LEADER, max(heard_ns + timeout_ns, now_ns + timeout_ns // 2), out)
 
     def quiet_ended(self, event: QuietEnded, now_ns: int, out: Effects) -> None:
-        """Fetch directly, because the quiet wait has ended.
+        """Send own fetches again, because the partition is no longer part of the combined fetches of this node.
 
-        Fetch at once if the leader has a change, otherwise after the idle wait.
+        Fetch at once if ``event.heard_ns`` is set, because the leader's node answered. Otherwise fetch after the idle wait.
         """
         if self.phase is not Following.QUIET:
             return
@@ -528,7 +545,10 @@ class FollowerRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.LEADER, now_ns + self._leader_timeout_ns(), out)
 
     def woken_up(self, now_ns: int, out: Effects) -> None:
-        """Fetch, because the leader has records. If the empty answer is still on its way, fetch after it."""
+        """Send a fetch, because the leader notified this replica about new records.
+
+        If a fetch is open, send the next one after its answer.
+        """
         self._woken = True
         self._leave_quiet(now_ns, now_ns, out)
         self._quiet_rounds = 0
@@ -537,7 +557,10 @@ class FollowerRole(ReplicaRole):
 
     # ---- failures and refusals -------------------------------------------------------------------------------------
     def request_failed(self, event: RequestFailed, now_ns: int, out: Effects) -> None:
-        """Wait before the next attempt after a failed request. Report damage with the next fetch."""
+        """Wait, then send the failed fetch or epoch query again.
+
+        If the answer was damaged, the next fetch reports the damaged offset.
+        """
         if event.request_id == self._request_id and self._request_id:
             if event.bad_offset is not None:
                 self._bad_offset = max(event.bad_offset, self.log.log_end_offset)
@@ -567,17 +590,19 @@ class FollowerRole(ReplicaRole):
             self._retry_later(now_ns, out)
 
     def _is_of_no_use(self, event: FetchRefused) -> bool:
-        """Return whether this log must be discarded: it ends before the leader's log start, or lacks tombstones [D26, D30]."""
+        """Return whether the rejection of a fetch means that this log must be discarded.
+
+        The log then ends before the leader's log start [D26], or lacks tombstones that the leader has removed [D30].
+        """
         if event.reason is RefusalReason.BEFORE_LOG_START:
             return event.log_start_offset >= self.log.log_end_offset
         return event.reason is RefusalReason.DELETES_GONE and event.deletes_end > self._deletes_end
 
     # ---- the leader's health ---------------------------------------------------------------------------------------
     def notice_received(self, event: NoticeReceived, now_ns: int, out: Effects) -> None:
-        """Process a leader's notice: NewLeadershipTerm or CommitPosition.
+        """Send a fetch, because the leader sent a notice (NewLeadershipTerm or CommitPosition).
 
-        Any client may send a notice, so it only triggers a fetch. The log and the HW do not change until the answer
-        arrives.
+        Any client may send a notice. So the log and the HW do not change before the leader answers the fetch.
         """
         if event.leader_epoch != self.leader_epoch or event.leader != self.leader:
             return
@@ -589,7 +614,7 @@ class FollowerRole(ReplicaRole):
             self.woken_up(now_ns, out)
 
     def _ask_anew(self, now_ns: int, out: Effects) -> None:
-        """Send the request again, once per leadership, because the new leader is ready.
+        """Send the open fetch or epoch query again, once per leadership, because the new leader is ready to answer.
 
         The earlier request may have reached only the old leader.
         """
@@ -602,7 +627,10 @@ class FollowerRole(ReplicaRole):
         self._heard_ns, self._met = now_ns, True
 
     def _leader_timeout_ns(self) -> int:
-        """Return the silence after which the leader is reported, in nanoseconds. A longer idle wait increases it."""
+        """Return the time without a message of the leader after which this replica reports the leader, in nanoseconds.
+
+        A longer idle wait increases it.
+        """
         config = self.shared.config
         return nanoseconds(config.max_leader_timeout_s) + self._idle_wait_ns() - nanoseconds(config.max_idle_wait_s)
 
@@ -619,7 +647,10 @@ class FollowerRole(ReplicaRole):
                 self._fetch(now_ns, out)
 
     def _check_leader(self, late_ns: int, now_ns: int, out: Effects) -> None:
-        """Report the leader if it was silent for too long. A stop of this process does not count."""
+        """Report the leader to the metadata group if it was silent for too long.
+
+        ``late_ns``: delay of the timer. Time in which this process was stopped is not counted.
+        """
         timeout_ns = self._leader_timeout_ns()
         if late_ns > timeout_ns // 4:
             self._heard_ns = now_ns
@@ -635,7 +666,10 @@ class FollowerRole(ReplicaRole):
 
 
 def report_leader(shared: ReplicaContext, leader_lacks: bool = False) -> ReportLeader:
-    """Return a report with the position of this replica's log, for the leadership of the current state [C9]."""
+    """Return a report for the metadata group about the leader in the current metadata [C9]. It has the position of this log.
+
+    ``leader_lacks``: True if the leader lacks a record that this replica knows to be committed.
+    """
     state, log = shared.state, shared.log
     return ReportLeader(
         leader=state.leader,
@@ -648,7 +682,7 @@ def report_leader(shared: ReplicaContext, leader_lacks: bool = False) -> ReportL
 
 
 class FetchAssembly:
-    """Assembles a batch that arrives in pieces, for one replica."""
+    """Assembles a batch that arrives in pieces, for one replica that fetches."""
 
     def __init__(self) -> None:
         self._assembly = Assembly()
@@ -658,9 +692,9 @@ class FetchAssembly:
         """Id of the newest fetch."""
 
     def asks(self, effect: SendFetch) -> Held:
-        """Return the stored part of the batch for a new fetch.
+        """Note a new fetch. Return the part of the batch that is already stored, which the fetch names.
 
-        Drop it if the epoch or offset differs, or damage is reported.
+        The stored part is dropped if the fetch has another epoch or offset, or reports damage.
         """
         if self._place != (effect.leader_epoch, effect.offset) or effect.bad_offset is not None:
             self._assembly.forget()
@@ -682,5 +716,5 @@ class FetchAssembly:
         return self._assembly.held.position
 
     def forget(self) -> None:
-        """Drop the stored pieces."""
+        """Drop the stored pieces of the batch."""
         self._assembly.forget()

@@ -37,13 +37,13 @@ _MOST_RATE_BYTES = 1024 * 1024 * 1024
 
 
 def size_in_memory(event: PublishesReceived) -> int:
-    """Return the memory use of waiting publishes, in bytes."""
+    """Return the memory that the messages of ``event`` use while they wait to be appended, in bytes."""
     return event.size_bytes + RECORD_OVERHEAD_BYTES * event.record_count
 
 
 @dataclass(slots=True)
 class NodeIntake:
-    """Totals of all partitions that a node leads."""
+    """Totals of uncommitted and delayed publishes, over all partitions that a node leads."""
 
     unreplicated_bytes: int = 0
     """Size of appended and uncommitted publishes, in bytes."""
@@ -56,7 +56,7 @@ class NodeIntake:
 
 
 class InflightLimits:
-    """Append limits of one partition during one leadership."""
+    """Decides which publishes of one partition are appended, delayed or rejected, during one leadership."""
 
     def __init__(self, node: NodeIntake, config: ReplicationConfig) -> None:
         self._node = node
@@ -71,11 +71,11 @@ class InflightLimits:
 
     @property
     def holds(self) -> bool:
-        """True if publishes are delayed. Later publishes must wait behind them."""
+        """True if there are delayed publishes. Publishes that arrive later must wait behind them."""
         return bool(self._held)
 
     def may_append(self) -> bool:
-        """Return whether one more batch may be appended within the limit of uncommitted bytes."""
+        """Return whether one more batch may be appended. The limits are those of uncommitted bytes of the partition and of the node."""
         if not self.uncommitted_bytes:
             return True
         bounds = self._config
@@ -84,20 +84,20 @@ class InflightLimits:
         )
 
     def appended(self, last_offset: int, size_bytes: int) -> None:
-        """Count an appended batch as uncommitted."""
+        """Count an appended batch as uncommitted. ``last_offset``: inclusive."""
         self._uncommitted.append((last_offset, size_bytes))
         self.uncommitted_bytes += size_bytes
         self._node.unreplicated_bytes += size_bytes
 
     def committed(self, high_watermark: int) -> None:
-        """Remove batches up to the new HW (inclusive) from the uncommitted ones."""
+        """Stop counting the batches up to the new HW (inclusive), because they are committed."""
         while self._uncommitted and self._uncommitted[0][0] <= high_watermark:
             _, size_bytes = self._uncommitted.popleft()
             self.uncommitted_bytes -= size_bytes
             self._node.unreplicated_bytes -= size_bytes
 
     def hold(self, event: PublishesReceived, now_ns: int) -> bool:
-        """Put the publishes at the end of the delayed ones. Return False if there is no room."""
+        """Add the publishes to the end of the queue of delayed publishes. Return False if the queue has no room for them."""
         size_bytes, node = size_in_memory(event), self._node
         if self.held_bytes + size_bytes > self._config.ingest_queue_bytes or node.held_bytes + size_bytes > self._node_bound:
             return False
@@ -127,7 +127,7 @@ class InflightLimits:
         return [event for event in events if not event.is_plain]
 
     def withdraw_held_before(self, since_ns: int) -> list[PublishesReceived]:
-        """Remove and return the publishes that were delayed since ``since_ns`` or earlier, in order."""
+        """Remove and return the publishes that arrived at ``since_ns`` or earlier and are still delayed, in order."""
         old = []
         while self._held and self._held[0][1] <= since_ns:
             old.append(self.next())
@@ -171,10 +171,10 @@ class Gate:
         self._stuck = False
 
     def may_take(self, taken_bytes: int, blocked: bool, now_ns: int) -> bool:
-        """Return whether the next messages may be processed.
+        """Return whether the node may process the next messages from its NATS connection.
 
-        ``taken_bytes``: total of processed bytes. ``blocked``: True if the buffer is full, so that the node does not
-        read from NATS.
+        ``taken_bytes``: bytes of all messages processed so far. ``blocked``: True if the node does not read from NATS, because
+        its buffer is full.
         """
         node = self._node
         if not node.full_count:
@@ -196,7 +196,7 @@ class Gate:
         return self._stuck or taken_bytes - self._taken_bytes < due_bytes
 
     def cut_off(self) -> None:
-        """Note that the server closed the connection while the node did not read."""
+        """Note that the NATS server closed the connection while the node did not read. The node then processes messages faster."""
         if self._since_ns:
             self.least_rate_bytes = min(2 * self.least_rate_bytes, _MOST_RATE_BYTES)
 
@@ -235,9 +235,10 @@ _SHED_PATIENCE_NS = _NS_PER_S
 
 
 class Overflow:
-    """Decides how many bytes of publishes one connection must read and drop while its buffer is full.
+    """Decides how many bytes a node must read from a NATS connection, and drop, while its own buffer is full.
 
-    It learns the buffer limit of the server.
+    Otherwise the server closes the connection, because the server's buffer for this connection is full too. The class learns
+    the size of that buffer.
     """
 
     def __init__(self) -> None:
@@ -256,7 +257,11 @@ class Overflow:
         self._blind_bytes = 0
 
     def record_pong(self, backlog_bytes: int, read_bytes: int, asked_ns: int) -> None:
-        """Process a PONG of the server: ``backlog_bytes`` were pending when the node had read ``read_bytes``."""
+        """Record the server's answer to a PING.
+
+        ``backlog_bytes``: bytes that the server had not sent yet. ``read_bytes``: total that the node had read at that time.
+        ``asked_ns``: monotonic time of the PING.
+        """
         if asked_ns <= self._heard_ns:
             return
         self.backlog_bytes, self._heard_bytes, self._heard_ns = backlog_bytes, read_bytes, asked_ns
@@ -270,10 +275,15 @@ class Overflow:
             self._mark = asked_ns, read_bytes + backlog_bytes
 
     def due_bytes(self, is_full: bool, read_bytes: int, done_bytes: int, now_ns: int) -> int:
-        """Return how many bytes to read now, so that the server does not close the connection.
+        """Return how many bytes the node must read now, so that the server does not close the connection.
 
-        Call it while the buffer is at least half full. ``read_bytes``: total of read bytes. ``done_bytes``: total of processed
-        and dropped bytes.
+        Call it while the node's buffer is at least half full.
+
+        Args:
+            is_full: True if the node's buffer is full.
+            read_bytes: Total of the bytes read from the connection.
+            done_bytes: Total of the bytes processed or dropped.
+            now_ns: Monotonic time, in nanoseconds.
         """
         if not self._since_ns or now_ns - self._since_ns >= _WINDOW_NS:
             self._since_ns, self._since_bytes = now_ns, read_bytes
@@ -286,18 +296,21 @@ class Overflow:
         return max(0, due_bytes, self._due_blindly(done_bytes, now_ns))
 
     def roomy(self) -> None:
-        """Note that the buffer is less than half full, so that the node reads everything."""
+        """Note that the node's buffer is less than half full, so that the node reads everything from the connection."""
         self._full_ns = self._since_ns = self._blind_ns = 0
 
     def leaves_alone(self, read_bytes: int, now_ns: int) -> bool:
-        """Return whether the node may stop reading, because the server can buffer the rest for now.
+        """Return whether the node may stop reading for now, because the server has enough room for the bytes that arrive.
 
-        Any thread may call it.
+        ``read_bytes``: total of the bytes read from the connection. Any thread may call the method.
         """
         return now_ns - self._heard_ns <= FRESH_NS and self.held_bytes(read_bytes, now_ns) <= self.limit_bytes
 
     def held_bytes(self, read_bytes: int, now_ns: int) -> int:
-        """Return the approximate size of the bytes pending in the server."""
+        """Return the estimated number of bytes that the server has buffered for this connection.
+
+        ``read_bytes``: total of the bytes read from the connection.
+        """
         if not self._heard_ns:
             return 0
         come_bytes = self._inflow_bytes * (now_ns - self._heard_ns) // _NS_PER_S if self._mark is not None else 0
@@ -312,13 +325,13 @@ class Overflow:
         return due_bytes
 
     def cut_off(self) -> None:
-        """Note that the connection was lost. If the buffer was full, the next read rate is higher."""
+        """Note that the connection was lost. If the node's buffer was full, the node reads faster next time."""
         if self._full_ns:
             self.blind_rate_bytes = min(2 * self.blind_rate_bytes, _MOST_BLIND_RATE_BYTES)
         self._heard_ns = self._inflow_bytes = self.backlog_bytes = 0
         self._mark = None
 
     def cut_at(self, backlog_bytes: int) -> None:
-        """Note that a server closed a connection with ``backlog_bytes`` pending, which is about its limit."""
+        """Note that a server closed a connection for which it had buffered ``backlog_bytes``. Its limit is about that size."""
         learned_bytes = backlog_bytes * _LIMIT_PARTS[0] // _LIMIT_PARTS[1]
         self.limit_bytes = max(_LEAST_LIMIT_BYTES, min(self.limit_bytes, learned_bytes))

@@ -32,7 +32,7 @@ from liftpy.config import NS_PER_S, CommitPolicy, ReplicationConfig
 
 
 class IsrChange:
-    """The leader's attempts to change the ISR on the current Epoch."""
+    """Requests of the leader to change the ISR, made on the current Epoch of the partition."""
 
     __slots__ = ("in_flight", "possible", "retry_at_ns", "sets", "unsettled")
 
@@ -49,36 +49,42 @@ class IsrChange:
         """Monotonic time before which no new attempt is made, in nanoseconds."""
 
     def maximal(self, isr: frozenset[str]) -> frozenset[str]:
-        """Return all nodes that are ISR members, or may be by an attempt with unknown outcome."""
+        """Return the nodes of ``isr``, and all nodes that may be ISR members by a request with unknown outcome.
+
+        ``isr``: ISR in the metadata.
+        """
         return isr | self.possible if self.possible else isr
 
     def replica_sets(self, replicas: Collection[str]) -> Iterator[Collection[str]]:
-        """Yield all replica sets that may be in effect."""
+        """Yield ``replicas``, the replica set in the metadata, and all sets that may replace it by a request with unknown outcome."""
         yield replicas
         yield from self.sets
 
     def record_attempt(self, isr: frozenset[str], replicas: frozenset[str] | None = None) -> None:
-        """Record a new attempt. ``replicas``: replica set after the change, or None if it stays."""
+        """Record a new request of the leader for the ISR ``isr``. ``replicas``: replica set that it also requests, None: unchanged."""
         self.possible |= isr
         if replicas is not None:
             self.sets |= {replicas}
         self.in_flight = True
 
     def record_rejection(self, retry_at_ns: int) -> None:
-        """Note that the metadata group rejected the attempt."""
+        """Record that the metadata group rejected the request. ``retry_at_ns``: earliest monotonic time of the next request."""
         self.in_flight = False
         self.retry_at_ns = retry_at_ns
         if not self.unsettled:
             self.possible, self.sets = frozenset(), frozenset()
 
     def record_unknown_result(self, retry_at_ns: int) -> None:
-        """Record that the result of the attempt is unknown. Its members still count."""
+        """Record that the request got no answer, so its nodes may be ISR members.
+
+        ``retry_at_ns``: earliest monotonic time of the next request.
+        """
         self.in_flight = False
         self.unsettled = True
         self.retry_at_ns = retry_at_ns
 
     def record_new_epoch(self) -> None:
-        """Record a higher Epoch in the image. All attempts on the old Epoch have ended."""
+        """Record that the metadata shows a higher Epoch of the partition. All requests on the old Epoch have ended."""
         self.possible, self.sets = frozenset(), frozenset()
         self.in_flight = self.unsettled = False
 
@@ -91,7 +97,11 @@ _PATIENCE = 6
 
 
 def is_lagging(progress: FollowerProgress, log_end_offset: int, now_ns: int, max_lag_ns: int, max_lag_records: int) -> bool:
-    """Return whether a member should leave the ISR because it lags."""
+    """Return whether an ISR member should leave the ISR because of its lag.
+
+    It was not caught up for more than ``max_lag_ns``, or is more than ``max_lag_records`` behind ``log_end_offset`` (0: no
+    limit).
+    """
     if now_ns - progress.caught_up_ns > max_lag_ns:
         return True
     if max_lag_records == 0 or progress.position is None:
@@ -100,27 +110,27 @@ def is_lagging(progress: FollowerProgress, log_end_offset: int, now_ns: int, max
 
 
 def gets_on(progress: FollowerProgress, now_ns: int, max_lag_ns: int) -> bool:
-    """Return whether the follower still fetches and its position rises."""
+    """Return whether the flushed offset of the follower has risen within the last ``max_lag_ns`` nanoseconds."""
     return progress.position is not None and progress.progressed_ns > 0 and now_ns - progress.progressed_ns <= max_lag_ns
 
 
 def has_lost(progress: FollowerProgress, high_watermark: int) -> bool:
-    """Return whether an ISR member lacks records that it had acknowledged.
+    """Return whether an ISR member lacks records that it had acknowledged, because its flushed offset is below the HW.
 
-    The HW is the minimum of the acknowledged offsets [D3].
+    The HW is the minimum of the acknowledged offsets of the ISR [D3].
     """
     return progress.position is not None and progress.position < high_watermark
 
 
 def have_lost(followers: Mapping[str, FollowerProgress], heirs: Collection[str], high_watermark: int) -> frozenset[str]:
-    """Return the nodes of ``heirs`` (nodes that may lead next) that lack committed records."""
+    """Return those of ``heirs`` (nodes that may lead next) that lack committed records. ``followers``: node id -> its progress."""
     return frozenset(r for r, progress in followers.items() if r in heirs and has_lost(progress, high_watermark))
 
 
 def may_join(progress: FollowerProgress, live_incarnation: int, high_watermark: int, epoch_start_offset: int) -> bool:
     """Return whether a replica outside the ISR may join, because it has all records that may be committed.
 
-    ``live_incarnation`` 0: fenced or unknown.
+    ``live_incarnation``: incarnation of the replica's registered process. 0: the replica is fenced or unknown.
     """
     if live_incarnation == 0 or progress.incarnation != live_incarnation or progress.position is None:
         return False
@@ -130,9 +140,10 @@ def may_join(progress: FollowerProgress, live_incarnation: int, high_watermark: 
 def _lagging_members_that_stay(
     slow: list[str], followers: Mapping[str, FollowerProgress], since_ns: int, missing: int
 ) -> set[str]:
-    """Return the lagging members that stay in the ISR.
+    """Return the members of ``slow`` (lagging ISR members) that stay in the ISR.
 
-    They were caught up at ``since_ns`` or later, or min_isr needs ``missing`` of them.
+    A member stays if it was caught up at ``since_ns`` or later. The ``missing`` members with the least lag also stay, because
+    min_isr needs them.
     """
     best_first = sorted(slow, key=lambda replica: (-followers[replica].caught_up_ns, replica))
     return {replica for i, replica in enumerate(best_first) if i < missing or followers[replica].caught_up_ns >= since_ns}
@@ -155,7 +166,24 @@ def wanted_isr(
     min_isr: int = 1,
     slow_disks: frozenset[str] = frozenset(),
 ) -> frozenset[str]:
-    """Return the ISR as it should be now. The leader is always a member [C3]. ``by_quorum``: keep at least a majority."""
+    """Return the ISR that the lag policy requires now. The leader is always a member [C3].
+
+    Args:
+        leader: Node id of the leader.
+        isr: Current ISR.
+        followers: Node id -> progress of each follower.
+        live: Node id -> incarnation of each node that is not fenced.
+        high_watermark: HW of the leader, inclusive.
+        epoch_start_offset: First offset of the LeaderEpoch, inclusive.
+        log_end_offset: Log end of the leader, exclusive.
+        now_ns: Monotonic time, in nanoseconds.
+        max_lag_ns: Longest time that a member may be behind the log end, in nanoseconds.
+        max_lag_records: Largest number of records that a member may be behind. 0: no limit.
+        by_quorum: True for the commit policy ``quorum``. The ISR then keeps at least a majority of the replicas.
+        replica_count: Number of replicas.
+        min_isr: Minimum size of the ISR.
+        slow_disks: Replicas whose disks are far slower than those of the others.
+    """
     least_count = replica_count // 2 + 1 if by_quorum else 1
     wanted, slow = {leader}, []
     for replica, progress in followers.items():
@@ -199,7 +227,15 @@ def wanted_isr(
 def isr_high_watermark(
     positions: Mapping[str, int | None], maximal_isr: Collection[str], isr_count: int, min_isr: int, high_watermark: int
 ) -> int:
-    """Return the new HW (inclusive). ``positions``: replica -> newest flushed offset (inclusive), None or absent if unknown."""
+    """Return the new HW (inclusive) for the commit policy ``isr``: the smallest flushed offset of all possible ISR members.
+
+    Args:
+        positions: Node id -> newest flushed offset (inclusive). None or absent: unknown, and the HW stays.
+        maximal_isr: Nodes that are ISR members, or may be by a change with unknown outcome.
+        isr_count: Size of the ISR in the metadata.
+        min_isr: Minimum size of the ISR. With fewer members the HW stays.
+        high_watermark: Current HW, inclusive.
+    """
     if isr_count < min_isr:
         return high_watermark
     lowest: int | None = None
@@ -220,10 +256,17 @@ def quorum_high_watermark(
     high_watermark: int,
     may_lead: Collection[str] = (),
 ) -> int:
-    """Return the new HW (inclusive) for the commit policy ``quorum``.
+    """Return the new HW (inclusive) for the commit policy ``quorum``: the largest offset that a majority has flushed.
 
-    ``epoch_start_offset``: log end of the leader when it began. ``may_lead``: nodes that may be elected next, also by a
-    change in flight, empty: not known.
+    Args:
+        positions: Node id -> newest flushed offset (inclusive). None or absent: unknown.
+        replicas: Node ids of the replicas. The majority, and at least ``min_isr`` of them, must have flushed the offset.
+        isr_count: Size of the ISR in the metadata.
+        min_isr: Minimum size of the ISR. With fewer members the HW stays.
+        epoch_start_offset: Log end of the leader when its LeaderEpoch began. A majority commits only records from there on.
+        high_watermark: Current HW, inclusive.
+        may_lead: Nodes that may be elected next, also by a change in flight. Offsets that all of them have flushed are
+            committed too. Empty: not known.
     """
     if isr_count < min_isr:
         return high_watermark
@@ -249,7 +292,19 @@ def new_high_watermark(
     high_watermark: int,
     may_lead: Collection[str] = (),
 ) -> int:
-    """Return the new HW from the positions of all replicas, including the leader. The HW never falls."""
+    """Return the new HW (inclusive) by the commit policy. It is never below ``high_watermark``, the current one.
+
+    Args:
+        policy: Commit policy of the stream.
+        positions: Node id, also of the leader -> newest flushed offset (inclusive). None or absent: unknown.
+        replicas: Node ids of the replicas.
+        isr: ISR in the metadata.
+        maximal_isr: ``isr``, and nodes that may be ISR members by a change with unknown outcome.
+        min_isr: Minimum size of the ISR for commits.
+        epoch_start_offset: First offset of the LeaderEpoch, inclusive.
+        high_watermark: Current HW, inclusive.
+        may_lead: Nodes that may be elected next. Empty: not known.
+    """
     if policy is CommitPolicy.QUORUM:
         heirs = frozenset(may_lead).union(maximal_isr) if may_lead else ()
         return quorum_high_watermark(positions, replicas, len(isr), min_isr, epoch_start_offset, high_watermark, heirs)
@@ -292,7 +347,10 @@ class _Record:
 
 
 class SlowFlushes:
-    """Flush durations of all replicas of a partition. It detects replicas with slow disks."""
+    """Flush durations of all replicas of a partition, in nanoseconds.
+
+    It detects replicas whose disks are far slower than the others.
+    """
 
     def __init__(self, config: ReplicationConfig) -> None:
         self._factor = config.slow_flush_factor
@@ -302,7 +360,7 @@ class SlowFlushes:
         self._records: dict[str, _Record] = {}
 
     def flushed(self, replica: str, took_ns: int, now_ns: int, *, in_isr: bool = True) -> None:
-        """Record the duration of a flush of ``replica``."""
+        """Record that a flush of ``replica`` took ``took_ns``. ``in_isr``: True if the replica is an ISR member."""
         record = self._records.get(replica)
         if record is None:
             record = self._records[replica] = _Record()
@@ -316,9 +374,9 @@ class SlowFlushes:
             self._judge(record, now_ns)
 
     def waits(self, replica: str, age_ns: int, now_ns: int) -> None:
-        """Record that a flush of ``replica`` has run for ``age_ns`` and is not done.
+        """Record that a flush of ``replica`` has run for ``age_ns`` and has not ended.
 
-        A long flush counts as slow before it ends.
+        So a replica can be detected as slow before its flush ends.
         """
         record = self._records.get(replica)
         if record is not None and age_ns >= self._time_ns and self._is_slow(replica, age_ns, now_ns):
@@ -332,7 +390,10 @@ class SlowFlushes:
         record.slow_until_ns = now_ns + self._out_ns * min(1 << (record.judged - 1), _LONGEST)
 
     def _is_slow(self, replica: str, took_ns: int, now_ns: int) -> bool:
-        """Return whether a flush is slow compared with the fastest other replica. False if no other replica is known."""
+        """Return whether a flush of ``took_ns`` is slow compared with the fastest other replica.
+
+        The result is False if the durations of no other replica are known.
+        """
         limit_ns = self._limit_ns(replica, now_ns)
         return limit_ns is not None and took_ns >= limit_ns
 
@@ -344,7 +405,7 @@ class SlowFlushes:
         return max(self._least_ns, round(self._factor * min(known)))
 
     def usual_ns(self, replica: str) -> int | None:
-        """Return the median duration of the replica's last flushes, or None if there were too few."""
+        """Return the median duration of the last flushes of ``replica``, in nanoseconds. None: there were too few."""
         record = self._records.get(replica)
         return median_low(record.recent) if record is not None and len(record.recent) >= _KNOWN_FROM else None
 
@@ -354,20 +415,20 @@ class SlowFlushes:
         return record.recent[-1] if record is not None else 0
 
     def is_slow(self, replica: str, now_ns: int) -> bool:
-        """Return whether the replica counts as slow now."""
+        """Return whether the disk of ``replica`` counts as slow at ``now_ns`` (monotonic)."""
         record = self._records.get(replica)
         return record is not None and record.slow_until_ns > now_ns
 
     def slow_until_ns(self) -> Sequence[int]:
-        """Return for each replica that was slow the time until which it counts as slow."""
+        """Return the monotonic times until which replicas count as slow, in nanoseconds. Some may be in the past."""
         return [record.slow_until_ns for record in self._records.values() if record.slow_until_ns]
 
     def slow(self, now_ns: int) -> frozenset[str]:
-        """Return the replicas that count as slow now."""
+        """Return the replicas whose disks count as slow at ``now_ns`` (monotonic)."""
         return frozenset(replica for replica, record in self._records.items() if record.slow_until_ns > now_ns)
 
     def fast(self, replicas: Iterable[str], now_ns: int) -> list[str]:
-        """Return the replicas that are not slow and have had enough flushes."""
+        """Return those of ``replicas`` that do not count as slow at ``now_ns`` and have had enough flushes for a comparison."""
         found = []
         for replica in replicas:
             usual_ns, limit_ns = self.usual_ns(replica), self._limit_ns(replica, now_ns)
@@ -378,14 +439,17 @@ class SlowFlushes:
         return found
 
     def keep(self, replicas: Iterable[str]) -> None:
-        """Forget all replicas except ``replicas``."""
+        """Drop the flush durations of all replicas that are not in ``replicas``."""
         kept = frozenset(replicas)
         for replica in [replica for replica in self._records if replica not in kept]:
             del self._records[replica]
 
 
 def to_keep_out(leader: str, isr: frozenset[str], slow: frozenset[str]) -> frozenset[str]:
-    """Return the slow replicas that should leave the ISR for faster commits. None of them leaves if the leader is slow."""
+    """Return the nodes of ``slow`` that must not be ISR members, so that commits become faster.
+
+    If ``leader`` itself is slow, no ISR member leaves. Then only slow nodes outside of ``isr`` are returned.
+    """
     return slow - isr if leader in slow else slow
 
 
@@ -400,8 +464,15 @@ def successor(
 ) -> str:
     """Return the node that should lead instead of a leader with a slow disk, or '' if there is none.
 
-    The node is the ``fast`` ISR member with the most records. At least ``needed`` fast members must exist, otherwise the HW
-    would not rise faster.
+    It is the one of the ``fast`` ISR members with the most records.
+
+    Args:
+        fast: ISR members whose disks are not slow.
+        followers: Node id -> progress of each follower.
+        live: Node id -> incarnation of each node that is not fenced.
+        needed: Minimum number of fast members. With fewer, the HW would not rise faster, and the result is ''.
+        now_ns: Monotonic time, in nanoseconds.
+        max_lag_ns: Longest time that the node may be behind the log end, in nanoseconds.
     """
     able = [
         replica
@@ -472,7 +543,7 @@ class FollowerProgress:
     """Monotonic time since which the follower waits for an answer or for the current HW. 0: it does not wait."""
 
     def live_is(self, incarnation: int, now_ns: int) -> None:
-        """Set the incarnation of the follower's live process. 0: the follower is not live."""
+        """Set the incarnation of the follower's registered process. 0: the follower's node is fenced or unknown."""
         if incarnation and not (self.live and incarnation == self.incarnation):
             self.last_asked_ns = now_ns
         self.live = incarnation > 0
@@ -480,14 +551,14 @@ class FollowerProgress:
             self.incarnation_is(incarnation)
 
     def incarnation_is(self, incarnation: int) -> None:
-        """Reset the progress if the follower has another process now."""
+        """Forget the follower's position if ``incarnation`` is another process than before."""
         if incarnation != self.incarnation:
             self.incarnation = incarnation
             self.last_request_id, self.doubted_ns = 0, None
             self._forget()
 
     def membership_is(self, in_isr: bool) -> None:
-        """Set whether the follower is in the ISR in the image.
+        """Set whether the metadata shows the follower in the ISR.
 
         A follower that left must fetch before it may return, because its disk may have failed.
         """
@@ -496,7 +567,10 @@ class FollowerProgress:
         self.in_isr = in_isr
 
     def copy_is(self, copy_epoch: int) -> None:
-        """Set the number of the follower's copy, 0 for a replica. A new copy resets the progress."""
+        """Set the number of the copy by which the follower joins or has joined the partition. 0: none.
+
+        A new copy has a new log, so the follower's position is forgotten.
+        """
         if copy_epoch and copy_epoch != self.copy_epoch:
             self.copy_epoch = copy_epoch
             self._forget()
@@ -512,14 +586,14 @@ class FollowerProgress:
         self.told_high_watermark, self.owed_ns = high_watermark, 0
 
     def is_owed(self, now_ns: int) -> None:
-        """Note that the follower must get the current HW, unless this is noted already."""
+        """Note ``now_ns`` as the time since which the follower lacks the current HW. An earlier noted time stays."""
         self.owed_ns = self.owed_ns or now_ns
 
     def believes(self, request_id: int, now_ns: int) -> bool:
-        """Return whether ``request_id`` is plausible as the next request: higher than the last one, but not too high.
+        """Return whether ``request_id`` is plausible as the id of the follower's next request: higher than the last one, but not
+        too high.
 
-        After some time without valid requests, any id is accepted, because the first accepted id may have come from
-        another sender.
+        After some time without plausible requests, any id is accepted, because the last id may have come from another sender.
         """
         reach = self.last_request_id + max(now_ns - self.last_request_ns, 0) + REACH_NS
         if not self.last_request_id or self.last_request_id < request_id <= reach:
@@ -529,10 +603,11 @@ class FollowerProgress:
         return now_ns - self.doubted_ns > DOUBT_NS
 
     def fetched(self, offset: int, request_id: int, leader_end_offset: int, now_ns: int) -> None:
-        """Record a valid fetch, which acknowledges everything up to ``offset`` (inclusive).
+        """Record a valid fetch, which acknowledges all records up to ``offset`` (inclusive).
 
-        A follower is caught up if it is at the log end now. It also counts as caught up for an earlier time at which the log
-        ended at its offset. So its lag behind a busy leader is known in seconds [L8].
+        If ``offset`` is at the leader's log end, the follower is caught up now. Otherwise it counts as caught up at an earlier
+        time at which the log ended there. So its lag behind a busy leader is known in seconds [L8]. ``leader_end_offset``: log
+        end of the leader, exclusive.
         """
         if offset + 1 >= leader_end_offset:
             self.caught_up_ns, self.was_caught_up = now_ns, True
@@ -551,7 +626,7 @@ class FollowerProgress:
         self.log_end_offset_at_last_fetch = leader_end_offset
 
     def still_waits(self, now_ns: int) -> None:
-        """Count the waiting fetch of the follower as a new fetch at the log end, with its old id."""
+        """Record the waiting fetch of the follower as a new fetch at the log end. It keeps its request id."""
         self.caught_up_ns, self.was_caught_up = now_ns, True
         self.last_fetch_ns = self.last_asked_ns = now_ns
         self.absences, self.probed = 0, False

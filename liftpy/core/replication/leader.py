@@ -67,7 +67,10 @@ from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, n
 
 
 def next_to_go(state: PartitionState, isr: frozenset[str], min_isr: int) -> str:
-    """Return the replica that may be removed now, possibly the leader. '': none may. ``isr``: ISR after the change."""
+    """Return the node id of the replica that may leave the replica set now. It may be the leader. '': none may leave.
+
+    ``isr``: ISR after the change that the leader requests.
+    """
     leaving = state.leaving
     if not leaving or state.joining in isr:  # one change of the replica set at a time
         return ""
@@ -79,9 +82,14 @@ def next_to_go(state: PartitionState, isr: frozenset[str], min_isr: int) -> str:
 def majority_holds(
     state: PartitionState, leaving: str, positions: Mapping[str, int | None], high_watermark: int, epoch_start_offset: int
 ) -> bool:
-    """Return whether a majority of the replicas without ``leaving`` has all records that may be committed.
+    """Return whether, without the replica ``leaving``, a majority of the other replicas has all records that may be committed.
 
-    ``positions``: newest flushed offset (inclusive) of each node in this LeaderEpoch.
+    Args:
+        state: Partition in the metadata.
+        leaving: Node id of the replica that moves away.
+        positions: Node id -> newest flushed offset (inclusive) in this LeaderEpoch. None or absent: unknown.
+        high_watermark: HW of the leader, inclusive.
+        epoch_start_offset: First offset of the LeaderEpoch, inclusive.
     """
     staying = [node for node in state.replicas if node != leaving]
     needed_offset = max(high_watermark, epoch_start_offset - 1)
@@ -90,7 +98,10 @@ def majority_holds(
 
 
 def heir(state: PartitionState, caught_up: Iterable[str]) -> str:
-    """Return the node that should get the leadership. '': none is ready. ``caught_up``: live ISR members without lag."""
+    """Return the node id of the replica that should get the leadership, because the leader's own replica moves away.
+
+    It is the first target replica that is in the ISR and in ``caught_up`` (live replicas without lag). '': there is none.
+    """
     ready = frozenset(caught_up)
     return next((node for node in state.target if node in ready and node in state.isr), "")
 
@@ -101,7 +112,7 @@ _AGAIN_NS = 250_000_000
 
 
 class Pausing:
-    """Handles the pause of one partition during one leadership."""
+    """Applies the pause of one partition during one leadership: rejects publishes, or requests the end of the pause."""
 
     def __init__(self, shared: ReplicaContext) -> None:
         self._shared = shared
@@ -110,7 +121,7 @@ class Pausing:
 
     @property
     def refusal(self) -> RejectReason | None:
-        """Reason for rejecting publishes. None: publishes are accepted or wait."""
+        """Reason for which all publishes are rejected now: the partition is paused or read-only. None: publishes are not rejected."""
         held = self._shared.held
         if held.config.read_only:
             return RejectReason.READ_ONLY
@@ -118,15 +129,18 @@ class Pausing:
 
     @property
     def sleeps(self) -> bool:
-        """True if the first publish resumes the partition. The publish waits until then."""
+        """True if the next publish ends the pause. The leader delays publishes until the metadata shows the end of the pause."""
         return self._shared.state.pause.until_publish
 
     def is_over(self, intake: InflightLimits) -> bool:
-        """Return whether to report the end of the pause: a publish waits, or an operator resumed the partition."""
+        """Return whether the leader must request the end of the pause from the metadata group.
+
+        That is the case if ``intake`` has delayed publishes, or if an operator has resumed the partition.
+        """
         return (self.sleeps and intake.holds) or self._shared.state.pause is Pause.ENDING
 
     def review(self, phase: Phase, intake: InflightLimits, now_ns: int, out: Effects) -> None:
-        """Report the end of the pause. The report is repeated, because one may be lost."""
+        """Request the end of the pause from the metadata group, if it is due. The request is repeated, because one may be lost."""
         state = self._shared.state
         known = state.pause, state.pauses
         if phase is Leading.READY and self.is_over(intake) and (known != self._asked or now_ns >= self._again_ns):
@@ -156,10 +170,9 @@ _RELEASE_BYTES = 1024 * 1024
 
 
 class LeaderRole(ReplicaRole):
-    """Role of the leader of a partition.
+    """Role of the replica that leads a partition.
 
-    ``desk``: fetch handler of the candidate, with the followers that have fetched in this epoch. None: create a new
-    one.
+    ``desk``: fetch handler of the candidate that becomes the leader, with its followers. None: the role creates a new one.
     """
 
     name = RoleName.LEADER
@@ -185,9 +198,9 @@ class LeaderRole(ReplicaRole):
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Start the leadership: serve fetches, replay the log, and notify the replicas.
+        """Start the leadership: answer fetches, replay the log, and send notices to the replicas.
 
-        Publishes are accepted after the replay.
+        A promoted candidate has already replayed its log. Publishes are accepted after the replay.
         """
         super().enter(now_ns, out)
         self.desk.partition_changed(now_ns)
@@ -203,7 +216,10 @@ class LeaderRole(ReplicaRole):
         self._advance(now_ns, out)
 
     def _open_when_free(self, now_ns: int, out: Effects) -> None:
-        """Accept publishes once the derived state is complete and no earlier leader has a lease."""
+        """Accept publishes if the replay has ended and no earlier leader has a lease.
+
+        Otherwise set a timer for the end of that lease.
+        """
         if self.phase is not Leading.INIT:
             return
         if self.desk.is_free_to_speak(now_ns):
@@ -220,20 +236,20 @@ class LeaderRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
 
     def leave(self, out: Effects) -> None:
-        """End the leadership. Publishers that wait get no answer, because their records may or may not survive."""
+        """End the leadership. Publishers that wait for an ack get none, because their records may or may not survive."""
         super().leave(out)
         out.extend(DropPublishes(token=event.token, reason=RejectReason.NOT_LEADER) for event in self.intake.close())
         out.append(CloseSubject())
         out.append(DropPendingAcks())
 
     def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
-        """Record the progress of the replay. Open the partition if the derived state covers the log."""
+        """Accept publishes if the replay has ``finished`` and no earlier leader has a lease."""
         if finished and self.phase is Leading.REPLAY:
             self.to_phase(Leading.INIT, out)
             self._open_when_free(now_ns, out)
 
     def metadata_heard(self, now_ns: int, out: Effects) -> None:
-        """Send the acks that waited for a renewed lease."""
+        """Send the acks that were delayed because the lease had ended. The lease was extended by a heartbeat."""
         if self.phase is Leading.NO_LEASE and self.shared.lease.is_current(now_ns):
             self.to_phase(Leading.READY, out)
             self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
@@ -241,7 +257,10 @@ class LeaderRole(ReplicaRole):
             self._acknowledge(now_ns, out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        """Apply a changed ISR, replica set or set of live nodes during the leadership."""
+        """Apply changed metadata during the leadership: another ISR, replica set or set of live nodes.
+
+        ``epoch_rose``: True if the partition's Epoch is higher, so that no earlier ISR change is open.
+        """
         self.desk.partition_changed(now_ns)
         self.flushes.keep(self.shared.state.holders)
         if epoch_rose:
@@ -258,7 +277,7 @@ class LeaderRole(ReplicaRole):
         self._look_soon(now_ns, out)
 
     def data_path_lost(self, now_ns: int, out: Effects) -> None:
-        """Record the lost connection. If it stays down, the leader requests a successor."""
+        """Check soon whether another node should lead, because the connection for replication was lost."""
         self._look_soon(now_ns, out)
 
     # ---- publishes, log, commit ------------------------------------------------------------------------------------
@@ -273,9 +292,10 @@ class LeaderRole(ReplicaRole):
         return not (self._is_short or self.intake.holds or self.pausing.sleeps) and self.intake.may_append()
 
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
-        """Append publishes, let them wait, or reject them.
+        """Append publishes, delay them, or reject them. Publishes without an answer are dropped where others are rejected.
 
-        Publishes that must not be rejected are appended even if the ISR is too small [D20, D22].
+        They are rejected during a pause, above a limit, or if the ISR is too small and the leader may send negative acks [D20,
+        D22].
         """
         self._look_soon(now_ns, out)
         short, holds, sleeps = self._is_short, self.intake.holds, self.pausing.sleeps
@@ -290,12 +310,18 @@ class LeaderRole(ReplicaRole):
         self.pausing.review(self.phase, self.intake, now_ns, out)
 
     def _no(self, event: PublishesReceived, reason: RejectReason, now_ns: int) -> RejectPublishes | DropPublishes:
-        """Return a rejection if the publisher may get one. Otherwise return a drop without an answer."""
+        """Return an effect that rejects the publishes for ``reason``, if their publishers may get a negative ack.
+
+        Otherwise return an effect that drops them without an answer.
+        """
         may_tell = self.may_refuse(now_ns) if reason in SAID_BY_EVERY_LEADER else self.may_refuse_for_now(now_ns)
         return (RejectPublishes if may_tell and not event.is_plain else DropPublishes)(token=event.token, reason=reason)
 
     def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None:
-        """Send the acks for stored records from ``last_offset`` again, as soon as the usual rules allow [D22]."""
+        """Send acks again for the stored records from ``last_offset`` on, because publishers repeated one of them.
+
+        The acks are sent as soon as these records may be acked [D22].
+        """
         self._acked_leader_through = min(self._acked_leader_through, last_offset - 1)
         self._acked_all_through = min(self._acked_all_through, last_offset - 1)
         self._acknowledge(now_ns, out)
@@ -311,7 +337,7 @@ class LeaderRole(ReplicaRole):
         self.desk.appended(out)
 
     def _release(self, out: Effects) -> None:
-        """Append waiting publishes while there is room."""
+        """Append delayed publishes in their order, up to the limit of uncommitted bytes."""
         size_bytes = 0
         awake = not (self._is_short or self.pausing.sleeps)
         while awake and self.intake.holds and self.intake.may_append() and size_bytes < _RELEASE_BYTES:
@@ -320,34 +346,37 @@ class LeaderRole(ReplicaRole):
             self._append(event, out)
 
     def _give_up_what_is_old(self, now_ns: int, out: Effects) -> None:
-        """Drop publishes that have waited longer than the stream allows."""
+        """Drop or reject the delayed publishes that have waited longer than the stream's limit."""
         bound_ns, reason = nanoseconds(self.shared.held.config.min_isr_hold_timeout_s), RejectReason.PAUSED
         if bound_ns and (self._is_short or self.pausing.sleeps):
             reason = RejectReason.BELOW_MIN_ISR if self._is_short else reason
             out += [self._no(old, reason, now_ns) for old in self.intake.withdraw_held_before(now_ns - bound_ns)]
 
     def may_refuse(self, now_ns: int) -> bool:
-        """Return whether publishers may get a negative ack [A2].
+        """Return whether a negative ack from this leader is certainly true [A2].
 
-        The leader needs a lease. No possible next leader may still accept records of an earlier leader, which may have
-        stored the message.
+        The leader needs a lease. In addition, no possible next leader may still get records of an earlier leader, which may
+        have stored the rejected message.
         """
         settled = self._commits_by_quorum and self.log.high_watermark >= self.epoch_start_offset
         return self.shared.lease.is_current(now_ns) and (settled or self.desk.heirs_have_joined)
 
     def may_refuse_for_now(self, now_ns: int) -> bool:
-        """Return whether publishers may get a negative ack for a reason of this node only."""
+        """Return whether publishers may get a negative ack for a reason of this node only, such as a full queue.
+
+        With standby followers the result is False, because the next leader may store the rejected publish.
+        """
         return self.may_refuse(now_ns) and not self.shared.held.has_standby
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
-        """Handle a flush of the own log: raise the HW and send acks."""
+        """Raise the HW if possible and send acks, because records of this node's log were flushed."""
         if self.shared.flush_ns:
             self.flushes.flushed(self.shared.node_id, self.shared.flush_ns, now_ns)
         self._advance(now_ns, out)
         self._release(out)
 
     def _advance(self, now_ns: int, out: Effects) -> None:
-        """Raise the HW by the commit rule. Then send the acks that this allows."""
+        """Raise the HW to the offset that the commit policy allows. Then send the acks for committed records."""
         if not self.desk.is_free_to_speak(now_ns):
             return
         held, log, positions = self.shared.held, self.log, self.desk.positions()
@@ -375,7 +404,10 @@ class LeaderRole(ReplicaRole):
         self._acknowledge(now_ns, out)
 
     def _probe(self, now_ns: int, out: Effects) -> None:
-        """Probe and notify the silent followers that delay the HW."""
+        """Ask NATS whether the ISR members that delay the HW are connected, and send them a notification.
+
+        These are members without a fetch for ``follower_ping_delay_s``. A timer repeats the check.
+        """
         log, state = self.log, self.shared.state
         if log.high_watermark >= log.flushed_newest_offset or not self._probe_after_ns:
             return
@@ -394,7 +426,10 @@ class LeaderRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.PROBE, now_ns + again_ns, out)
 
     def replica_absent(self, event: ReplicaAbsent, now_ns: int, out: Effects) -> None:
-        """Record that a follower is not connected to NATS. Ignore it if the follower has fetched since the probe."""
+        """Record that NATS reported a follower as not connected.
+
+        Ignore the report if the follower has fetched since it was requested.
+        """
         progress = self.desk.followers.get(event.replica)
         if progress is None or not progress.probed:
             return
@@ -419,7 +454,10 @@ class LeaderRole(ReplicaRole):
 
     # ---- followers -------------------------------------------------------------------------------------------------
     def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
-        """Count the fetch and raise the HW. Then answer it, so that the answer has the new HW."""
+        """Record the position of a follower's fetch and raise the HW. Then answer the fetch, so that the answer has the new HW.
+
+        An invalid fetch is rejected.
+        """
         before = self.desk.newest_offset_of(event.replica)
         if (reason := self.desk.fetch_received(event, now_ns)) is not None:
             self.refuse(event.token, reason, out)
@@ -441,15 +479,15 @@ class LeaderRole(ReplicaRole):
         return self.shared.held.config.commit_policy is CommitPolicy.QUORUM
 
     def quiet_fetch_received(self, event: QuietFetchReceived, now_ns: int, out: Effects) -> None:
-        """Confirm that the fetch of a follower still waits, and count it as a new fetch.
+        """Confirm to a follower's node that the follower's fetch still waits, and record it as a new fetch.
 
-        The HW does not change. A follower without confirmation fetches again.
+        If it does not wait, send nothing. The follower then fetches again.
         """
         if self.desk.still_waits(event, now_ns):
             out.append(ConfirmQuiet(token=event.token))
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
-        """Answer the follower with the end of an epoch in this log."""
+        """Answer a follower's epoch query with the last offset of the requested epoch in this log."""
         self.desk.epoch_query_received(event, now_ns, out)
         self._open_when_free(now_ns, out)
 
@@ -481,7 +519,7 @@ class LeaderRole(ReplicaRole):
 
     # ---- the ISR ---------------------------------------------------------------------------------------------------
     def _review_isr(self, now_ns: int, out: Effects) -> None:
-        """Request the ISR that the lag policy requires, one change at a time."""
+        """Request from the metadata group the ISR that the lag policy requires. Only one request is open at a time."""
         change, held, config = self.isr_change, self.shared.held, self.shared.config
         if change.in_flight or now_ns < change.retry_at_ns or not self.shared.lease.is_current(now_ns):
             return
@@ -531,9 +569,9 @@ class LeaderRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.ISR_CHANGE, now_ns + nanoseconds(config.session_s), out)
 
     def _may_go(self, wanted: frozenset[str], now_ns: int) -> str:
-        """Return the replica that may leave the replica set. '': none may.
+        """Return the node id of the replica that may leave the replica set now. '': none may.
 
-        The leader must have a lease, so that an outdated leader removes no replica.
+        ``wanted``: ISR after the change. The leader must have a lease, so that an outdated leader removes no replica.
         """
         state = self.shared.state
         leaving = next_to_go(state, wanted, self.shared.held.min_isr)
@@ -545,15 +583,19 @@ class LeaderRole(ReplicaRole):
         return leaving if majority_holds(state, leaving, positions, self.log.high_watermark, start_offset) else ""
 
     def _replicas_after(self, wanted: frozenset[str], evicted: str) -> frozenset[str] | None:
-        """Return the replica set after the change, or None if it stays."""
+        """Return the replica set after the ISR change, or None if it stays as it is.
+
+        ``wanted``: ISR after the change. ``evicted``: node id of the replica that leaves, '' for none. A learner in ``wanted``
+        joins.
+        """
         state = self.shared.state
         joins = state.joining in wanted
         return frozenset(state.holders if joins else state.replicas) - {evicted} if joins or evicted else None
 
     def _hand_over(self, now_ns: int, out: Effects) -> None:
-        """Request a leadership transfer to a replica that stays, because this replica is removed.
+        """Request a leadership transfer to a target replica, because this replica moves away.
 
-        It is repeated, because a request may be lost.
+        Repeat the request until it is granted.
         """
         if now_ns < self._asks_again_ns:
             return
@@ -565,9 +607,9 @@ class LeaderRole(ReplicaRole):
             out.append(StepAside(leader_epoch=self.leader_epoch, toward=toward, reason="the replica moves away"))
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
-        """Handle the answer of the metadata group to an ISR change.
+        """Record the answer of the metadata group to a request for an ISR change.
 
-        Until the image shows an accepted change, old and new members count.
+        Until the metadata of this node shows an accepted change, both old and new members count as ISR members for the HW.
         """
         change = self.isr_change
         if event.epoch != self.shared.state.epoch or not change.in_flight or event.accepted:
@@ -582,7 +624,9 @@ class LeaderRole(ReplicaRole):
         self._release(out)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        """Handle an expired timer: a due check of lag, lease or notices, or a missing answer of the metadata group."""
+        """Carry out the work of an expired timer: a check of lag, lease or silent followers, notices, or an ISR change without an
+        answer.
+        """
         if kind is Deadline.LAG:
             self._check_lag(late_ns, now_ns, out)
         elif kind is Deadline.LEASE:
@@ -614,9 +658,9 @@ class LeaderRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.LAG, max(now_ns + interval_ns, self._next_look_ns(now_ns)), out)
 
     def _next_look_ns(self, now_ns: int) -> int:
-        """Return the next time when a follower can lag too much or be silent too long. 0: check at every event.
+        """Return the earliest monotonic time at which a follower can lag too much or be silent for too long, in nanoseconds.
 
-        So thousands of idle partitions need no regular checks.
+        0: check at every event, because a change is open. Idle partitions therefore need no regular checks.
         """
         state, log, followers = self.shared.state, self.log, self.desk.followers.values()
         everything = log.high_watermark == log.newest_offset and len(state.isr) == len(state.replicas) and not state.target
@@ -632,7 +676,11 @@ class LeaderRole(ReplicaRole):
         self.shared.deadlines.set_earlier(Deadline.LAG, now_ns + self._lag_interval_ns, out)
 
     def _look_at_own_flush(self, late_ns: int, interval_ns: int, now_ns: int) -> None:
-        """Check how long the running flush of this node takes. A stop of the process does not count."""
+        """Record the age of a flush of this node that has not ended, to detect a slow disk.
+
+        ``late_ns``: delay of the timer. ``interval_ns``: time between two checks. If the timer was later than this, the process
+        was stopped, and the age is counted from now.
+        """
         log = self.log
         if log.is_flushed or log.flushed_end_offset != self._waiting_end_offset or late_ns > interval_ns:
             self._waiting_end_offset, self._waiting_ns = -1 if log.is_flushed else log.flushed_end_offset, now_ns
@@ -640,7 +688,10 @@ class LeaderRole(ReplicaRole):
             self.flushes.waits(self.shared.node_id, now_ns - self._waiting_ns, now_ns)
 
     def _step_aside(self, now_ns: int, out: Effects) -> None:
-        """Request a leadership transfer if flushes of this node are far slower than those of enough other replicas."""
+        """Request a leadership transfer if flushes of this node are far slower than those of other replicas.
+
+        Enough other replicas must be fast to commit records without this node.
+        """
         state, shared = self.shared.state, self.shared
         if self.phase is not Leading.READY or now_ns < self._stays_until_ns or self.isr_change.in_flight:
             return
@@ -660,13 +711,13 @@ class LeaderRole(ReplicaRole):
             out.append(StepAside(leader_epoch=self.leader_epoch, toward=toward, reason=reason))
 
     def serves(self, now_ns: int) -> bool:
-        """Return whether this leader has a lease and other nodes can reach it."""
+        """Return whether this leader has a lease and counts as reachable by other nodes."""
         return self.shared.lease.is_current(now_ns) and not self._why_unreachable(now_ns)
 
     def _why_unreachable(self, now_ns: int) -> str:
-        """Return why another node should lead, or '' if there is no reason.
+        """Return the reason why this leader counts as unreachable, so that another node should lead. '': there is none.
 
-        One silent follower may be faulty itself, two or more are not.
+        One silent follower may be faulty itself. Two or more silent followers show a fault of this node.
         """
         config, down_ns = self.shared.config, self.shared.data_path_down_ns
         timeout_ns = nanoseconds(config.max_leader_timeout_s)
@@ -677,22 +728,23 @@ class LeaderRole(ReplicaRole):
         return ""
 
     def _silent_ns(self, now_ns: int) -> int:
-        """Return the time since any live follower sent a request, in nanoseconds. 0: fewer than two followers are live."""
+        """Return the time since the last request of any live follower, in nanoseconds. 0: fewer than two followers are live."""
         counted = self.shared.live.keys() & self.shared.state.replicas  # a learner may take its time
         asked_ns = [p.last_asked_ns for replica, p in self.desk.followers.items() if replica in counted]
         return now_ns - max(asked_ns) if len(asked_ns) > 1 else 0
 
     def _may_be_deaf(self, now_ns: int) -> bool:
-        """Return whether this leader may be unreachable while another node can be elected.
+        """Return whether all live followers have been silent for some time, so that this leader itself may be disconnected.
 
-        A leader alone in the ISR continues.
+        Another node can be elected then. If the silence lasts longer, the result is False, and the leader continues alone in
+        the ISR.
         """
         silent_ns, config = self._silent_ns(now_ns), self.shared.config
         patience_ns = self._silence_ns() + nanoseconds(config.max_leader_timeout_s)
         return nanoseconds(config.max_lag_time_s) // 2 <= silent_ns < patience_ns
 
     def _silence_ns(self) -> int:
-        """Return the silence of all followers after which the leader counts as unreachable, in nanoseconds."""
+        """Return the time without any request of a follower after which the leader counts as unreachable, in nanoseconds."""
         config = self.shared.config
         quiet_s = max(config.max_idle_wait_s, config.max_lag_time_s * QUIET_WAIT)
         return nanoseconds(config.max_leader_timeout_s) + nanoseconds(quiet_s)

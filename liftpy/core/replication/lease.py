@@ -46,7 +46,7 @@ class Lease:
         return self._until_ns is not None and now_ns < self._until_ns
 
     def until_ns(self, now_ns: int) -> int:
-        """Return the end of the lease, or ``now_ns`` if it has already ended."""
+        """Return the monotonic time at which the lease ends. If it has already ended, return ``now_ns``."""
         return self._until_ns if self._until_ns is not None and self._until_ns > now_ns else now_ns
 
 
@@ -66,9 +66,14 @@ class Succession:
         """Earlier leader -> (its incarnation, time until which it may send acks)."""
 
     def partition_changed(self, state: PartitionState, live: Mapping[str, int], now_ns: int, longest_lease_ns: int = 0) -> None:
-        """Record the new ``state`` of the partition.
+        """Record a new state of the partition in the metadata. It may show that a leadership has ended.
 
-        ``live``: node -> incarnation. ``longest_lease_ns``: as in HeldPartition.
+        Args:
+            state: New state of the partition.
+            live: Node id -> incarnation of each node that is not fenced.
+            now_ns: Monotonic time, in nanoseconds.
+            longest_lease_ns: Longest lease that another node may have, in nanoseconds. 0: the lease in this node's
+                settings.
         """
         online = state.status is PartitionStatus.ONLINE
         ended = state.leaderships - online
@@ -88,15 +93,15 @@ class Succession:
         self._suspects = {node: held for node, held in self._suspects.items() if live.get(node, 0) == held[0] != 0}
 
     def asked_by(self, replica: str) -> None:
-        """Record that ``replica`` sent a request in the newest LeaderEpoch, so it does not act as an earlier leader."""
+        """Record that ``replica`` sent a request in the newest LeaderEpoch. It therefore no longer acts as an earlier leader."""
         self._suspects.pop(replica, None)
 
     def is_over(self, now_ns: int) -> bool:
-        """Return whether a new leader may send acks, because no earlier leader can."""
+        """Return whether no earlier leader can send acks at ``now_ns``, so that a new leader may send them."""
         return all(until_ns <= now_ns for _, until_ns in self._suspects.values())
 
     def until_ns(self) -> int:
-        """Return the latest time until which an earlier leader may send acks. 0: none may."""
+        """Return the latest monotonic time until which an earlier leader may send acks. 0: no earlier leader may."""
         return max((until_ns for _, until_ns in self._suspects.values()), default=0)
 
 
@@ -114,9 +119,9 @@ GRACES_NS = {REPLICATION: 0, INGEST: INGEST_GRACE_NS}
 
 
 class DataPath:
-    """State of the connections that a leader needs.
+    """State of a node's data path: the connections for replication and for publishes that a leader needs.
 
-    Its methods return the new state if it has changed, otherwise None.
+    It counts as down when one of them was lost for longer than its tolerated time.
     """
 
     def __init__(self) -> None:
@@ -125,7 +130,10 @@ class DataPath:
         self._is_up = True
 
     def link_changed(self, link: str, is_up: bool, now_ns: int) -> bool | None:
-        """Process a lost or restored connection. Return the new state of the data path, or None if it did not change."""
+        """Record that the connection ``link`` (REPLICATION or INGEST) was restored (``is_up``) or lost.
+
+        Return True if the data path is up now, False if it is down now, and None if that did not change.
+        """
         if is_up:
             self._down_ns.pop(link, None)
         else:
@@ -133,7 +141,10 @@ class DataPath:
         return self.due(now_ns)
 
     def due(self, now_ns: int) -> bool | None:
-        """Update the state for the time ``now_ns``. Return the new state, or None if it did not change."""
+        """Check whether a lost connection has reached the end of its tolerated time.
+
+        Return True if the data path is up now, False if it is down now, and None if that did not change.
+        """
         is_up = all(now_ns < at_ns for at_ns in self._down_ns.values())
         if is_up == self._is_up:
             return None
@@ -141,5 +152,5 @@ class DataPath:
         return is_up
 
     def next_ns(self, now_ns: int) -> int | None:
-        """Return the time of the next call of ``due``, or None if only a changed connection needs a call."""
+        """Return the monotonic time of the next call of ``due``. None: no call is needed until a connection changes."""
         return min((at_ns for at_ns in self._down_ns.values() if at_ns > now_ns), default=None)

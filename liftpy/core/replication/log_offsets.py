@@ -38,7 +38,7 @@ class LogOffsets:
 
     @property
     def flushed_newest_offset(self) -> int:
-        """Newest flushed offset, inclusive. The replica acknowledges it."""
+        """Newest flushed offset, inclusive. A follower acknowledges it to its leader."""
         return self.flushed_end_offset - 1
 
     @property
@@ -54,41 +54,58 @@ class LogOffsets:
     def set_recovered(
         self, start: int, end: int, high_watermark: int, epochs: tuple[tuple[int, int], ...], epoch_before_start: int = 0
     ) -> None:
-        """Set the offsets that recovery found. The HW is limited to the log [D7]."""
+        """Set the offsets that recovery found on disk.
+
+        Args:
+            start: Log start, inclusive.
+            end: Log end, exclusive.
+            high_watermark: Stored HW, inclusive. It is limited to the offsets of the log [D7].
+            epochs: Pairs of (LeaderEpoch, its first offset).
+            epoch_before_start: LeaderEpoch of the last record before the log start. 0: not known.
+        """
         self.log_start_offset, self.log_end_offset, self.flushed_end_offset = start, end, end
         self.high_watermark = max(min(high_watermark, end - 1), start - 1)
         self.epochs = EpochCache(epochs, epoch_before_start)
 
     def compacted(self, horizon: Horizon) -> None:
-        """Record that compaction of this log, or of the fetched log, has reached ``horizon``."""
+        """Set the compaction horizon. Either this log was compacted up to it, or the log from which records were fetched."""
         self.horizon = horizon
 
     def append(self, record_count: int, leader_epoch: int) -> int:
-        """Append a batch of this leader. Return its base offset."""
+        """Add a batch of ``record_count`` records that this leader appends in ``leader_epoch``. Return its base offset (inclusive)."""
         base_offset = self.log_end_offset
         self.epochs.assign(leader_epoch, base_offset)
         self.log_end_offset += record_count
         return base_offset
 
     def append_spans(self, spans: tuple[BatchSpan, ...]) -> None:
-        """Append the spans of fetched batches. Their continuity was checked [D15]."""
+        """Add the batches that a follower has fetched. The caller has checked that they follow each other without a gap [D15]."""
         for span in spans:
             check(span.base_offset == self.log_end_offset, "D15", span, "at", self.log_end_offset)
             self.epochs.assign(span.leader_epoch, span.base_offset)
             self.log_end_offset = span.last_offset + 1
 
     def flushed(self, end_offset: int) -> None:
-        """Record a completed flush. It never lowers the flushed end, and never passes the log end."""
+        """Record that all records below ``end_offset`` (exclusive) are flushed.
+
+        The flushed end never falls, and never passes the log end.
+        """
         self.flushed_end_offset = max(self.flushed_end_offset, min(end_offset, self.log_end_offset))
 
     def was_cut(self, end_offset: int) -> None:
-        """Apply a completed truncation. It may be deeper than requested, because batches are atomic [D23]."""
+        """Record that a truncation ended at ``end_offset`` (exclusive).
+
+        The log may be shorter than requested, because a batch is truncated as a whole [D23].
+        """
         check(end_offset <= self.log_end_offset, "D12", "asked for a cut to", self.log_end_offset, "got", end_offset)
         if end_offset < self.log_end_offset:
             self.cut(end_offset)
 
     def cut(self, end_offset: int) -> None:
-        """Truncate to ``end_offset``. The HW falls with the log, but only after an unclean election [D7, D9, C11]."""
+        """Record that the log is truncated to ``end_offset`` (exclusive).
+
+        The HW falls with the log end. That happens only after an unclean election [D7, D9, C11].
+        """
         self.log_end_offset = end_offset
         self.flushed_end_offset = min(self.flushed_end_offset, end_offset)
         self.high_watermark = min(self.high_watermark, end_offset - 1)
@@ -97,16 +114,17 @@ class LogOffsets:
             self.horizon = NEVER
 
     def start_afresh(self, start_offset: int, deletes_end: int = 0) -> None:
-        """Start an empty log at ``start_offset``.
+        """Record that the log was discarded, and that an empty one begins at ``start_offset``.
 
-        All earlier records are committed and deleted on the leader, too [D26]. ``deletes_end``: of the leader's horizon.
+        All earlier records are committed, and deleted on the leader too [D26]. ``deletes_end``: offset (exclusive) below which
+        the leader's log may lack tombstones.
         """
         self.log_start_offset = self.log_end_offset = self.flushed_end_offset = start_offset
         self.high_watermark = start_offset - 1
         self.epochs, self.horizon = EpochCache(), NEVER._replace(deletes_end=deletes_end)
 
     def start_moved(self, log_start_offset: int) -> None:
-        """Note the new log start after retention. It only grows and never passes HW + 1 [D26]."""
+        """Record the new log start (inclusive) after retention. The log start never falls and never passes HW + 1 [D26]."""
         check(log_start_offset >= self.log_start_offset, "D26", "log start falls to", log_start_offset)
         check(log_start_offset <= self.high_watermark + 1, "D26", log_start_offset, "above HW", self.high_watermark)
         self.log_start_offset = log_start_offset
@@ -130,7 +148,7 @@ class LogOffsets:
 
 
 class Lineage(Enum):
-    """Result of the check of a reader's last record."""
+    """Result of the check whether the last record that a reader has read is in this log."""
 
     SAME = "same"
     """The record is in this log, or retention has removed the record that would prove it."""
@@ -142,9 +160,9 @@ class Lineage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EpochVerdict:
-    """Result of the check whether a reader's last record is in this log.
+    """Result of the check whether the last record that a reader has read is in this log.
 
-    ``end_offset``: with CUT, the offset (exclusive) up to which both logs may agree. Otherwise 0.
+    ``end_offset``: for CUT, offset (exclusive) up to which the reader's records may be in this log. Otherwise 0.
     """
 
     lineage: Lineage
@@ -152,9 +170,14 @@ class EpochVerdict:
 
 
 def judge(log: LogOffsets, *, last_offset: int, last_epoch: int, is_latest: bool) -> EpochVerdict:
-    """Check whether a reader's last record, with ``last_offset`` (inclusive) and ``last_epoch``, is in this log.
+    """Return whether the last record that a reader has read is in this log.
 
-    ``is_latest``: True if this replica leads, with a lease, and the HW has reached the start of its epoch.
+    Args:
+        log: Offsets of this log.
+        last_offset: Offset of the reader's last record, inclusive.
+        last_epoch: LeaderEpoch of the reader's last record.
+        is_latest: True if this replica leads with a lease and the HW has reached the start of its epoch. Only then is a
+            missing record certainly lost.
     """
     within = last_offset < log.log_end_offset
     if last_offset < log.log_start_offset or (within and log.epochs.epoch_at(last_offset) == last_epoch):

@@ -91,9 +91,9 @@ NOTICE_RECEIVED = MessageCodec(ev.NoticeReceived, pb.LeaderNotice, apart=("strea
 
 
 def received_from(event: type[E], effect: object, **local: Any) -> E:
-    """Return the event of the receiver of ``effect``.
+    """Return the event of class ``event`` that the receiver of the message ``effect`` gets.
 
-    ``local``: values of the fields that the effect does not have, or has with another meaning.
+    ``local``: values of the event's fields that the effect does not have, or has with another meaning.
     """
     return event(
         **{

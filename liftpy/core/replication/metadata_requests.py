@@ -35,8 +35,10 @@ _INCARNATIONS = ("incarnation", "witnessIncarnation", "candidateIncarnation")
 
 @cache
 def _fields_of(effect: Any) -> tuple[str, dict[str, str], list[str], list[str]]:
-    """Return the kind of the request, the fields that come from the effect, and the fields with id and incarnation of the
-    sender.
+    """Return how an effect of class ``effect`` becomes a request to the metadata group.
+
+    The parts are the name of the request, a mapping from its fields to fields of the effect, and two lists. They contain the
+    fields for the node id and for the incarnation of the sender.
     """
     name = _NAMES[effect]
     message: Any = pb.ControlRequest.DESCRIPTOR.fields_by_name[name].message_type
@@ -46,7 +48,14 @@ def _fields_of(effect: Any) -> tuple[str, dict[str, str], list[str], list[str]]:
 
 
 def request_of(effect: Request, key: PartitionKey, node_id: str, incarnation: int) -> pb.ControlRequest:
-    """Return the request of a replica of ``key`` on the node ``node_id``, whose process has ``incarnation``."""
+    """Return the request to the metadata group that ``effect`` stands for.
+
+    Args:
+        effect: Effect of the sending replica.
+        key: Partition of the replica.
+        node_id: Node of the replica.
+        incarnation: Incarnation of the node's process.
+    """
     name, own, ids, incarnations = _fields_of(cast(Any, type(effect)))
     found: dict[str, Any] = {"stream": key.stream, "uid": key.uid, "partition": key.partition}
     found |= dict.fromkeys(ids, node_id) | dict.fromkeys(incarnations, incarnation)

@@ -25,7 +25,7 @@ class RoleName(StrEnum):
 
 
 class Leading(StrEnum):
-    """Phases of a candidate and of a leader."""
+    """Phase of a candidate or of a leader."""
 
     LOG_REPLICATION = "LEADER_LOG_REPLICATION"
     """The candidate flushes its LeaderEpoch and its log."""
@@ -85,7 +85,7 @@ FOLLOWS_ON: dict[Following, frozenset[Following]] = {
 
 
 def check_phase(way: deque[Following], after: Following) -> None:
-    """Raise InvariantError if the phase ``after`` must not follow the last phase in ``way``."""
+    """Raise InvariantError if a follower must not change from its last phase to ``after``. ``way``: its phases so far."""
     if after not in FOLLOWS_ON[way[-1]]:
         story = " -> ".join(phase.name for phase in way)
         raise InvariantError(f"a follower may not go from {way[-1].name} to {after.name}; its way: {story}")

@@ -42,7 +42,7 @@ class QuietFetch:
 
 @dataclass(frozen=True, slots=True)
 class WaitQuestion:
-    """Question to the node ``leader`` whether these fetches still wait. ``number`` is unique in this process."""
+    """Question to the node ``leader``: do these fetches still wait? ``number`` is unique in this process."""
 
     number: int
     leader: str
@@ -51,7 +51,10 @@ class WaitQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Fetches that must be sent individually again. ``heard_ns``: monotonic time of the last answer of the leader's node."""
+    """Fetches that are no longer combined, so that their partitions must fetch individually again.
+
+    ``heard_ns``: monotonic time of the last answer of the leader's node.
+    """
 
     fetches: tuple[QuietFetch, ...]
     heard_ns: int
@@ -59,7 +62,7 @@ class Ended:
 
 @dataclass(slots=True)
 class _Link:
-    """Waiting fetches whose leaders are on one node."""
+    """Combined fetches of the partitions whose leaders are on one node."""
 
     heard_ns: int
     """Sending time of the last questions that were all answered. Initially: the time of the first fetch."""
@@ -73,9 +76,9 @@ class _Link:
 
 
 class QuietFetches:
-    """Waiting fetches of all idle partitions of one node.
+    """Combines the waiting fetches of all idle partitions of one node into questions to their leaders' nodes.
 
-    Times are monotonic nanoseconds. Calls may be late, but not early.
+    Times are monotonic nanoseconds. Calls of ``due`` may be late, but not early.
     """
 
     def __init__(self, config: ReplicationConfig) -> None:
@@ -97,9 +100,9 @@ class QuietFetches:
         return len(self._leader_of)
 
     def add(self, fetch: QuietFetch, leader: str, now_ns: int) -> bool:
-        """Add a fetch to the questions to ``leader``.
+        """Add the waiting fetch of a partition to the combined fetches to the node ``leader``.
 
-        Return False if that node gets no questions, so the partition must fetch by itself.
+        Return False if that node did not answer recently. Then the partition must fetch individually.
         """
         if now_ns < self._not_before_ns.get(leader, now_ns):
             return False
@@ -113,7 +116,7 @@ class QuietFetches:
         return True
 
     def remove(self, key: PartitionKey) -> None:
-        """Remove the fetch of a partition."""
+        """Remove the fetch of the partition ``key`` from the combined fetches."""
         leader = self._leader_of.pop(key, None)
         if leader is None:
             return
@@ -123,11 +126,14 @@ class QuietFetches:
             del self._links[leader]
 
     def _share(self, fetch: QuietFetch) -> int:
-        """Return the number of the turn in which a fetch is confirmed. It stays the same while the fetch waits."""
+        """Return the turn in which ``fetch`` is asked about, from 0. It stays the same while the fetch waits."""
         return fetch.request_id % self._shares
 
     def due(self, now_ns: int) -> tuple[list[WaitQuestion], list[Ended]]:
-        """Return the questions of this turn, and the fetches whose answers are overdue."""
+        """Start a turn. Return the questions to send to other nodes now, and the fetches of nodes that did not answer.
+
+        The partitions of the latter must fetch individually again.
+        """
         late = bool(self._turned_ns) and now_ns - self._turned_ns > 2 * self.interval_ns
         self._turned_ns = now_ns if self._leader_of else 0
         self._turn = (self._turn + 1) % self._shares
@@ -149,9 +155,9 @@ class QuietFetches:
         return questions, ended
 
     def _due_pages(self, link: _Link) -> list[tuple[QuietFetch, ...]]:
-        """Return the fetches of this turn in pages, unanswered ones first.
+        """Return the fetches to ask the node of ``link`` about in this turn, divided into messages. Unanswered ones come first.
 
-        Without fetches, return one empty page, which checks whether the node answers.
+        Without fetches, return one empty page, which only checks whether the node answers.
         """
         again = [page for question in link.open.values() if (page := _still(question.fetches, link.fetches))]
         if self._turn not in link.pages:
@@ -159,7 +165,11 @@ class QuietFetches:
         return [*again, *(page for page in link.pages[self._turn] if page not in again)] or [()]
 
     def take_ended(self, question: WaitQuestion, over: Collection[int]) -> Ended | None:
-        """Handle an answer: fetches at the indexes ``over`` do not wait anymore. Return them, or None if nothing changed."""
+        """Process an answer to ``question``. ``over``: indexes of the fetches that no longer wait at the leader.
+
+        Return these fetches. Their partitions must fetch individually again. None: all fetches still wait, or the answer is
+        late.
+        """
         link = self._links.get(question.leader)
         if link is None or link.open.pop(question.number, None) is None:
             return None
@@ -169,7 +179,10 @@ class QuietFetches:
         return self._end(link, ended) if ended else None
 
     def take_unanswered(self, question: WaitQuestion) -> Ended | None:
-        """Handle a question without an answer. Return its fetches, which the partitions must send by themselves."""
+        """Process "no responders" for ``question``. Return all combined fetches to that node, or None if the question is outdated.
+
+        Their partitions must fetch individually again.
+        """
         link = self._links.get(question.leader)
         if link is None or question.number not in link.open:
             return None
@@ -183,7 +196,10 @@ class QuietFetches:
 
 
 def _still(asked: tuple[QuietFetch, ...], waiting: Mapping[PartitionKey, QuietFetch]) -> tuple[QuietFetch, ...]:
-    """Return those of the ``asked`` fetches that still wait. If all wait, return the same object."""
+    """Return those of the ``asked`` fetches that still wait. If all wait, return ``asked`` itself.
+
+    ``waiting``: partition -> its waiting fetch.
+    """
     still = tuple(fetch for fetch in asked if waiting.get(fetch.key) is fetch)
     return asked if len(still) == len(asked) else still
 

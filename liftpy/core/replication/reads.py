@@ -74,14 +74,14 @@ def is_selective(request: pb.ReadRequest) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OwnFiles:
-    """Files of a partition that a node offers to readers on its host: name of the host, and path of the directory."""
+    """Location of a partition's files, for readers on the same host. ``host``: name of the host. ``folder``: path of the directory."""
 
     host: str
     folder: str
 
 
 class ReadSource(Protocol):
-    """Interface to a replica, for reads."""
+    """Interface of a replica for ``Reads``: its log, its offsets, and whether it may answer."""
 
     log: Log
 
@@ -113,16 +113,17 @@ class ReadSource(Protocol):
         """
 
     def may_answer_latest(self, now_ns: int) -> bool:
-        """Return whether the HW of this replica is the latest one of the partition [D8]."""
+        """Return whether the HW of this replica is certainly the latest one of the partition [D8]."""
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        """Return whether a reader's last record is in this log [R6]."""
+        """Return whether the last record that a reader has read is in this log [R6]."""
 
 
 class ReplicaSource:
     """``ReadSource`` of a real replica.
 
-    ``failed``: returns whether its log has failed. ``is_heard``: returns whether its data subject is subscribed.
+    ``failed``: returns whether the log of the replica has failed. ``is_heard``: returns whether the node is subscribed to the
+    partition's data subject.
     """
 
     def __init__(self, replica: Replica, log: Log, *, failed: Callable[[], bool], is_heard: Callable[[], bool]) -> None:
@@ -143,12 +144,12 @@ class ReplicaSource:
 
     @property
     def leader_epoch(self) -> int:
-        """LeaderEpoch in the metadata."""
+        """LeaderEpoch of the partition in the metadata."""
         return self._replica.state.leader_epoch
 
     @property
     def leader(self) -> str:
-        """Leader in the metadata."""
+        """Node id of the leader in the metadata. '': there is none."""
         return self._replica.state.leader
 
     @property
@@ -160,7 +161,8 @@ class ReplicaSource:
     def may_serve(self) -> bool:
         """True if the replica may serve reads.
 
-        ISR membership is not needed: services of a returned node read at once. A candidate also serves up to its HW.
+        It need not be an ISR member, so that services on a restarted node can read at once. A candidate also serves, up to its
+        HW.
         """
         agrees = self._replica.may_serve_committed() or self._replica.role is RoleName.CANDIDATE
         return agrees and not self._failed()
@@ -170,12 +172,15 @@ class ReplicaSource:
         return not self.leads or (self._is_heard() and self._replica.may_answer_latest(now_ns))
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        """Check whether the reader's last record is still in this log (``liftpy.core.replication.log_offsets``)."""
+        """Return whether the last record that a reader has read is still in this log.
+
+        ``last_offset``: its offset, inclusive. ``last_epoch``: its LeaderEpoch.
+        """
         return self._replica.judge_reader(last_offset, last_epoch, now_ns)
 
 
 class ReadShell(Protocol[_Told]):
-    """Interface to the shell, for reads: it sends answers and runs timers."""
+    """Interface of the code around ``Reads``: it sends answers and runs timers."""
 
     @property
     def max_payload(self) -> int:
@@ -189,10 +194,10 @@ class ReadShell(Protocol[_Told]):
         """Monotonic time, in nanoseconds."""
 
     def answer(self, asker: _Told, chunks: Chunks) -> None:
-        """Send one message that consists of ``chunks`` to ``asker``."""
+        """Send one message to ``asker``, the sender of a request. It consists of ``chunks``."""
 
     def request_failed(self, asker: _Told, error: Exception) -> None:
-        """Handle an unexpected error while a request of ``asker`` was processed."""
+        """Handle an unexpected ``error`` that was raised while a request of ``asker`` was processed."""
 
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
         """Call ``callback`` once at ``at_ns`` or soon after. Return a function that cancels the call."""
@@ -210,13 +215,13 @@ class _WaitingReader(Generic[Asker]):
 
 @dataclass(slots=True)
 class ReadBudget:
-    """Memory budget for all waiting readers of one node, in bytes."""
+    """Memory budget for the waiting readers of all partitions of one node, in bytes."""
 
     max_bytes: int = MAX_WAITING_BYTES
     used_bytes: int = 0
 
     def take(self, cost_bytes: int) -> bool:
-        """Reserve ``cost_bytes``. Return whether there was room."""
+        """Reserve ``cost_bytes`` for a waiting reader. Return False if the budget has no room."""
         if self.used_bytes + cost_bytes > self.max_bytes:
             return False
         self.used_bytes += cost_bytes
@@ -224,10 +229,7 @@ class ReadBudget:
 
 
 class Reads(Generic[Asker]):
-    """Answers the read requests for one partition at one replica.
-
-    ``counters``: counters of the node, by reason.
-    """
+    """Answers the read requests for one partition, from one replica."""
 
     def __init__(
         self,
@@ -240,7 +242,18 @@ class Reads(Generic[Asker]):
         instruments: Instruments | None = None,
         files: OwnFiles | None = None,
     ) -> None:
-        """Create the reads. ``budget``, ``instruments``: shared by all partitions. ``files``: None if files are not offered."""
+        """Create the reads of the partition ``key`` on the node ``node_id``.
+
+        Args:
+            key: Partition.
+            node_id: Id of this node.
+            source: Replica of the partition.
+            shell: Sends answers and runs timers.
+            counters: Counters of the node, by reason.
+            budget: Memory of all waiting readers of the node. None: a budget of its own.
+            instruments: Metrics of the node. None: metrics of its own.
+            files: Location of the files for readers on this host. None: the node does not offer them.
+        """
         self._files = files
         self._times = (instruments or Instruments()).reads
         self.record_count = 0
@@ -269,9 +282,9 @@ class Reads(Generic[Asker]):
         return sum(waiting.cost_bytes for waiting in self._waiting.values())
 
     def answer_request(self, frame: bytes | memoryview, asker: Asker) -> None:
-        """Answer a ReadRequest exactly once, now or later.
+        """Answer the read request ``frame`` exactly once, now or later.
 
-        Damaged requests get no answer, because it could reach the wrong request.
+        A damaged request gets no answer, because the answer could reach the wrong reader. ``asker``: destination of the answer.
         """
         if len(frame) > MAX_REQUEST_BYTES:
             self._counters[TOO_LARGE] += 1
@@ -290,11 +303,11 @@ class Reads(Generic[Asker]):
         self._answer(asker, request, may_wait=True)
 
     def reject(self, asker: Asker, text: str) -> None:
-        """Reject a request that cannot be decoded, with ``text`` as the reason."""
+        """Reject a request of ``asker`` that cannot be decoded. ``text``: reason that the answer contains."""
         self._send(asker, pb.ReadRequest(), self._head(0, _E.BAD_REQUEST, text))
 
     def advanced(self) -> None:
-        """Answer the requests that waited for a new HW, log end or readiness."""
+        """Answer the waiting requests that new records allow, because the HW or the log end has risen."""
         if self._waiting:
             ends = (self._end_offset(pb.ReadRequest.COMMITTED), self._end_offset(pb.ReadRequest.UNCOMMITTED))
             for number, waiting in list(self._waiting.items()):
@@ -302,14 +315,17 @@ class Reads(Generic[Asker]):
                     self._finish(number)
 
     def close(self) -> None:
-        """Answer all waiting requests, because the replica is closed."""
+        """Reject all waiting requests, because the node removes this replica."""
         for number in list(self._waiting):
             waiting = self._leave(number)
             self._refuse(waiting.asker, waiting.request, _E.NO_SUCH_PARTITION, "this node is removing its replica")
 
     # ---- who waits -----------------------------------------------------------------------------------------------------
     def _may_wait(self, asker: Asker, request: pb.ReadRequest, offset: int) -> bool:
-        """Return whether the request may wait for records. If a limit is reached, answer it at once."""
+        """Let the request wait for records from ``offset`` on, until its own time limit. Return whether it waits.
+
+        False: a limit for waiting requests is reached, and the caller answers at once.
+        """
         cost_bytes = WAITING_COST_BYTES + request.ByteSize() + (len(asker) if isinstance(asker, str) else 0)
         if len(self._waiting) >= MAX_WAITING or not self._budget.take(cost_bytes):
             self._counters[NOT_WAITED] += 1
@@ -370,9 +386,10 @@ class Reads(Generic[Asker]):
         return None
 
     def _is_served_here(self, asker: Asker, request: pb.ReadRequest) -> bool:
-        """Return whether this replica can serve the reader.
+        """Return whether this replica can serve the reader. If not, reject the request.
 
-        The reader's last record is in this log [R6], and its known HW is committed here.
+        The last record that the reader has read must be in this log [R6]. This replica's HW must not be below the HW that the
+        reader knows.
         """
         source = self._source
         if request.lastEpoch:
@@ -414,9 +431,10 @@ class Reads(Generic[Asker]):
             self._send(asker, request, self._head(offset))
 
     def _tell_bounds(self, asker: Asker, request: pb.ReadRequest, head: pb.ReadResponse) -> None:
-        """Answer with the bounds of the partition, or with facts about a range (``liftpy.core.log.range_reads``).
+        """Answer a request for the bounds of the partition, or for the size of a range of offsets.
 
-        The log must contain the complete range, and it must be committed.
+        A range must be completely in the log and committed, otherwise the request is rejected. ``head``: answer that the method
+        completes.
         """
         log, committed_end = self._source.log, self._source.high_watermark + 1
         end = request.rangeEnd if request.HasField("rangeEnd") else committed_end
@@ -439,7 +457,10 @@ class Reads(Generic[Asker]):
         self._send(asker, request, head)
 
     def _tell_state(self, request: pb.ReadRequest, give_state: GiveState, head: pb.ReadResponse) -> None:
-        """Answer with a piece of the producer and message-id state, which includes that of deleted records [A16]."""
+        """Add to the answer ``head`` a piece of the state of producers and message ids. It includes that of deleted records [A16].
+
+        ``give_state``: function that returns the piece.
+        """
         room = max(1, self._shell.max_payload - _HEADER_ROOM_BYTES)
         piece = give_state(request.stateEnd, request.statePosition, room)
         head.stateLater, head.stateBytes = piece is None, 0
@@ -455,7 +476,7 @@ class Reads(Generic[Asker]):
             head.fileEnds.append(span.end)
 
     def _epoch_below(self, offset: int) -> int:
-        """Return the LeaderEpoch of the record before ``offset``, or 0 if it is unknown."""
+        """Return the LeaderEpoch of the record before ``offset``. 0: it is not known."""
         log = self._source.log
         return log.epochs.epoch_at(offset - 1) if offset > log.log_start_offset else log.epochs.before_start
 
@@ -504,7 +525,7 @@ class Reads(Generic[Asker]):
         return read_selected(log, wanted, offset, max_bytes, room, end_offset=end_offset, backwards=backwards, held=held)
 
     def _end_offset(self, isolation: int) -> int:
-        """Return the exclusive end of the records that a reader of ``isolation`` may see."""
+        """Return the offset (exclusive) up to which a reader with this ``isolation`` may read: HW + 1, or the log end."""
         if isolation == pb.ReadRequest.UNCOMMITTED:
             return self._source.log.log_end_offset
         return self._source.high_watermark + 1
@@ -530,7 +551,7 @@ class Reads(Generic[Asker]):
         self._send(asker, request, self._head(0, error, detail))
 
     def _send(self, asker: Asker, request: pb.ReadRequest, head: pb.ReadResponse, batches: Chunks = ()) -> None:
-        """Send the answer to ``request``. It repeats the address of the request."""
+        """Send the answer ``head`` with ``batches`` to ``asker``. The answer repeats partition and id of the request."""
         if request.HasField("partition"):
             head.stream, head.partition, head.requestId = self._key.stream, self._key.partition, request.requestId
         head.selected = is_selective(request)
@@ -538,9 +559,9 @@ class Reads(Generic[Asker]):
 
 
 def _records_in(read: Portion, offset: int, *, is_whole: bool) -> int:
-    """Return the number of records in an answer.
+    """Return the number of records in an answer that begins at ``offset``, for the metrics.
 
-    ``is_whole``: all from ``offset`` on. A batch in pieces counts with its first piece.
+    ``is_whole``: True if the answer has all records from ``offset`` on. A batch in pieces counts when its first piece is sent.
     """
     if read.piece is not None:
         return 0 if read.piece.position else parse_header(read.chunks[0]).record_count

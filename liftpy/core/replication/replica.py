@@ -85,7 +85,7 @@ class FailedRole(ReplicaRole):
 
     @property
     def shown_phase(self) -> str:
-        """Reason of the failure, as text for people."""
+        """Reason of the failure, as text for the status page."""
         return self._reason
 
     def enter(self, now_ns: int, out: Effects) -> None:
@@ -94,7 +94,10 @@ class FailedRole(ReplicaRole):
         self._make_way(now_ns, out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        """Apply changed metadata. Repeat the request as leader or as ISR member, if needed."""
+        """Apply changed metadata.
+
+        If the Epoch rose, request again to leave the ISR or to give up the leadership, unless that is done.
+        """
         if epoch_rose:
             self._make_way(now_ns, out)
 
@@ -114,7 +117,7 @@ class FailedRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.ISR_CHANGE, again_ns, out)
 
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
-        """Reject publishes for lack of space while the lease lasts. After that, drop them without an answer."""
+        """Reject publishes with NO_SPACE if the disk is full and this replica still leads with a lease. Otherwise drop them."""
         state = self.shared.state
         still_leads = (state.leader, state.leader_epoch) == (self.shared.node_id, self.leader_epoch)
         if self._speaks_until_lease_ends and still_leads and self.shared.lease.is_current(now_ns):
@@ -185,8 +188,8 @@ class ReplicaSnapshot:
 class Replica:
     """Replica of a partition as a pure state machine.
 
-    ``seed``: seed for the jitter of waits, different for each replica. ``intake``: totals of the node, which all its
-    replicas share.
+    ``seed``: seed for the random part of waits, different for each replica. ``intake``: totals of uncommitted and delayed
+    publishes, shared by all replicas of the node.
     """
 
     def __init__(
@@ -217,12 +220,12 @@ class Replica:
 
     @property
     def role(self) -> RoleName:
-        """Role of the replica for its partition."""
+        """Role of this replica in its partition, such as leader or follower."""
         return self._role.name
 
     @property
     def phase(self) -> str:
-        """Phase of the replica in its role, as in RoleChanged. For a follower, the value has more details."""
+        """Phase of the replica in its role, for status and logs. For a follower it has more details than RoleChanged."""
         return self._role.shown_phase
 
     @property
@@ -232,17 +235,17 @@ class Replica:
 
     @property
     def min_isr(self) -> int:
-        """Effective min ISR at the last PartitionChanged."""
+        """Minimum size of the ISR for commits, as of the last PartitionChanged."""
         return self._shared.held.min_isr
 
     @property
     def longest_lease_ns(self) -> int:
-        """Longest lease that another node may have, in nanoseconds. 0: the lease of the settings."""
+        """Longest lease that another node may have, in nanoseconds. 0: the lease in this node's settings."""
         return self._shared.held.longest_lease_ns
 
     @property
     def log(self) -> LogOffsets:
-        """Offsets of the replica's log. Do not change them."""
+        """Offsets of the replica's log. The caller must not change them."""
         return self._shared.log
 
     @property
@@ -261,24 +264,24 @@ class Replica:
         return self._role.leader_epoch
 
     def live_incarnation(self, node_id: str) -> int:
-        """Return the incarnation of a registered node that is not fenced, by the last PartitionChanged. 0: there is none."""
+        """Return the incarnation of the node's process, as of the last PartitionChanged. 0: ``node_id`` is fenced or unknown."""
         return self._shared.live.get(node_id, 0)
 
     def may_refuse_publishers(self, now_ns: int) -> bool:
-        """Return whether a publisher may get a negative ack for a message that the core has not received [A2, D22]."""
+        """Return whether the shell may send a negative ack for a message that it has not passed to the core [A2, D22]."""
         role = self._role
         return isinstance(role, LeaderRole) and role.phase in (Leading.READY, Leading.NO_LEASE) and role.may_refuse(now_ns)
 
     def may_refuse_for_now(self, now_ns: int) -> bool:
-        """Return whether this replica may reject a publish for a reason of this node only.
+        """Return whether the shell may reject a publish for a reason of this node only, such as a full queue.
 
-        With standby followers the next leader may store a rejected publish.
+        With standby followers the result is False, because the next leader may store the rejected publish.
         """
         role = self._role
         return self.may_refuse_publishers(now_ns) and isinstance(role, LeaderRole) and role.may_refuse_for_now(now_ns)
 
     def takes_publishes(self) -> bool:
-        """Return whether all arriving publishes are appended now."""
+        """True if this replica leads and appends each arriving publish at once."""
         return isinstance(self._role, LeaderRole) and self._role.takes_publishes
 
     @property
@@ -288,11 +291,11 @@ class Replica:
 
     @property
     def uncommitted_bytes(self) -> int:
-        """Size of the uncommitted records of this leader's epoch, as stored, in bytes."""
+        """Size of the uncommitted batches that this leader has appended, in bytes, as stored on disk."""
         return self._role.intake.uncommitted_bytes if isinstance(self._role, LeaderRole) else 0
 
     def serves(self, leader_epoch: int, now_ns: int) -> bool:
-        """Return whether the replica leads in ``leader_epoch`` with a lease, and followers can fetch from it."""
+        """Return whether the replica leads in ``leader_epoch``, has a lease, and counts as reachable by other nodes."""
         role = self._role
         return isinstance(role, LeaderRole) and role.leader_epoch == leader_epoch and role.serves(now_ns)
 
@@ -307,9 +310,9 @@ class Replica:
         return isinstance(role, LeaderRole)
 
     def may_answer_latest(self, now_ns: int) -> bool:
-        """Return whether the HW is the partition's latest [D8, R4].
+        """Return whether the HW of this replica is certainly the latest one of the partition [D8, R4].
 
-        The replica leads with a lease, and the HW is of its epoch.
+        That is so if the replica leads with a lease and the HW has reached the start of its epoch.
         """
         role, shared = self._role, self._shared
         if not isinstance(role, LeaderRole) or not shared.lease.is_current(now_ns):
@@ -326,7 +329,10 @@ class Replica:
         return could and self._shared.held.has_standby and self._shared.state.pause is Pause.NOT_PAUSED
 
     def standby_to_lead_next(self) -> str:
-        """Return the standby follower that should lead after this leader missed publishes, or '' if there is none."""
+        """Return the standby follower that should lead next, or '' if there is none.
+
+        The shell calls it after this leader missed publishes, which standby followers have buffered.
+        """
         role, shared = self._role, self._shared
         if not isinstance(role, LeaderRole) or not shared.held.has_standby:
             return ""
@@ -334,12 +340,12 @@ class Replica:
         return standby_successor_of(shared.node_id, shared.held.isr, shared.live, asked_ns)
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        """Check whether a reader's last record, (offset, LeaderEpoch), is in this log [R6]."""
+        """Return whether the last record that a reader has read, ``last_offset`` (inclusive) of ``last_epoch``, is in this log [R6]."""
         is_latest = self.may_answer_latest(now_ns)
         return judge(self._shared.log, last_offset=last_offset, last_epoch=last_epoch, is_latest=is_latest)
 
     def snapshot(self, now_ns: int) -> ReplicaSnapshot:
-        """Return the state of the replica for the status."""
+        """Return the current state of the replica, for the status page."""
         shared, state = self._shared, self._shared.state
         log = shared.log
         return ReplicaSnapshot(
@@ -374,9 +380,11 @@ class Replica:
         return records, max(0, now_ns - since_ns) if records else 0, sum(until_ns > now_ns for until_ns in slow_until_ns)
 
     def lag(self) -> tuple[int, int, Sequence[int]]:
-        """Return the lag as (records, time since which it exists, end of the slow state of each replica).
+        """Return the lag of the followers as (records, monotonic time in ns, monotonic times in ns). Zeros if this replica does
+        not lead.
 
-        Times are monotonic nanoseconds. The value does not change between events.
+        The parts are: number of records that the slowest follower lacks, time since which a follower lags, and times until
+        which replicas with slow disks count as slow. The values do not change between events.
         """
         role = self._role
         if not isinstance(role, LeaderRole):
@@ -410,7 +418,7 @@ class Replica:
 
     # ---- the one way in --------------------------------------------------------------------------------------------
     def step(self, event: ev.Event, now_ns: int) -> list[Effect]:
-        """Process one event at ``now_ns`` (monotonic). Return the effects in order. ``effects`` has the contract."""
+        """Process one event at the monotonic time ``now_ns``. Return the effects that the shell must carry out, in order."""
         out: list[Effect] = []
         role = self._role
         match event:
@@ -537,7 +545,7 @@ class Replica:
                 self._become(role, now_ns, out)
 
     def _role_for(self, state: PartitionState, now_ns: int) -> ReplicaRole | None:
-        """Return the role that the metadata requires, or None if the replica already has it."""
+        """Return a new role object if ``state`` requires another role, leader or LeaderEpoch. None: the role stays."""
         shared, role = self._shared, self._role
         leader = {PartitionStatus.ONLINE: state.leader, PartitionStatus.CANDIDATE_FOUND: state.candidate}.get(state.status, "")
         if not leader or shared.node_id not in state.holders:

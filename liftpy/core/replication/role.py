@@ -55,7 +55,10 @@ from liftpy.core.replication.phases import Phase, RoleName
 
 
 class Deadlines:
-    """Timers of a replica, at most one per kind. ``at_ns`` is monotonic."""
+    """Timers of a replica, at most one per kind.
+
+    ``at_ns`` is a monotonic time in nanoseconds. The methods append SetDeadline effects to ``out``.
+    """
 
     __slots__ = ("_at_ns",)
 
@@ -63,34 +66,34 @@ class Deadlines:
         self._at_ns: dict[Deadline, int] = {}
 
     def set(self, kind: Deadline, at_ns: int, out: list[Effect]) -> None:
-        """Set a deadline of ``kind``. It replaces an earlier one."""
+        """Set the timer of ``kind`` to ``at_ns``. An earlier setting of this kind is replaced."""
         if self._at_ns.get(kind) != at_ns:
             self._at_ns[kind] = at_ns
             out.append(SetDeadline(kind=kind, at_ns=at_ns))
 
     def set_earlier(self, kind: Deadline, at_ns: int, out: list[Effect]) -> None:
-        """Set a deadline of ``kind``, unless an earlier or equal one is already set."""
+        """Set the timer of ``kind`` to ``at_ns``, unless it is already set to this time or an earlier one."""
         if at_ns < self._at_ns.get(kind, at_ns + 1):
             self.set(kind, at_ns, out)
 
     def cancel(self, kind: Deadline, out: list[Effect]) -> None:
-        """Cancel the deadline."""
+        """Cancel the timer of ``kind``."""
         if self._at_ns.pop(kind, None) is not None:
             out.append(SetDeadline(kind=kind, at_ns=None))
 
     def cancel_all(self, out: list[Effect]) -> None:
-        """Cancel all deadlines, because the role ends."""
+        """Cancel all timers, because the role ends."""
         for kind in list(self._at_ns):
             self.cancel(kind, out)
 
     def is_set(self, kind: Deadline) -> bool:
-        """Return whether a deadline of ``kind`` is set."""
+        """Return whether the timer of ``kind`` is set."""
         return kind in self._at_ns
 
     def take_reached(self, kind: Deadline, now_ns: int, out: list[Effect]) -> int | None:
-        """Remove a reached deadline. Return its delay in nanoseconds, or None if it is not due.
+        """Remove the timer of ``kind`` if its time is reached, and return how late the call is, in nanoseconds.
 
-        If the timer was too early, set it again.
+        Return None if the timer is not set or its time is not reached. In the latter case, set it again.
         """
         at_ns = self._at_ns.get(kind)
         if at_ns is None:
@@ -106,7 +109,7 @@ _MASK = (1 << 64) - 1
 
 
 def splitmix64(state: int) -> tuple[int, int]:
-    """Return (next state, mixed 64-bit number) of the generator SplitMix64 by Steele, Lea and Flood."""
+    """Return (next ``state``, random 64-bit number) of the generator SplitMix64 by Steele, Lea and Flood."""
     state = (state + 0x9E3779B97F4A7C15) & _MASK
     mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -114,7 +117,7 @@ def splitmix64(state: int) -> tuple[int, int]:
 
 
 class Backoff:
-    """Wait times after repeated failures, in nanoseconds."""
+    """Wait times after repeated failures, in nanoseconds. They double with each failure, between a minimum and a maximum."""
 
     __slots__ = ("_failures", "_maximum_ns", "_minimum_ns", "_state")
 
@@ -125,7 +128,7 @@ class Backoff:
         self._failures = 0  # in a row
 
     def next_ns(self) -> int:
-        """Return the wait after one more failure."""
+        """Record one more failure. Return the wait before the next attempt, in nanoseconds."""
         base = min(self._minimum_ns << min(self._failures, 30), self._maximum_ns)
         self._failures += 1
         return self.jittered_ns(base)
@@ -204,7 +207,11 @@ class ReplicaContext:
 
 
 class ReplicaRole:
-    """Base class of all roles. By itself it does nothing. ``phase``: shown in status and logs."""
+    """Base class of all roles. By itself it does nothing.
+
+    ``phase``: shown in status and logs. All methods append their effects to ``out``. ``now_ns``: monotonic time, in
+    nanoseconds.
+    """
 
     name: RoleName
 
@@ -221,14 +228,14 @@ class ReplicaRole:
         return self.phase.value
 
     def to_phase(self, phase: Phase, out: Effects) -> None:
-        """Change the phase, and emit RoleChanged for the status."""
+        """Change the phase of this role to ``phase``. Append RoleChanged to ``out``, so that the status shows it."""
         if phase != self.phase:
             self.phase = phase
             out.append(RoleChanged(role=self.name, phase=phase.value, leader_epoch=self.leader_epoch))
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Start the role. A role with actions overrides this method."""
+        """Start the role. A role that must act at its start overrides this method."""
         out.append(RoleChanged(role=self.name, phase=self.shown_phase, leader_epoch=self.leader_epoch))
 
     def leave(self, out: Effects) -> None:
@@ -236,45 +243,45 @@ class ReplicaRole:
         self.shared.deadlines.cancel_all(out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        """Handle a metadata change that keeps this role."""
+        """Handle changed metadata with which this replica keeps its role. ``epoch_rose``: True if the partition's Epoch is higher."""
 
     def metadata_heard(self, now_ns: int, out: Effects) -> None:
-        """Handle an extended lease."""
+        """Handle an answered heartbeat, which has extended the lease of this node."""
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        """Handle a deadline of this role. ``late_ns``: its delay."""
+        """Handle an expired timer of this role. ``late_ns``: time since it was due, in nanoseconds."""
 
     # ---- the log ---------------------------------------------------------------------------------------------------
     def log_flushed(self, now_ns: int, out: Effects) -> None:
-        """Continue after the own log was flushed: acknowledge, or move the high watermark, as the role requires."""
+        """Continue after records of the own log were flushed: send a fetch, or raise the HW, as the role requires."""
 
     def log_cut(self, now_ns: int, out: Effects) -> None:
         """Continue after the own log was truncated."""
 
     def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None:
-        """Handle the durable LeaderEpoch of a candidate."""
+        """Handle that the LeaderEpoch that this candidate proposed is durable."""
 
     def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
-        """Handle progress of the derived state, which covers the log up to ``end_offset`` (exclusive)."""
+        """Handle progress of the replay, which has reached ``end_offset`` (exclusive). ``finished``: True at the log end."""
 
     # ---- requests of others ----------------------------------------------------------------------------------------
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
-        """Handle messages on the data subject."""
+        """Handle messages on the data subject. By default they are dropped without an answer."""
         out.append(DropPublishes(token=event.token))
 
     def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None:
-        """Handle publishers that wait for the ack of a stored record."""
+        """Handle publishers that repeated stored records up to ``last_offset`` and wait for their acks."""
 
     def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
-        """Handle the fetch of a follower."""
+        """Handle the fetch of a follower. By default it is rejected."""
         self.refuse(event.token, RefusalReason.NOT_LEADER, out)
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
-        """Handle the epoch query of a follower."""
+        """Handle the epoch query of a follower. By default it is rejected."""
         self.refuse(event.token, RefusalReason.NOT_LEADER, out)
 
     def refuse(self, token: int, reason: RefusalReason, out: Effects) -> None:
-        """Answer a request with a rejection."""
+        """Reject the fetch or epoch query ``token`` of a follower for ``reason``."""
         out.append(
             SendFetchRefusal(
                 token=token,
@@ -287,27 +294,27 @@ class ReplicaRole:
 
     # ---- answers and notices ---------------------------------------------------------------------------------------
     def fetch_answered(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
-        """Handle an answer to a fetch."""
+        """Handle the leader's answer to a fetch of this replica. By default the records are dropped."""
         if event.spans:
             out.append(DropFetched(token=event.token, why="not following"))
 
     def fetch_piece_arrived(self, event: FetchPieceArrived, now_ns: int, out: Effects) -> None:
-        """Handle a fetch answer with a piece of a batch."""
+        """Handle an answer to a fetch of this replica that has a piece of a large batch."""
 
     def fetch_refused(self, event: FetchRefused, now_ns: int, out: Effects) -> None:
-        """Handle the rejection of a fetch or of an epoch query."""
+        """Handle the leader's rejection of a fetch or an epoch query of this replica."""
 
     def request_failed(self, event: RequestFailed, now_ns: int, out: Effects) -> None:
-        """Handle a fetch or an epoch query without an answer."""
+        """Handle that a fetch or an epoch query of this replica got no valid answer."""
 
     def epoch_query_answered(self, event: EpochQueryAnswered, now_ns: int, out: Effects) -> None:
-        """Handle an answer to an epoch query."""
+        """Handle the leader's answer to an epoch query of this replica."""
 
     def data_path_restored(self, now_ns: int, out: Effects) -> None:
-        """Handle a restored connection. Requests and answers may be lost."""
+        """Handle a restored connection. Requests and answers that were sent before may be lost."""
 
     def data_path_lost(self, now_ns: int, out: Effects) -> None:
-        """Handle a lost connection: no requests and no answers are possible."""
+        """Handle a lost connection. Until it is restored, no requests and no answers are possible."""
 
     def woken_up(self, now_ns: int, out: Effects) -> None:
         """Handle a notification of the leader that there are records to fetch."""
@@ -316,35 +323,34 @@ class ReplicaRole:
         """Handle a notice with the leader's HW."""
 
     def replica_absent(self, event: ReplicaAbsent, now_ns: int, out: Effects) -> None:
-        """Handle a replica that is not connected to NATS."""
+        """Handle a report of NATS that a replica's node is not connected."""
 
     def quiet_fetch_received(self, event: QuietFetchReceived, now_ns: int, out: Effects) -> None:
-        """Handle a follower's question whether its last fetch still waits.
+        """Handle the question of a follower's node whether the follower's last fetch still waits here.
 
         Without a confirmation, the follower fetches again.
         """
 
     def quiet_ended(self, event: QuietEnded, now_ns: int, out: Effects) -> None:
-        """Handle the end of a quiet wait."""
+        """Handle the end of WaitQuietly: this follower must send its own fetches again."""
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
-        """Handle the answer of the metadata group."""
+        """Handle the answer of the metadata group to a requested ISR change."""
 
 
 def standby_successor_of(node_id: str, isr: frozenset[str], live: Mapping[str, int], asked_ns: Mapping[str, int]) -> str:
-    """Return the live ISR member that should get the leadership of ``node_id``. '': there is none.
+    """Return the live ISR member that should lead instead of ``node_id``: the one with the latest request. '': there is none.
 
-    It is the member with the latest request. ``live``: node -> its incarnation. ``asked_ns``: follower -> monotonic
-    time of its last request.
+    ``live``: node id -> its incarnation. ``asked_ns``: follower -> monotonic time of its last request.
     """
     able = [replica for replica in sorted(asked_ns) if replica in isr and replica in live and replica != node_id]
     return max(able, key=lambda replica: asked_ns[replica], default="")
 
 
 def all_have_lost_it(known_servers: int, before: str, after: str) -> bool:
-    """Return whether no node can have received the messages that this node missed.
+    """Return whether certainly no node has received the messages that this node missed.
 
-    That is certain if there is only one NATS server and it restarted. ``before`` and ``after`` are the ids of the
-    server.
+    That is so if the cluster has only one NATS server and it was restarted. ``known_servers``: number of known servers.
+    ``before`` and ``after``: server id before and after the reconnect.
     """
     return known_servers == 1 and before != after

@@ -54,14 +54,14 @@ _WINDOW_BYTES = 1 << 27
 
 
 def compress(body: bytes, codec: Codec) -> bytes:
-    """Compress ``body`` with LZ4 or zstd."""
+    """Return ``body`` compressed with ``codec`` (LZ4 or zstd)."""
     if codec is Codec.LZ4:
         return bytes(lz4.block.compress(body, store_size=False))
     return zstandard.ZstdCompressor(level=3).compress(body)
 
 
 def decompress(stored: memoryview, codec: Codec, size_bytes: int) -> bytes:
-    """Return the decompressed bytes. Raise CorruptionError unless they are exactly ``size_bytes``."""
+    """Return the decompressed bytes of ``stored``. Raises CorruptionError unless they are exactly ``size_bytes``."""
     try:
         if codec is Codec.LZ4:
             if size_bytes > len(stored) * _LZ4_RATIO + _LZ4_SLACK_BYTES:
@@ -116,8 +116,8 @@ _MAX_I64 = (1 << 63) - 1
 
 
 class BatchHeader(NamedTuple):
-    """The 64 bytes of a batch's header. ``base_offset`` and ``last_offset`` are inclusive. ``next_offset`` is the offset
-    after the batch.
+    """The header of a batch (64 bytes). ``base_offset`` and ``last_offset`` are inclusive. ``next_offset`` is the offset after the
+    batch.
     """
 
     crc: int
@@ -153,7 +153,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_remains(self) -> bool:
-        """True if compaction removed all records of a producer's last batch. Its stamps and its note remain."""
+        """True for the control batch that replaces a producer's last batch when compaction has removed all records of it."""
         return self.control and self.producer_id != 0
 
 
@@ -181,7 +181,7 @@ class Record(NamedTuple):
     leader_epoch: int
 
     def header(self, name: str, default: bytes | None = None) -> bytes | None:
-        """Return the value of the first header with a name.
+        """Return the value of the first header with this name.
 
         Args:
             name: Name of the header. Upper and lower case differ.
@@ -190,7 +190,7 @@ class Record(NamedTuple):
         return next((value for held, value in self.headers if held == name), default)
 
     def header_values(self, name: str) -> list[bytes]:
-        """Return the values of all headers with a name, in order.
+        """Return the values of all headers with this name, in order.
 
         Args:
             name: Name of the header. Upper and lower case differ.
@@ -214,7 +214,7 @@ named tuple takes half as much again. Copied or pickled it becomes a plain Recor
 
 
 class BatchTooLargeError(ValueError):
-    """The batch would have ``size_bytes``, more than MAX_BATCH_BYTES: send fewer records at once, or smaller ones."""
+    """A batch would be larger than MAX_BATCH_BYTES (``size_bytes``). Send fewer records at once, or smaller ones."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(f"a batch holds at most {MAX_BATCH_BYTES} bytes, not {size_bytes}: send fewer records at once")
@@ -252,7 +252,7 @@ class RecordBatch:
 
     @property
     def record_count(self) -> int:
-        """Number of records. 0 for a filler, which compaction leaves where it removed whole batches."""
+        """Number of records. 0 for a filler, which replaces batches that compaction has removed."""
         return self.header.record_count
 
     @property
@@ -270,7 +270,7 @@ class RecordBatch:
 
     @cached_property
     def columns(self) -> ColumnSet:
-        """Return the decompressed columns. Raise CorruptionError if they do not match their header."""
+        """Decompressed columns. Raises CorruptionError if they do not match their header."""
         try:
             return self._decoded()
         except CorruptionError as error:
@@ -288,7 +288,7 @@ class RecordBatch:
         return columns
 
     def body(self) -> memoryview:
-        """Return the decompressed body. Raise CorruptionError if it does not match its header."""
+        """Return the decompressed body. Raises CorruptionError if it does not match its header."""
         stored = self.view[HEADER_SIZE_BYTES:]
         if self.header.codec is Codec.NONE:
             return stored
@@ -318,14 +318,14 @@ class RecordBatch:
         return self.columns.keys.to_list() if self.columns.keys is not None else [None] * self.record_count
 
     def replies(self) -> list[str | None]:
-        """Return the reply subjects that the publishers gave. None: a publisher gave none."""
+        """Return the reply subject of each record. None: its publisher gave none."""
         replies = self.columns.replies
         if replies is None:
             return [None] * self.record_count
         return [None if r is None else r.decode("utf-8", "surrogateescape") for r in replies.to_list()]
 
     def records(self) -> Iterator[Record]:
-        """Iterate over the records one by one. Use it for user callbacks only: all other code works on columns."""
+        """Yield the records one by one. Use it for user callbacks only. All other code works on columns."""
         columns = self.columns
         values = self.values()
         rows = zip(
@@ -343,7 +343,7 @@ class RecordBatch:
 
 
 class Body(NamedTuple):
-    """The records of a batch, laid out and compressed: all that its size depends on. ``seal`` adds the leader's stamps."""
+    """Records of a batch, laid out and compressed, without the header. ``seal`` adds the header with the leader's fields."""
 
     pieces: tuple[bytes, ...]
     codec: Codec
@@ -368,9 +368,10 @@ def encode_body(
     codec: Codec = Codec.NONE,
     note: bytes = b"",
 ) -> Body:
-    """Return the body of a batch of ``len(values)`` >= 1 records. Optional columns have as many entries.
+    """Return the body of a batch of ``len(values)`` records, at least one.
 
-    A column in which every entry is None is omitted. Raises ValueError for no records or columns of other lengths,
+    Optional columns have one entry per record. A column in which every entry is None is omitted. ``codec``: compression.
+    ``note``: encoded fields of the producer. Raises ValueError for no records or columns of other lengths. Raises
     BatchTooLargeError for a batch of more than MAX_BATCH_BYTES, before or after compression.
     """
     present, pieces = encode_columns(values, keys, headers, subjects, replies, timestamps_ns, offset_deltas, note)
@@ -379,7 +380,15 @@ def encode_body(
 
 
 def sized_body(pieces: list[bytes], present: Columns, count: int, codec: Codec, last_delta: int | None = None) -> Body:
-    """Return a compressed body of the columns in ``pieces``, for ``count`` records. Raises BatchTooLargeError."""
+    """Return a body of ``count`` records, compressed with ``codec``. Raises BatchTooLargeError.
+
+    Args:
+        pieces: Columns as laid out, in order.
+        present: Flags of these columns.
+        count: Number of records.
+        codec: Compression.
+        last_delta: Offset of the last record, relative to the first one. None: the offsets have no gap.
+    """
     body_size_bytes = sum(map(len, pieces))
     if body_size_bytes > MAX_BATCH_BYTES - HEADER_SIZE_BYTES:
         raise BatchTooLargeError(HEADER_SIZE_BYTES + body_size_bytes)
@@ -403,7 +412,7 @@ def seal(
     base_sequence: int = 0,
     control: bool = False,
 ) -> bytes:
-    """Return the batch of ``body`` with the stamps of a leader."""
+    """Return the complete batch: ``body`` with a header of these fields and its CRC. Producer fields are 0 without a producer."""
     head = _HEADER.pack(
         0,
         MAGIC,
@@ -446,7 +455,7 @@ def build_batch(
     control: bool = False,
     note: bytes = b"",
 ) -> bytes:
-    """Build and seal one batch. Raises the errors of ``encode_body``."""
+    """Build a complete batch: ``encode_body``, then ``seal``. The arguments and errors are those of these functions."""
     body = encode_body(
         values,
         keys=keys,
@@ -471,9 +480,9 @@ def build_batch(
 
 
 def build_filler(base_offset: int, next_offset: int, leader_epoch: int, timestamp_ns: int) -> bytes:
-    """Return a batch without records over the offsets from ``base_offset`` (inclusive) to ``next_offset`` (exclusive).
+    """Return a filler: a batch without records over the offsets ``base_offset`` (inclusive) to ``next_offset`` (exclusive).
 
-    It takes the place of batches that compaction dropped, so that batches follow each other without a gap [D15].
+    It replaces batches that compaction removed, so that batches follow each other without a gap [D15].
     """
     fields = (HEADER_SIZE_BYTES, 0, base_offset, leader_epoch, timestamp_ns, 0, 0, 0, 0, 0, next_offset - base_offset - 1)
     head = _HEADER.pack(0, MAGIC, VERSION, 0, *fields)[4:]
@@ -503,7 +512,9 @@ def build_remains(batch: RecordBatch) -> bytes:
 
 
 def reach(batch: bytes | memoryview, next_offset: int) -> bytes:
-    """Return the batch with offsets extended to ``next_offset`` (exclusive), because compaction removed the records behind it."""
+    """Return ``batch`` with a range of offsets up to ``next_offset`` (exclusive) and a new CRC, because compaction removed the
+    next records.
+    """
     stretched = bytearray(batch)
     base_offset = struct.unpack_from("<q", stretched, 16)[0]
     struct.pack_into("<I", stretched, 60, next_offset - base_offset - 1)
@@ -512,7 +523,7 @@ def reach(batch: bytes | memoryview, next_offset: int) -> bytes:
 
 
 def in_epoch(batch: bytes, producer_epoch: int) -> bytes:
-    """Return the same batch with another producer epoch."""
+    """Return ``batch`` with another producer epoch in its header and a new CRC."""
     stamped = bytearray(batch)
     struct.pack_into("<H", stamped, 52, producer_epoch)
     _CRC.pack_into(stamped, 0, crc32c.crc32c(memoryview(stamped)[4:]))
@@ -520,7 +531,7 @@ def in_epoch(batch: bytes, producer_epoch: int) -> bytes:
 
 
 def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
-    """Return the header at ``position``, without its CRC checked.
+    """Return the header of the batch at ``position`` of ``buffer``. Its CRC is not checked.
 
     Raises UnknownFormatError for another version [S11], CorruptionError for anything that is not a whole batch.
     """
@@ -570,8 +581,7 @@ def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
 
 
 def claimed_size_bytes(buffer: memoryview, position: int = 0) -> int:
-    """Return the size that the header at ``position`` claims, unchecked. Use it only to read the bytes for
-    ``parse_batch``.
+    """Return the size of a batch as its header at ``position`` states it, unchecked. Use it only to read the bytes for ``parse_batch``.
 
     Raises CorruptionError if there is no complete header.
     """
@@ -584,7 +594,7 @@ def claimed_size_bytes(buffer: memoryview, position: int = 0) -> int:
 
 
 def parse_batch(buffer: bytes | memoryview, position: int = 0, *, verify: bool = True) -> RecordBatch:
-    """Return the batch at ``position``. ``verify``: check its CRC.
+    """Return the batch at ``position`` of ``buffer``. ``verify``: True to check its CRC.
 
     Raises UnknownFormatError for another version, CorruptionError for anything else that is not a complete, valid batch.
     """
@@ -609,7 +619,10 @@ def parse_batch(buffer: bytes | memoryview, position: int = 0, *, verify: bool =
 
 
 def split_batches(buffer: bytes | memoryview, *, verify: bool = True) -> list[RecordBatch]:
-    """Return the consecutive batches in ``buffer``. Raises as ``parse_batch``. DamagedBatchError has the offset."""
+    """Return the consecutive batches in ``buffer``. ``verify``: True to check their CRCs.
+
+    Raises the errors of ``parse_batch``. DamagedBatchError contains the offset of the damaged batch.
+    """
     view = memoryview(buffer)
     batches: list[RecordBatch] = []
     position = 0
@@ -641,7 +654,8 @@ def _refuse_if_damaged(view: memoryview, position: int) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByteArray:
-    """Entries of bytes. ``offsets``: int64[count + 1], where each entry begins in ``data``, and where the last one ends.
+    """A column of byte strings. ``offsets``: int64[count + 1], where each entry begins in ``data``, and where the last one ends.
+
     ``valid``: bool[count], False where an entry is null and has no bytes. None: no entry is null.
     """
 
@@ -651,7 +665,7 @@ class ByteArray:
 
     @classmethod
     def of(cls, entries: Sequence[bytes | None]) -> ByteArray:
-        """Return the column of these Python objects."""
+        """Return a column of these entries."""
         lengths = np.fromiter((len(entry or b"") for entry in entries), dtype=np.int64, count=len(entries))
         valid = np.fromiter((entry is not None for entry in entries), dtype=np.bool_, count=len(entries))
         data = memoryview(b"".join([entry or b"" for entry in entries]))
@@ -677,8 +691,9 @@ class ByteArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeaderArray:
-    """Headers of records. ``offsets``: int64[count + 1], range of the pairs of each record. ``names`` and ``values``: of all
-    pairs, in order, without nulls.
+    """Headers of records as columns. ``offsets``: int64[count + 1], range of the pairs of each record.
+
+    ``names`` and ``values``: those of all pairs, in order, without nulls.
     """
 
     offsets: NDArray[np.int64]
@@ -694,7 +709,10 @@ class HeaderArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordColumns:
-    """Values, with keys and headers of as many records. None: no record has any. Raises ConfigError if the numbers differ."""
+    """Values of records, with their keys and headers as columns of the same length. None: no record has any.
+
+    Raises ConfigError if the lengths differ.
+    """
 
     values: ByteArray
     keys: ByteArray | None = None
@@ -711,8 +729,9 @@ class RecordColumns:
         return len(self.values)
 
     def sizes(self, record_bytes: int) -> NDArray[np.int64]:
-        """Return the approximate size of each record as int64[count]. ``record_bytes``: overhead of a record and of each of
-        its headers.
+        """Return the approximate size of each record in bytes, as int64[count].
+
+        ``record_bytes``: overhead of a record and of each of its headers, in bytes.
         """
         sizes = self.values.lengths + record_bytes
         if self.keys is not None:
@@ -723,7 +742,7 @@ class RecordColumns:
         return sizes
 
     def cut(self, start: int, end: int) -> ColumnSet:
-        """Return the columns of a batch of the records from ``start`` (inclusive) to ``end`` (exclusive)."""
+        """Return the columns of the records from ``start`` (inclusive) to ``end`` (exclusive), for a batch."""
         keys = None if self.keys is None else self.keys.column(start, end)
         if keys is not None and self.keys is not None and self.keys.valid is not None and not self.keys.valid[start:end].any():
             keys = None
@@ -734,7 +753,7 @@ class RecordColumns:
 
 
 def body_of(columns: ColumnSet) -> Body:
-    """Return the body of a batch of these values, keys and headers. Raises BatchTooLargeError."""
+    """Return the body of a batch of ``columns``, without compression. Raises BatchTooLargeError."""
     present, pieces = Columns.NONE, laid_out_bytes(columns.values)
     if columns.values.validity is not None:
         present |= Columns.VALUE_NULLS
@@ -755,10 +774,10 @@ FEW = 16
 
 
 def few_headers(body: memoryview, count: int, present: Columns) -> list[tuple[int, bytes, bytes]]:
-    """Return (index of the record, name, value) of all headers in order. The body has headers and ``count`` records, at least
-    one.
+    """Return (index of the record, name, value) of all headers of a batch, in order. It is fast for few records.
 
-    Raises CorruptionError if they do not fit.
+    ``body``: decompressed body, which has a headers column. ``count``: number of records, at least 1. ``present``: flags of its
+    columns. Raises CorruptionError if the headers do not fit into the body.
     """
     position = 0
     try:

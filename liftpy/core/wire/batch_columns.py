@@ -55,14 +55,16 @@ class Columns(Flag):
 
 @dataclass(frozen=True, slots=True)
 class BytesColumn:
-    """A column of variable length. ``ends``: u32[count], cumulative. ``data``: the bytes. ``validity``: Arrow's bitmap or None."""
+    """A column of byte strings. ``ends``: u32[count], end position of each entry in ``data``. ``validity``: Arrow's bitmap of
+    nulls or None.
+    """
 
     ends: U32
     data: memoryview
     validity: memoryview | None = None
 
     def to_list(self) -> list[bytes | None]:
-        """Return the entries as Python objects."""
+        """Return the entries as bytes objects. None for a null."""
         entries: list[bytes | None]
         width = self._width()
         if width:
@@ -95,7 +97,9 @@ class BytesColumn:
 
 @dataclass(frozen=True, slots=True)
 class DictionaryColumn:
-    """Text with few distinct entries. ``index``: u32[count] into ``entries``."""
+    """A column of text with few distinct values. ``entries``: the distinct values. ``index``: u32[count], index of each record's
+    value.
+    """
 
     entries: BytesColumn
     index: U32
@@ -105,7 +109,7 @@ class DictionaryColumn:
         return list(self.each())
 
     def each(self) -> Iterator[str]:
-        """Yield the entry of every record."""
+        """Yield the entry of every record, in order."""
         names = [(e or b"").decode(*_TEXT) for e in self.entries.to_list()]
         return repeat(names[0], len(self.index)) if len(names) == 1 else map(names.__getitem__, self.index.tolist())
 
@@ -121,7 +125,7 @@ class HeadersColumn:
     values: BytesColumn
 
     def to_list(self) -> list[tuple[tuple[str, bytes], ...]]:
-        """Return the pairs of every record."""
+        """Return for every record its (name, value) pairs."""
         names = [(n or b"").decode(*_TEXT) for n in self.names.to_list()]
         pairs = list(zip(names, [v or b"" for v in self.values.to_list()], strict=True))
         return [tuple(pairs[start:end]) for start, end in pairwise([0, *self.ends.tolist()])]
@@ -154,7 +158,10 @@ def encode_columns(
     offset_deltas: Sequence[int] | None,
     note: bytes = b"",
 ) -> tuple[Columns, list[bytes]]:
-    """Return the flags of the present columns, and the parts of the body in order."""
+    """Lay out the body of a batch. Return the flags of its columns, and the parts of the body in order.
+
+    Each argument except ``note`` has one entry per record. None: the batch has no such column.
+    """
     count = len(values)
     if count == 0:
         raise ValueError("A batch needs at least one record.")
@@ -193,7 +200,10 @@ def _put(pieces: list[bytes], data: bytes) -> None:
 
 
 def _ends(entries: Sequence[Sized]) -> bytes:
-    """Return cumulative lengths as ``u32[count]``. For a handful of entries, the fixed cost of numpy is higher than the work."""
+    """Return the cumulative lengths of ``entries`` as ``u32[count]``.
+
+    For a few entries, a Python loop is faster than numpy.
+    """
     count = len(entries)
     if count <= _FEW:
         ends = list(accumulate(map(len, entries)))
@@ -207,7 +217,7 @@ def _ends(entries: Sequence[Sized]) -> bytes:
 
 
 def _put_bytes(pieces: list[bytes], entries: Sequence[bytes | None]) -> bool:
-    """Add a column of variable length. Return whether it has nulls (then a bitmap comes first)."""
+    """Append a column of variable length to ``pieces``. Return whether ``entries`` has nulls, so that a bitmap comes first."""
     nulls = None in entries
     if nulls:
         valid = np.fromiter((e is not None for e in entries), dtype=np.bool_, count=len(entries))
@@ -228,7 +238,7 @@ def _put_dictionary(pieces: list[bytes], texts: Sequence[str]) -> None:
 
 
 def laid_out_bytes(column: BytesColumn) -> list[bytes]:
-    """Return the pieces of a variable-length column."""
+    """Return the parts of the body for a column of variable length, in order."""
     pieces: list[bytes] = []
     if column.validity is not None:
         _put(pieces, bytes(column.validity))
@@ -238,33 +248,36 @@ def laid_out_bytes(column: BytesColumn) -> list[bytes]:
 
 
 def laid_out_dictionary(column: DictionaryColumn) -> list[bytes]:
-    """Return the pieces of a dictionary column."""
+    """Return the parts of the body for a dictionary column, in order."""
     count = len(column.entries.ends)
     pieces = [struct.pack("<II", count, 0), *laid_out_bytes(column.entries)]
     return pieces + laid_out_fixed(column.index, "<u4") if count > 1 else pieces
 
 
 def laid_out_headers(column: HeadersColumn) -> list[bytes]:
-    """Return the pieces of a headers column."""
+    """Return the parts of the body for a headers column, in order."""
     return [*laid_out_fixed(column.ends, "<u4"), *laid_out_bytes(column.names), *laid_out_bytes(column.values)]
 
 
 def laid_out_fixed(entries: NDArray[Any], kind: str) -> list[bytes]:
-    """Return the pieces of a column of numbers."""
+    """Return the parts of the body for a column of numbers. ``kind``: NumPy type, such as ``<i8``."""
     pieces: list[bytes] = []
     _put(pieces, entries.astype(kind).tobytes())
     return pieces
 
 
 def subject_column(subject: str) -> list[bytes]:
-    """Return the pieces of a subjects column in which all records have ``subject``. It comes after values, keys and headers."""
+    """Return the parts of the body for a subjects column in which all records have ``subject``.
+
+    The column follows values, keys and headers.
+    """
     pieces: list[bytes] = []
     _put_dictionary(pieces, [subject])
     return pieces
 
 
 def note_column(note: bytes) -> list[bytes]:
-    """Return the pieces of a producer's note. It comes after all other columns."""
+    """Return the parts of the body for a producer's ``note``. It follows all other columns."""
     pieces: list[bytes] = []
     _put(pieces, struct.pack("<II", len(note), 0))
     _put(pieces, note)
@@ -290,7 +303,7 @@ class _Reader:
         self._position = 0
 
     def take(self, size_bytes: int) -> memoryview:
-        """Return the next ``size_bytes``. The position moves to the 8-byte boundary after them."""
+        """Return the next ``size_bytes`` of the body. The position moves to the 8-byte boundary after them."""
         end = self._position + size_bytes
         if size_bytes < 0 or end > len(self._body):
             raise CorruptionError(
@@ -303,15 +316,15 @@ class _Reader:
 
     @property
     def at_end(self) -> bool:
-        """True if nothing is left."""
+        """True if all bytes of the body were read."""
         return self._position == len(self._body)
 
     def u32(self, count: int) -> U32:
-        """Return the next ``count`` u32."""
+        """Read the next ``count`` u32 numbers."""
         return np.frombuffer(self.take(4 * count), dtype="<u4")
 
     def ends(self, count: int) -> U32:
-        """Return the next ``count`` cumulative ends, never falling."""
+        """Read the next ``count`` end positions. Raises CorruptionError if they are not ascending."""
         ends = self.u32(count)
         if count > 1 and bool((ends[1:] < ends[:-1]).any()):
             raise CorruptionError(
@@ -320,13 +333,13 @@ class _Reader:
         return ends
 
     def bytes_column(self, count: int, nulls: bool) -> BytesColumn:
-        """Return the next variable-length column."""
+        """Read the next column of variable length. ``nulls``: True if it begins with a validity bitmap."""
         validity = self.take((count + 7) // 8) if nulls else None
         ends = self.ends(count)
         return BytesColumn(ends, self.take(int(ends[-1]) if count else 0), validity)
 
     def dictionary(self, count: int) -> DictionaryColumn:
-        """Return the next dictionary column."""
+        """Read the next dictionary column of ``count`` records."""
         entry_count = int(self.u32(2)[0])
         if not 0 < entry_count <= count:
             raise CorruptionError(
@@ -341,16 +354,16 @@ class _Reader:
         return DictionaryColumn(entries, index)
 
     def headers(self, count: int) -> HeadersColumn:
-        """Return the next headers column."""
+        """Read the next headers column of ``count`` records."""
         ends = self.ends(count)
         pair_count = int(ends[-1])
         return HeadersColumn(ends, self.bytes_column(pair_count, nulls=False), self.bytes_column(pair_count, nulls=False))
 
 
 def decode_columns(body: memoryview, count: int, present: Columns, *, exact: bool = False) -> ColumnSet:
-    """Return the columns of a body as views.
+    """Return the columns of a decompressed ``body`` as views. Raises CorruptionError if they do not fit.
 
-    Raise CorruptionError if they do not fit. ``exact``: they must also fill the body.
+    ``count``: number of records. ``present``: flags of the columns. ``exact``: True if they must also fill the body.
     """
     reader = _Reader(body)
     values = reader.bytes_column(count, Columns.VALUE_NULLS in present)

@@ -30,7 +30,10 @@ SMALLEST_PIECE_BYTES = HEADER_SIZE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Part of a batch that a reader already has: the first ``position`` bytes (0: nothing) of the batch with CRC-32C ``crc``."""
+    """Part of a batch that a reader already has: the first ``position`` bytes of the batch with CRC-32C ``crc``.
+
+    0: the reader has nothing.
+    """
 
     position: int = 0
     crc: int = 0
@@ -57,10 +60,11 @@ class Piece:
 
 
 def room_bytes(max_payload: int, overhead_bytes: int, max_bytes: int) -> int:
-    """Return how many bytes of batches fit into one message.
+    """Return how many bytes of batches an answer may have.
 
-    It is at most ``max_bytes``, but at least PIECE_BYTES if the server accepts that, so that a small limit does not split
-    batches that fit a message.
+    It is at most ``max_bytes``, but at least PIECE_BYTES if the NATS server accepts that. So a small ``max_bytes`` does not
+    split batches that fit into a message. ``max_payload``: largest message that the server accepts. ``overhead_bytes``: size of
+    the answer without batches.
     """
     return max(min(max_payload - overhead_bytes, max(max_bytes, PIECE_BYTES)), SMALLEST_PIECE_BYTES)
 
@@ -74,14 +78,13 @@ class Assembly:
 
     @property
     def held(self) -> Held:
-        """Part of the batch that the next request has to name."""
+        """Part of the batch that is complete so far. The next request contains it."""
         return Held(len(self._held), self._crc)
 
     def take(self, piece: Piece) -> memoryview | None:
-        """Add a piece.
+        """Add a received piece. Return the complete batch if this was the last missing piece, else None.
 
-        Return the complete batch if this was the last missing piece, else None. A piece that does not continue the collected
-        part is ignored, but a first piece starts again.
+        A piece that does not continue the collected part is ignored. The first piece of another batch starts again.
         """
         if piece.position == 0:
             self._held, self._crc, self._total_bytes = bytearray(), piece.crc, piece.total_bytes

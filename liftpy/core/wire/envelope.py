@@ -93,7 +93,7 @@ class EnvelopeError(ProtocolError):
 
 
 class ChecksumError(EnvelopeError):
-    """The CRC-32C of an envelope does not match.
+    """The CRC-32C of an envelope is wrong.
 
     The content was changed in the network, so no part of it can be trusted, not even its reply subject.
     """
@@ -105,7 +105,7 @@ class ChecksumError(EnvelopeError):
 
 
 def sealed_payload(frame: bytes | memoryview, expected: MessageType) -> memoryview:
-    """Decode an envelope that must have a CRC. Otherwise as ``decode``."""
+    """Return the payload of an envelope of the type ``expected`` that must have a CRC. Raises the errors of ``decode``."""
     payload = decode(frame, expected)[1]
     if frame[6] & _FLAG_ADDRESS:
         raise EnvelopeError("This message must not have a stream address. Check the version of its sender.")
@@ -115,7 +115,7 @@ def sealed_payload(frame: bytes | memoryview, expected: MessageType) -> memoryvi
 
 
 def is_of(frame: bytes | memoryview, message_type: MessageType) -> bool:
-    """Return whether ``frame`` claims to have this message type. It may still be invalid."""
+    """Return whether the header of ``frame`` has this message type. The frame may still be invalid."""
     return len(frame) >= HEADER_SIZE_BYTES and frame[7] == message_type
 
 
@@ -125,9 +125,10 @@ def header(message_type: MessageType) -> bytes:
 
 
 def checked_header(message_type: MessageType, head: bytes, chunks: Iterable[Buffer] = (), address: bytes = b"") -> bytes:
-    """Return the header of 12 bytes with the CRC-32C of ``head`` and ``chunks``, followed by ``head``.
+    """Return the beginning of an envelope with a CRC: header of 12 bytes, ``address`` and ``head``. The CRC also covers ``chunks``.
 
-    ``address``: 16 bytes of the request that this message answers, or none.
+    ``chunks``: rest of the payload, which the caller sends after it. ``address``: 16 bytes of the request that this message
+    answers, or none.
     """
     flags = _FLAG_CRC
     if address:
@@ -139,15 +140,15 @@ def checked_header(message_type: MessageType, head: bytes, chunks: Iterable[Buff
 
 
 def encode(message_type: MessageType, payload: bytes, *, crc: bool = False) -> bytes:
-    """Return an envelope around ``payload``.
+    """Return an envelope of this type around ``payload``.
 
-    ``crc``: add a CRC-32C, which also finds damage by relays and tools that TCP checksums do not find.
+    ``crc``: True to add a CRC-32C, which also finds damage by relays and tools that TCP checksums do not find.
     """
     return checked_header(message_type, payload) if crc else header(message_type) + payload
 
 
 def decode(frame: bytes | memoryview, expected: MessageType | None = None) -> tuple[MessageType, memoryview]:
-    """Return type and payload (a view into ``frame``) of an envelope. Raise EnvelopeError for anything else.
+    """Return type and payload (a view into ``frame``) of an envelope. Raises EnvelopeError for anything else.
 
     ``expected``: the only accepted type. None: any.
     """
@@ -156,7 +157,10 @@ def decode(frame: bytes | memoryview, expected: MessageType | None = None) -> tu
 
 
 def decode_addressed(frame: bytes | memoryview, expected: MessageType | None = None) -> tuple[MessageType, bytes, memoryview]:
-    """Return type, address (b"" if none) and payload of an envelope. Raises as ``decode``."""
+    """Return type, address and payload of an envelope. b"": it has no address. Raises the errors of ``decode``.
+
+    ``expected``: the only accepted type. None: any.
+    """
     view = memoryview(frame)
     if len(view) < HEADER_SIZE_BYTES:
         raise EnvelopeError(
@@ -227,9 +231,9 @@ _crc = crc32c.crc32c
 
 
 class Ordinary:
-    """Common header of messages to one stream, uid and partition with one ack policy.
+    """Builds and parses envelopes of the most frequent form, to one stream, uid and partition with one ack policy.
 
-    ``runs``: the sender numbers its messages (``liftpy/core/wire/envelope.py``).
+    ``runs``: True if the sender numbers its messages, so that one Ack can answer several of them.
     """
 
     def __init__(self, stream: str, partition: int, uid: str, ack: AckPolicy, *, runs: bool = False) -> None:
@@ -252,7 +256,7 @@ class Ordinary:
         self._plain_after = self._between + self._after
 
     def envelope(self, value: bytes, msg_id: bytes) -> bytes:
-        """Return an envelope. ``value``: some bytes. ``msg_id``: at most LONGEST_ID_BYTES, b"": none."""
+        """Return an envelope with ``value``. ``msg_id``: at most LONGEST_ID_BYTES, b"" for none."""
         size = len(value)
         if msg_id:
             body = b"%b%b%b%b%b%b%b" % (
@@ -264,7 +268,7 @@ class Ordinary:
         return b"%b%b%b" % (_HEAD, _crc(body).to_bytes(4), body)
 
     def opened(self, payload: bytes) -> tuple[bytes, bytes] | None:
-        """Return (value, message id or b"") of an envelope of this form.
+        """Return (value, message id) of an envelope of this form. b"": it has no message id.
 
         Return None if the payload has another form or a wrong CRC.
         """
@@ -301,7 +305,9 @@ def _varint(size: int) -> bytes:
 
 
 def _read_varint(payload: bytes, at: int) -> tuple[int, int]:
-    """Return a size and the position after it. If it is invalid, return a size that no payload has."""
+    """Return a size in ``payload`` at position ``at``, and the position after it. If it is invalid, return a size that no payload
+    has.
+    """
     size = 0
     for place, digit in enumerate(payload[at : at + _LONGEST_VARINT]):
         size |= (digit & 127) << 7 * place
@@ -328,9 +334,10 @@ _FASTER = 4
 
 
 def run_end(replies: Sequence[bytes], start: int, end: int) -> int:
-    """Return the exclusive end of the run that begins at ``start``, at most ``end``.
+    """Return the exclusive end of the run of reply subjects that begins at index ``start``.
 
-    It is ``start`` + 1 if no run begins there.
+    A run has one inbox and ascending numbers without a gap, so that one Ack can answer it. The result is at most ``end``, and
+    ``start`` + 1 if no run begins there.
     """
     inbox, number = split_numbered_reply(replies[start])
     if number < 0:
@@ -346,15 +353,16 @@ def run_end(replies: Sequence[bytes], start: int, end: int) -> int:
 
 
 def answered_by(reply: bytes, record_count: int) -> list[bytes]:
-    """Return the reply subjects of the requests that an Ack to ``reply`` answers. ``recordCount`` 0: one request."""
+    """Return the reply subjects of the requests that one Ack answers.
+
+    ``reply``: subject of the Ack. ``record_count``: number in the Ack. 0: it answers one request.
+    """
     inbox, number = split_numbered_reply(reply)
     return [reply] if record_count <= 1 or number < 0 else _names(inbox, number, record_count)
 
 
 def split_numbered_reply(reply: bytes) -> tuple[bytes, int]:
-    """Return (inbox, number) of a numbered reply subject. The number is -1 if it is missing, or not written as this module
-    writes it.
-    """
+    """Return (inbox, number) of a reply subject that ends with a number. -1: the number is missing or has another form."""
     inbox, _, digits = reply.rpartition(b".")
     if not inbox or not digits.isdigit() or len(digits) > MAX_DIGITS or (digits[0] == _ZERO and len(digits) > 1):
         return b"", -1

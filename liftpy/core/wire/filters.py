@@ -41,7 +41,7 @@ _TEXT = ("utf-8", "surrogateescape")
 
 
 class SubjectTree:
-    """Subjects with wildcards, as a tree of tokens: a lookup does not compare a subject with each of them [A21].
+    """Subjects with wildcards as a tree of tokens, so that a lookup need not compare a subject with each of them [A21].
 
     Args:
         subjects: Well-formed subjects. ``>`` is their last token, if they have one.
@@ -79,9 +79,9 @@ _END = ""
 
 @dataclass(frozen=True)
 class Filter:
-    """Filter of records. ``subjects``: with wildcards, one must match. ``keys``: one must be equal. With both, both must
-    match. Empty: everything matches.
+    """Filter of the records that a reader wants. Without subjects and keys, all records match.
 
+    ``subjects``: subjects with wildcards, one must match. ``keys``: one must be equal. If both are given, both must match.
     Raises ConfigError beyond a limit, InvalidNameError for an invalid subject.
     """
 
@@ -112,8 +112,9 @@ class Filter:
         return SubjectTree(self.subjects)
 
     def mask(self, batch: RecordBatch) -> Mask:
-        """Return which records match, as bool[record_count]. Records of a control batch never match. Raises CorruptionError
-        as ``RecordBatch.columns``.
+        """Return for each record of ``batch`` whether it matches, as bool[record_count].
+
+        Records of a control batch never match. Raises CorruptionError as ``RecordBatch.columns``.
         """
         if batch.header.control or not batch.record_count:
             return np.zeros(batch.record_count, dtype=np.bool_)
@@ -131,7 +132,7 @@ class Filter:
 
 
 def _is_one_of(column: BytesColumn, wanted: Sequence[bytes]) -> Mask:
-    """Return a mask of the records whose bytes are in ``wanted``."""
+    """Return for each entry of ``column`` whether it is in ``wanted``, as a mask."""
     ends = column.ends.astype(np.int64)
     lengths = np.diff(ends, prepend=0)
     data = np.frombuffer(column.data, dtype=np.uint8)
@@ -163,10 +164,10 @@ NOTHING_LEFT_OUT = Filter()
 
 
 def keep_records(batch: RecordBatch, mask: Mask, *, compressed: bool = True) -> bytes:
-    """Return a batch of the records of ``mask`` (bool[record_count], at least one True) at their offsets, sealed again.
+    """Return a batch with only those records whose entry in ``mask`` is True, at their offsets, with a new CRC.
 
-    ``compressed``: use the codec of the batch, if it has one. Raises CorruptionError if the columns do not fit their
-    header.
+    ``mask``: bool[record_count], at least one True. ``compressed``: True to use the codec of the batch, if it has one. Raises
+    CorruptionError if the columns do not fit their header.
     """
     columns, header = batch.columns, batch.header
     present = Columns(header.column_bits) | Columns.DELTAS
@@ -201,7 +202,7 @@ def keep_records(batch: RecordBatch, mask: Mask, *, compressed: bool = True) -> 
 
 
 def pick_entries(column: BytesColumn, mask: Mask) -> BytesColumn:
-    """Return the entries of ``mask``."""
+    """Return a column with only those entries whose place in ``mask`` is True."""
     lengths = np.diff(column.ends, prepend=np.uint32(0)).astype(np.int64)
     data = np.frombuffer(column.data, dtype=np.uint8)[np.repeat(mask, lengths)]
     validity = None
@@ -211,7 +212,9 @@ def pick_entries(column: BytesColumn, mask: Mask) -> BytesColumn:
 
 
 def _dictionary(column: DictionaryColumn, mask: Mask) -> DictionaryColumn:
-    """Return ``column`` without entries that no remaining record uses."""
+    """Return ``column`` with only the records whose place in ``mask`` is True, and without dictionary entries that none of these
+    uses.
+    """
     used, index = np.unique(column.index[mask], return_inverse=True)
     entries = np.zeros(len(column.entries.ends), dtype=np.bool_)
     entries[used] = True
@@ -233,7 +236,7 @@ LEAVABLE = VALUES | (Columns.KEYS | Columns.HEADERS | Columns.SUBJECTS | Columns
 
 
 def narrow(batch: RecordBatch, left_out: int) -> memoryview:
-    """Return ``batch`` without the columns ``left_out``, sealed again.
+    """Return ``batch`` without some columns, with a new CRC. ``left_out``: flags of the columns to omit.
 
     Fillers, control batches and damaged batches are returned unchanged, so that the reader reports the damage.
     """

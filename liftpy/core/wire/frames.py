@@ -82,7 +82,7 @@ class ReplicationPiece:
 
 @dataclass(frozen=True, slots=True)
 class ReplicationResponse:
-    """A leader's answer to a fetch. ``batches``: record batches back to back, empty when the follower is caught up."""
+    """A leader's answer to a fetch. ``batches``: consecutive record batches, empty when the follower has all records."""
 
     leader_epoch: int
     high_watermark: int
@@ -90,23 +90,23 @@ class ReplicationResponse:
 
 
 def encode(message: Message) -> bytes:
-    """Return the envelope of a protobuf frame. The class determines its message type."""
+    """Return the envelope of a protobuf message, without a CRC. The class of the message determines its type."""
     return envelope.encode(_TYPES[type(message)], message.SerializeToString(deterministic=True))
 
 
 def seal(message: Message) -> bytes:
-    """Encode a message in an envelope with a CRC-32C, as nodes and clients send it."""
+    """Return the envelope of a protobuf message with a CRC-32C, as nodes and clients send it."""
     return envelope.encode(_TYPES[type(message)], message.SerializeToString(deterministic=True), crc=True)
 
 
 def decode(frame: bytes | memoryview, expected: type[M]) -> M:
-    """Return the protobuf message of class ``expected`` in ``frame``, else raise ProtocolError."""
+    """Return the protobuf message of class ``expected`` in the envelope ``frame``. Raises ProtocolError for anything else."""
     _, payload = envelope.decode(frame, _TYPES[expected])
     return parse(payload, expected)
 
 
 def parse(payload: bytes | memoryview, expected: type[M]) -> M:
-    """Return a protobuf message from bytes without an envelope, else raise ProtocolError."""
+    """Return the protobuf message of class ``expected`` in ``payload``, bytes without an envelope. Raises ProtocolError."""
     try:
         return expected.FromString(bytes(payload))
     except (DecodeError, ValueError) as error:
@@ -116,9 +116,10 @@ def parse(payload: bytes | memoryview, expected: type[M]) -> M:
 def replication_response_header(
     leader_epoch: int, high_watermark: int, chunks: Chunks | None = None, address: bytes = b""
 ) -> bytes:
-    """Return envelope and 16-byte header of a ReplicationResponse, before its batches. Call it when the response is sent.
+    """Return the beginning of a ReplicationResponse: envelope and 16 bytes with epoch and HW. The caller sends its batches after it.
 
-    With ``chunks`` (the batches), the envelope has a CRC-32C, and the ``address`` of the fetch if that requested one.
+    ``chunks``: the batches, for an envelope with a CRC-32C. None: no CRC. ``address``: address of the fetch, if that requested
+    one.
     """
     return _head(MessageType.REPLICATION_RESPONSE, _RESPONSE.pack(leader_epoch, high_watermark), chunks, address)
 
@@ -130,13 +131,13 @@ def _head(message_type: MessageType, head: bytes, chunks: Chunks | None, address
 
 
 def decode_replication_response(frame: bytes | memoryview) -> ReplicationResponse:
-    """Parse a ReplicationResponse, whose 16 bytes are always there. The batches are not decoded."""
+    """Parse a ReplicationResponse with its envelope. Its batches are not decoded. Raises ProtocolError."""
     _, payload = envelope.decode(frame, MessageType.REPLICATION_RESPONSE)
     return parse_replication_response(payload)
 
 
 def parse_replication_response(payload: memoryview) -> ReplicationResponse:
-    """Parse a ReplicationResponse whose envelope was already removed. Raises ProtocolError."""
+    """Return the ReplicationResponse in ``payload``, bytes without an envelope. Raises ProtocolError."""
     if len(payload) < RESPONSE_HEADER_SIZE_BYTES:
         raise ProtocolError(
             f"A ReplicationResponse needs at least 16 bytes after its envelope, but it has {len(payload)}. "
@@ -147,25 +148,26 @@ def parse_replication_response(payload: memoryview) -> ReplicationResponse:
 
 
 def replication_piece_header(leader_epoch: int, high_watermark: int, piece: Piece, address: bytes = b"") -> bytes:
-    """Return envelope and header of a ReplicationPiece, at most PIECE_OVERHEAD_BYTES, with a CRC-32C. The data of the piece
-    follows.
+    """Return the beginning of a ReplicationPiece: envelope with a CRC-32C, and header. The caller sends the data of ``piece`` after it.
+
+    It has at most PIECE_OVERHEAD_BYTES. ``address``: address of the fetch, if that requested one.
     """
     head = _PIECE.pack(leader_epoch, high_watermark, piece.crc, piece.total_bytes, piece.position)
     return envelope.checked_header(MessageType.REPLICATION_PIECE, head, (piece.data,), address)
 
 
 def is_piece(frame: bytes | memoryview) -> bool:
-    """Return whether an answer to a fetch is a ReplicationPiece."""
+    """Return whether ``frame``, an answer to a fetch, is a ReplicationPiece."""
     return envelope.decode(frame)[0] is MessageType.REPLICATION_PIECE
 
 
 def decode_replication_piece(frame: bytes | memoryview) -> ReplicationPiece:
-    """Parse a ReplicationPiece with its envelope, else raise ProtocolError."""
+    """Return the ReplicationPiece in the envelope ``frame``. Raises ProtocolError for anything else."""
     return parse_replication_piece(envelope.decode(frame, MessageType.REPLICATION_PIECE)[1])
 
 
 def parse_replication_piece(payload: memoryview) -> ReplicationPiece:
-    """Parse a ReplicationPiece whose envelope was already removed. Raises ProtocolError."""
+    """Return the ReplicationPiece in ``payload``, bytes without an envelope. Raises ProtocolError."""
     if len(payload) < _PIECE.size:
         raise ProtocolError(
             f"A ReplicationPiece needs at least {_PIECE.size} bytes after its envelope, but it has {len(payload)}. Check the "
@@ -176,24 +178,30 @@ def parse_replication_piece(payload: memoryview) -> ReplicationPiece:
 
 
 def piece_in(head: client_pb2.ReadResponse, body: memoryview) -> Piece | None:
-    """Return the piece of a batch in a ReadResponse, None if it has whole batches. Raises ProtocolError."""
+    """Return the piece of a batch in a ReadResponse with header ``head`` and content ``body``. None: it has whole batches.
+
+    Raises ProtocolError.
+    """
     return Piece(head.pieceCrc, head.pieceTotal, head.piecePosition, body) if head.pieceTotal else None
 
 
 def read_response_header(head: client_pb2.ReadResponse, chunks: Chunks | None = None) -> bytes:
-    """Return envelope, length and header of a ReadResponse, before its batches. With ``chunks`` (the batches), it has a CRC-32C."""
+    """Return the beginning of a ReadResponse: envelope, length and ``head``. The caller sends its batches after it.
+
+    ``chunks``: the batches, for an envelope with a CRC-32C. None: no CRC.
+    """
     body = head.SerializeToString()
     return _head(MessageType.READ_RESPONSE, _LENGTH.pack(len(body)) + body, chunks)
 
 
 def batch_publish(head: client_pb2.BatchPublish, batch: bytes) -> bytes:
-    """Return a BatchPublish around one record batch."""
+    """Return the envelope of a BatchPublish: ``head``, then one record ``batch``."""
     body = head.SerializeToString()
     return b"".join((envelope.header(MessageType.BATCH_PUBLISH), _LENGTH.pack(len(body)), body, batch))
 
 
 def decode_batch_publish(frame: bytes | memoryview) -> tuple[client_pb2.BatchPublish, memoryview]:
-    """Return the header and the record batch (a view into ``frame``, not checked yet) of a BatchPublish.
+    """Return the header and the record batch of a BatchPublish. The batch is a view into ``frame``, and is not checked yet.
 
     Raises ProtocolError.
     """
@@ -201,7 +209,7 @@ def decode_batch_publish(frame: bytes | memoryview) -> tuple[client_pb2.BatchPub
 
 
 def decode_read_response(frame: bytes | memoryview) -> tuple[client_pb2.ReadResponse, memoryview]:
-    """Return header and batches (consecutive, a view into ``frame``) of a ReadResponse. Raise ProtocolError for anything else."""
+    """Return the header of a ReadResponse, and its batches as a view into ``frame``. Raises ProtocolError for anything else."""
     return _parse_headed(frame, MessageType.READ_RESPONSE, client_pb2.ReadResponse)
 
 
@@ -230,12 +238,15 @@ _LONGEST = 20
 
 
 def encode_presence(wall_ns: int) -> bytes:
-    """Return the answer to a presence probe: ``yes``, a blank, and ``wall_ns`` in digits."""
+    """Return the answer to a probe whether a node is connected: ``yes``, a blank, and ``wall_ns`` in digits.
+
+    ``wall_ns``: wall clock of the node, in nanoseconds since 1970.
+    """
     return b"%s %d" % (_YES, wall_ns)
 
 
 def decode_presence(answer: bytes) -> int | None:
-    """Return the wall time in ns since 1970, None if the answer has none."""
+    """Return the wall clock in the answer of a probed node, in nanoseconds since 1970. None: the answer has none."""
     yes, _, digits = bytes(answer).partition(b" ")
     told = yes == _YES and 0 < len(digits) <= _LONGEST and digits.isdigit()
     return int(digits) if told else None
@@ -267,7 +278,7 @@ class MisdirectedError(EnvelopeError):
 
 
 def address(uid: str, partition: int, request_id: int) -> bytes:
-    """Return the address of a request that the answer repeats."""
+    """Return the address of a request (16 bytes). A binary answer repeats it, so that the receiver can check it."""
     return _ADDRESS.pack(request_id, partition, _uid_sum(uid))
 
 
@@ -277,7 +288,7 @@ def _uid_sum(uid: str) -> int:
 
 
 def must_be_for(message: Any, partition: int, **said: object) -> None:
-    """Raise MisdirectedError unless ``message`` names ``partition`` and the fields of ``said``.
+    """Raise MisdirectedError unless ``message`` has this ``partition`` and the values in ``said`` (field name -> value).
 
     Messages of older versions without a partition are accepted.
     """
@@ -296,9 +307,9 @@ def _short_text(value: object) -> str:
 
 
 def must_be_at(found: bytes, expected: Callable[[], bytes]) -> None:
-    """Raise MisdirectedError unless the address of an answer is ``expected``.
+    """Raise MisdirectedError unless ``found``, the address in an answer, is the expected one.
 
-    b"": the answer has no address and is accepted.
+    ``expected``: returns the address of the request. ``found`` b"": the answer has no address and is accepted.
     """
     if found and found != expected():
         raise MisdirectedError("Received the answer to another fetch request. It is dropped.")

@@ -53,17 +53,17 @@ _OF_SERVICES = frozenset(
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether applications must not use this header name: it is empty or reserved."""
+    """Return whether applications must not use the header ``name``, because it is empty or reserved for liftpy."""
     return not name or name[: len(_RESERVED)].lower() == _RESERVED
 
 
 def may_be_enveloped(name: str) -> bool:
-    """Return whether an envelope may have this header: names of applications, and those of replicated services."""
+    """Return whether an enveloped message may have the header ``name``: a name of an application or of a replicated service."""
     return not is_reserved(name) or name in _OF_SERVICES
 
 
 def pairs_of(headers: HeadersLike | None) -> Pairs:
-    """Return the headers of an application as pairs. Raise ConfigError for invalid or reserved names."""
+    """Return the headers that an application passes as (name, value) pairs. Raises ConfigError for invalid or reserved names."""
     if not headers:
         return ()
     given = headers.items() if isinstance(headers, Mapping) else headers
@@ -93,7 +93,7 @@ _TEXT = ("utf-8", "surrogateescape")
 
 
 def parse_headers(block: bytes) -> Headers:
-    """Return names and values of a NATS header block, in order, with repeated names.
+    """Return the (name, value) pairs of the header block of a NATS message, in order, with repeated names.
 
     Malformed lines are ignored. Spaces before a value are removed, spaces behind it are kept, as nats-server does.
     """
@@ -106,5 +106,5 @@ def parse_headers(block: bytes) -> Headers:
 
 
 def is_status(block: bytes, payload: bytes) -> bool:
-    """Return whether the NATS server itself sent the message (503: no responders), and not a publisher."""
+    """Return whether a message is a status of the NATS server, such as 503 for no responders. ``block``: header block."""
     return not payload and block[len(_STATUS_LINE) : len(_STATUS_LINE) + 1] == b" "

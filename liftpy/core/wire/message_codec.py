@@ -29,7 +29,10 @@ Converter = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
 class Names:
-    """Keeps one object for equal strings and equal tuples of strings. A large image names the same few nodes many times."""
+    """Stores one object for equal strings and equal tuples of strings, to save memory.
+
+    A large image names the same few nodes many times.
+    """
 
     def __init__(self) -> None:
         self._strings: dict[str, str] = {}
@@ -51,7 +54,7 @@ class Names:
 
 
 def wire_name(field: str) -> str:
-    """Return the name in a protobuf message of a dataclass field: ``leaderEpoch`` for ``leader_epoch``."""
+    """Return the protobuf field name for a dataclass field: ``leaderEpoch`` for ``leader_epoch``."""
     first, *others = field.split("_")
     return first + "".join(word.capitalize() for word in others)
 
@@ -95,16 +98,20 @@ class MessageCodec(Generic[T, M]):
         _CODECS[kind] = self
 
     def to_pb(self, value: T, **apart: Any) -> M:
-        """Return the protobuf message of ``value``. ``apart``: values of the message fields that ``value`` does not have."""
+        """Return the protobuf message of ``value``. ``apart``: values of message fields that the dataclass does not have."""
         return self.compiled[0](value, **apart)
 
     def from_pb(self, message: M, names: Names | None = None, **local: Any) -> T:
-        """Return the value of ``message``. ``names`` shares the strings of many messages. ``local``: the local fields."""
+        """Return the dataclass value of ``message``.
+
+        ``names``: shares equal strings of several messages. None: no sharing across messages. ``local``: values of fields that
+        the message does not have.
+        """
         return self.compiled[1](message, names, **local)
 
     @cached_property
     def compiled(self) -> tuple[Callable[..., M], Callable[..., T]]:
-        """The functions behind ``to_pb`` and ``from_pb``. They are compiled at the first use, not at import."""
+        """The functions that ``to_pb`` and ``from_pb`` call, in this order. They are compiled at the first use, not at import."""
         scope: dict[str, Any] = {"kind": self.kind, "message": self.message, "Names": Names}
         hints = get_type_hints(self.kind)
         encoded, decoded = [], []
@@ -134,9 +141,10 @@ class MessageCodec(Generic[T, M]):
         return both
 
     def _expressions(self, name: str, hint: Any, is_repeated: bool) -> tuple[tuple[Any, Any], str, str]:
-        """Return the source code that encodes and decodes a field, and the two functions that it calls.
+        """Return the two functions that convert a field, and the Python expressions that call them to encode and to decode it.
 
-        ``{}`` in the source code stands for the value of the field.
+        ``{}`` in an expression stands for the value of the field. ``hint``: type of the field. ``is_repeated``: True for a
+        list.
         """
         encode, decode = f"encode_{name}", f"decode_{name}"
         converter = self._converters.get(name) or self._converters.get(hint)

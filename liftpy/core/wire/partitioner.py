@@ -18,7 +18,7 @@ _POSITIVE = 0x7FFF_FFFF
 
 
 def murmur2(key: bytes) -> int:
-    """Return the hash of one key, unsigned."""
+    """Return the unsigned murmur2 hash of ``key``."""
     length = len(key)
     hashed = (_SEED ^ length) & _U32
     for at in range(0, length - 3, 4):
@@ -32,7 +32,7 @@ def murmur2(key: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Return the partition of ``key``, from 0 to ``partitions`` - 1."""
+    """Return the partition of ``key``, from 0 to ``partitions`` - 1. ``partitions``: number of partitions."""
     return (murmur2(key) & _POSITIVE) % partitions
 
 
@@ -64,7 +64,7 @@ def partitions_of_column(keys: ByteArray, partitions: int) -> NDArray[np.int64]:
 
 
 def _hashes(keys: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """Return the hashes of uint8[n, length] as uint32[n]."""
+    """Return the hashes of ``keys``, uint8[n, length] with one key per row, as uint32[n]."""
     count, length = keys.shape
     m = np.uint32(_M)
     hashed = np.full(count, (_SEED ^ length) & _U32, dtype=np.uint32)

@@ -30,7 +30,7 @@ _MAX_LISTED_PARTITIONS = 64
 
 
 class AccessRole(Enum):
-    """Role of a NATS user."""
+    """Role of a NATS user, which determines its permissions."""
 
     PUBLISHER = "publisher"
     READER = "reader"
@@ -46,7 +46,8 @@ class PermissionRow:
     """One row of the table of subjects.
 
     ``built_by``: function in ``liftpy.core.wire.subjects`` that builds the subject, '' for subjects of applications and of
-    nats-server. ``pattern``: has the placeholders {ns}, {stream}, {principal}, {queried}, {data}, {inbox} and {jetstream}.
+    nats-server. ``pattern``: the subject, with the placeholders {ns}, {stream}, {principal}, {queried}, {data}, {inbox} and
+    {jetstream}.
     """
 
     built_by: str
@@ -102,10 +103,10 @@ USES = (
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Scope of a user's permissions.
+    """Scope of a user's permissions: which streams and subjects they include.
 
-    ``streams``: empty means all. ``data_subjects``: subjects of publishers and streams, wildcards allowed. ``inbox_prefix``:
-    without a trailing dot.
+    ``streams``: names, empty means all. ``data_subjects``: subjects of publishers and streams, wildcards allowed.
+    ``inbox_prefix``: without a trailing dot.
     """
 
     namespace: str = "liftpy"
@@ -125,7 +126,10 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Allowed subjects, wildcards included. ``responses``: limit of replies (count, seconds), None if not needed."""
+    """NATS permissions of a user: subjects with wildcards for publishing and subscribing.
+
+    ``responses``: limit of replies to received requests (count, seconds). None: the user sends none.
+    """
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
@@ -133,7 +137,7 @@ class Rights:
 
 
 def rights_of(role: AccessRole, scope: Scope) -> Rights:
-    """Return the NATS permissions that a user of the role needs, and no others."""
+    """Return the NATS permissions that a user with this ``role`` and ``scope`` needs, and no others."""
     queried = scope.services or (("*",) if role in (AccessRole.SERVICE, AccessRole.NODE) else ())
     publish = _subjects(scope, queried, [use for use in USES if role in use.publish])
     subscribe = _subjects(scope, queried, [use for use in USES if role in use.subscribe])
@@ -183,7 +187,7 @@ def partition_subjects(subject: str, partitions: int) -> tuple[str, ...]:
 
 
 def as_nats_conf(rights: Rights) -> str:
-    """Return the ``permissions`` of a user in a nats-server configuration."""
+    """Return the permissions as text for the ``permissions`` of a user in a nats-server configuration."""
     lines = ["permissions: {", _allow("publish", rights.publish), _allow("subscribe", rights.subscribe)]
     if rights.responses is not None:
         lines.append(f'  allow_responses: {{ max: {rights.responses[0]}, expires: "{rights.responses[1]}s" }}')
@@ -196,7 +200,7 @@ def _allow(what: str, subjects: tuple[str, ...]) -> str:
 
 
 def as_nsc(rights: Rights, user: str) -> str:
-    """Return the command of ``nsc`` that gives them to a user, for a shell."""
+    """Return a shell command of ``nsc`` that gives the permissions to ``user``."""
     words = [f"nsc edit user --name {user}"]
     words += [f"--allow-pub {_nsc_item(subject)}" for subject in rights.publish]
     words += [f"--allow-sub {_nsc_item(subject)}" for subject in rights.subscribe]

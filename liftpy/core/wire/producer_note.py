@@ -48,7 +48,7 @@ BY_KEY = {PartitioningMethod.KEY, PartitioningMethod.KEY_OR_NUMBER}
 
 
 class Partitioning(NamedTuple):
-    """Number of partitions among which a producer chooses, and the method. An unknown ``method`` stays a number."""
+    """Choice of partitions by a producer: the number of ``partitions``, and the ``method``. An unknown method stays a number."""
 
     partitions: int
     method: int
@@ -64,9 +64,9 @@ UNKNOWN_PARTITIONING = Partitioning(0, PartitioningMethod.UNKNOWN)
 
 
 class SourcePosition(NamedTuple):
-    """Last record of a source stream that was processed.
+    """Position of a producer in its source stream: the last record that it has processed.
 
-    ``offset``: inclusive. ``generation``: of the group of the reader, 0 for none.
+    ``offset``: inclusive. ``generation``: generation of the consumer group that read it, 0 for none.
     """
 
     stream_uid: str
@@ -76,15 +76,14 @@ class SourcePosition(NamedTuple):
 
     @property
     def source(self) -> tuple[str, int]:
-        """(stream uid, partition): within it positions can be compared."""
+        """(uid of the source stream, its partition). Positions can be compared only within one source."""
         return self.stream_uid, self.partition
 
     @property
     def plan(self) -> int:
-        """Number of the plan by which a round assigns records to producers (``liftpy.client.write_epoch``), at most
-        MAX_PLAN.
+        """Number of the plan by which a Spark round divides records among producers (``liftpy.client.write_epoch``).
 
-        0: not given. It uses high bits that no offset reaches.
+        0: not given. At most MAX_PLAN. It is stored in high bits of ``offset`` that no offset reaches.
         """
         return self.offset >> PLAN_SHIFT
 
@@ -96,10 +95,10 @@ class SourcePosition(NamedTuple):
 
 
 class ProducerNote(NamedTuple):
-    """Note of a producer.
+    """Producer data that a batch contains in addition to numbers.
 
-    ``name``: producer id, '' in most batches. ``position``: None if the producer only numbers its records. ``partitioning``:
-    None if not given, and always with a position.
+    ``name``: name of the producer, '' in most batches. ``position``: None if the producer only numbers its records.
+    ``partitioning``: None if not given, and always with a position.
     """
 
     name: str = ""
@@ -107,7 +106,7 @@ class ProducerNote(NamedTuple):
     partitioning: Partitioning | None = None
 
     def encode(self) -> bytes:
-        """Return the encoded note."""
+        """Return the note as the bytes of the last column of a batch."""
         partitions, method = self.partitioning or UNKNOWN_PARTITIONING
         name, position = self.name.encode(), self.position or SourcePosition("", partitions, 0)
         uid = position.stream_uid.encode()
@@ -118,7 +117,7 @@ class ProducerNote(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> Self:
-        """Return the decoded note. Raises CorruptionError."""
+        """Return the note in ``data``, the last column of a batch. Raises CorruptionError."""
         data = bytes(data)
         try:
             name_size, uid_size, has_position, method, partition, offset, generation = _FORMAT.unpack_from(data)

@@ -47,7 +47,7 @@ Allows = Callable[[bytes], bool]
 
 
 def check_inbox_prefixes(prefixes: Sequence[str]) -> None:
-    """Raise ConfigError unless there is at least one prefix, and all are valid."""
+    """Raise ConfigError unless there is at least one inbox prefix, and all ``prefixes`` are valid."""
     wrong = next((prefix for prefix in prefixes if not _PREFIX.fullmatch(prefix)), None)
     if wrong is not None or not prefixes:
         which = f"{wrong!r} is none: " if wrong is not None else "at least one is needed: "
@@ -58,7 +58,7 @@ def check_inbox_prefixes(prefixes: Sequence[str]) -> None:
 
 
 def token_allows(pattern: str, token: str) -> bool:
-    """Return whether ``token`` of a subject matches the token ``pattern`` of a prefix."""
+    """Return whether ``token`` of a subject matches ``pattern``, a token of an inbox prefix."""
     if not pattern.endswith("*"):
         return token == pattern
     stem = pattern[:-1]
@@ -67,7 +67,10 @@ def token_allows(pattern: str, token: str) -> bool:
 
 
 class InboxRule:
-    """Rule for reply subjects: UTF-8 below an inbox prefix, limited length, no wildcards, spaces or control characters."""
+    """Rule for reply subjects to which a node sends answers.
+
+    They are UTF-8 below an inbox prefix, of limited length, without wildcards, spaces and control characters.
+    """
 
     def __init__(self, prefixes: Sequence[str]) -> None:
         choices = b"|".join(_expression(prefix) for prefix in prefixes)
@@ -75,18 +78,19 @@ class InboxRule:
         self._lines = re.compile(rb"(?:(?:%b)%b++\n)*+" % (choices, _IN_SUBJECT))
 
     def __call__(self, subject: bytes) -> bool:
-        """Return whether a node may publish there."""
+        """Return whether a node may send an answer to ``subject``."""
         return self.allows(subject)
 
     def allows(self, subject: bytes) -> bool:
-        """Return whether a node may publish there."""
+        """Return whether a node may send an answer to ``subject``."""
         fits = len(subject) <= MAX_REPLY_BYTES and self._pattern.fullmatch(subject) is not None
         return fits and (subject.isascii() or _is_utf8(subject))
 
     def allows_all(self, subjects: Sequence[bytes], ending: bytes = b"") -> bool:
-        """Check all ``subjects`` at once. Return True only if all are certainly allowed.
+        """Check all ``subjects`` at once. Return True only if a node may certainly send answers to all of them.
 
-        False also means that some subjects must be checked one by one, such as subjects that end with ``ending``.
+        If the result is False, the caller checks them one by one. ``ending``: a subject that ends with it makes the result
+        False.
         """
         lines = b"\n".join(subjects) + b"\n"
         if max(map(len, subjects), default=0) > MAX_REPLY_BYTES or not lines.isascii():
@@ -97,9 +101,9 @@ class InboxRule:
 
 
 def reply_to(reply: bytes | str, rules: Sequence[Allows], counters: Counter[str], under: str = "") -> str | None:
-    """Return ``reply`` as the subject of an answer. Return None, and count it, if it is not an allowed inbox.
+    """Return ``reply`` as text if a node may send an answer to it. Otherwise count it and return None.
 
-    It must be allowed by one of ``rules`` and begin with ``under``.
+    One of ``rules`` must allow it, and it must begin with ``under``. ``counters``: gets the number of rejected reply subjects.
     """
     subject = reply if isinstance(reply, bytes) else reply.encode("utf-8", "surrogateescape")
     if subject.startswith(under.encode()) and any(rule(subject) for rule in rules):
@@ -156,7 +160,7 @@ def _is_utf8(subject: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """The subjects of one cluster. ``namespace``: one token, the cluster's own."""
+    """Builds the subjects of one cluster. ``namespace``: first token of these subjects."""
 
     namespace: str = "liftpy"
     inbox_prefixes: tuple[str, ...] = DEFAULT_INBOX_PREFIXES
@@ -182,11 +186,11 @@ class Subjects:
         return f"{self.namespace}.{stream}.{partition}.read"
 
     def read_from(self, stream: str, partition: int, node_id: str) -> str:
-        """Return the subject of reads from one named node."""
+        """Return the subject of reads that only the node ``node_id`` answers."""
         return f"{self.namespace}.{stream}.{partition}.read.{node_id}"
 
     def notify(self, node_id: str) -> str:
-        """Return the subject of wake-ups for the idle followers of a node, and of notices from leaders."""
+        """Return the subject on which a node receives notices of leaders, and notifications for its idle followers."""
         return f"{self.namespace}.notify.{node_id}"
 
     def info(self) -> str:
@@ -198,7 +202,7 @@ class Subjects:
         return f"{self.namespace}.control.admin" + (f".{self.principal}" if self.principal else "")
 
     def control_admin_all(self) -> tuple[str, str]:
-        """Return the subjects of operator requests that controllers subscribe to."""
+        """Return the subjects on which controllers receive operator requests: without and with the name of a principal."""
         return f"{self.namespace}.control.admin", f"{self.namespace}.control.admin.*"
 
     def control_node(self, node_id: str) -> str:
@@ -210,11 +214,11 @@ class Subjects:
         return f"{self.namespace}.control.level.{node_id}"
 
     def control_settings(self, node_id: str) -> str:
-        """Return the subject on which operators tell a node to reload its settings."""
+        """Return the subject on which a node receives requests to reload its settings."""
         return f"{self.namespace}.control.settings.{node_id}"
 
     def control_events(self, node_id: str) -> str:
-        """Return the subject on which a controller returns events of the cluster."""
+        """Return the subject of requests to a controller for events of the cluster."""
         return f"{self.namespace}.control.events.{node_id}"
 
     def events(self, kind: str) -> str:
@@ -222,7 +226,9 @@ class Subjects:
         return f"{self.namespace}.events.{kind}"
 
     def inbox(self, node_id: str) -> str:
-        """Return the prefix, without the last dot, of the subjects on which other nodes and controllers answer this node."""
+        """Return the prefix (without the last dot) of the subjects on which the node ``node_id`` gets answers of nodes and
+        controllers.
+        """
         return f"{self.namespace}.inbox.{node_id}"
 
     def inboxes(self) -> str:
@@ -240,15 +246,15 @@ class Subjects:
         return f"{self.namespace}.raft.{node_id}.*"
 
     def feed(self) -> str:
-        """Return the subject of applied records, published by the metadata leader for nodes that are not controllers."""
+        """Return the subject on which the metadata leader publishes applied records, for nodes that are not controllers."""
         return f"{self.namespace}.feed"
 
     def feed_snapshot(self) -> str:
-        """Return the subject of requests for chunks of the image."""
+        """Return the subject of requests for pieces of the metadata image."""
         return f"{self.namespace}.feed.snapshot"
 
     def status(self, node_id: str) -> str:
-        """Return a node's own view of its partitions (`liftpy status`)."""
+        """Return the subject of requests for a node's own view of its partitions (`liftpy status`)."""
         return f"{self.namespace}.status.{node_id}"
 
     def groups(self) -> str:
@@ -263,7 +269,7 @@ class Subjects:
         return f"{self.namespace}-events"
 
     def service(self, node_id: str) -> str:
-        """Return the subject of replicated services of versions before ``service_session``."""
+        """Return the subject that replicated services of old versions use to register, before there was ``service_session``."""
         return f"{self.namespace}.service.{node_id}"
 
     def service_session(self, node_id: str, stream: str, service: str) -> str:
@@ -305,19 +311,22 @@ Otherwise a user with the permission ``<ns>.*.*.read`` could publish for it on `
 
 
 def check_speaker(name: str, what: str) -> str:
-    """Return ``name`` if a node or a principal may have it, else raise InvalidNameError with ``what``."""
+    """Return ``name`` if a node or a principal may have it. Otherwise raise InvalidNameError.
+
+    ``what``: text that the error begins with, such as ``node``.
+    """
     if name in PARTITION_WORDS:
         raise InvalidNameError(f"{what} {name!r} is a word of the protocol's own subjects: choose another")
     return check_name(name, what)
 
 
 def jetstream_api(domain: str, rest: str) -> str:
-    """Return the subject of JetStream API requests in the domain ``domain``."""
+    """Return the subject of a JetStream API request. ``domain``: JetStream domain. ``rest``: tokens after the API prefix."""
     return f"$JS.{domain}.API.{rest}"
 
 
 def is_protocol_shaped(subject: str) -> bool:
-    """Return whether the protocol of a cluster in some namespace uses subjects like ``subject`` (no wildcards)."""
+    """Return whether the protocol of some liftpy cluster uses subjects like ``subject`` (no wildcards), in any namespace."""
     tokens = subject.split(".")
     return len(tokens) > 1 and (tokens[1] in RESERVED_NAMES or (len(tokens) in (4, 5) and tokens[3] in PARTITION_WORDS))
 
@@ -329,7 +338,7 @@ def has_wildcards(subject: str) -> bool:
 
 
 def overlaps(one: str, other: str) -> bool:
-    """Return whether a subject without wildcards can match both, which may have wildcards."""
+    """Return whether some subject matches both ``one`` and ``other``, which may have wildcards."""
     ones, others = one.split("."), other.split(".")
     for mine, theirs in zip(ones, others, strict=False):
         if ">" in (mine, theirs):
@@ -340,7 +349,7 @@ def overlaps(one: str, other: str) -> bool:
 
 
 def matcher(subject: str) -> Callable[[str], bool]:
-    """Return a function that checks whether a subject without wildcards matches ``subject``.
+    """Return a function that checks whether a given subject without wildcards matches ``subject``.
 
     ``>`` is a wildcard as the last token only, as in NATS. The work of one call is linear in the length of both [A21].
     """
@@ -373,18 +382,21 @@ def _matcher_of_tokens(tokens: list[str], *, is_prefix: bool) -> Callable[[str],
 
 
 def literal_prefix(tokens: Sequence[str]) -> str:
-    """Return the tokens before the first wildcard, each with its dot: all matching subjects start so."""
+    """Return the tokens before the first wildcard, each with its dot. All matching subjects begin with the result."""
     literal = takewhile(lambda token: token not in ("*", ">"), tokens)
     return "".join(f"{token}." for token in literal)
 
 
 def data_subject(stream_subject: str, partition: int) -> str:
-    """Return the subject that applications publish on: partition 0 is the stream's own, partition N is ``<subject>.N``."""
+    """Return the subject on which applications publish to ``partition`` of a stream.
+
+    It is ``stream_subject`` for partition 0, and ``<stream_subject>.N`` for partition N.
+    """
     return stream_subject if partition == 0 else f"{stream_subject}.{partition}"
 
 
 def begins_under(subject: str, partitions: int, prefix: str) -> bool:
-    """Return whether a stream on ``subject`` would receive a subject under the inbox prefix ``prefix``."""
+    """Return whether a stream on ``subject`` with this number of ``partitions`` would receive messages to an inbox below ``prefix``."""
     wanted = prefix.removesuffix(".").split(".")
     tokens = subject.split(".") + ([ANY] if partitions > 1 else [])
     for place, token in enumerate(wanted):

@@ -80,7 +80,7 @@ class FrameKind(IntEnum):
 
 
 class Frame(NamedTuple):
-    """One frame between the processes of a node."""
+    """One frame between two processes of a node."""
 
     kind: FrameKind
     token: int
@@ -88,12 +88,15 @@ class Frame(NamedTuple):
 
 
 def most_bytes(kind: int) -> int:
-    """Return the maximum size of the body of such a frame, in bytes."""
+    """Return the maximum size of the body of a frame of this ``kind``, in bytes."""
     return MOST_IMAGE_BYTES if kind == FrameKind.IMAGE else MOST_BODY_BYTES
 
 
 def encode(kind: FrameKind, token: int = 0, body: bytes = b"") -> bytes:
-    """Return a frame's bytes. Raises ProtocolError for a body that is too large."""
+    """Return the bytes of a frame. Raises ProtocolError for a body that is too large.
+
+    ``token``: identifies the request of an answer, or is itself a number. 0: not used.
+    """
     if len(body) > most_bytes(kind):
         raise ProtocolError(
             f"Internal error: a frame {kind.name} of {len(body)} bytes between the processes of a node is too large. Please report it."
@@ -103,13 +106,13 @@ def encode(kind: FrameKind, token: int = 0, body: bytes = b"") -> bytes:
 
 
 class FrameReader:
-    """Splits the bytes of one connection into frames. It buffers at most one frame."""
+    """Splits the bytes of the connection between two processes into frames. It buffers at most one frame."""
 
     def __init__(self) -> None:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield the frames that are complete now. Raise ProtocolError for invalid bytes, and accept nothing afterwards."""
+        """Yield the frames that ``data`` completes. Raises ProtocolError for invalid bytes, and accepts nothing afterwards."""
         held = self._held
         held += data
         while len(held) >= HEAD_BYTES:
