@@ -57,9 +57,9 @@ def is_internal(stream: str) -> bool:
 
 
 def check_name(name: str, what: str) -> str:
-    """Return ``name`` if it is one token of ``[A-Za-z0-9_-]{1,64}``.
+    """Return ``name`` if it is one token of ``[A-Za-z0-9_-]{1,64}``. Otherwise raise InvalidNameError.
 
-    ``what``: what the name belongs to, for the error text. Raises InvalidNameError.
+    ``what``: kind of the named thing, such as "stream", for the error text.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidNameError(f"{what} {quote(name)} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ -")

@@ -199,22 +199,25 @@ class PartitionState:
 
     @property
     def holders(self) -> tuple[str, ...]:
-        """Nodes that have a log of the partition: the replicas and the learner."""
+        """Nodes that have a log of the partition: the replicas, and the learner if there is one."""
         return (*self.replicas, self.joining) if self.joining else self.replicas
 
     def copy_of(self, node_id: str) -> int:
-        """Return ``copy_epoch`` if ``node_id`` is the learner, otherwise 0."""
+        """Return the epoch at which ``node_id`` was named learner (``copy_epoch``). 0: it is not the learner."""
         return self.copy_epoch if self.joining and node_id == self.joining else 0
 
     @property
     def wants_leader(self) -> str:
-        """Node that should lead next. '': no preference."""
+        """First replica, if operators moved only the leadership and it does not lead yet. '': there is no such request."""
         first = self.replicas[0] if self.moved_for is MoveReason.LEADERSHIPS and self.replicas else ""
         return "" if first == self.leader else first
 
     @property
     def wants_next(self) -> str:
-        """Node that becomes the next learner. '': none, or the previous one is not done."""
+        """Node of the requested replicas that becomes the next learner.
+
+        '': all of them are replicas, there is a learner already, or a replica must be removed first.
+        """
         if self.joining or len(self.replicas) > len(self.target):
             return ""
         return next((node for node in self.target if node not in self.replicas), "")
@@ -259,7 +262,7 @@ class HeldPartition:
 
     @property
     def has_standby(self) -> bool:
-        """True if standby followers also receive the published messages."""
+        """True if the followers of this partition also receive the published messages, for a fast failover."""
         return self.config.failover_standby and len(self.state.holders) > 1
 
     def __post_init__(self) -> None:

@@ -29,12 +29,15 @@ class GroupCommandError(ProtocolError):
 
 
 def partition_of(group: str, partitions: int) -> int:
-    """Return the partition of the internal stream that has the commands of ``group``."""
+    """Return the number of the partition, 0 to ``partitions`` - 1, to which members of ``group`` publish their commands.
+
+    ``partitions``: number of partitions of the internal stream of commands.
+    """
     return int(crc32c.crc32c(group.encode())) % partitions
 
 
 def uid_order(uid: str) -> tuple[int, str]:
-    """Return a sort key for the uids of one stream name. A stream that was created later has a greater key."""
+    """Return a sort key for stream uids. If a stream is deleted and created again, its new uid has a greater key."""
     number = uid.partition("-")[0]
     digits = number if 0 < len(number) <= 16 and all(digit in "0123456789abcdef" for digit in number) else ""
     return (int(digits, 16) if digits else -1, uid)
@@ -325,5 +328,8 @@ MAX_MAX_PENDING = 100_000
 
 
 def heartbeat_ms(session_ms: int) -> int:
-    """Return the heartbeat interval of a member: at most ``MAX_CLOCK_STEP_MS`` and a sixth of ``session_ms``."""
+    """Return the interval at which a member sends heartbeats, in ms.
+
+    It is a sixth of the session time ``session_ms``, and at most ``MAX_CLOCK_STEP_MS``.
+    """
     return min(MAX_HEARTBEAT_MS, session_ms // 6)

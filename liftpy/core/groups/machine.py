@@ -24,14 +24,20 @@ from liftpy.errors import CorruptionError
 
 @dataclass(slots=True)
 class HeardClock:
-    """The coordinator's clock. ``now_ns``: its time. ``stamp_ns``, ``leader_epoch``: of the last record."""
+    """The coordinator's clock, which advances with the records of the log.
+
+    ``now_ns``: its time in ns. ``stamp_ns``, ``leader_epoch``: timestamp and LeaderEpoch of the last record.
+    """
 
     now_ns: int = 0
     stamp_ns: int = 0
     leader_epoch: int = 0
 
     def advance(self, stamp_ns: int, leader_epoch: int) -> None:
-        """Advance to the next record, with this timestamp and LeaderEpoch."""
+        """Advance the clock by the time between the last record and this one.
+
+        ``stamp_ns``, ``leader_epoch``: timestamp and LeaderEpoch of this record.
+        """
         if leader_epoch == self.leader_epoch:
             self.now_ns += min(max(0, stamp_ns - self.stamp_ns), MAX_CLOCK_STEP_MS * NS_PER_MS)
         self.stamp_ns, self.leader_epoch = stamp_ns, leader_epoch
@@ -64,7 +70,7 @@ class GroupRecord:
             queue.expire(now_ns)
 
     def frozen(self) -> GroupRecord:
-        """Return a copy for a snapshot, which later commands do not change."""
+        """Return a copy for a snapshot. Later commands do not change the copy."""
         readers = self.readers
         copied = ConsumerGroup(
             readers.generation,
@@ -84,7 +90,7 @@ class GroupRecord:
 
     @property
     def is_empty(self) -> bool:
-        """True if there is nothing to store."""
+        """True if the group has no members, positions, queues or cursor, so that it need not be stored."""
         return not (self.readers.members or self.readers.positions or self.queues or self.cursor)
 
     def new_holder(self) -> None:
@@ -117,11 +123,14 @@ class GroupMachine:
 
     @property
     def waits(self) -> bool:
-        """True if a session or lease can expire. The log then needs records, also empty ones, to advance the clock."""
+        """True if a session or lease can expire. The coordinator then appends empty records to the log to advance the clock."""
         return bool(self._busy)
 
     def pass_time(self, stamp_ns: int, leader_epoch: int) -> None:
-        """Note that a record with this timestamp and LeaderEpoch is committed."""
+        """Advance the clock to the next record, and sometimes end the expired sessions and leases.
+
+        ``stamp_ns``, ``leader_epoch``: timestamp and LeaderEpoch of the record.
+        """
         self.clock.advance(stamp_ns, leader_epoch)
         if self.clock.now_ns - self._swept_ns >= _SWEEP_NS:
             self._swept_ns = self.clock.now_ns
@@ -130,7 +139,10 @@ class GroupMachine:
                 self._weigh(name)
 
     def apply(self, data: bytes, stamp_ns: int, leader_epoch: int) -> bytes:
-        """Return the answer to a command, both as bytes."""
+        """Apply one command to the state, and return the answer to its sender. Both are bytes.
+
+        ``stamp_ns``, ``leader_epoch``: timestamp and LeaderEpoch of the command's record.
+        """
         self.pass_time(stamp_ns, leader_epoch)
         try:
             command = decode_command(data)
@@ -244,7 +256,10 @@ class GroupMachine:
             _reject_full(answer, f"{commands.MAX_QUEUE_RANGES} ranges of one queue: settle what is out before more is given")
 
     def _queue(self, group: GroupRecord, take: pb.TakeRecords, answer: pb.GroupAnswer) -> WorkQueue | None:
-        """Return the queue of a take, and create it if needed. None: ``answer`` has the reason of the rejection."""
+        """Return the work queue of the partition from which ``take`` requests records. Create the queue if it does not exist.
+
+        Return None if the request is rejected. ``answer`` then has the reason.
+        """
         place = (take.stream, take.partition)
         queue = group.queues.get(place)
         if queue is not None and queue.uid == take.uid:

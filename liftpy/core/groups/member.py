@@ -47,10 +47,10 @@ class MemberStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionGained:
-    """The member starts to read ``key`` at ``position``, the offset of the next record.
+    """Action: start to read ``key`` at ``position``, the offset of the next record.
 
-    -1: nothing is committed, so it starts at the configured position. ``ADDED_LATER``: nothing is committed, so it starts
-    at the first record.
+    If nothing is committed, ``position`` is negative. -1: start at the configured position. ``ADDED_LATER``: start at the
+    first record.
     """
 
     key: PartitionKey
@@ -61,7 +61,7 @@ class PartitionGained:
 
 @dataclass(frozen=True, slots=True)
 class PartitionAsked:
-    """Another member waits for ``key``. Finish its records, commit, then call ``given_up``."""
+    """Action: release ``key``, because another member waits for it. Finish its records, commit, then call ``given_up``."""
 
     key: PartitionKey
     generation: int
@@ -69,7 +69,7 @@ class PartitionAsked:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLost:
-    """Stop to read ``key`` at once. Another member may own it, and commits are rejected."""
+    """Action: stop to read ``key`` at once. Another member may own it, and the coordinator rejects commits."""
 
     key: PartitionKey
     generation: int
@@ -77,7 +77,10 @@ class PartitionLost:
 
 @dataclass(frozen=True, slots=True)
 class MemberRefused:
-    """The coordinator rejected this member. It retries, unless it is fenced. ``detail`` says why."""
+    """The coordinator rejected this member. ``detail``: the reason.
+
+    ``for_good``: False: the member retries. True: it is fenced and sends nothing more.
+    """
 
     detail: str
     for_good: bool
@@ -164,7 +167,7 @@ class MemberMachine:
     # ---- commands --------------------------------------------------------------------------------------------------------
     @property
     def wake_ns(self) -> int:
-        """Time of the next command, unless another call comes first."""
+        """Monotonic time in ns at which ``command`` has something to send, unless another call of this class changes it."""
         return self._due_ns
 
     def command(self, now_ns: int) -> pb.GroupCommand | None:

@@ -60,7 +60,7 @@ class Model:
 
 @dataclass(slots=True)
 class _NodeSummaries:
-    """The last summaries of one node."""
+    """The last summaries of one node with their times, and the history of its publish rate."""
 
     glances: deque[tuple[float, NodeSummary]] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
     history: deque[float | None] = field(default_factory=lambda: deque(maxlen=HISTORY))
@@ -74,7 +74,7 @@ class _NodeSummaries:
         self.history.append(self.rate("records_in"))
 
     def rate(self, name: str) -> float | None:
-        """Return the rate of a counter per second between the last two summaries."""
+        """Return how fast the counter ``name`` of a node grew between its last two summaries, per second. None: not known."""
         if len(self.glances) < 2:
             return None
         (before_s, before), (now_s, now) = self.glances[-2], self.glances[-1]
@@ -82,7 +82,10 @@ class _NodeSummaries:
         return max(0, grown) / (now_s - before_s) if now_s > before_s else None
 
     def counted(self, name: str) -> list[int]:
-        """Return the counts of a histogram within the window. []: not known."""
+        """Return how many values each bucket of the histogram ``name`` got between the first and the last kept summary.
+
+        []: not known, because there are fewer than two summaries.
+        """
         if len(self.glances) < 2:
             return []
         old, new = getattr(self.glances[0][1], name), getattr(self.glances[-1][1], name)
@@ -90,7 +93,7 @@ class _NodeSummaries:
 
 
 class Watching:
-    """Collects the summaries of all nodes and builds the model."""
+    """Collects the summaries of all nodes, and builds the model that ``liftpy top`` shows."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
@@ -117,7 +120,10 @@ class Watching:
         self._out.append(self._sum("records_out"))
 
     def nodes(self, fallback: Sequence[str] = ()) -> list[str]:
-        """Return the nodes to ask next: those that the newest controller names, else the known ones, else ``fallback``."""
+        """Return the nodes from which to request the next summary.
+
+        These are the nodes that the controller with the newest metadata names, else the known ones, else ``fallback``.
+        """
         named = [glance for glance in self._glances.values() if glance is not None and glance.nodes]
         newest = max(named, key=lambda glance: glance.index, default=None)
         return sorted(newest.nodes if newest is not None else self._glances or fallback)
