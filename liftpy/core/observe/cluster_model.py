@@ -60,7 +60,7 @@ class Model:
 
 @dataclass(slots=True)
 class _NodeSummaries:
-    """The last summaries of one node with their times, and the history of its publish rate."""
+    """The last summaries of one node with their times in s, and its rate of incoming records at each of them."""
 
     glances: deque[tuple[float, NodeSummary]] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
     history: deque[float | None] = field(default_factory=lambda: deque(maxlen=HISTORY))

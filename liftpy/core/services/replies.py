@@ -46,11 +46,12 @@ _ENTRY = struct.Struct("<QHI")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One reply.
+    """One reply of a service to the sender of a command.
 
     Attributes:
         to: Inbox of the sender of the command. None: no reply is sent.
         offset: Offset of the command.
+        value: Bytes of the reply.
         error: Error code. '': the service has replied.
         output_count: Number of outputs that must be written before the reply is sent.
     """
@@ -86,7 +87,10 @@ class ReplyDesk:
         return len(self._kept)
 
     def restart(self) -> None:
-        """Start the state again. Replies that are made a second time are kept, unless they were sent."""
+        """Remove all replies, because the service starts again from a snapshot and makes them a second time.
+
+        Replies that this node has sent are not stored again.
+        """
         self._kept.clear()
         self._kept_bytes = 0
 
@@ -105,13 +109,16 @@ class ReplyDesk:
             self._drop_first()
 
     def next(self, emitted_end: int | None) -> Reply | None:
-        """Return the oldest reply that may be sent: all outputs of its record are below ``emitted_end``. None: there is none."""
+        """Return the oldest reply that the LEADER may send, because the outputs of its record are written. None: there is none.
+
+        ``emitted_end``: number of written outputs. None: the service has no outputs.
+        """
         if not self._kept or (emitted_end is not None and self._kept[0].output_count > emitted_end):
             return None
         return self._kept[0]
 
     def record_sent(self, reply: Reply) -> None:
-        """Note that this node has sent the reply."""
+        """Remove a reply that this node has sent, and remember its offset so that it is not sent twice."""
         self._sent = max(self._sent, (reply.leader_epoch, reply.offset))
         if self._kept and self._kept[0] is reply:
             self._drop_first()
@@ -135,7 +142,10 @@ class Answer:
 
 
 class AnswerTable:
-    """Message id -> answer to the command. The newest answers are kept. The table is part of the service's state."""
+    """Answers to commands by message id, as part of a service's state. A repeated command gets the stored answer.
+
+    Only the newest answers are kept.
+    """
 
     def __init__(
         self, answers: Iterable[Answer] = (), max_answers: int = MAX_ANSWERS, max_bytes: int = MAX_ANSWERS_BYTES
