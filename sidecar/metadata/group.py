@@ -52,7 +52,7 @@ class MetadataGroup(ABC):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Number of rejected, failed or lost requests, by kind."""
+        """Number of rejected, failed or lost requests, by reason."""
         return {}
 
     @property
@@ -75,7 +75,7 @@ class MetadataGroup(ABC):
         """Handle a lost or restored NATS connection."""
 
     def prefer(self, every_s: float) -> None:
-        """Set the interval of the preferred-leader check of a controller, in seconds. 0: never."""
+        """Set how often a controller moves leaderships back to preferred leaders, in seconds. 0: never."""
 
     async def start(self) -> None:
         """Join the group. Return when this process has an image of the group."""
@@ -107,7 +107,7 @@ class MetadataGroup(ABC):
         return []
 
     async def events(self, question: bytes) -> dict[str, Any] | None:
-        """Return the cluster events for `liftpy events`, or None if this node is no controller."""
+        """Return the cluster events that ``question`` requests, for `liftpy events`. None: this node is no controller."""
         return None
 
     def ticks(self) -> dict[str, float]:

@@ -25,7 +25,7 @@ async def unsubscribe(subscriptions: list[Any]) -> None:
 
 
 class Outgoing:
-    """Publishes messages in order, without waiting. ``counters``: numbers of unsent messages, by reason."""
+    """Publishes messages of the metadata group in order, without waiting. ``counters``: numbers of unsent messages, by reason."""
 
     def __init__(self, connection: BusConnection) -> None:
         self.counters: Counter[str] = Counter()

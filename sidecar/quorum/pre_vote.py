@@ -15,10 +15,10 @@ LogEnd = tuple[int, int]
 
 
 def may_grant(*, leads: bool, quiet_s: float, quiet_needed_s: float, turn_is_late: bool, own: LogEnd, asker: LogEnd) -> bool:
-    """Return whether a member grants a pre-vote.
+    """Return whether a member grants a pre-vote to the member that asks.
 
-    ``quiet_s``: time since the last message of a leader. ``turn_is_late``: True if messages of the leader may be
-    unread.
+    ``quiet_s``: time since the last message of a leader. ``quiet_needed_s``: minimum of this time. ``turn_is_late``: True if
+    messages of the leader may be unread. ``own``, ``asker``: ends of the two logs.
     """
     return not leads and not turn_is_late and quiet_s >= quiet_needed_s and asker >= own
 

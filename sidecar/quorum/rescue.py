@@ -51,7 +51,7 @@ _NOTHING = b"\x01"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivor:
-    """Log of one controller that survived.
+    """Log of one controller that can still be read, with the image after its last entry.
 
     Attributes:
         term: Term of the last entry.
@@ -135,7 +135,7 @@ def read_survivor(folder: DataFolder) -> Survivor:
 
 
 def newest(survivors: list[Survivor]) -> Survivor:
-    """Return the survivor whose log is used. Raises InvariantError if two logs with the same end give different images."""
+    """Return the survivor with the newest log, by term, then length. Raises InvariantError for two equal ends with different images."""
     best = max(survivors, key=lambda one: (one.term, one.index))
     for one in survivors:
         if (one.term, one.index) == (best.term, best.index) and one.digest != best.digest:
@@ -149,7 +149,10 @@ def newest(survivors: list[Survivor]) -> Survivor:
 def rescue(
     chosen: Survivor, folders: list[DataFolder], voters: tuple[str, ...], out: Path | None, now_ns: int
 ) -> dict[str, Path]:
-    """Write the Raft directories of the new controllers. Return their paths."""
+    """Write new Raft directories for the controllers ``voters``, from the log of the survivor ``chosen``. Return their paths.
+
+    ``folders``: data directories of the survivors. ``out``: directory for controllers without one. ``now_ns``: wall clock.
+    """
     if len(set(voters)) != len(voters) or not voters:
         raise ConfigError("Name the new controllers, each once (--new-controllers).")
     ids = {folder.path: identity.node_id for folder in folders if (identity := folder.load_identity()) is not None}
@@ -212,7 +215,7 @@ def _write(folder: Path, node_id: str, image: ClusterImage, chosen: Survivor, sa
 
 
 def rescue_event(folder: Path, index: int) -> ClusterEvent | None:
-    """Return the event of a rescue at ``index``, or None if the directory is not a new rescued one."""
+    """Return the event that reports a rescue, with the index ``index``. None: the directory was not rescued since its last start."""
     try:
         said = load_json((folder / RESCUED).read_bytes())
         if whole_number(said["index"], 0, 1 << 62) != index:

@@ -116,9 +116,9 @@ def write_snapshot_file(path: Path, snapshot: SnapshotFile) -> None:
 
 
 def load_snapshot_file(path: Path) -> SnapshotFile:
-    """Load the snapshot file.
+    """Load the snapshot file, and write it again to be sure that it is on disk.
 
-    It is first written again, because it may not be on disk yet, and the journal is about to lose its entries [S12].
+    This is needed because the journal is about to lose the entries that the snapshot contains [S12].
     """
     data = path.read_bytes()
     snapshot = decode_snapshot_file(data)
@@ -127,7 +127,7 @@ def load_snapshot_file(path: Path) -> SnapshotFile:
 
 
 def trim_journal(journal: GroupJournal, previous: Entry, last: Entry) -> None:
-    """Remove the entries of a loaded snapshot from the journal.
+    """Remove the entries from the journal that a loaded snapshot contains, up to ``previous``.
 
     PySyncObj keeps the journal only if its first two entries are those of the snapshot. If the last process ended
     before it trimmed the journal, they are not, and PySyncObj would delete the journal.

@@ -119,10 +119,10 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
 
     # ---- the library's interface ---------------------------------------------------------------------------------------
     def addNode(self, node: Node) -> None:
-        """Do nothing: ``follow`` sets the members."""
+        """Do nothing. The library calls this method for a new member, but ``follow`` sets the members."""
 
     def dropNode(self, node: Node) -> None:
-        """Do nothing: ``follow`` sets the members."""
+        """Do nothing. The library calls this method for a removed member, but ``follow`` sets the members."""
 
     def send(self, node: Node, message: Message) -> bool:
         """Put a message into the outbox. It is sent after the journal is flushed."""
@@ -201,13 +201,13 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         return self._hardening.deliver(self._nodes[sender], message, term)
 
     def _process_report(self, sender: str, answer: Message) -> None:
-        """Process the status that a follower reports: applied index, digest and feature levels."""
+        """Process the report of the follower ``sender``: its applied index, digest and feature levels."""
         self.applied[sender] = answer["applied_index"]
         least, most = answer["levels"]
         self.levels[sender] = LevelRange(least, most or least) if least else UNSAID
 
     def _compare(self, sender: str, checkpoint: Checkpoint) -> None:
-        """As the leader, compare the image digest of ``sender`` with those of the other members."""
+        """As the leader, compare the image digest that ``sender`` reports with those of the other members."""
         core, checkpoints = self._core, self.checkpoints
         assert core is not None
         if not core.leads:
@@ -224,7 +224,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
             self.diverged(checkpoints.newest[0])
 
     def _may_vote_again(self, request: Message) -> bool:
-        """Return whether this member may vote. For VOTE_AGAIN_S after a leader's message, it may not."""
+        """Return whether this member may answer the vote request. For VOTE_AGAIN_S after a leader's message, it may not."""
         assert self._core is not None
         quiet = self._clock() - self._leader_heard_at
         return bool(request["transfer"]) or self._core.leads or quiet >= VOTE_AGAIN_S
@@ -266,7 +266,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
 
     @property
     def leader_heard_at(self) -> float:
-        """Time of the last message of a leader, in seconds. A time in the distant past means that there was none."""
+        """Monotonic time of the last message of a leader, in seconds. Without one, it is a time in the distant past."""
         return self._leader_heard_at
 
     def hears_a_leader(self, within_s: float) -> bool:
@@ -274,7 +274,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         return self._clock() - self._leader_heard_at <= within_s
 
     def confirmed_ns(self) -> int:
-        """As the leader, return the time until which a majority certainly votes for no other leader."""
+        """As the leader, return the monotonic time in ns until which a majority certainly votes for no other leader."""
         assert self._core is not None
         term = self._core.raftCurrentTerm
         others = [i for i in self._core.controllers.voters if i != self._node_id]
@@ -320,7 +320,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         return trusted
 
     def sync(self) -> None:
-        """Store the changed nonces of peers before a message depends on them."""
+        """Flush the changed nonces of peers to disk, before a message depends on them."""
         if self._probation is not None:
             self._probation.lineage.sync()
 

@@ -462,7 +462,10 @@ class ServiceSessions:
 
     @property
     def waits_until_ns(self) -> int | None:
-        """Monotonic time in ns until which a promotion waits for services. Then the caller calls ``lose_patience``. None: none waits."""
+        """Monotonic time in ns until which a promotion waits for services. None: no promotion waits.
+
+        At this time the caller calls ``lose_patience``.
+        """
         return self._gate.ends_ns if self._gate is not None else None
 
     def lose_patience(self, now_ns: int) -> list[Effect]:
