@@ -82,7 +82,7 @@ class ClockWatch:
         return came_to
 
     def look(self) -> ClockTrust:
-        """Compare the clocks if the last result is too old. Return whether this clock is trusted, and why not."""
+        """Compare the clocks if the last comparison is too old. Return the result: whether this clock is trusted, and why not."""
         self._look(time.time_ns(), clock.now_ns())
         return self.trust
 

@@ -582,7 +582,11 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             super()._SyncObj__tryLogCompaction()
 
     def _compaction_is_due(self) -> bool:
-        """Return whether the log should be compacted now, by its size and its number of entries."""
+        """Return whether a snapshot should be written now, by the size of the entries that were applied since the last one.
+
+        Above ``COMPACT_AFTER_BYTES`` it waits for a short time without entries, above ``COMPACT_AT_ONCE_BYTES`` it does not wait.
+        The library also compacts by the number of entries.
+        """
         if self._uncompacted_bytes < COMPACT_AFTER_BYTES:
             return False
         lull = pysyncobj.syncobj.monotonicTime() - self._applied_at >= LULL_S

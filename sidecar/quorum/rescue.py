@@ -135,7 +135,10 @@ def read_survivor(folder: DataFolder) -> Survivor:
 
 
 def newest(survivors: list[Survivor]) -> Survivor:
-    """Return the survivor with the newest log, by term, then length. Raises InvariantError for two equal ends with different images."""
+    """Return the survivor with the newest log, by term, then length.
+
+    Raises InvariantError if two logs with the same end give different images.
+    """
     best = max(survivors, key=lambda one: (one.term, one.index))
     for one in survivors:
         if (one.term, one.index) == (best.term, best.index) and one.digest != best.digest:
@@ -149,9 +152,10 @@ def newest(survivors: list[Survivor]) -> Survivor:
 def rescue(
     chosen: Survivor, folders: list[DataFolder], voters: tuple[str, ...], out: Path | None, now_ns: int
 ) -> dict[str, Path]:
-    """Write new Raft directories for the controllers ``voters``, from the log of the survivor ``chosen``. Return their paths.
+    """Write new Raft directories for the controllers ``voters``, from the log of the survivor ``chosen``.
 
-    ``folders``: data directories of the survivors. ``out``: directory for controllers without one. ``now_ns``: wall clock.
+    ``folders``: data directories on this machine. ``out``: directory for the files of controllers without one. ``now_ns``:
+    wall clock in ns since 1970. Return the new directory of each controller, by node.
     """
     if len(set(voters)) != len(voters) or not voters:
         raise ConfigError("Name the new controllers, each once (--new-controllers).")
@@ -215,7 +219,7 @@ def _write(folder: Path, node_id: str, image: ClusterImage, chosen: Survivor, sa
 
 
 def rescue_event(folder: Path, index: int) -> ClusterEvent | None:
-    """Return the event that reports a rescue, with the index ``index``. None: the directory was not rescued since its last start."""
+    """Return the event that reports a rescue with the image at ``index``. None: the directory is not from such a rescue."""
     try:
         said = load_json((folder / RESCUED).read_bytes())
         if whole_number(said["index"], 0, 1 << 62) != index:

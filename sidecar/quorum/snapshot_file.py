@@ -127,10 +127,10 @@ def load_snapshot_file(path: Path) -> SnapshotFile:
 
 
 def trim_journal(journal: GroupJournal, previous: Entry, last: Entry) -> None:
-    """Remove the entries from the journal that a loaded snapshot contains, up to ``previous``.
+    """Make the journal begin with the last two entries of a loaded snapshot, ``previous`` and ``last``.
 
-    PySyncObj keeps the journal only if its first two entries are those of the snapshot. If the last process ended
-    before it trimmed the journal, they are not, and PySyncObj would delete the journal.
+    PySyncObj keeps the journal only if it begins with them. If the last process ended before it trimmed the journal, it does
+    not, and PySyncObj would delete the journal.
     """
     for position in range(len(journal) - 1):
         first, second = journal[position], journal[position + 1]
