@@ -208,7 +208,7 @@ class PartitionState:
 
     @property
     def wants_leader(self) -> str:
-        """First replica, if operators moved only the leadership and it does not lead yet. '': there is no such request."""
+        """Node that should lead next, because leaderships are being rebalanced. '': no other node should lead."""
         first = self.replicas[0] if self.moved_for is MoveReason.LEADERSHIPS and self.replicas else ""
         return "" if first == self.leader else first
 

@@ -110,7 +110,7 @@ def _change_partition(image: ClusterImage, name: str, uid: str, changed: Partiti
 
 
 def check_partition(partition: PartitionState) -> None:
-    """Raise InvariantError if the fields of the partition contradict each other [C1, C3]."""
+    """Raise InvariantError if the fields of the partition break an invariant [C1, C3]."""
     isr = partition.isr
     check(bool(isr) and len(set(isr)) == len(isr), "C3", "empty or repeated", partition)
     check(all(node in partition.replicas for node in isr), "C3", "ISR beyond the replicas", partition)
