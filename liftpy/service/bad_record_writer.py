@@ -43,10 +43,10 @@ class RecordWriter:
         *,
         first: bool = False,
     ) -> int:
-        """Append one record to a partition and return its offset.
+        """Append one record to a partition of the stream ``name``, and return its offset.
 
-        ``first``: True to append it only if the partition is empty. Raises ConfigError if the stream cannot be used. Raises
-        UnavailableError if the record is not acknowledged.
+        ``uid``: uid of the stream, '' for any. ``first``: True to append it only if the partition is empty. Raises ConfigError if
+        the stream cannot be used. Raises UnavailableError if the record is not acknowledged.
         """
         stream = await self._client.stream(name)
         if uid and stream.uid != uid:

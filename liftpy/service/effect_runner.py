@@ -77,7 +77,7 @@ class EffectRunner:
         """Reason why an effect has no result, for the status. '': none."""
 
     def wake(self) -> None:
-        """Check for work soon, because records were applied or the role has changed."""
+        """Let ``run`` check for effects and due timers soon, because records were applied or the role has changed."""
         machine = self._machine()
         if machine is not None and self._leads():
             rests_until_s = time.monotonic() + self._rest_s(machine)
@@ -85,7 +85,7 @@ class EffectRunner:
                 self._woken.set()
 
     async def run(self) -> None:
-        """Run effects while this service is LEADER, forever."""
+        """Run the effects and append ticks while this service is LEADER. This never ends."""
         try:
             while True:
                 self._woken.clear()

@@ -118,8 +118,8 @@ class ServiceHost:
     ) -> None:
         """Create the host.
 
-        ``reader_of``: returns the reader of the records. None: read over NATS, as any client. ``say``: sends messages to a
-        node in the same process. None: send them over NATS.
+        ``factory``: returns a new Service. ``transport``: connected transport. ``reader_of``: returns the reader of the records.
+        None: read over NATS, as any client. ``say``: sends messages to a node in the same process. None: send them over NATS.
         """
         if isinstance(factory, type):
             check_outputs(factory, settings.output_stream)
@@ -380,7 +380,7 @@ class ServiceHost:
         return time.monotonic() - self._heard_s < order.leaseMs / 1000
 
     async def _decide(self, failing: Failing) -> None:
-        """Append the decision to skip a record that this service cannot apply.
+        """Append the decision to skip the unit of ``failing``, which this service cannot apply, to the log.
 
         All nodes skip it when the decision is committed.
         """
@@ -634,7 +634,7 @@ class Upgrader:
         return VersionDecision(self._service, version, order.leaderEpoch), first
 
     async def decide(self, machine: ServiceMachine, decision: VersionDecision, first: bool) -> None:
-        """Append the decision. If that fails, it is due again later."""
+        """Append the decision. If that fails, it is due again later. ``first``: True to append it only as the first record."""
         try:
             await self._writer.upgrade(machine.identity, decision, first=first)
         except LiftError as error:

@@ -188,7 +188,7 @@ class Emitter:
         """Called when the end of the written outputs has advanced."""
 
     def wake(self) -> None:
-        """Check for work, because there are new outputs or the role has changed."""
+        """Let ``run`` check for outputs to write now, because there are new ones or the role has changed."""
         self._wake.set()
 
     def look_again(self) -> None:
@@ -197,7 +197,7 @@ class Emitter:
         self._wake.set()
 
     async def run(self) -> None:
-        """Write or read outputs forever."""
+        """As LEADER, write the outputs to the output stream. As follower, read and compare them. This never ends."""
         while True:
             self._wake.clear()
             try:
@@ -341,7 +341,7 @@ class Emitter:
         self.on_advance()
 
     def _outputs_in_batches(self, outputs: Sequence[Output]) -> Iterator[_Batch]:
-        """Yield the outputs in record batches that fit into one message each."""
+        """Yield ``outputs`` as record batches, each of which fits into one message."""
         max_payload = self._transport.max_payload_bytes
         start = 0
         while start < len(outputs):

@@ -98,7 +98,7 @@ class QueryServer:
 
     @property
     def waiting_count(self) -> int:
-        """Number of queries without an answer."""
+        """Number of queries that wait for their answer."""
         return len(self._desk)
 
     def wake(self) -> None:
@@ -106,7 +106,7 @@ class QueryServer:
         self._arrival.set()
 
     async def run(self) -> None:
-        """Answer queries while the state has caught up, forever."""
+        """Receive and answer queries whenever the state has caught up. This never ends."""
         while True:
             await self._count_partitions()
             while not (self._hears() and self._caught_up()):

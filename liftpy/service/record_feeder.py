@@ -405,7 +405,7 @@ class Feeder:
             self._emitter.look_again()
 
     async def _scan(self, failing: Failing) -> bool | None:
-        """Search the committed records for a decision to skip the failed record or timer.
+        """Search the committed records for a decision to skip the unit of ``failing``, which the service cannot apply.
 
         Return whether there is one. None: the search is not complete.
         """
@@ -496,9 +496,9 @@ class Feeder:
         return failing.unit.offset if stop is None else min(stop, failing.unit.offset)
 
     def _adapt_chunk(self, took_s: float) -> None:
-        """Adapt the number of records per turn to the time that they took.
+        """Change the number of records that are applied at once, so that heartbeats are not delayed.
 
-        A slow service gets fewer records, at least one, so that heartbeats continue.
+        ``took_s``: time that the last records took, in seconds. A slow service gets fewer records, at least one.
         """
         step_s = self._settings.step_s
         if took_s > step_s:

@@ -53,7 +53,7 @@ class Replier:
         """Number of replies that were not sent, because the subject is no inbox or the reply is too large."""
 
     def wake(self) -> None:
-        """Check for work, because there is a reply or the role has changed."""
+        """Let ``run`` check for replies to send now, because there is a new one or the role has changed."""
         if self._leads():
             self._woken.set()
 

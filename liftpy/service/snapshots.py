@@ -61,7 +61,10 @@ _INCOMING = ".incoming"
 
 
 class ServiceLock:
-    """Lock of one service and partition. The constructor raises DataDirectoryLockedError if another process has it."""
+    """Lock file of one service and partition, so that only one process runs it.
+
+    The constructor raises DataDirectoryLockedError if another process has the lock.
+    """
 
     def __init__(self, data: Path, service: str, stream: str, partition: int) -> None:
         path = data / service / f"{stream}-{partition}.lock"
@@ -140,7 +143,7 @@ class Incoming:
             self._file = os.fdopen(os.open(self._temporary, flags, 0o640), "w+b")
 
     def write(self, piece: bytes) -> None:
-        """Write the next bytes."""
+        """Append the next bytes of the download to the temporary file."""
         self._digest.update(piece)
         with _storage_errors("write", self._path):
             self._file.write(piece)
@@ -176,7 +179,7 @@ class Incoming:
 
 
 class SnapshotStore:
-    """Snapshots of one service and partition. Only the holder of the ServiceLock uses it."""
+    """Snapshot files of one service and partition. Only the holder of the ServiceLock uses them."""
 
     def __init__(self, data: Path, identity: Identity, *, kept: int, max_bytes: int) -> None:
         self.folder = data / identity.service / f"{identity.stream}-{identity.uid}" / str(identity.partition)
@@ -187,7 +190,7 @@ class SnapshotStore:
             _make_folder(self.folder, data)
 
     def positions(self) -> list[int]:
-        """Return the positions of the snapshots, ascending."""
+        """Return the positions of the stored snapshots, ascending."""
         names = (path.name.removesuffix(_SUFFIX) for path in self.folder.glob(f"*{_SUFFIX}"))
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
@@ -268,7 +271,7 @@ class SnapshotStore:
         return OpenSnapshot(self._path(position))
 
     def receive_snapshot(self, position: int) -> Incoming:
-        """Return an object that receives a snapshot of another node. It deletes the rest of an earlier attempt."""
+        """Return an object that receives another node's snapshot at ``position``. Delete the rest of an earlier attempt."""
         for path in self.folder.glob(f"*{_INCOMING}"):
             with _storage_errors("remove", path):
                 path.unlink(missing_ok=True)
@@ -453,7 +456,7 @@ class SnapshotKeeper:
             self._store.set_aside(lambda snapshot: snapshot.output_count > outbox.compared_end)
 
     async def save(self, snapshot: Snapshot) -> None:
-        """Store a snapshot. An error is only logged, because it only makes the next replay longer."""
+        """Store a snapshot on disk. An error is only logged, because a missing snapshot only makes the next replay longer."""
         compared_end = self._outbox.compared_end if self._outbox is not None else 0
         try:
             whole = await asyncio.to_thread(snapshot.whole)

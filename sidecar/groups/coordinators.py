@@ -252,7 +252,7 @@ class _Hosted:
 
 
 class GroupCoordinators:
-    """Group coordinators of the partitions that this process hosts. ``folder``: directory of their snapshots.
+    """Runs the group coordinators of the partitions that this process hosts. ``folder``: directory of their snapshots.
 
     Call ``follow`` for every image, and ``close`` at the end.
     """

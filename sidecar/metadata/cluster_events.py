@@ -84,7 +84,7 @@ class EventsDesk:
         await unsubscribe(self._subscriptions)
 
     def look(self) -> None:
-        """Derive the events of newly applied entries and publish them. Call it after each tick."""
+        """Derive the events of newly applied entries. If this controller leads, publish them. Call it after each tick."""
         fresh = self.trail.derive_events(MOST_AT_ONCE)
         if self.trail.dropped:
             self.counters[BEYOND] = self.trail.dropped
@@ -174,14 +174,14 @@ Propose = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse]]
 
 
 class EventWriter:
-    """Writes cluster events to their stream, on the metadata leader.
+    """Writes cluster events to their stream, while this controller is the metadata leader.
 
     Args:
         connect: Opens a connection.
         propose: Sends a request to the metadata group.
         image: Returns the applied image.
         leads: Returns whether this controller leads.
-        controllers: Number of controllers.
+        controllers: Returns the number of controllers.
     """
 
     def __init__(

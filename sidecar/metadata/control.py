@@ -47,7 +47,7 @@ _Reply = Callable[[pb.ControlResponse | None], None]
 
 
 class AdmissionTimeoutError(Exception):
-    """Raised if a request waited too long for its turn."""
+    """Raised if a request waited too long, because its sender has too many unfinished requests."""
 
 
 class Turns:
@@ -148,7 +148,7 @@ class ControlDesk:
             self._of_nodes = None
 
     async def close(self) -> None:
-        """Unsubscribe and drop unfinished requests. Their senders retry at the next leader."""
+        """Stop receiving requests, and drop unfinished ones. Their senders retry at the next leader."""
         self._is_open = False
         self.follow_leadership()
         for listener in self._listeners:

@@ -134,7 +134,7 @@ class FeedSubscriber(MetadataGroup):
             await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> None:
-        """Stop following the feed."""
+        """End the subscription to the feed."""
         await unsubscribe(self._subscriptions)
         await end_tasks([self._task])
 

@@ -161,7 +161,7 @@ class GroupRole:
         return True
 
     async def stop(self) -> None:
-        """Stop the backends."""
+        """Stop the current backend, and the next one while it starts."""
         self._stays = True
         await end_tasks([self._task])
         for backend in reversed(self.backends):
@@ -204,7 +204,7 @@ class GroupRole:
                 await self._become_a_member(current)
 
     async def _is_image_changed(self, wait_s: float) -> bool:
-        """Wait for a change of the image, at most ``wait_s``. Return whether there was one."""
+        """Wait at most ``wait_s`` seconds for a change of the image. Return whether there was one."""
         timer = asyncio.get_running_loop().call_later(wait_s, self._look_due.set)
         try:
             await self._look_due.wait()
@@ -294,7 +294,7 @@ class GroupRole:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Sums of the counters of all backends so far."""
+        """Sums of the counters of all backends that this process has had, by kind."""
         counted = Counter(self._counted)
         counted.update(self.current.counters)
         return dict(counted)
@@ -304,7 +304,7 @@ class GroupRole:
         self._watchers.append(callback)
 
     def retire(self) -> None:
-        """Prepare the stop of this node. The backend does not change any more."""
+        """Prepare the stop of this node: it does not become metadata leader, and its backend does not change any more."""
         self._stays = True
         self.current.retire()
 
@@ -351,7 +351,10 @@ class GroupLink:
         self._role: GroupRole | None = None
 
     async def open(self, fatal: Callable[[Exception], None]) -> GroupRole:
-        """Connect and join. Return when the node has an image of the group. Retry until the call is canceled."""
+        """Connect to NATS and join the metadata group. Return the role when the node has an image. Retry until the call is canceled.
+
+        ``fatal``: called with an error that must stop the node.
+        """
         check_nats_py()
         await self._connect()
         settings = self._settings
@@ -458,7 +461,7 @@ class GroupLink:
             backend.bus_changed(True)
 
     async def close(self) -> None:
-        """Transfer the metadata leadership, leave the group, and disconnect."""
+        """Transfer the metadata leadership if this node has it, leave the group, and disconnect from NATS."""
         if self._role is not None:
             await self._role.stop()
         with contextlib.suppress(Exception):

@@ -72,7 +72,10 @@ class GroupThread(MetadataGroup):
             self.loop.close()
 
     async def start(self) -> None:
-        """Connect and join. Return when the node has an image of the group. Retry until the call is canceled."""
+        """Start the thread, connect to NATS and join the metadata group. Retry until the call is canceled.
+
+        Return when the node has an image of the group.
+        """
 
         def fatal_at_home(error: Exception) -> None:
             with contextlib.suppress(RuntimeError):  # the node's loop has ended already
@@ -90,7 +93,7 @@ class GroupThread(MetadataGroup):
         await elsewhere(self.loop, join())
 
     async def stop(self) -> None:
-        """Transfer the metadata leadership, leave the group, disconnect, and end the thread."""
+        """Transfer the metadata leadership if this node has it, leave the group, disconnect, and end the thread."""
         if not self._thread.is_alive():
             return
         if self._link is not None:
@@ -100,7 +103,7 @@ class GroupThread(MetadataGroup):
 
     # ---- the image -------------------------------------------------------------------------------------------------------
     def _image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
-        """Schedule a new image for the watchers. The method runs in the thread."""
+        """Pass a new image to the event loop of the node, where the watchers get it. The method runs in the thread."""
         self._newest = new
         if not self._announced:
             self._announced = True
@@ -150,7 +153,7 @@ class GroupThread(MetadataGroup):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters of all backends so far."""
+        """Sums of the counters of all backends that this process has had, by kind."""
         return _read_consistently(lambda: self.role.counters, {})
 
     @property
@@ -201,7 +204,7 @@ class GroupThread(MetadataGroup):
         return done
 
     def status(self) -> list[pb.ControllerStatus]:
-        """Return the state of the group's members, as this process knows it."""
+        """Return the state of each member of the metadata group, as this process knows it."""
         return _read_consistently(lambda: self.role.current.status(), [])
 
     async def events(self, question: bytes) -> dict[str, Any] | None:

@@ -54,7 +54,7 @@ class WorkerMarks:
         self.previous = Previous(0, clean_stop, flushed_always)
 
     def flushes_lazily(self) -> None:
-        """Store the mark in the data directory. Several processes may call it at once."""
+        """Store in the data directory that a log acks records before they are flushed. Several processes may call it at once."""
         path = self._folder.path / _LAZY
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640))
@@ -97,7 +97,7 @@ class NodeFile:
         self._folder.store_identity(self._stored)
 
     def flushes_lazily(self) -> None:
-        """Store the mark that a log acks records before they are flushed."""
+        """Store in the data directory that a log acks records before they are flushed."""
         with self._marking:
             if not self._lazy.exists():
                 replace_file(self._lazy, b"")

@@ -227,7 +227,7 @@ class RaftMember(MetadataGroup):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters of the transport (sessions, rejected messages, stale frames) and of invalid entries."""
+        """Numbers of problems and other occurrences on this controller, such as rejected messages and stale frames, by kind."""
         found: Counter[str] = self._log.transport.sessions.counters + self._outgoing.counters + self._desk.counters
         found.update(self._feed.counters + self._member.counters + self._events.counters)
         if self._event_writer is not None:
@@ -279,7 +279,7 @@ class RaftMember(MetadataGroup):
         return self._log.waits_for()
 
     def bus_changed(self, online: bool) -> None:
-        """Handle a lost or restored connection. The new server may accept only smaller messages."""
+        """Process that NATS was lost (``online`` False) or connected again (True). The new server may accept only smaller messages."""
         if online:
             self._log.transport.sessions.fit(self._connection.max_payload)
             self._feed.producer.set_message_size(self._connection.max_payload)
@@ -287,11 +287,11 @@ class RaftMember(MetadataGroup):
         self._driver.wake()
 
     def prefer(self, every_s: float) -> None:
-        """Set how often the leader moves leaderships back to preferred leaders, in seconds. 0: never."""
+        """Set how often the leader moves partition leaderships back to preferred leaders. ``every_s``: seconds, 0: never."""
         self._member.set_preferred_leader_interval(every_s)
 
     def retire(self) -> None:
-        """Prepare the stop: accept no leadership and do not campaign."""
+        """Prepare the stop: from now on this member accepts no leadership and starts no election."""
         self._log.core.retired = True
 
     async def hand_over(self) -> None:
@@ -308,7 +308,7 @@ class RaftMember(MetadataGroup):
             await asyncio.sleep(0.01)
 
     def _transfer(self) -> None:
-        """Request the best follower to take the leadership now, without an election timeout."""
+        """Request that the best follower takes the leadership now, without an election timeout."""
         self._member.resign()
         self._log.core.hand_over()
         self._driver.wake()
@@ -365,7 +365,7 @@ class RaftMember(MetadataGroup):
         return self._events.answer(question)
 
     def ticks(self) -> dict[str, float]:
-        """Return the delays of the last ticks, in milliseconds."""
+        """Return the delays of the last Raft ticks in ms, and the number of late ticks."""
         return {**self._driver.lateness.report(), "late": self._driver.late_tick_count}
 
     # ---- who asks ------------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class MemberFolder:
 
 @dataclass(frozen=True, slots=True)
 class MemberSurroundings:
-    """Clock, random numbers and files of a controller. The simulator replaces them."""
+    """Functions for the clock and random numbers of a controller. The simulator replaces them."""
 
     monotonic: Callable[[], float] = time.monotonic
     """Function that returns the monotonic time, in seconds."""
@@ -284,7 +284,7 @@ class MemberLog:
 
     @property
     def peers(self) -> dict[str, Peer]:
-        """Node id -> session with each other member."""
+        """Session with each other member, by node id."""
         return self.transport.sessions.peers
 
     def waits_for(self) -> str:
@@ -323,7 +323,7 @@ class MemberLog:
 
     @property
     def held(self) -> dict[str, int]:
-        """Return the sizes of the journal in memory and on disk, and of the finished operations."""
+        """Return the sizes of the journal in memory and on disk, and of the answers to finished operations."""
         operations = self.fsm.image.operations
         return {
             "journal_entries": len(self.journal),

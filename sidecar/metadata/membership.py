@@ -146,9 +146,18 @@ class Membership:
         starts: DirectoryIdentity,
         partition_budget: int,
     ) -> int:
-        """Register this process, and retry until the group accepts it. Return the new incarnation.
+        """Register this process in the cluster, and retry until the group accepts it. Return the new incarnation.
 
-        Raises LiftError if the group cannot accept it.
+        Args:
+            previous_incarnation: Incarnation of the last process on the data directory, 0 for none.
+            clean_stop: True if that process stopped cleanly.
+            flushed_always: True if a kill could not lose acknowledged records.
+            status_address: Address of the status page, '' for none.
+            starts: Identity of the data directory.
+            partition_budget: Maximum number of replicas on this node, 0 for no limit.
+
+        Raises:
+            LiftError: The group cannot accept the process.
         """
         registration = pb.RegisterNode(
             nodeId=self._settings.node_id,
@@ -250,7 +259,7 @@ class Membership:
             )
 
     def _pace(self, image: ClusterImage) -> HeartbeatPace:
-        """Return the heartbeat pace for the session times in the image."""
+        """Return the heartbeat interval of this node for the session times in the image."""
         own, times = self._settings.replication, image.session_times
         session_s = own.session_s if times is None else times.session_ms / 1000
         return HeartbeatPace(heartbeat_every_s(own.heartbeat_interval_s, times), session_s)
@@ -261,7 +270,7 @@ class Membership:
         return self._pace(self._group.image).session_s
 
     def _heartbeat_answered(self, sent_ns: int, response: pb.ControlResponse) -> None:
-        """Process the answer to a heartbeat.
+        """Process the answer to the heartbeat that was sent at ``sent_ns`` (monotonic).
 
         It extends the lease when the watchers have received an image as new as the answer.
         """

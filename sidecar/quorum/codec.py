@@ -25,7 +25,7 @@ Entry = tuple[bytes, int, int]
 
 
 def encode(message: Message) -> bytes:
-    """Return the bytes of a message of the library. Raise ProtocolError for a message that is not in the protocol."""
+    """Encode a message of the Raft library as bytes. Raise ProtocolError for a message that is not in the protocol."""
     return _to_protobuf(message).SerializeToString()
 
 
@@ -92,7 +92,10 @@ _NUMBERS = (
 
 
 def decode(data: bytes) -> Message:
-    """Decode a message of the library. Raise ProtocolError if it is invalid, or a term or index is impossibly large."""
+    """Decode a message of the Raft library.
+
+    Raise ProtocolError if it is invalid, or if it has an impossibly large term or index.
+    """
     message = _parse(data)
     if any((message.get(name) or 0) >= MAX_NUMBER for name in _NUMBERS):
         raise ProtocolError(

@@ -149,7 +149,7 @@ class GroupDriver:
         self.tick()
 
     def tick(self) -> None:
-        """Run one tick. A failure of the disk or the state machine stops this process."""
+        """Run one tick of the Raft node. A failure of the disk or the state machine stops this process."""
         self._scheduled = False
         if self.stopped:
             return
@@ -164,7 +164,7 @@ class GroupDriver:
         self._set_timer()
 
     def _set_timer(self) -> None:
-        """Set the timer to the next deadline. Frames and ``wake`` bring earlier ticks."""
+        """Set the timer for the next tick to the next deadline. Received frames and ``wake`` make a tick run earlier."""
         if self._timer is not None:
             self._timer.cancel()
         self._due_s = self._loop.time() + min(self._rest_of_core_s(), max(self._rest_s(), _PAST_S))

@@ -137,11 +137,11 @@ class GroupJournal:
         return min(self._commit, self._entries[-1][1]) if self._entries else 1
 
     def setCurrentTerm(self, term: int, vote: str | None) -> None:
-        """Set term and vote. They are on disk before any message that shows them is sent [M2]."""
+        """Set the Raft term and the vote in it. They are on disk before any message that shows them is sent [M2]."""
         self._term, self._vote, self._meta_changed = term, vote or "", True
 
     def getCurrentTerm(self) -> int:
-        """Return the stored term."""
+        """Return the Raft term that the journal stores."""
         return self._term
 
     def forget_promises(self) -> None:
@@ -156,7 +156,7 @@ class GroupJournal:
         return self._vote or None
 
     def onOneSecondTimer(self) -> None:
-        """Write a changed commit index from time to time, which shortens the replay after a restart."""
+        """Store a changed commit index from time to time, which shortens the replay after a restart. The library calls it."""
         self._meta_changed |= self._commit != self._flushed_commit
 
     def _destroy(self) -> None:
@@ -218,7 +218,7 @@ class GroupJournal:
         self._after_write()
 
     def _content(self) -> Iterator[bytes]:
-        """Yield the content of the file in pieces."""
+        """Yield the complete content of the journal file in pieces, to write the file again."""
         for piece in self._pieces():
             self.file_bytes += len(piece)
             yield piece
@@ -269,7 +269,7 @@ class GroupJournal:
 
     # ---- opening -------------------------------------------------------------------------------------------------------
     def _load(self) -> bool:
-        """Read the file. Return False if it is missing or has no complete frame."""
+        """Read the journal file. Return False if it is missing or has no complete frame."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:

@@ -188,7 +188,16 @@ def settings(
     state_changed: Callable[[int, int], None],
     compact_after_entries: int,
 ) -> SyncObjConf:
-    """Return the library settings of this project: no automatic tick, large batches, no fork, always journal and snapshot."""
+    """Return the settings for the Raft library: no automatic tick, large batches, no fork, always journal and snapshot.
+
+    Args:
+        journal: Journal that the library writes.
+        dump_file: Path of the snapshot file.
+        save: Function that writes a snapshot.
+        load: Function that loads one.
+        state_changed: Called with the old and the new Raft state.
+        compact_after_entries: Number of entries in the log after which the library writes a snapshot.
+    """
     return SyncObjConf(
         autoTick=False,
         autoTickPeriod=0.02,
@@ -317,7 +326,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return self._node_id in self.controllers.voters
 
     def controllers_at(self, index: int) -> ControllerList:
-        """Return the controllers when the log ended with ``index``."""
+        """Return the controller list that applied when the log ended with ``index``."""
         return self._by_log.at(index, self.log.changes)
 
     def snapshot_holds(self, controllers: ControllerList | None) -> None:
@@ -358,7 +367,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
     def blocked(self) -> str:
         """Return why the leader cannot append a controller change now, or '' if it can.
 
-        It is checked again at the append.
+        The library checks it again at the append.
         """
         if self.controllers.index > self.raftCommitIndex:
             return "the change before is not committed yet: ask again"
@@ -389,7 +398,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         """Do nothing. The library would set the members of a snapshot, but here the controller lists in the journal do it."""
 
     def hand_over(self) -> None:
-        """As the leader, request that the best other voter takes over. It must not be leaving itself."""
+        """As the leader, request that the best other voter becomes leader. A voter that leaves the group is never chosen."""
         best = [
             (self.match_index(node.id), node.id)
             for node in self._others

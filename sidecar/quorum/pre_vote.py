@@ -24,7 +24,7 @@ def may_grant(*, leads: bool, quiet_s: float, quiet_needed_s: float, turn_is_lat
 
 
 class PreVote:
-    """Answers of the other controllers in one round of pre-votes."""
+    """Answers of the other controllers to this member in one round of pre-votes."""
 
     def __init__(self, member_count: int) -> None:
         self._needed = member_count // 2
@@ -34,12 +34,12 @@ class PreVote:
         """True while a round of pre-votes is running."""
 
     def follow(self, voters: Collection[str]) -> None:
-        """Set the voters. Only their grants count."""
+        """Set the voters of the group. Only their grants count."""
         self._needed = len(voters) // 2
         self._granted &= set(voters)
 
     def begin(self) -> None:
-        """Start a new round. Grants of earlier rounds do not count."""
+        """Start a new round of pre-votes. Grants of earlier rounds do not count."""
         self._granted.clear()
         self.asks = True
 

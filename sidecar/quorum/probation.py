@@ -137,7 +137,7 @@ class FolderLineage:
 
     # ---- disk ----------------------------------------------------------------------------------------------------------
     def sync(self) -> None:
-        """Flush changed nonces. No message that depends on them may be sent before."""
+        """Flush changed nonces to disk. No message that depends on them may be sent before."""
         if not self._changed:
             return
         said = {
@@ -153,7 +153,7 @@ class FolderLineage:
         self._changed = False
 
     def _load(self) -> None:
-        """Load the stored nonces. A new directory, or one of an older version, has none."""
+        """Load the nonces from the directory. A new directory, or one of an older version, has none."""
         try:
             crc, _, body = self._path.read_bytes().partition(b"\n")
             if int(crc, 16) != crc32c.crc32c(body):
@@ -331,7 +331,7 @@ class Probation:
             self._end()
 
     def waits_for(self) -> str:
-        """Return what the probation waits for, or '' after its end."""
+        """Return a text for operators: what the probation waits for. '': it has ended."""
         return "" if self.over else waits_for(self._own_is_new, self._peers, went_back=self.has_been_member)
 
     @property

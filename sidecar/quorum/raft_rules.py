@@ -32,7 +32,7 @@ class Hardening:
         """Sender -> received bytes of an incomplete snapshot, up to MAX_SNAPSHOT_BYTES."""
 
     def session_ended(self, node_id: str) -> None:
-        """Drop the incomplete snapshot of the node, because its session ended."""
+        """Drop the incomplete snapshot from the node, because the session with it has ended."""
         self._snapshots.pop(node_id, None)
 
     def deliver(self, node: Node, message: Message, term: int) -> bool:
@@ -104,7 +104,7 @@ class Hardening:
         return entry[2]
 
     def _beat(self, node: Node, message: Message, commit_index: int) -> None:
-        """Pass an append message to the library as a heartbeat, without its entries."""
+        """Pass an append message from the leader to the library without its entries, as a heartbeat."""
         self._handler(node, {"type": "append_entries", "term": message["term"], "commit_index": commit_index})
 
     def _acknowledge(self, node: Node, index: int) -> None:

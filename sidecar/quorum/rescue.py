@@ -69,7 +69,7 @@ class Survivor:
     terms: dict[int, int]
 
     def parts_from(self, other: Survivor) -> int:
-        """Return the first index at which the two logs have different entries. 0: no difference is known."""
+        """Return the first index at which this log and the log of ``other`` have different entries. 0: no difference is known."""
         both = sorted(self.terms.keys() & other.terms.keys())
         return next((index for index in both if self.terms[index] != other.terms[index]), 0)
 

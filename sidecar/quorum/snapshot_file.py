@@ -39,7 +39,7 @@ class SnapshotFile:
 
 
 def encode_snapshot_file(snapshot: SnapshotFile) -> bytes:
-    """Return the bytes of the file."""
+    """Return the bytes of a snapshot file with this content."""
     message = pb.RaftSnapshot(nodes=sorted(snapshot.nodes), image=snapshot.image)
     if snapshot.controllers is not None:
         held = snapshot.controllers

@@ -105,7 +105,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         self._hardening = Hardening(core, self._onMessageReceived, self.send, self.sessions.counters)
 
     def follow(self, controllers: ControllerList) -> None:
-        """Set the controllers. Sessions exist with them, and with the previous ones until the change is committed."""
+        """Set the members of the group. Sessions exist with them, and with the previous members until the change is committed."""
         assert self._core is not None
         peers = [i for i in self._core.members if i != self._node_id]
         self.sessions.follow(peers)
@@ -125,7 +125,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         """Do nothing. The library calls this method for a removed member, but ``follow`` sets the members."""
 
     def send(self, node: Node, message: Message) -> bool:
-        """Put a message into the outbox. It is sent after the journal is flushed."""
+        """Send a message of the library to ``node``, after the journal is flushed. Return False if it cannot be sent."""
         assert self._core is not None
         if message["type"] == "apply_command":
             self._not_forwarded.append((node, message.get("request_id")))
@@ -147,11 +147,11 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
 
     # ---- in ------------------------------------------------------------------------------------------------------------
     def receive(self, sender: str, frame: bytes) -> None:
-        """Process a frame from NATS. The call never raises an error."""
+        """Process a frame from the controller ``sender``. The call never raises an error."""
         self.sessions.receive(sender, frame, self._clock())
 
     def poll(self) -> None:
-        """Send hellos, handle timeouts, and reject messages that are not forwarded. Call it on every tick."""
+        """Send hellos, end silent sessions, and reject the library's attempts to forward a command. Call it on every tick."""
         refused, self._not_forwarded = self._not_forwarded, []
         for node, request_id in refused:
             if request_id is not None:
@@ -207,7 +207,10 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         self.levels[sender] = LevelRange(least, most or least) if least else UNSAID
 
     def _compare(self, sender: str, checkpoint: Checkpoint) -> None:
-        """As the leader, compare the image digest that ``sender`` reports with those of the other members."""
+        """As the leader, compare the image digest that ``sender`` reports with those of the other members.
+
+        ``checkpoint``: the reported (index, digest).
+        """
         core, checkpoints = self._core, self.checkpoints
         assert core is not None
         if not core.leads:
@@ -230,9 +233,9 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         return bool(request["transfer"]) or self._core.leads or quiet >= VOTE_AGAIN_S
 
     def _pre_vote(self, sender: str, question: Message) -> None:
-        """Answer a pre-vote question of ``sender``.
+        """Answer the pre-vote question of ``sender``, which would like to become leader.
 
-        A member in a later term ignores the leader, so the leader steps down for an election.
+        If this member leads and ``sender`` has a later term, it steps down, because ``sender`` ignores leaders of lower terms.
         """
         core = self._core
         assert core is not None
@@ -286,7 +289,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         return known[needed - 1] if len(known) >= needed else 0
 
     def _deliver_untrusted(self, sender: str, message: Message, term: int) -> bool:
-        """Deliver a message of a member whose directory is an old copy.
+        """Pass a message of a member whose directory is an old copy to the library, with restrictions.
 
         Such a member gets missing entries, but it cannot vote, commit, confirm or lead.
         """

@@ -464,9 +464,9 @@ class KeptQuestion:
 
     @classmethod
     def of(cls, said: Any) -> KeptQuestion:
-        """Parse ``{"kept": {"before": [index, number, offset], "since_ns": 0, "until_ns": 0, "kind": ""}, "limit": 500}``.
+        """Parse the request ``said`` for events from the stream of events. Raises ValueError if it is invalid.
 
-        Raises ValueError.
+        The form is ``{"kept": {"before": [index, number, offset], "since_ns": 0, "until_ns": 0, "kind": ""}, "limit": 500}``.
         """
         if not isinstance(said, dict) or not isinstance(asked := said.get("kept"), dict):
             raise ValueError("Invalid parameter kept. Use an object.")
@@ -487,7 +487,7 @@ class KeptQuestion:
 
 
 async def kept_events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
-    """Return events from the stream of events, newest first, or None for an invalid question.
+    """Return events from the stream of events, newest first, or None for an invalid question ``said``.
 
     The fields of the result are ``kept``: events, ``more``: True if there may be older ones, and ``last``: place before which
     the next question begins. If this node has no replica of the stream, ``at`` names nodes that have one.

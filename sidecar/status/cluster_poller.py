@@ -91,10 +91,10 @@ _ISR = slice(NAMES.index("isr_full"), NAMES.index("isr_under_min") + 1)
 
 
 class NodesAsker(Protocol):
-    """Interface for status requests to nodes."""
+    """Interface to send status requests to the nodes of a cluster."""
 
     async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
-        """Return the answer of a node. Raises LiftError if the node does not answer."""
+        """Send the question ``asked`` to a node and return its answer as decoded JSON. Raises LiftError if the node does not answer."""
 
     async def node_ids(self) -> list[str]:
         """Return the ids of the nodes to ask first. Raises LiftError."""
@@ -299,11 +299,11 @@ class Viewing:
             await asyncio.gather(*map(self._ask_history, [*after, *nodes[: len(nodes) - len(after)]][:MOST_KEPT]))
 
     def copied_history(self, node: str) -> History | None:
-        """Return the copied history of another node, or None."""
+        """Return the copy of another node's history. None: there is no copy."""
         return self._histories.get(node)
 
     async def wait_for_refresh(self) -> None:
-        """Wait until the data has been refreshed."""
+        """Wait until the data for the viewers has been requested again from the nodes."""
         await self._looked.wait()
 
     async def _look(self) -> None:
@@ -625,7 +625,7 @@ class Viewing:
 
 
 def _is_event(said: Any) -> bool:
-    """Return whether ``said`` is a valid event."""
+    """Return whether ``said``, an answer of another node, has the form of a cluster event."""
     return isinstance(said, dict) and all(is_count(said.get(name)) for name in ("time_ns", "index", "number"))
 
 

@@ -38,15 +38,15 @@ class Health:
         self._synced = Synced()
 
     def live(self) -> list[Check]:
-        """Return the checks that decide whether the process should keep running."""
+        """Run the checks whether this process should keep running. Return their results."""
         return live(self._signs())
 
     def ready(self) -> list[Check]:
-        """Return the checks that decide whether the node takes part in the cluster."""
+        """Run the checks whether the node takes part in the cluster. Return their results."""
         return ready(self._signs())
 
     def ready_checks(self) -> list[Check]:
-        """Return the ready checks, and the check whether all replicas were in sync at least once since the start."""
+        """Run the ready checks, and the check whether all replicas were in sync at least once since the start. Return their results."""
         signs = self._signs()
         own = self._synced.look(self._replicas(), opened=signs.opened)
         return [*ready(signs), own if not own.ok else Check("synced", self._elsewhere())]

@@ -84,7 +84,7 @@ class Serving:
         """Connections without a complete request, oldest first."""
 
     async def open(self, host: str, port: int) -> int:
-        """Listen and return the port. Raises OSError if the port is in use."""
+        """Start to listen on ``host`` and ``port`` (0: any free port). Return the port. Raises OSError if the port is in use."""
         self._server = await asyncio.start_server(self._handle, host, port)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
@@ -164,7 +164,7 @@ class Serving:
 
 
 async def _close_in_time(writer: asyncio.StreamWriter) -> None:
-    """Close a connection in limited time, even if the visitor does not read."""
+    """Close the connection ``writer`` in limited time, even if the browser does not read."""
     writer.close()
     try:
         await asyncio.wait_for(writer.wait_closed(), REQUEST_TIMEOUT_S)

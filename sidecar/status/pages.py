@@ -502,7 +502,7 @@ class Site:
         """Query -> (second, data of a live page). It is shared by viewers of the same page."""
 
     def respond(self, path: str, query: bytes) -> Awaitable[bytes | Live] | bytes | None:
-        """Return the answer to a GET request, or None if there is no such page."""
+        """Return the answer to a GET request for ``path``, or None if there is no such page."""
         fields = dict(parse_qsl(query.decode("ascii", "replace"), keep_blank_values=True))
         if path.startswith("/static/"):
             return _static(path.removeprefix("/static/"))

@@ -96,7 +96,7 @@ class Reporter:
         return {**self.report(chosen), "more": len(behind) > len(chosen)}
 
     def report(self, only: list[PartitionWorker] | None = None) -> dict[str, Any]:
-        """Return the status of the node. ``only``: partitions to include."""
+        """Return the status of the node. ``only``: partitions to include. None: all partitions on the node."""
         now_ns = clock.now_ns()
         workers = self._partitions if only is None else only
         return {
@@ -134,7 +134,7 @@ class Reporter:
         return time.monotonic() - self._started
 
     def _controllers(self) -> dict[str, Any]:
-        """Return the controllers in the image. Without an image, return those in the settings."""
+        """Return the controllers of the metadata group in the image. Without an image, return those in the settings."""
         held, named = self._group.image.controllers, sorted(self._settings.controllers)
         voters = list(held.voters) if held.index else named
         shown = {"voters": voters, "learner": held.learner, "leaving": held.leaving, "index": held.index}
@@ -160,7 +160,7 @@ class Reporter:
         return self._coordinators.lags.of if self._coordinators is not None else {}
 
     def lags_by_group(self) -> dict[str, GroupLag]:
-        """Return the lag of the groups that this node coordinates, by name. Each measurement creates a new object."""
+        """Return the lag of each group that this node coordinates, by name. Each measurement creates a new dict."""
         return self._coordinators.lags.by_group if self._coordinators is not None else _NO_LAGS
 
     def group_rows(self) -> Iterator[dict[str, Any]]:
@@ -184,7 +184,7 @@ class Reporter:
         return [self._partition(worker, clock.now_ns()) for worker in chosen]
 
     def named_counters(self) -> dict[str, int]:
-        """Return all named counters. Names of metadata group counters start with ``metadata: ``."""
+        """Return all named counters of the node. Names of metadata group counters start with ``metadata: ``."""
         return {**self._counters, **{f"metadata: {kind}": n for kind, n in self._group.counters.items()}}
 
     def nats(self) -> dict[str, Any]:
@@ -265,7 +265,7 @@ class Reporter:
 
 
 def _derived_state_memory(node: NodeDerived) -> dict[str, Any]:
-    """Return the memory use of derived state by kind, and the rejections for lack of room."""
+    """Return the memory use of state that is derived from logs, by kind, and the rejections for lack of memory."""
     return {
         "bound_bytes": node.bound_bytes,
         "size_bytes": node.size_bytes,

@@ -92,7 +92,7 @@ _THERE = (
 
 
 class Whole(Protocol):
-    """Interface to the status of a node with several processes."""
+    """Interface to the status of a node that consists of several processes."""
 
     async def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
         """Return the status of the node with a page of its partitions, as ``Reporter.page`` does."""
@@ -379,7 +379,7 @@ class StatusDesk:
         return found if found is not None else http("404 Not Found", TEXT, _THERE)
 
     def _own(self, path: bytes, query: bytes, wanted: bool) -> bytes | Awaitable[bytes]:
-        """Return the answer to an HTTP request for the status of this node. ``wanted``: True to include the body."""
+        """Return the answer to an HTTP request for the status or the metrics of this node. ``wanted``: True to include the body."""
         part = _part(query)
         if part is None:
             text = f"?count=1 to {MOST_ON_A_PAGE} and &after=STREAM/PARTITION, as they are or left out\n"
@@ -411,7 +411,7 @@ class StatusDesk:
         return self._own(path, b"", words[0] == b"GET")
 
     async def close(self) -> None:
-        """Close the status port."""
+        """Stop to listen on the status ports, and end the tasks of the status."""
         await end_tasks([self._keeping, self._watching])
         await self.probes.close()
         if self._sampler is not None:
@@ -548,7 +548,10 @@ def _seen(watch: NodeWatch) -> dict[str, Any]:
 
 
 def glance_at(found: Figures, reporter: Reporter, watch: NodeWatch | None = None) -> NodeSummary:
-    """Return the summary of a node, built from its metric values. ``watch``: what the node has observed itself, None: nothing."""
+    """Return the summary of a node, built from its metric values ``found``.
+
+    ``watch``: what the node has observed itself, None: nothing.
+    """
     group, image = reporter.group, reporter.group.image
 
     def total(name: str, *labels: str) -> float:

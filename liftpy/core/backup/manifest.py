@@ -46,7 +46,7 @@ _INDENT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """A file of the store: ``path`` below its root, its size in bytes, SHA-256 in hexadecimal."""
+    """A file of a backup store: ``path`` below the root of the store, size in bytes, and SHA-256 in hexadecimal."""
 
     path: str
     size_bytes: int
@@ -113,12 +113,12 @@ class PartitionCopy:
 
     @property
     def epoch(self) -> int:
-        """Greatest LeaderEpoch of a record, 0 without records."""
+        """Greatest LeaderEpoch of a record in the copy, 0 without records."""
         return self.pieces[-1].last_epoch if self.pieces else 0
 
     @property
     def size_bytes(self) -> int:
-        """Size of all pieces, in bytes."""
+        """Size of all pieces of the partition, in bytes."""
         return sum(piece.file.size_bytes for piece in self.pieces)
 
 
@@ -137,7 +137,7 @@ class StreamCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CursorCopy:
-    """Committed positions of a group or a named cursor (``is_cursor``): (stream, uid, partition, next offset)."""
+    """A group or named cursor (``is_cursor``) in a backup. ``positions``: committed (stream, uid, partition, next offset)."""
 
     name: str
     is_cursor: bool
@@ -214,7 +214,7 @@ def writer_of(path: str) -> str:
 
 
 def is_backup_id(text: str) -> bool:
-    """Return whether ``text`` is a backup id: the time and eight hexadecimal digits. It becomes part of a path."""
+    """Return whether ``text`` is a backup id: the time and eight hexadecimal digits. Only such a text may become part of a path."""
     if _ID.fullmatch(text) is None:
         return False
     try:

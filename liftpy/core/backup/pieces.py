@@ -198,7 +198,10 @@ def end_of(batch: RecordBatch, until_offset: int | None, until_ns: int | None) -
 
 
 def cut_batch(batch: RecordBatch, end: int) -> RecordBatch | None:
-    """Return the records of ``batch`` below ``end`` (exclusive, within it) as one batch. None: there are no such offsets."""
+    """Return the part of ``batch`` below the offset ``end`` (exclusive, within it) as one batch.
+
+    None: the batch begins at ``end`` or later.
+    """
     header = batch.header
     if end <= batch.base_offset:
         return None

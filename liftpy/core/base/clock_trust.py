@@ -61,7 +61,7 @@ class _ReportedTime(NamedTuple):
 
 
 class ClockTrust:
-    """Trust in the wall clock of one process.
+    """Decides whether one process may trust its wall clock.
 
     Wall times are ns since 1970. ``now_ns`` is a monotonic clock that also runs while the host sleeps.
     """
@@ -123,7 +123,7 @@ class ClockTrust:
         return NO_AGE_NS if self.why else wall_ns
 
     def stamp_ns(self, wall_ns: int, now_ns: int) -> int:
-        """Return the time for records: the wall clock, or the time of the other nodes while the clock is in doubt.
+        """Return the timestamp for new records: the wall clock, or the time of the other nodes while the clock is in doubt.
 
         ``wall_ns``: current wall clock of this node.
         """
@@ -152,7 +152,8 @@ class ClockTrust:
     def _judge_alone(self, offset_ns: int, now_ns: int, is_one_of_many: bool) -> tuple[str, bool]:
         """Check our clock while no other node is live. Return (reason to distrust it or '', whether it looks wrong).
 
-        ``is_one_of_many``: True if other nodes exist, which may report another time later.
+        ``offset_ns``: our wall time minus the monotonic time. ``is_one_of_many``: True if other nodes exist, which may report
+        another time later.
         """
         is_new = self._trusted_ns is None
         why = _UNTOLD if is_new and is_one_of_many else self._clock_jump_text(offset_ns)
@@ -165,8 +166,9 @@ class ClockTrust:
         return "", False
 
     def _clock_jump_text(self, offset_ns: int) -> str:
-        """Return a text if the wall clock has moved too far against the monotonic clock since it was last trusted. '': it has
-        not.
+        """Return a text if the wall clock has jumped since it was last trusted. '': it has not.
+
+        ``offset_ns``: wall time minus the monotonic time.
         """
         moved_ns = 0 if self._trusted_ns is None else offset_ns - self._trusted_ns
         return (

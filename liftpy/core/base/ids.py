@@ -38,7 +38,7 @@ MAX_UID_LENGTH = 64
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether the text can be encoded as UTF-8. Text with a lone surrogate, as from a byte on a command line, cannot."""
+    """Return whether the text can be encoded as UTF-8. A text with a lone surrogate cannot, such as one from a wrong byte."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -151,7 +151,7 @@ class PartitionKey:
     def folder(self) -> str:
         """Directory of the partition below ``streams/`` of the data directory.
 
-        It is also the key in the journal of promised epochs.
+        It is also the partition's key in the journal of promised epochs.
         """
         return f"{self.stream}-{self.uid}/{self.partition}"
 

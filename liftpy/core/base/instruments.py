@@ -23,7 +23,7 @@ _TIMED_BATCHES = 1024
 
 
 class Histogram:
-    """A histogram.
+    """Counts values in buckets.
 
     ``counts[n]``: number of values above ``bounds[n - 1]`` and at most ``bounds[n]``. The last count has no upper bound.
     """
@@ -37,14 +37,14 @@ class Histogram:
         """Sum of all values."""
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count ``value`` ``times`` times."""
+        """Count ``times`` observations of ``value``."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
 
 @dataclass(slots=True, kw_only=True)
 class Instruments:
-    """Instruments of one node, summed over its partitions. Times are in seconds."""
+    """Counters and histograms of one node, summed over its partitions. Times are in seconds."""
 
     batch_records: Histogram = field(default_factory=lambda: Histogram(BATCH_RECORDS))
     """Number of records in each batch that leaders on this node have appended."""

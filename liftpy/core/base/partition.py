@@ -52,7 +52,7 @@ class Pause(IntEnum):
 
     @property
     def takes_nothing(self) -> bool:
-        """Return whether a leader that knows this pause appends no published records."""
+        """Return whether a leader that knows this pause stores no publishes. It rejects or holds them."""
         return self not in (Pause.NOT_PAUSED, Pause.ENDING)
 
     @property
@@ -125,7 +125,7 @@ class Purge:
 
 @dataclass(frozen=True, slots=True)
 class PurgedBy:
-    """Report that ``node`` has deleted the records of all purges up to ``number``."""
+    """Report of the replica on ``node`` that it has deleted the records of all purges up to ``number``."""
 
     node: str
     number: int
@@ -224,7 +224,7 @@ class PartitionState:
 
     @property
     def leaving(self) -> str:
-        """Replica to remove next. '': none. Replicas outside the ISR are removed first, the leader last."""
+        """Replica to remove next during a move. '': none. Replicas outside the ISR are removed first, the leader last."""
         unwanted = [node for node in self.replicas if node not in self.target]
         if not unwanted or len(self.replicas) <= len(self.target) or not self.target:
             return ""
@@ -235,7 +235,7 @@ class PartitionState:
         return config.effective_min_isr(min(len(self.replicas), len(self.target) or len(self.replicas)))
 
     def may_lead(self, policy: CommitPolicy) -> tuple[str, ...]:
-        """Return the nodes that can become leader without an operator's command, in replica order. They may be down.
+        """Return the nodes that can become leader without an operator's command, in replica order. Some of them may be down.
 
         They have all committed records.
         """

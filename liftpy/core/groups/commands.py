@@ -44,7 +44,7 @@ def uid_order(uid: str) -> tuple[int, str]:
 
 
 def encode_command(command: pb.GroupCommand) -> bytes:
-    """Encode a command. Raise GroupCommandError if the coordinator would reject it as malformed."""
+    """Encode a command of a group as bytes. Raise GroupCommandError if the coordinator would reject it as malformed."""
     check_command(command)
     data = command.SerializeToString(deterministic=True)
     if len(data) > MAX_COMMAND_BYTES:
@@ -55,7 +55,7 @@ def encode_command(command: pb.GroupCommand) -> bytes:
 
 
 def decode_command(data: bytes | memoryview) -> pb.GroupCommand:
-    """Decode and validate a command. Raises only GroupCommandError."""
+    """Decode and validate a command of a group. Raises only GroupCommandError."""
     if len(data) > MAX_COMMAND_BYTES:
         raise GroupCommandError(
             f"The group command has {len(data)} bytes, at most {MAX_COMMAND_BYTES} are allowed. Send less at once."
@@ -85,7 +85,7 @@ def decode_query_answer(data: bytes | memoryview) -> pb.GroupQueryAnswer:
 
 
 def check_command(command: pb.GroupCommand) -> None:
-    """Raise GroupCommandError if the command is invalid in any state."""
+    """Raise GroupCommandError if the command can never be valid, whatever the state of the group is."""
     _check_name(command.group, "group")
     parts = {name for name in _ORDER if command.HasField(name)}
     if len(parts) != 1 and parts not in _TOGETHER:

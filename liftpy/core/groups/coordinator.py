@@ -99,9 +99,9 @@ NO_FIGURES = {"groups": 0, "members": 0, "queues": 0, "records_out": 0, "state_b
 
 
 class GroupCoordinator(Service):
-    """The coordinator of groups, a replicated service.
+    """Manages the consumer groups of one partition of the groups stream, as a replicated service.
 
-    Run it in the host of every replica of a partition of the groups stream, with ``tick_interval_s`` = 1 and without output.
+    Run it in the host of every replica of the partition, with ``tick_interval_s`` = 1 and without output.
     """
 
     on_error = "skip"
@@ -115,7 +115,7 @@ class GroupCoordinator(Service):
             self._machine.restore(snapshot)
 
     def on_record(self, record: Record) -> None:
-        """Apply a command. An empty record only advances the time."""
+        """Apply the command in the record, and reply to its sender. An empty record only advances the time."""
         if record.value:
             self.reply(record, self._machine.apply(record.value, record.timestamp_ns, record.leader_epoch))
         else:
@@ -138,7 +138,7 @@ class GroupCoordinator(Service):
 
     @property
     def groups(self) -> dict[str, GroupRecord]:
-        """Groups by name, read only."""
+        """All groups of this coordinator by name. Read only."""
         return self._machine.groups
 
     def figures(self) -> dict[str, int]:

@@ -47,7 +47,7 @@ class GroupMember:
         heard_ns: Time of its last command, by the coordinator's clock.
         joined: Sequence number of its join.
         number: Number of its newest command.
-        held: (stream, partition) -> generation of its grant.
+        held: Generation of the grant of each partition that it has, by (stream, partition).
     """
 
     name: str
@@ -109,7 +109,7 @@ class ConsumerGroup:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate size in the state, in bytes."""
+        """Approximate size of this group in the coordinator's state, in bytes."""
         places = max(len(self.targets), len(self.positions))
         return MEMBER_BYTES * len(self.members) + STREAM_BYTES * len(self.streams) + PARTITION_BYTES * places
 
@@ -284,7 +284,7 @@ class ConsumerGroup:
         self._grant()
 
     def _grant(self) -> None:
-        """Grant unowned partitions to their new owners with one new generation."""
+        """Grant partitions without an owner to the members that shall read them, with one new generation."""
         free = [place for place in self.targets if place not in self.owners]
         if not free:
             return
@@ -303,12 +303,15 @@ class ConsumerGroup:
         return self.owners == self.targets
 
     def lacks(self, name: str) -> bool:
-        """Return whether a member waits for partitions that other members must release."""
+        """Return whether the member ``name`` waits for partitions that other members must release first."""
         return any(target == name and self.owners.get(place) != name for place, target in self.targets.items())
 
     # ---- positions -------------------------------------------------------------------------------------------------------
     def commit(self, commit: pb.CommitPositions, answer: pb.GroupAnswer) -> None:
-        """Store the valid positions and list the rejected ones in ``answer`` [G2]. A lower position changes nothing [G3]."""
+        """Store the committed positions in ``commit``, and list the rejected ones in ``answer`` [G2].
+
+        A position below the stored one changes nothing [G3].
+        """
         member = self.members.get(commit.member)
         if commit.member and member is None:
             answer.code, answer.detail = pb.GROUP_UNKNOWN_MEMBER, "its session is over: nothing was committed"
@@ -400,7 +403,7 @@ class ConsumerGroup:
         answer.heartbeatMs = beat_ms if answer.settled or not self.lacks(name) else min(beat_ms, commands.WAITING_HEARTBEAT_MS)
 
     def granted_partitions(self, name: str, places: Iterable[Place]) -> list[pb.GrantedPartitions]:
-        """Return the ``places`` of member ``name`` grouped by stream, in order."""
+        """Return ``places``, partitions of the member ``name``, with their generations. They are grouped by stream, in order."""
         held = self.members[name].held
         parts: dict[str, pb.GrantedPartitions] = {}
         for place in sorted(places):
@@ -412,7 +415,7 @@ class ConsumerGroup:
         return list(parts.values())
 
     def all_positions(self) -> list[pb.GroupPosition]:
-        """Return all committed positions, in order."""
+        """Return the committed positions of all partitions, in order."""
         return [self._position(place) for place in sorted(self.positions)]
 
 

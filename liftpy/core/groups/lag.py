@@ -47,7 +47,7 @@ def read_by(group: GroupRecord) -> Iterator[tuple[PartitionKey, int]]:
 
 
 class PartitionEnds:
-    """Known ends of one partition (HW + 1) with their times, and its log start."""
+    """Log ends of one partition (HW + 1) with the times when they were first seen, and its log start."""
 
     __slots__ = ("_ends", "_since_ns", "_start")
 
@@ -57,7 +57,10 @@ class PartitionEnds:
         self._since_ns: list[int] = []
 
     def set_bounds(self, end: int, now_ns: int, start: int = 0) -> None:
-        """Set the end and the start of the log. A lower end (after an unclean election) removes the earlier ends."""
+        """Add the current log end, seen at ``now_ns``, and set the log start.
+
+        A lower end (after an unclean election) removes the earlier ends.
+        """
         self._start = start
         if self._ends and end < self._ends[-1]:
             self._ends.clear()
@@ -88,7 +91,7 @@ class PartitionEnds:
 
 
 class KnownEnds:
-    """Known ends of all partitions that groups read."""
+    """Log ends (HW + 1) of the partitions that groups read, as far as they are known."""
 
     def __init__(self) -> None:
         self._of: dict[PartitionKey, PartitionEnds] = {}
@@ -135,7 +138,7 @@ class KnownEnds:
 
 @dataclass(slots=True)
 class GroupLag:
-    """Lag of a group.
+    """Lag of a consumer group.
 
     ``records``: sum over its partitions. ``seconds``: lag of its slowest partition. ``unknown``: number of partitions whose
     end is unknown.

@@ -51,7 +51,7 @@ _GROUP_BYTES = 100
 
 @dataclass(slots=True)
 class GroupRecord:
-    """One group name: its streams and positions, and its work queues."""
+    """State under one group name in the coordinator: a group with its positions, its work queues, or a cursor."""
 
     readers: ConsumerGroup = field(default_factory=ConsumerGroup)
     queues: dict[Place, WorkQueue] = field(default_factory=dict)
@@ -60,11 +60,11 @@ class GroupRecord:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate size in the state, in bytes."""
+        """Approximate size of this group in the coordinator's state, in bytes."""
         return _GROUP_BYTES + self.readers.size_bytes + sum(queue.size_bytes for queue in self.queues.values())
 
     def expire(self, now_ns: int) -> None:
-        """End the sessions and leases whose time is over."""
+        """End the sessions and leases whose time has passed at ``now_ns``."""
         self.readers.expire(now_ns)
         for queue in self.queues.values():
             queue.expire(now_ns)
@@ -301,11 +301,11 @@ class GroupMachine:
 
     # ---- snapshots ---------------------------------------------------------------------------------------------------------
     def snapshot(self) -> bytes:
-        """Return the complete state. Equal states give equal bytes."""
+        """Return the complete state as bytes. Equal states give equal bytes."""
         return self.frozen()()
 
     def frozen(self) -> Callable[[], bytes]:
-        """Return a function that encodes the current state in any thread. Later commands do not change it."""
+        """Return a function that encodes the current state as bytes, in any thread. Later commands do not change the result."""
         head = pb.CoordinatorState(
             version=STATE_VERSION,
             clockNs=self.clock.now_ns,
@@ -317,7 +317,7 @@ class GroupMachine:
         groups = {name: group.frozen() for name, group in self.groups.items()}
 
         def made() -> bytes:
-            """Encode one group after the other, so that other threads wait only briefly."""
+            """Encode the groups one after the other, so that other threads wait only briefly. Return the complete state."""
             parts = [
                 pb.CoordinatorState(groups=[_group_state(name, groups[name])]).SerializeToString(deterministic=True)
                 for name in sorted(groups)
@@ -353,7 +353,7 @@ def _reject_full(answer: pb.GroupAnswer, what: str) -> None:
 
 
 def _wrong_kind_reason(group: GroupRecord, command: pb.GroupCommand) -> str:
-    """Return why a command does not fit the kind of its name (group, cursor or queue). '': it fits."""
+    """Return why a command does not fit the kind of its group name, such as a join to the name of a cursor. '': it fits."""
     if group.cursor and (command.HasField("join") or command.HasField("take")):
         return "the name is that of a cursor: use another, or delete it"
     if command.HasField("open") and not group.cursor and not group.is_empty:

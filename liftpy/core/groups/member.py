@@ -33,7 +33,7 @@ _REFUSED_NS = 1_000 * NS_PER_MS
 
 
 class MemberStage(Enum):
-    """Stage of a member.
+    """Stage of a group member, as the member itself knows it.
 
     JOINING: it has no partitions yet. MEMBER: it is in the group. FENCED: another process has its static identity, so it
     sends nothing more. LEFT: it has left the group.
@@ -90,7 +90,7 @@ MemberEvent = PartitionGained | PartitionAsked | PartitionLost | MemberRefused
 
 
 class MemberMachine:
-    """One member. ``new_id``: returns a random name for each session. All times are ns of one monotonic clock."""
+    """One member of a consumer group. ``new_id``: returns a random name for each session. Times are ns of one monotonic clock."""
 
     def __init__(
         self,
@@ -142,13 +142,13 @@ class MemberMachine:
 
     @property
     def until_ns(self) -> int:
-        """Time until which records may be delivered without another answered heartbeat."""
+        """Monotonic time in ns until which records may be delivered without another answered heartbeat."""
         return self._until_ns
 
     def given_up(self, key: PartitionKey) -> None:
-        """Note that the application has finished ``key`` and has committed its position.
+        """Report that the application has finished the records of ``key`` and has committed its position.
 
-        The next heartbeat is due now and reports the release.
+        The next heartbeat is due now and tells the coordinator that the partition is released.
         """
         if key in self._owned:
             self._dropped[key] = (self._owned.pop(key), self._number)

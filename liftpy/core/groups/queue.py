@@ -53,7 +53,7 @@ NO_KEY = 0
 
 
 def key_digest(key: bytes | None) -> int:
-    """Return the digest of ``key`` in commands and state. ``NO_KEY`` without a key or with an empty one."""
+    """Return the digest that stands for ``key`` in commands and state. ``NO_KEY``: the key is None or empty."""
     return int.from_bytes(blake2b(key, digest_size=8).digest(), "little") or 1 if key else NO_KEY
 
 
@@ -160,7 +160,10 @@ class QueuePiece:
 
 
 class WorkQueue:
-    """State of one queue. The caller passes the coordinator's time and the positions of the log that a method needs."""
+    """State of one partition as a work queue.
+
+    The caller passes the coordinator's time and the positions of the log that a method needs.
+    """
 
     def __init__(self, uid: str, prefix: int, *, ordered: bool = False) -> None:
         self.uid = uid
@@ -200,12 +203,12 @@ class WorkQueue:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate size in the state, in bytes."""
+        """Approximate size of this queue in the coordinator's state, in bytes."""
         return PIECE_BYTES * (2 + len(self._pieces)) + KEY_BYTES * self._order.count
 
     @property
     def pieces(self) -> tuple[QueuePiece, ...]:
-        """Pieces in order, from the prefix to the frontier."""
+        """Pieces of the queue in order, from the first offset that is not done to the first that was never delivered."""
         return tuple(self._pieces)
 
     # ---- time ------------------------------------------------------------------------------------------------------------
@@ -250,7 +253,7 @@ class WorkQueue:
 
     # ---- commands --------------------------------------------------------------------------------------------------------
     def order(self, ordered: bool) -> bool:
-        """Switch the delivery in order by key on or off. Return True if the queue is in the requested mode.
+        """Switch the delivery in order by key on (``ordered`` True) or off. Return True if the queue is in the requested mode.
 
         Return False if delivered records are not done. The mode then cannot change.
         """
@@ -374,7 +377,7 @@ class WorkQueue:
             yield index, self._settle(settlement, piece, now_ns)
 
     def _own(self, first: int, behind: int, lease: int, member: str) -> list[int]:
-        """Return the indexes of the pieces from ``first`` to ``behind`` (exclusive) that ``member`` holds by ``lease``."""
+        """Return the indexes of the pieces that ``member`` holds by ``lease``, from index ``first`` to ``behind`` (exclusive)."""
         if not lease:
             return []
         pieces = self._pieces
@@ -569,7 +572,7 @@ class WorkQueue:
             self._dead_back += records
 
     def _advance(self) -> None:
-        """Move DONE pieces at the beginning into the prefix."""
+        """Move the start of the queue past the pieces at its beginning that are DONE."""
         if self._pieces and self._pieces[0].kind is PieceKind.DONE:
             first = self._pieces[0]
             self._count(first, first.start - first.end)
@@ -637,7 +640,7 @@ class WorkQueue:
         return copied
 
     def view(self, stream: str, partition: int, *, with_holders: bool = True) -> pb.QueueView:
-        """Return the figures for operators.
+        """Return the figures of the queue for operators, such as its numbers of records.
 
         ``with_holders``: include the members with leased records. This reads all pieces.
         """

@@ -50,7 +50,10 @@ def check_image(image: ClusterImage) -> None:
 
 
 def check_step(old: ClusterImage, new: ClusterImage) -> None:
-    """Check that the change from one image to the next meets the invariants C2, C4 and C6. Raise InvariantError if not."""
+    """Check that the change from the image ``old`` to the next image ``new`` meets the invariants C2, C4 and C6.
+
+    Raise InvariantError if it does not.
+    """
     check(new.index >= old.index, "M5", "index fell")
     for field in ("next_incarnation", "next_stream_uid", "next_leader_epoch", "next_epoch", "placement_index"):
         check(getattr(new.counters, field) >= getattr(old.counters, field), "C2", field)

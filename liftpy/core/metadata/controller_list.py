@@ -49,7 +49,7 @@ class ControllerList:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """All nodes that receive the log."""
+        """All nodes that receive the log of the metadata group: voters and learner."""
         return (*self.voters, self.learner) if self.learner else self.voters
 
     @property
@@ -74,12 +74,12 @@ list_to_pb, list_from_pb = CONTROLLERS.to_pb, CONTROLLERS.from_pb
 
 
 def majority(count: int) -> int:
-    """Return the size of a majority of ``count`` members."""
+    """Return how many of ``count`` members are a majority."""
     return count // 2 + 1
 
 
 def first_list(members: Iterable[str]) -> ControllerList:
-    """Return the controller list with ``members``, as in the settings."""
+    """Return a controller list with ``members`` as voters, as the settings name them."""
     return ControllerList(tuple(sorted(members)))
 
 

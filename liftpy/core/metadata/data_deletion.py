@@ -25,7 +25,7 @@ class DataDeletion:
         self._deleted_uids: set[str] = set()
 
     def note_deleted_streams(self, deleted: Iterable[StreamImage]) -> None:
-        """Note that the image shows these streams as deleted."""
+        """Record that the image shows the streams ``deleted`` as deleted, so that their partitions have left this node."""
         self._deleted_uids.update(stream.uid for stream in deleted)
 
     def has_left(self, key: PartitionKey, image: ClusterImage) -> bool:

@@ -121,7 +121,7 @@ def transfer(draft: RecordBuilder, stream: StreamImage, partition: PartitionStat
 
 
 def propose(draft: RecordBuilder, partition: PartitionState, candidate: str) -> PartitionState:
-    """Return the partition with ``candidate`` as candidate in a new LeaderEpoch."""
+    """Return the partition with the node ``candidate`` as candidate for its leadership, in a new LeaderEpoch."""
     draft.count_leader(candidate)
     return replace(
         partition,
@@ -308,7 +308,7 @@ class ElectionTimers:
                 self._watch(change.stream, change.new, now_ns)
 
     def note_report(self, report: pb.ReportLeader, now_ns: int) -> None:
-        """Record that a node reported a position, which is progress in an election."""
+        """Record that a node reported its position, because progress of a node makes the timers wait."""
         clock = self._clocks.get(PartitionKey(report.stream, report.uid, report.partition))
         if clock is None or clock.partition.status is not PartitionStatus.ELECTION or report.witness in clock.told:
             return

@@ -65,12 +65,15 @@ class FailureReports:
         self._proven: list[pb.ReportLeader] = []
 
     def lead(self, term: int) -> None:
-        """Start as the metadata leader in Raft term ``term``. Reports of other terms do not count together with new ones."""
+        """Start to collect reports, because this node became the metadata leader in Raft term ``term``.
+
+        Reports of other terms do not count together with new ones.
+        """
         self.resign()
         self._term = term
 
     def resign(self) -> None:
-        """Stop and forget all reports, because this node lost the metadata leadership."""
+        """Stop to collect reports and forget all of them, because this node lost the metadata leadership."""
         self._cases.clear()
         self._questions.clear()
         self._proven.clear()

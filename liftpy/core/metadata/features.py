@@ -30,7 +30,7 @@ FIRST = 5
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One feature level. The row of a released level never changes."""
+    """One feature level, as a row of the table of features. The row of a released level never changes."""
 
     level: int
     version: str

@@ -39,7 +39,7 @@ _MAX_STATE_SIZE_BYTES = 8192
 
 
 class FeedProducer:
-    """Publishes the feed on a controller.
+    """Collects the applied entries on a controller, and returns the feed entries to publish.
 
     Every controller calls ``entry_applied``. Only the metadata leader publishes entries and answers requests.
     """
@@ -128,9 +128,9 @@ class FeedProducer:
         return self._chunk(request)
 
     def snapshot_is_ready(self, index: int, data: bytes) -> None:
-        """Set the encoded snapshot (``encode_snapshot(image, operations=False)``) of the image at ``index``.
+        """Pass the encoded snapshot of the image at ``index`` to the producer, which answers requests with it for a while.
 
-        It is used for all requests for a while.
+        ``data``: result of ``encode_snapshot(image, operations=False)``.
         """
         if index:
             self._snapshots[index] = data
@@ -189,7 +189,7 @@ class FeedProducer:
 
 
 def _size_bytes(messages: Iterable[pb.Record]) -> int:
-    """Return the size of records in an entry, with their tags and lengths, in bytes."""
+    """Return the size of the records ``messages`` in a feed entry, with their tags and lengths, in bytes."""
     return sum(message.ByteSize() + 8 for message in messages)
 
 
@@ -279,7 +279,7 @@ class FeedSubscription:
         return pb.FeedSnapshotRequest(nodeId=self._node_id, afterIndex=self.image.index if self.synced else 0)
 
     def entry_received(self, entry: pb.FeedEntry) -> bool:
-        """Apply a published entry or head. Return whether the image changed."""
+        """Apply an entry from the feed. Return whether the image changed."""
         before = self.image
         if self._contradicts(entry):
             self.start_again()
@@ -289,7 +289,7 @@ class FeedSubscription:
         return self.image is not before
 
     def response_received(self, response: pb.FeedSnapshotResponse) -> bool:
-        """Process the answer to ``request``. Return whether the image changed.
+        """Process the answer of the metadata leader to ``request``. Return whether the image changed.
 
         If the answer has nothing new, the next request waits for ``RETRY_AFTER_NS``. Raise MisdirectedError if the answer is
         for another node.
@@ -355,7 +355,10 @@ class FeedSubscription:
             del self._taken[next(iter(self._taken))]
 
     def _has_room(self, entry: pb.FeedEntry) -> bool:
-        """Return whether one more entry may wait in the buffer. Without room, the entry is requested again later."""
+        """Return whether one more entry may wait in the buffer of early entries.
+
+        If not, the entry is requested again later.
+        """
         held_bytes = sum(held.ByteSize() for held in self._waiting.values())
         return len(self._waiting) < MAX_WAITING_ENTRIES and held_bytes + entry.ByteSize() <= MAX_WAITING_BYTES
 

@@ -36,7 +36,7 @@ from liftpy.core.wire.subjects import ANY, REST
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """Node of a tree of subjects. The path to the node is the first tokens of a subject."""
+    """Node of a tree of subjects, in which each level is one token. The path from the root is the beginning of a subject."""
 
     streams: tuple[tuple[str, int], ...] = ()
     """(name, number of partitions) of the streams whose subject ends at this node, ordered by name."""
@@ -51,11 +51,11 @@ class SubjectIndex:
     root: _Branch = field(default_factory=_Branch)
 
     def with_stream(self, name: str, subject: str, partitions: int) -> SubjectIndex:
-        """Return the index with the stream ``name`` added. The index must not contain the stream yet."""
+        """Return the index with the subject of the stream ``name`` added. The index must not contain the stream yet."""
         return SubjectIndex(_put(self.root, subject.split("."), name, partitions))
 
     def without_stream(self, name: str, subject: str) -> SubjectIndex:
-        """Return the index without the stream ``name``."""
+        """Return the index without the subject of the stream ``name``."""
         return SubjectIndex(_put(self.root, subject.split("."), name, 0))
 
     def overlapping(self, subject: str, partitions: int) -> str:
@@ -97,7 +97,7 @@ def _of_subject(branch: _Branch, tokens: list[str]) -> Iterator[str]:
 
 
 def _of_numbers(branch: _Branch, tokens: list[str], partitions: int) -> Iterator[str]:
-    """Yield the streams that overlap with partitions of a stream on the subject ``tokens``.
+    """Yield the streams below ``branch`` that overlap with partitions of a stream on the subject ``tokens``.
 
     These partitions have the numbers from 1 to ``partitions`` - 1 (inclusive) as last token.
     """
@@ -171,7 +171,7 @@ INSUFFICIENT_NODES = "insufficient-nodes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeImage:
-    """One registered node."""
+    """One registered node, as the metadata group knows it."""
 
     node_id: str
     incarnation: int
@@ -210,7 +210,7 @@ class NodeImage:
 
 @dataclass(frozen=True, slots=True)
 class StreamImage:
-    """One stream. If it is deleted and created again, it has another ``uid`` [R9]."""
+    """One stream, as the metadata group knows it. If it is deleted and created again, it has another ``uid`` [R9]."""
 
     name: str
     uid: str
@@ -244,7 +244,7 @@ class StreamImage:
 
     @property
     def commits_by_quorum(self) -> bool:
-        """True if a majority of the replica set commits, and not the ISR."""
+        """True if a majority of the replica set commits records. False: the ISR does."""
         return self.config.commit_policy is CommitPolicy.QUORUM
 
     def may_lead(self, partition: PartitionState) -> tuple[str, ...]:
@@ -293,7 +293,7 @@ class StreamImage:
 
     @property
     def answers(self) -> bool:
-        """True if publishers on the stream's subject may get answers."""
+        """True if the ack policy of the stream lets publishers get acks."""
         return self.config.ack_policy is not AckPolicy.NONE
 
 
@@ -347,7 +347,7 @@ Reports = Map[tuple[str, int], tuple[LeaderReport, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterImage:
-    """The complete image.
+    """Everything that the metadata group knows, after one log entry.
 
     The fields ``hosted``, ``replica_counts``, ``leader_counts``, ``answering``, ``waiting`` and ``trail`` are derived
     from the others and not encoded.
@@ -415,7 +415,7 @@ class ClusterImage:
         return 0 if self.session_times is None else self.session_times.longest_lease_ns
 
     def partitions_of(self, node_id: str) -> Iterator[tuple[StreamImage, PartitionState]]:
-        """Yield all partitions that ``node_id`` has as a replica or learner, by stream name and partition number."""
+        """Yield all partitions that have a replica or learner on ``node_id``, by stream name and partition number."""
         hosted = self.hosted.get(node_id)
         for name in sorted(hosted) if hosted else ():
             stream = self.streams[name]
@@ -490,7 +490,7 @@ class ClusterImage:
         )
 
     def with_altered(self, stream: StreamImage) -> ClusterImage:
-        """Return the image with changed settings of an existing stream. Its partitions and its subject are the same."""
+        """Return the image with ``stream`` in place of the stream of this name. Only its settings may differ."""
         return replace(self, streams=self.streams.set(stream.name, stream), trail=self.trail.step(stream.name))
 
     def with_partition(self, stream: StreamImage, changed: PartitionState) -> ClusterImage:

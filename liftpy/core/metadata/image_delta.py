@@ -85,7 +85,7 @@ class ImageDiff:
 
 
 def diff(old: ClusterImage, new: ClusterImage) -> ImageDiff:
-    """Return the differences between two images. It takes little time if the images share most of their parts."""
+    """Return the differences between the images ``old`` and ``new``. It takes little time if they share most of their parts."""
     nodes = () if old.nodes is new.nodes else tuple(_nodes(old.nodes, new.nodes))
     has_same_default = old.default_quota == new.default_quota
     lease_changed = old.longest_lease_ns != new.longest_lease_ns
@@ -144,7 +144,7 @@ def _changed_keys(
 
 
 class _NoRecordForChangeError(Exception):
-    """Raised if records cannot express the difference."""
+    """Raised if records cannot express the difference between two images."""
 
 
 def entry_between(old: ClusterImage, new: ClusterImage) -> pb.FeedEntry | None:

@@ -140,7 +140,7 @@ class EarlierProcessCheck:
         """True if the earlier process has answered a probe, and no later probe showed that it ended."""
 
     def record_sign(self, sign: EarlierProcessSign, now_ns: int) -> EarlierProcessStep:
-        """Record the result of one probe. Return the next step."""
+        """Record the result of one probe. Return the next step: probe again, take the place of the earlier process, or give up."""
         if sign is EarlierProcessSign.ABSENT:
             return EarlierProcessStep.GO_ON
         if sign is EarlierProcessSign.UNASKED:

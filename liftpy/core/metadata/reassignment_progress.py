@@ -11,7 +11,7 @@ from liftpy.core.metadata.image import ClusterImage, StreamImage
 
 
 class Phase(Enum):
-    """Phase of the move of a replica."""
+    """Phase of the move of a partition's replicas or leadership."""
 
     WAITS = "waits"
     """The move waits for its turn, for a complete partition, or for a node."""

@@ -90,7 +90,7 @@ class RecordBuilder:
         return self._leader_epoch - count
 
     def skip_leader_epochs(self, first: int) -> None:
-        """Continue with LeaderEpochs from ``first`` on. The counter never falls."""
+        """Assign only LeaderEpochs from ``first`` on from now on. The counter never falls."""
         self._leader_epoch = max(self._leader_epoch, first)
 
     def next_epochs(self, count: int = 1) -> int:
@@ -105,7 +105,7 @@ class RecordBuilder:
         """Called by a decision that needs many steps. A trial decision on the metadata leader ends at this call."""
 
     def add(self, record: Record) -> None:
-        """Append a record."""
+        """Append a record to the records of the decision."""
         self.records.append(record)
         if isinstance(record, NodeChanged):
             self._nodes[record.node.node_id] = record.node
@@ -120,7 +120,7 @@ class RecordBuilder:
         return node is not None and not node.fenced
 
     def leader_count(self, node_id: str) -> int:
-        """Return how many partitions the node leads or leads next, by the image and this decision."""
+        """Return how many partitions the node leads or will lead, by the image and this decision."""
         return self.image.leader_counts.get(node_id, 0) + self._appointed.get(node_id, 0)
 
     def count_leader(self, node_id: str) -> None:

@@ -33,7 +33,7 @@ from liftpy.core.metadata.records import (
 
 
 def replay(image: ClusterImage, record: Record) -> ClusterImage:
-    """Return ``image`` after ``record``. Raise InvariantError if the record cannot follow this image."""
+    """Return ``image`` after the change that ``record`` describes. Raise InvariantError if the record cannot follow this image."""
     match record:
         case StreamCreated(stream):
             check(stream.name not in image.streams, "R9", "stream", stream.name, "exists")
@@ -86,12 +86,12 @@ def replay(image: ClusterImage, record: Record) -> ClusterImage:
 
 
 def replay_all(image: ClusterImage, records: Iterable[Record]) -> ClusterImage:
-    """Return ``image`` after all of ``records``, in order."""
+    """Return ``image`` after the changes that ``records`` describe, in order."""
     return run_to_end(replaying_all(image, records))
 
 
 def replaying_all(image: ClusterImage, records: Iterable[Record]) -> Steps[ClusterImage]:
-    """Return ``image`` after all of ``records``, in steps."""
+    """Return ``image`` after the changes that ``records`` describe, in steps with pauses for other work."""
     for number, record in enumerate(records, 1):
         image = replay(image, record)
         if number % PER_STEP == 0:

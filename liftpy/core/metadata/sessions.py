@@ -133,7 +133,7 @@ class NodeSessions:
         self._nodes = None
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """Apply registrations, fencing and removals of nodes. A new incarnation gets a new session."""
+        """Start, change or end sessions after nodes were registered, fenced or removed. A new incarnation gets a new session."""
         if not self._leading:
             return
         if image.session_times != self._times:
@@ -156,7 +156,10 @@ class NodeSessions:
         self._earliest_ns = now_ns
 
     def heartbeat(self, node_id: str, incarnation: int, now_ns: int, confirmed_ns: int) -> LeaseAnswer:
-        """Answer a heartbeat. ``confirmed_ns``: time when a majority last confirmed this node as the metadata leader."""
+        """Process a heartbeat of the process ``incarnation`` of a node. Return the answer, which grants or denies a lease.
+
+        ``confirmed_ns``: time when a majority last confirmed this node as the metadata leader.
+        """
         if not self._leading:
             return LeaseAnswer(False, error=pb.ControlResponse.NOT_METADATA_LEADER)
         if now_ns - confirmed_ns > self._confirmed_within_ns:
@@ -315,7 +318,7 @@ MAX_WAITING = 64
 
 
 class Registered(Enum):
-    """Result of a registration."""
+    """Meaning of the answer to a registration for the process that sent it."""
 
     TAKEN_IN = "this process is the node now"
     TAKEN = "another process runs in its place: ask again for as long as one may need to end"

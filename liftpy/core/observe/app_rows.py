@@ -133,7 +133,7 @@ def joined_groups(parts: Iterable[Mapping[str, Any]], limit: int) -> dict[str, A
 
 
 def joined_services(parts: Iterable[Mapping[str, Any]], limit: int, *, of_one: bool) -> dict[str, Any]:
-    """Combine the answers of a node's processes to a request for services into one answer with at most ``limit`` rows.
+    """Combine the answers ``parts`` of a node's processes to a request for services into one answer with at most ``limit`` rows.
 
     ``of_one``: True for each instance of one service, False for the totals of each service.
     """

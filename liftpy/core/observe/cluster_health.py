@@ -37,7 +37,7 @@ class ClusterVerdict:
     reasons: tuple[Reason, ...]
 
     def as_object(self) -> dict[str, Any]:
-        """Return the verdict as JSON."""
+        """Return the verdict as a JSON object."""
         return {"word": self.word, "reasons": [one.as_object() for one in self.reasons]}
 
 
@@ -69,7 +69,7 @@ def states(summaries: Mapping[str, NodeSummary | None]) -> dict[str, str]:
 
 
 def leader_of(summaries: Mapping[str, NodeSummary | None]) -> str:
-    """Return the metadata leader by its own report, '' for none."""
+    """Return the node that reports itself as the metadata leader. '': none does. ``summaries``: summary of each node, by node."""
     return next((node for node, one in sorted(summaries.items()) if one is not None and one.metadata_leader == node), "")
 
 
@@ -241,7 +241,7 @@ def place_of(said: object) -> Place:
 
 
 def match_in(said: Mapping[str, Any]) -> str:
-    """Return the search text in a request, in lower case. Raises ValueError if it is invalid."""
+    """Return the search text that the request ``said`` contains, in lower case. Raises ValueError if it is invalid."""
     match = said.get("match", "")
     if not isinstance(match, str) or len(match) > MOST_MATCH:
         raise ValueError(f"Invalid parameter match. Use a text of at most {MOST_MATCH} characters.")
@@ -249,7 +249,7 @@ def match_in(said: Mapping[str, Any]) -> str:
 
 
 def limit_of(said: object) -> int:
-    """Return the maximum number of rows in a request. Raises ValueError if it is out of range."""
+    """Return ``said``, the maximum number of rows in a request, if it is in range. Otherwise raise ValueError."""
     if type(said) is int and 1 <= said <= MOST_ROWS:
         return said
     raise ValueError(f"Invalid parameter limit. Use 1 to {MOST_ROWS}.")

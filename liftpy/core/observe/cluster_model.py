@@ -21,7 +21,7 @@ WINDOW = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
-    """A node on the page. None: the value is not known, because the node does not answer or was not observed long enough."""
+    """A node in ``liftpy top``. None: the value is not known, because the node does not answer or was not observed long enough."""
 
     node: str
     state: str
@@ -104,11 +104,11 @@ class Watching:
         self._is_nats_lost = False
 
     def put(self, now_s: float, glances: Mapping[str, NodeSummary | None], *, is_nats_lost: bool = False) -> None:
-        """Add the summaries of all known nodes. Other nodes are forgotten.
+        """Add the newest summaries of all known nodes. Nodes that are not in ``glances`` are forgotten.
 
         Args:
             now_s: Monotonic time, in seconds.
-            glances: Node -> summary, None without an answer.
+            glances: Summary of each node, None without an answer.
             is_nats_lost: True if the viewer's own connection to NATS is down, so that no node can answer.
         """
         self._is_nats_lost = is_nats_lost
@@ -129,7 +129,7 @@ class Watching:
         return sorted(newest.nodes if newest is not None else self._glances or fallback)
 
     def model(self) -> Model:
-        """Return the current model."""
+        """Return the state of the cluster now, as ``liftpy top`` shows it."""
         of, leader = states(self._glances), leader_of(self._glances)
         known = [glance for glance in self._glances.values() if glance is not None and glance.is_controller]
         newest = max(known, key=lambda glance: glance.index, default=None)

@@ -114,7 +114,7 @@ def _percentiles(bands: npt.NDArray[np.float32], part: float) -> npt.NDArray[np.
 
 
 class History:
-    """History of one node, with one row per second."""
+    """Values of one node's series over time: one row per second, and one row per ten seconds for older values."""
 
     def __init__(self) -> None:
         self._held = {step: [array("f", [nan]) * length for _ in SERIES] for step, length in LENGTHS.items()}
@@ -143,7 +143,7 @@ class History:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all values, in bytes."""
+        """Size of all values of the history in memory, in bytes."""
         return sum(one.itemsize * len(one) for series in self._held.values() for one in series)
 
     def put(self, second: int, values: Sequence[float], covers: int = 1) -> None:
@@ -179,7 +179,7 @@ class History:
                 self._write(TENS, at, values)
 
     def rows(self, step: int, after: int, most: int = MOST_ROWS) -> HistoryRows:
-        """Return at most ``most`` rows after the time ``after`` (wall clock in s), oldest first.
+        """Return at most ``most`` rows after the time ``after`` (wall clock in s), oldest first. ``step``: seconds per row.
 
         The next request continues after the last returned row.
         """
@@ -234,7 +234,10 @@ class HistoryRows:
         return len(self.columns[0]) if self.columns else 0
 
     def as_object(self) -> dict[str, Any]:
-        """Return a JSON object. ``data``: base64 of 32-bit numbers, little endian, one series after the other."""
+        """Return the rows as a JSON object.
+
+        Its field ``data`` is base64 of 32-bit numbers, little endian, one series after the other.
+        """
         ordered = [array("f", one) for one in self.columns]
         if sys.byteorder == "big":
             for one in ordered:
@@ -244,7 +247,7 @@ class HistoryRows:
 
 
 def rows_of(said: object) -> HistoryRows | None:
-    """Decode the result of ``as_object`` of any version. Return None if it is invalid.
+    """Decode ``said``, the result of ``as_object`` of any version. Return None if it is invalid.
 
     Unknown series are ignored. Missing ones are NaN.
     """

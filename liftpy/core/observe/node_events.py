@@ -201,12 +201,12 @@ class NodeWatch:
 
     @property
     def differing_services(self) -> list[str]:
-        """Texts about the running services whose state differs from another instance."""
+        """One text for each running service whose state differs from that of another instance."""
         return [f"{key}: {service}: {problem}" for (key, service), problem in self._before.differing.items()]
 
     @property
     def stuck_groups(self) -> list[str]:
-        """Texts about the groups that are stuck, with their lag."""
+        """One text for each consumer group that is stuck, with its lag."""
         stuck = ((name, one) for name, one in sorted(self._groups.items()) if one.is_stuck)
         return [f"{name} has committed nothing for {one.at_s - one.since_s:.0f} s, and its lag grows" for name, one in stuck]
 

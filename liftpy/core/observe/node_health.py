@@ -54,7 +54,7 @@ class Signs:
 
 
 def live(signs: Signs) -> list[Check]:
-    """Return the checks that say whether this process should keep running."""
+    """Check by the state ``signs`` whether this process should keep running. Return the results."""
     hung = signs.longest_flush_s >= signs.hung_flush_s
     return [
         Check("tasks", signs.failure),
@@ -63,7 +63,7 @@ def live(signs: Signs) -> list[Check]:
 
 
 def ready(signs: Signs) -> list[Check]:
-    """Return the checks that say whether the node takes part in the cluster."""
+    """Check by the state ``signs`` whether the node takes part in the cluster. Return the results."""
     heard_s = signs.metadata_heard_s
     late = heard_s is None or heard_s > signs.session_s
     silence = "it has never been heard" if heard_s is None else f"nothing heard for {heard_s:.1f} s"

@@ -225,7 +225,7 @@ def figure(kind: str, value: Any) -> str:
 
 
 def look_up(found: Any, path: str) -> Any:
-    """Return the value at a path such as ``a.b.c`` in nested JSON objects. None: it does not exist."""
+    """Return the value at a path such as ``a.b.c`` in ``found``, nested JSON objects. None: it does not exist."""
     for name in path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
     return found

@@ -52,7 +52,7 @@ def parse_traceparent(value: bytes) -> TraceContext | None:
 
 
 def traceparent(context: TraceContext) -> bytes:
-    """Return the header value for ``context``, in version 00."""
+    """Return the value of the header ``traceparent`` for ``context``, in version 00."""
     return b"00-%032x-%016x-%02x" % context
 
 
@@ -119,7 +119,7 @@ Attributes = dict[str, str | int]
 
 @dataclass(slots=True)
 class Span:
-    """One span. Times are in ns of the wall clock. ``error``: reason of a failure, '' for success."""
+    """One span of a trace. Times are in ns of the wall clock. ``error``: reason of a failure, '' for success."""
 
     name: str
     start_ns: int
@@ -142,7 +142,7 @@ class SpanTree(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of spans."""
+        """Number of spans in the tree."""
         return 1 + len(self.children)
 
 

@@ -119,7 +119,7 @@ def _sampled_values(headers: HeadersColumn, names: bytes, begin: int, end: int, 
 def _places(
     column: BytesColumn,
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Return the starts and sizes of the entries of a column, as int64 arrays."""
+    """Return the starts and the sizes of a column's entries within its bytes, as int64 arrays."""
     ends = column.ends.astype(np.int64)
     starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
     return starts, ends - starts
@@ -247,7 +247,7 @@ class PartitionTraces:
         awaited: bool,
         followers: frozenset[str],
     ) -> None:
-        """Note that a batch was appended, and trace it if the sender of one of its messages records a trace.
+        """Start to trace a batch that was appended, if the sender of one of its messages records a trace.
 
         Args:
             batch: Bytes of the batch.

@@ -111,12 +111,12 @@ class Reason(NamedTuple):
     """Name of the alert that fires for the problem."""
 
     def as_object(self) -> dict[str, Any]:
-        """Return the reason as JSON."""
+        """Return the problem as a JSON object."""
         return {**self._asdict(), "events": list(self.events)}
 
     @property
     def line(self) -> str:
-        """Text for a terminal: the word, the cause and the runbook."""
+        """Line about the problem for a terminal: its word, its cause and its runbook."""
         return f"{self.word}: {self.text} ({RUNBOOKS}/{self.runbook}.md)"
 
 

@@ -142,7 +142,7 @@ class ServiceMachine:
         return self._service.starts_in_thread
 
     def start(self, snapshot: Snapshot | None) -> None:
-        """Start with the state of a snapshot, or with an empty state. The role is FOLLOWER."""
+        """Start the service with the state of a snapshot, or with an empty state (None). Its role is FOLLOWER."""
         if snapshot is not None:
             if snapshot.section(Section.PARAMETERS) != self._parameters_digest:
                 raise ConfigError(
@@ -370,7 +370,7 @@ class ServiceMachine:
                 self._call(name, record, self._service.on_timer, name)
 
     def _call(self, timer: str | None, record: Record, callback: Callable[[Any], object], argument: object) -> None:
-        """Run one callback of the service for ``record``: ``on_record``, or ``on_timer`` if ``timer`` is its name.
+        """Run one callback of the service with ``argument``: ``on_record``, or ``on_timer`` if ``timer`` is its name.
 
         When it returns, its outputs are added to the outbox, its effects are scheduled, and its reply is stored.
         """
@@ -664,7 +664,7 @@ NEVER = 1 << 63
 
 
 class LogTimers:
-    """Timers of one service, by log time. ``set`` moves a timer that is already set."""
+    """Timers of one service, which fire by log time. ``set`` moves a timer that is already set."""
 
     def __init__(self) -> None:
         self._at_ns: dict[str, int] = {}

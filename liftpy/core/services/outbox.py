@@ -79,7 +79,7 @@ class Output:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate size in memory and on the wire, in bytes."""
+        """Approximate size of the output in memory and on the wire, in bytes."""
         return len(self.value) + len(self.key or b"") + sum(len(n) + len(v) for n, v in self.headers) + _OVERHEAD_BYTES
 
 
@@ -340,11 +340,11 @@ class Outbox:
         return digest
 
     def id_of(self, output: Output) -> str:
-        """Return the deterministic id of the output: stream uid/partition/offset/index."""
+        """Return the id of the output, which is equal on all nodes: stream uid/partition/offset/index."""
         return f"{self.source}/{output.offset}/{output.index}"
 
     def headers_of(self, output: Output) -> list[tuple[str, bytes]]:
-        """Return the headers of the output's record: its own and those of liftpy."""
+        """Return all headers of the record that stores the output: its own headers and those of liftpy."""
         ours = [
             (OUTPUT_ID, self.id_of(output).encode()),
             (OUTPUT_NUMBER, b"%d" % output.number),

@@ -66,7 +66,7 @@ class Reply:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate memory use, in bytes."""
+        """Approximate memory use of the reply, in bytes."""
         return len(self.value) + len(self.to or "") + _OVERHEAD_BYTES
 
 
@@ -95,7 +95,10 @@ class ReplyDesk:
         self._kept_bytes = 0
 
     def add(self, reply: Reply) -> None:
-        """Store a reply that has a receiver. Above the limits, the oldest replies are dropped."""
+        """Store a reply that this node may have to send. Above the limits, the oldest replies are dropped.
+
+        A reply without a receiver, or one that this node has sent, is not stored.
+        """
         if reply.to is None or (reply.leader_epoch, reply.offset) <= self._sent:
             return
         self._kept.append(reply)
@@ -137,7 +140,7 @@ class Answer:
 
     @property
     def size_bytes(self) -> int:
-        """Size in a snapshot, in bytes."""
+        """Size of the answer in a snapshot, in bytes."""
         return _ENTRY.size + len(self.message_id.encode()) + len(self.value)
 
 
@@ -165,7 +168,7 @@ class AnswerTable:
         return self._by_id.get(message_id)
 
     def add(self, answer: Answer) -> None:
-        """Store the first answer to a command."""
+        """Store the answer to a new command. Above the limits, the oldest answers are dropped."""
         self._by_id[answer.message_id] = answer
         self._size_bytes += answer.size_bytes
         while len(self._by_id) > self._max_answers or self._size_bytes > self._max_bytes:

@@ -59,7 +59,7 @@ _NOTHING_YET = {"sinceOutputMs": -1, "sinceSnapshotMs": -1}
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """Current state of the replica, for its services.
+    """State of the replica that its services need to know.
 
     ``high_watermark``: inclusive. ``log_end_offset``: exclusive. ``leads``: True if it leads with a lease and all records of
     earlier epochs are committed.
@@ -81,7 +81,7 @@ class ReplicaView:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Effect: send ``message`` to the inbox of a service."""
+    """Effect: the caller must send ``message`` to ``inbox``, the inbox of a service."""
 
     inbox: str
     message: pb.JoinLog | pb.ServiceRefusal
@@ -189,7 +189,7 @@ class _EndedService:
 
     @property
     def reason(self) -> str:
-        """Text with the reason of the end. It is never ''."""
+        """Text for operators: the reason why the service has ended. It is never ''."""
         return self.problem or _IN_WORDS[self.ending]
 
 
@@ -377,7 +377,10 @@ class ServiceSessions:
 
     @property
     def expires_ns(self) -> int:
-        """Time at which the first service expires unless it sends a heartbeat. At least one service must be registered."""
+        """Monotonic time in ns at which the first session ends unless its service sends a heartbeat.
+
+        At least one service must be registered.
+        """
         return min(session.expires_ns for session in self._sessions.values())
 
     def condition(self, service: str) -> tuple[object, ...]:

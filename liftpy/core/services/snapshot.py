@@ -135,7 +135,7 @@ class Snapshot:
         return self if self.make is None else replace(self, state=self.make(), make=None)
 
     def encode(self) -> bytes:
-        """Return the bytes of the snapshot file."""
+        """Return the snapshot as the bytes of its file."""
         if self.make is not None:
             return self.whole().encode()
         identity = str(self.identity).encode()

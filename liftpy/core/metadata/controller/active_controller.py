@@ -113,7 +113,7 @@ class ActiveController:
         return {**self._failure_reports.counters, **self._answered, **self._moving.counters}
 
     def lead(self, image: ClusterImage, now_ns: int, term: int) -> None:
-        """Start the duties of the metadata leader in ``term``. ``image`` must contain all committed entries."""
+        """Start the duties of the metadata leader in the Raft term ``term``. ``image`` must contain all committed entries."""
         self._leading = True
         self._image = image
         self._in_log.clear()
@@ -136,7 +136,7 @@ class ActiveController:
         self._timers.resign()
 
     def set_preferred_leader_interval(self, every_s: float) -> None:
-        """Set the interval of the checks for preferred leaders, in seconds. 0: no checks."""
+        """Set how often the metadata leader moves leaderships back to preferred leaders. ``every_s``: seconds, 0: never."""
         self._preferred.change(every_s)
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:

@@ -92,7 +92,7 @@ def first_rejection(checks: tuple[Check[T], ...], facts: T) -> Rejection | None:
 
 
 class RequestAcl(Enum):
-    """Subject on which controllers listen, without the namespace and the name of the sender."""
+    """Kind of subject on which controllers receive requests: the subject without the namespace and the name of the sender."""
 
     INFO = "info"
     ADMIN = "control.admin"
@@ -100,7 +100,7 @@ class RequestAcl(Enum):
 
 
 def sender_of(acl: RequestAcl, subject: str, namespace: str) -> str:
-    """Return the node id or principal that a request's ``subject`` names. '': it names none."""
+    """Return the node id or principal that a request's ``subject`` names. '': it names none. ``acl``: kind of the subject."""
     return subject.removeprefix(f"{namespace}.{acl.value}").removeprefix(".")
 
 
@@ -188,12 +188,12 @@ class RequestLimits:
         self.in_progress_bytes = 0
 
     def begin(self, size_bytes: int) -> None:
-        """Count an accepted request of ``size_bytes`` as in progress."""
+        """Add an accepted request of ``size_bytes`` to the requests in progress."""
         self.in_progress += 1
         self.in_progress_bytes += size_bytes
 
     def end(self, size_bytes: int) -> None:
-        """Count a request of ``size_bytes`` as done, because it was answered or dropped."""
+        """Remove a request of ``size_bytes`` from the requests in progress, because it was answered or dropped."""
         self.in_progress -= 1
         self.in_progress_bytes -= size_bytes
 
@@ -393,7 +393,7 @@ _NO_KIND = "a request of an unknown kind"
 
 
 def _needs_confirmation(request: pb.ControlRequest) -> str:
-    """Return why a request for an internal stream needs a confirmation, or '' if it needs none."""
+    """Return why a request must confirm that it means an internal stream (``--internal``). '': it names no internal stream."""
     for part in (request, *(item.request for item in request.batch.requests)):
         name = part.WhichOneof("request") or ""
         field = kind_of(part).names_stream

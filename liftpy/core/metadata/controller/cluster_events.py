@@ -90,7 +90,7 @@ _ERRORS = pb.ControlResponse.Error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterEvent:
-    """One event. Fields that do not apply are empty."""
+    """One event in the cluster, such as an election. Fields that do not apply are empty."""
 
     index: int
     """Index of the metadata log entry."""
@@ -179,7 +179,7 @@ class Causes:
         self._of: dict[tuple[str, int], str] = {}
 
     def note(self, stream: str, partition: int, cause: str) -> None:
-        """Remember the cause of the next election of a partition. Beyond the limit, forget the oldest cause."""
+        """Store the cause of the next election of a partition. Beyond the limit, forget the oldest cause."""
         self._of.pop((stream, partition), None)
         while len(self._of) >= self._most:
             del self._of[next(iter(self._of))]
@@ -283,7 +283,7 @@ def _subject_of_event(asked: Any) -> dict[str, Any]:
 
 
 def _why_isr_changes(asked: pb.ChangeIsr, before: ClusterImage) -> str:
-    """Return why a leader removes replicas from the ISR. '': it removes none."""
+    """Return why the leader's request ``asked`` removes replicas from the ISR. '': it removes none. ``before``: current image."""
     if asked.lost:
         return f"{', '.join(asked.lost)} lost acknowledged records"
     if asked.evicted:
@@ -555,7 +555,7 @@ class EventLog:
         self.tail: Tail | None = None
 
     def set_tail(self, tail: Tail) -> None:
-        """Set the end of the event stream, which the shell has read."""
+        """Set the end of the event stream, which the caller has read. The next events to write follow it."""
         self._ends_at(tail)
 
     def forget_tail(self) -> None:
@@ -575,7 +575,7 @@ class EventLog:
         return self.tail is None or self._trail.newest > self.tail.place
 
     def due(self, most: int) -> list[dict[str, Any]]:
-        """Return up to ``most`` events that must be written next, as JSON objects."""
+        """Return up to ``most`` events that must be written to the event stream next, as JSON objects."""
         if self.tail is None:
             return []
         place = self.tail.place
@@ -584,7 +584,7 @@ class EventLog:
         return [*gap, *(event.as_object() for event in found)][:most]
 
     def record_stored(self, events: list[dict[str, Any]], offset: int) -> None:
-        """Note that ``events`` are stored in the event stream. ``offset``: offset of the last one."""
+        """Remove ``events`` from the events to write, because they are stored in the stream. ``offset``: offset of the last one."""
         last = events[-1]
         self._ends_at(Tail(offset, (last["index"], last["number"])))
 
@@ -618,5 +618,5 @@ class EventLog:
 
 
 def time_of(found: list[ClusterEvent]) -> int:
-    """Return the wall time of the first event in ns. 0: there are no events."""
+    """Return the wall time of the first event in ``found``, in ns since 1970. 0: there are no events."""
     return found[0].time_ns if found else 0

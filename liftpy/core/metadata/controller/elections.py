@@ -92,7 +92,10 @@ def give_up_leadership(draft: RecordBuilder, request: pb.GiveUpLeadership) -> De
 
 
 def report_promotion(draft: RecordBuilder, request: pb.ReportPromotion) -> Decision:
-    """Finish the election, because the candidate has replayed its log. Status, leader, epoch and ISR change together."""
+    """Make a candidate the leader, because it reports that it has replayed its log. This finishes the election.
+
+    Status, leader, epoch and ISR change together.
+    """
     found = _find(draft, request)
     if isinstance(found, Decision):
         return found
@@ -247,7 +250,7 @@ def _most_have_reported(draft: RecordBuilder, stream: StreamImage, partition: Pa
 
 
 def _within_window(held: LeaderReport, report: LeaderReport) -> bool:
-    """Return whether both reports arrived at the same metadata leader within ``REPORT_WINDOW_NS``."""
+    """Return whether the reports ``held`` and ``report`` arrived at the same metadata leader within ``REPORT_WINDOW_NS``."""
     return held.stamp_term == report.stamp_term and abs(report.stamp_ns - held.stamp_ns) <= REPORT_WINDOW_NS
 
 

@@ -119,7 +119,10 @@ def _reasons_against(
 
 
 def _dry_run_answer(image: ClusterImage, heard: ReportedLevels, reasons: list[str]) -> pb.ControlResponse:
-    """Return the answer to a dry run of SetFeatureLevel. ``reasons``: why the level cannot be set, [] if it can."""
+    """Return the answer to a dry run of SetFeatureLevel. ``heard``: levels of the nodes.
+
+    ``reasons``: why the level cannot be set, [] if it can.
+    """
     levels = pb.FeatureLevels(level=image.feature_level, reasons=reasons)
     for node_id in sorted(image.nodes):
         spoken = heard.of(image, node_id)

@@ -38,7 +38,7 @@ def assignment_from_pb(lists: Iterable[pb.ReplicaList]) -> tuple[Assigned, ...]:
 
 
 def place_on_image(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed]:
-    """Choose nodes for the requested partitions among the nodes of the image. Raises the errors of ``place``.
+    """Choose nodes of the image for the partitions ``wanted``. Raises the errors of ``place``.
 
     The start index for the next placement does not change.
     """

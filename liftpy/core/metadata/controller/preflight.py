@@ -28,7 +28,7 @@ class _WouldChangeError(Exception):
 
 
 class _Trial(RecordBuilder):
-    """Collects the records of a trial decision. It raises ``_WouldChangeError`` at the first record."""
+    """Runs a decision as a trial. It raises ``_WouldChangeError`` if the decision would add a record."""
 
     def needs_entry(self) -> None:
         """End the trial, because the request needs a log entry."""

@@ -237,11 +237,11 @@ class QuorumMember:
 
     @property
     def counters(self) -> Counter[str]:
-        """Counters of ``ActiveController``."""
+        """Number of questions to reported leaders, and of requests that were answered without a log entry, by kind."""
         return Counter(self._duties.counters)
 
     def set_preferred_leader_interval(self, every_s: float) -> None:
-        """Set how often leaderships move back to preferred leaders, in seconds."""
+        """Set how often the metadata leader moves leaderships back to preferred leaders. ``every_s``: seconds, 0: never."""
         self._duties.set_preferred_leader_interval(every_s)
 
     # ---- the leadership ------------------------------------------------------------------------------------------------
@@ -378,6 +378,7 @@ class QuorumMember:
         """As the metadata leader, return the answer to a control request, or the entry to log for it.
 
         Return None on other members. While the controllers have different images without a majority, no decision is logged.
+        ``timeout_ns``: time for which the sender waits.
         """
         decided = self._request(request, timeout_ns, now_ns)
         if not isinstance(decided, ProposedEntry):

@@ -109,7 +109,7 @@ class ReassignmentPlanner:
         self._image = self._plan_at_ns = None
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """Update the plan after an entry was applied. Changed streams are checked next."""
+        """Update the planner after an entry was applied. It checks the changed streams next."""
         if self._image is None:
             return
         before, self._image = self._image, image
@@ -218,7 +218,7 @@ class ReassignmentPlanner:
         return min(ends, default=None)
 
     def _propose(self, step: _PlanningStep, place: _Place) -> bool:
-        """Register a proposal for the partition, and return True. Return False if a recent proposal is not finished yet.
+        """Register a proposal for the partition at ``place``. Return False if a recent proposal for it is not finished yet.
 
         A proposal is finished when it is applied or has timed out.
         """
@@ -232,7 +232,7 @@ class ReassignmentPlanner:
 
     # ---- what is proposed --------------------------------------------------------------------------------------------
     def _cancellations(self, step: _PlanningStep) -> Iterator[Proposed]:
-        """Yield proposals that cancel useless copies and targets."""
+        """Yield proposals that cancel moves and copies whose reason is gone or whose node is lost, or that change their target."""
         for place in list(self._copying.values()):
             stream, partition = place
             if self._is_needless(step, partition):
@@ -430,9 +430,9 @@ class _PlanningStep:
         return not self.image.is_live(node_id) or self.image.nodes[node_id].leaving
 
     def may_copy(self, partition: PartitionState) -> bool:
-        """Return whether the next copy of the partition may begin.
+        """Return whether the next copy of the partition's log may begin.
 
-        It needs a leader, and all live staying replicas in the ISR.
+        The partition needs a leader, and all live replicas that stay must be in the ISR.
         """
         staying = [n for n in partition.replicas if n in partition.target and self.image.is_live(n)]
         return (

@@ -42,7 +42,7 @@ MAX_DETAIL_LENGTH = 120
 
 
 def batch_of(requests: list[pb.ControlRequest]) -> pb.ControlRequest:
-    """Return one request with all ``requests``, numbered from 0. A single request is returned unchanged."""
+    """Combine ``requests`` into one batch request, numbered from 0. A single request is returned unchanged."""
     if len(requests) == 1:
         return requests[0]
     items = (pb.BatchedRequest(number=number, request=request) for number, request in enumerate(requests))
@@ -135,7 +135,7 @@ class _QueuedRequest:
 
 
 class RequestBatcher:
-    """Collects requests of a node's replicas.
+    """Collects requests of a node's replicas to the metadata group, and sends them in batches.
 
     ``put`` adds a request, ``take`` returns a batch to send, ``batch_answered`` ends the batch.
     """
@@ -205,6 +205,6 @@ class RequestBatcher:
             wish.on_answer(None if given is None or given.error in _UNKNOWN else given)
 
     def drop(self) -> None:
-        """Drop all waiting requests without an answer, because the node stops."""
+        """Drop all waiting requests without calling their callbacks, because the node stops."""
         self._first.clear()
         self._then.clear()

@@ -231,7 +231,7 @@ def _without_partitions(response: pb.ControlResponse, answer: bytes) -> bytes:
 
 
 def repeated_answer(image: ClusterImage, done: Operation) -> bytes:
-    """Return the stored answer to a repeated operation, with the current state of its stream."""
+    """Return the stored answer of the operation ``done``, for a repeated request. It has the current state of its stream."""
     response = pb.ControlResponse.FromString(done.response)
     held = image.streams.get(response.stream.name) if response.HasField("stream") else None
     if held is None or held.uid != response.stream.uid:

@@ -131,7 +131,7 @@ def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Dec
 
 
 def delete_stream(draft: RecordBuilder, request: pb.DeleteStream) -> Decision:
-    """Delete the stream with the given name and uid. Without a uid, delete the stream that has the name now [M11]."""
+    """Delete the stream with the name and uid in the request. Without a uid, delete the stream that has the name now [M11]."""
     held = _find_stream(draft, request.name, request.uid)
     if isinstance(held, Decision):
         return held
@@ -279,7 +279,10 @@ def _placed_or_waits(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed | Not
 
 
 def _accept_placement(draft: RecordBuilder, placed: Placed, first: int = 0) -> tuple[PartitionState, ...]:
-    """Return the new partitions with the replicas in ``placed``, and advance the start index for later placements."""
+    """Return the new partitions with the replicas in ``placed``, and advance the start index for later placements.
+
+    ``first``: number of the first new partition.
+    """
     draft.placement_index = placed.next_start
     return new_partitions(draft, placed.replicas, first)
 
@@ -341,7 +344,7 @@ def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decisio
 
 
 def truncate_before(draft: RecordBuilder, request: pb.TruncateBefore) -> Decision:
-    """Raise the log start of a partition.
+    """Raise the log start of a partition, so that older records are deleted.
 
     All replicas delete the records below the new log start. Replicas that are down delete them later. The log start never
     falls.
@@ -364,7 +367,10 @@ def _with_settings(held: StreamImage, request: pb.AlterStream) -> StreamImage:
 
 
 def _rejection_rules_differ(old: StreamConfig, new: StreamConfig) -> bool:
-    """Return whether the change of settings needs empty standby buffers, because a leader will reject other publishes [A2]."""
+    """Return whether a leader with the settings ``new`` rejects other publishes than with ``old`` [A2].
+
+    Then followers with a standby buffer must clear it. False for a stream without standby buffers.
+    """
     return new.failover_standby and any(getattr(old, name) != getattr(new, name) for name in REFUSED_BY)
 
 

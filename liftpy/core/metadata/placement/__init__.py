@@ -103,7 +103,7 @@ def takes_long(nodes: Sequence[NodeFacts], wanted: Wanted) -> bool:
 
 
 def candidates_for(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[NodeFacts]:
-    """Return the nodes from which a policy other than ``manual`` chooses, in order.
+    """Return the nodes from which a policy other than ``manual`` chooses for the partitions ``wanted``, in order.
 
     Raises as ``place``, except for lack of room. The call is cheap.
     """

@@ -52,7 +52,7 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Partitions to place: ``first`` to ``first`` + ``partitions`` - 1 of ``stream``."""
+    """Partitions to place on nodes: ``first`` to ``first`` + ``partitions`` - 1 of ``stream``."""
 
     policy: str = ""
     """Name of the policy. '': the default one."""
