@@ -212,7 +212,7 @@ class EventWriter:
         self._task = spawn(self._run(), "keeping the events in their stream", endless=True)
 
     async def close(self) -> None:
-        """Stop to write events, and close the connection."""
+        """Stop writing events, and close the connection."""
         await end_tasks([self._task])
         await self._disconnect()
 

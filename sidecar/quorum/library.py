@@ -307,7 +307,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return True
 
     def propose(self, command: bytes, callback: Callable[[bytes | None, int], None], *, change: bool = False) -> None:
-        """Propose ``command`` for the log. If this member does not lead, the library passes it to the leader.
+        """Propose ``command`` for the log. This succeeds only on the leader.
 
         ``callback(answer, FAIL_REASON)`` runs in a later tick and must not raise. ``change``: True if the command
         changes the members. It is rejected while no change is allowed.

@@ -91,7 +91,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         self._probation: Probation | None = None
 
     def attach(self, core: RaftCore, probation: Probation | None = None) -> None:
-        """Connect the library, so that messages can be delivered.
+        """Connect the sessions with the library, so that received messages reach it.
 
         ``probation``: checks the directories of all members. None: no checks.
         """

@@ -411,7 +411,7 @@ class StatusDesk:
         return self._own(path, b"", words[0] == b"GET")
 
     async def close(self) -> None:
-        """Stop to listen on the status ports, and end the tasks of the status."""
+        """Stop listening on the status ports, and end the tasks of the status."""
         await end_tasks([self._keeping, self._watching])
         await self.probes.close()
         if self._sampler is not None:

@@ -119,7 +119,7 @@ class Purge:
 
     @property
     def size_bytes(self) -> int:
-        """Size of its subjects and keys, in bytes."""
+        """Size of the subjects and keys that the purge names, in bytes."""
         return sum(len(subject.encode("utf-8", "surrogateescape")) for subject in self.subjects) + sum(map(len, self.keys))
 
 

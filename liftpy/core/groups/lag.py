@@ -106,7 +106,10 @@ class KnownEnds:
         return self._of.get(key)
 
     def set_bounds(self, key: PartitionKey, end: int, now_ns: int, start: int = 0) -> None:
-        """Set the end (HW + 1) and the start of a partition. Partitions beyond ``MOST_PARTITIONS`` are ignored."""
+        """Store the log end (HW + 1) of a partition, seen at ``now_ns``, and its log start.
+
+        Partitions beyond ``MOST_PARTITIONS`` are ignored.
+        """
         known = self._of.get(key)
         if known is None:
             if len(self._of) >= MOST_PARTITIONS:

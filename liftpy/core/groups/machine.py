@@ -100,7 +100,7 @@ class GroupRecord:
 
 
 class GroupMachine:
-    """State machine of all groups. Call ``restore`` if there is a snapshot.
+    """State machine of all groups of one coordinator. Call ``restore`` if there is a snapshot.
 
     Then ``apply`` every record of the log once, in order.
     """

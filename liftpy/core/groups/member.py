@@ -69,7 +69,7 @@ class PartitionAsked:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLost:
-    """Action: stop to read ``key`` at once. Another member may own it, and the coordinator rejects commits."""
+    """Action: stop reading ``key`` at once. Another member may own it, and the coordinator rejects commits."""
 
     key: PartitionKey
     generation: int

@@ -73,7 +73,7 @@ class FailureReports:
         self._term = term
 
     def resign(self) -> None:
-        """Stop to collect reports and forget all of them, because this node lost the metadata leadership."""
+        """Stop collecting reports and forget all of them, because this node lost the metadata leadership."""
         self._cases.clear()
         self._questions.clear()
         self._proven.clear()

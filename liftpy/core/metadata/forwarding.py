@@ -14,7 +14,7 @@ _AGAIN = (pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.OUTCOME_UNKNOWN, pb
 
 
 def error_response(request: pb.ControlRequest, error: pb.ControlResponse.Error, detail: str) -> pb.ControlResponse:
-    """Return a response to ``request`` with an error."""
+    """Return the response to ``request`` that reports ``error``. ``detail``: text for the sender."""
     return pb.ControlResponse(operationId=request.operationId[:OPERATION_ID_SIZE_BYTES], error=error, detail=detail)
 
 

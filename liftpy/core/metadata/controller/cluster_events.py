@@ -566,7 +566,7 @@ class EventLog:
         self.tail = None
 
     def resign(self) -> None:
-        """Stop to return events to write, because another node becomes the metadata leader."""
+        """Stop returning events to write, because another node becomes the metadata leader."""
         self.tail = self._trail.written = None
 
     @property
