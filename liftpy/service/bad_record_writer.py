@@ -43,10 +43,10 @@ class RecordWriter:
         *,
         first: bool = False,
     ) -> int:
-        """Append one record to a partition and return its offset.
+        """Append one record to a partition of the stream ``name``, and return its offset.
 
-        ``first``: True to append it only if the partition is empty. Raises ConfigError if the stream cannot be used. Raises
-        UnavailableError if the record is not acknowledged.
+        ``uid``: uid of the stream, '' for any. ``first``: True to append it only if the partition is empty. Raises ConfigError if
+        the stream cannot be used. Raises UnavailableError if the record is not acknowledged.
         """
         stream = await self._client.stream(name)
         if uid and stream.uid != uid:
@@ -79,17 +79,20 @@ class RecordWriter:
 
 
 class DecisionWriter(RecordWriter):
-    """Appends decisions about one service. ``dead_letter_stream``: '' for none."""
+    """Appends decisions about one service to its input log, and skipped records to the dead-letter stream.
+
+    ``dead_letter_stream``: name of this stream, '' for none.
+    """
 
     def __init__(self, client: Client, dead_letter_stream: str, timeout_s: float = 3.0) -> None:
         super().__init__(client, timeout_s)
         self._dead_letters = dead_letter_stream
 
     async def pass_over(self, identity: Identity, decision: SkipDecision, record: Record, error: str) -> int:
-        """Write ``record`` to the dead-letter stream, append the decision to skip it, and return the decision's offset.
+        """Write ``record`` to the dead-letter stream, append the decision to skip it to the log, and return the decision's offset.
 
         A retry may store the record twice. A record is never skipped without being in the dead-letter stream. Raises
-        UnavailableError if either is not acknowledged.
+        UnavailableError if either is not acknowledged. ``error``: text for the dead letter.
         """
         source = f"{identity.stream}/{identity.uid}/{identity.partition}"
         if self._dead_letters:
@@ -102,7 +105,7 @@ class DecisionWriter(RecordWriter):
         return offset
 
     async def upgrade(self, identity: Identity, decision: VersionDecision, *, first: bool) -> int:
-        """Append the decision for a version and return its offset.
+        """Append the decision to activate a version to the input log of the service, and return the decision's offset.
 
         ``first``: True to append it only as the first record of the log. Raises UnavailableError if it is not acknowledged.
         """

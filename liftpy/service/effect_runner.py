@@ -41,7 +41,7 @@ _LONGEST_WAIT_S = 60.0
 
 @dataclass(slots=True)
 class _Try:
-    """One attempt of an effect."""
+    """The attempts of one effect. ``task``: running attempt. ``again_s``: monotonic time of the next one, in seconds."""
 
     task: asyncio.Task[None] | None = None
     again_s: float = 0.0
@@ -49,10 +49,10 @@ class _Try:
 
 
 class EffectRunner:
-    """Runs effects.
+    """Runs the effects of a LEADER, and appends their results to the input of the service.
 
-    ``machine``: returns the current machine. ``leads``: returns whether this service is LEADER. ``emitted_end``: as in
-    ``Replier``.
+    ``machine``: returns the current machine. ``leads``: returns whether this service is LEADER. ``emitted_end``: returns the
+    number of written outputs, None if the service has no outputs.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class EffectRunner:
         """Reason why an effect has no result, for the status. '': none."""
 
     def wake(self) -> None:
-        """Check for work soon, because records were applied or the role has changed."""
+        """Let ``run`` check for effects and due timers soon, because records were applied or the role has changed."""
         machine = self._machine()
         if machine is not None and self._leads():
             rests_until_s = time.monotonic() + self._rest_s(machine)
@@ -85,7 +85,7 @@ class EffectRunner:
                 self._woken.set()
 
     async def run(self) -> None:
-        """Run effects while this service is LEADER, forever."""
+        """Run the effects and append ticks while this service is LEADER. This never ends."""
         try:
             while True:
                 self._woken.clear()
@@ -106,7 +106,7 @@ class EffectRunner:
             self._give_up()
 
     def _rest_s(self, machine: ServiceMachine | None) -> float:
-        """Return the time until the next check, in seconds."""
+        """Return how long ``run`` waits before it checks for new effects and due timers, in seconds."""
         if machine is None or not self._leads():
             return _IDLE_LOOK_S
         if len(machine.effects):
@@ -162,7 +162,10 @@ class EffectRunner:
             one.task = None
 
     async def _run_handler(self, machine: ServiceMachine, effect: Effect) -> bytes:
-        """Run the handler and return its result. Raises its errors, and TimeoutError after ``effect_timeout_s``."""
+        """Run ``on_effect`` of the service for ``effect`` and return its result.
+
+        Raises the errors of the handler, and TimeoutError after ``effect_timeout_s``.
+        """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
         self._threads += 1
@@ -196,7 +199,10 @@ class EffectRunner:
         return result or b""
 
     async def _tick(self, machine: ServiceMachine) -> None:
-        """Append an empty record if no record arrives, so that the log time advances and due timers fire."""
+        """Append an empty record to the input if a timer is due and no record arrives, so that the log time advances.
+
+        At most one record is appended per ``tick_interval_s``.
+        """
         tick_interval_s, now_s = self._settings.tick_interval_s, time.monotonic()
         if not tick_interval_s or now_s - self._ticked_s < tick_interval_s or machine.next_timer_ns is None:
             return

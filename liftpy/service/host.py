@@ -67,7 +67,7 @@ Say = Callable[[pb.ServiceHello | pb.ServiceAck, str, Told], None]
 
 @dataclass(slots=True, kw_only=True)
 class _Serving:
-    """State of the host that does not depend on the ``Feeder``.
+    """Parts of a ServiceHost that stay the same when the state is restored, such as the replies and the runners.
 
     ``emitted``: last seen end of the output stream, and the monotonic time in seconds at which it grew.
     """
@@ -84,14 +84,14 @@ class _Serving:
     thread: int = field(default_factory=threading.get_ident)
 
     def wake(self) -> None:
-        """Let the senders and runners check for work."""
+        """Let the tasks that send replies, answer queries and run effects check for work now."""
         if self.replier is not None:
             self.replier.wake()
         if self.effects is not None:
             self.effects.wake()
 
     def at_home(self) -> bool:
-        """Return whether the caller is the thread that applies records, and not the thread of an effect."""
+        """Return whether the caller runs in the thread that applies records. False: it runs in the thread of an effect."""
         return threading.get_ident() == self.thread
 
 
@@ -101,7 +101,7 @@ def _text_of(error: Exception | str) -> str:
 
 
 class ServiceHost:
-    """Runs one service.
+    """Runs one service in this process, as an instance next to a sidecar.
 
     Create it with a factory of the Service and a connected transport. ``run`` ends after ``stop``, or with the error that
     ended the service.
@@ -118,8 +118,8 @@ class ServiceHost:
     ) -> None:
         """Create the host.
 
-        ``reader_of``: returns the reader of the records. None: read over NATS, as any client. ``say``: sends messages to a
-        node in the same process. None: send them over NATS.
+        ``factory``: returns a new Service. ``transport``: connected transport. ``reader_of``: returns the reader of the records.
+        None: read over NATS, as any client. ``say``: sends messages to a node in the same process. None: send them over NATS.
         """
         if isinstance(factory, type):
             check_outputs(factory, settings.output_stream)
@@ -162,7 +162,7 @@ class ServiceHost:
 
     # ---- start, stop------------------------------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Run until ``stop``.
+        """Run the service until ``stop`` is called.
 
         Raises the LiftError that ended the service earlier: it failed, diverged or was fenced, or the storage failed.
         """
@@ -201,7 +201,7 @@ class ServiceHost:
     def stop(self, because: str = "") -> None:
         """End ``run`` in order, with a snapshot of the state.
 
-        ``because``: error of other code, which the node gets as the reason.
+        ``because``: reason that the node gets if other code ends the service because of an error. '': no error.
         """
         self._stopped = True
         self._ended_by = self._ended_by or because or None
@@ -371,13 +371,16 @@ class ServiceHost:
         return order is not None and order.leads and self._holds(order)
 
     def _holds(self, order: pb.JoinLog) -> bool:
-        """Return whether the last order of the node is still valid. An order of a node in the same process is always valid."""
+        """Return whether ``order``, the last order of the node, is still valid by its lease.
+
+        An order of a node in the same process is always valid.
+        """
         if self._serving.say is not None:
             return self._heard_s > -math.inf
         return time.monotonic() - self._heard_s < order.leaseMs / 1000
 
     async def _decide(self, failing: Failing) -> None:
-        """Append the decision to skip a record that this service cannot apply.
+        """Append the decision to skip the unit of ``failing``, which this service cannot apply, to the log.
 
         All nodes skip it when the decision is committed.
         """
@@ -389,18 +392,18 @@ class ServiceHost:
         await writer.pass_over(machine.identity, decision, failing.error.record, str(failing.error))
 
     def _hears(self) -> bool:
-        """Return whether the node has answered recently and the feeder gets records."""
+        """Return whether the host gets orders and records: the node's last order is valid, and reads from the node work."""
         order = self._order
         feeding = self._refusal or (self._feeder.problem if self._feeder is not None else "")
         return order is not None and self._holds(order) and not feeding
 
     def _caught_up(self) -> bool:
-        """Return whether the state has all records that were committed at the time of the last order."""
+        """Return whether the state has all records that were committed at the time of the last order from the node."""
         machine, order = self.machine, self._order
         return machine is not None and order is not None and machine.position > order.highWatermark
 
     def _emitted_end(self) -> int | None:
-        """Return the end (exclusive) of the outputs of this service that are written. None: the service has no outputs."""
+        """Return the number of outputs of this service that are written to the output stream. None: the service has no outputs."""
         outbox = self.machine.outbox if self.machine is not None else None
         return None if outbox is None else outbox.emitted_end if not outbox.diverged else 0
 
@@ -408,7 +411,7 @@ class ServiceHost:
         return self.machine is not None and self.machine.role is Role.LEADER
 
     def _apply_order(self) -> None:
-        """Apply the last order: set the role and the stop position, and report the position of the state."""
+        """Apply the last order of the node: set the role and the stop position, and report the position of the state to the node."""
         order, machine, feeder = self._order, self.machine, self._feeder
         assert order is not None
         assert machine is not None
@@ -494,9 +497,9 @@ class ServiceHost:
             await asyncio.sleep(self._until_the_next_s())
 
     def _until_the_next_s(self) -> float:
-        """Return the time until the next heartbeat, in seconds.
+        """Return the time until the next heartbeat to the node, in seconds.
 
-        Services of one process send theirs in the same turn of the loop.
+        All services that run in the node's own process send their heartbeats at the same time.
         """
         every_s = self._settings.heartbeat_interval_s
         if not self._greeted or self._refusal:
@@ -573,7 +576,7 @@ class ServiceHost:
 
     @property
     def problem(self) -> str:
-        """Reason why the service makes no progress. '': it does."""
+        """Reason why the service makes no progress or cannot write, for the status. '': there is none."""
         feeding = (self._fetcher.problem if self._fetcher else "") or (self._feeder.problem if self._feeder is not None else "")
         effects = self._serving.effects.problem if self._serving.effects is not None else ""
         snapshot = self._keeper.problem if self._keeper is not None else ""
@@ -609,7 +612,7 @@ AGAIN_S = 10.0
 
 
 class Upgrader:
-    """Activates new versions of one service."""
+    """Appends the decisions that activate new versions of one service's code."""
 
     def __init__(self, client: Client, settings: ServiceSettings) -> None:
         self._writer = DecisionWriter(client, "", settings.emit_timeout_s)
@@ -617,9 +620,10 @@ class Upgrader:
         self._decided_s = -math.inf
 
     def due(self, order: pb.JoinLog, machine: ServiceMachine) -> tuple[VersionDecision, bool] | None:
-        """Return (decision to append now, True if only as the first record of the log). None: no decision is due.
+        """Return the decision to activate a version that the caller should append now. None: no decision is due.
 
-        At most one decision is due within ``AGAIN_S``.
+        It comes with True if it may be appended only as the first record of the log. At most one decision is due within
+        ``AGAIN_S``. ``order``: last order of the node.
         """
         active, newest = machine.active_version, machine.version
         first = order.highWatermark < 0 and machine.position == 0 and newest > active + 1
@@ -630,7 +634,7 @@ class Upgrader:
         return VersionDecision(self._service, version, order.leaderEpoch), first
 
     async def decide(self, machine: ServiceMachine, decision: VersionDecision, first: bool) -> None:
-        """Append the decision. If that fails, it is due again later."""
+        """Append the decision. If that fails, it is due again later. ``first``: True to append it only as the first record."""
         try:
             await self._writer.upgrade(machine.identity, decision, first=first)
         except LiftError as error:

@@ -49,7 +49,7 @@ class OutputNotWrittenError(UnavailableError):
 
 
 class Destination(NamedTuple):
-    """Target partition of outputs. ``subject``: the subject of its publishes."""
+    """Partition to which outputs are written. ``subject``: the subject to which they are published."""
 
     stream: str
     uid: str
@@ -58,7 +58,7 @@ class Destination(NamedTuple):
 
 
 def frame_of(to: Destination, expected_offset: int, rows: Sequence[Row]) -> bytes:
-    """Return a message that appends ``rows`` only if the partition ends at ``expected_offset``."""
+    """Return a publish message that appends ``rows`` to the partition ``to`` only if it ends at ``expected_offset``."""
     head = client_pb2.BatchPublish(
         stream=to.stream,
         streamUid=to.uid,
@@ -71,9 +71,10 @@ def frame_of(to: Destination, expected_offset: int, rows: Sequence[Row]) -> byte
 
 
 def message_that_fits(to: Destination, expected_offset: int, rows: Sequence[Row], max_payload: int) -> tuple[bytes, int]:
-    """Return (message with the first of ``rows`` that fit into ``max_payload``, number of these rows, at least one).
+    """Return a message with the first of ``rows`` that fit into ``max_payload`` bytes, and the number of these rows.
 
-    The function halves the number of rows until they fit.
+    The message has at least one row. The function halves the number of rows until they fit. ``expected_offset``: offset of the
+    first row in the partition ``to``.
     """
     count = len(rows)
     frame = frame_of(to, expected_offset, rows)
@@ -86,7 +87,7 @@ def message_that_fits(to: Destination, expected_offset: int, rows: Sequence[Row]
 async def append(
     transport: Transport, to: Destination, frame: bytes, expected_offset: int, count: int, timeout_s: float
 ) -> None:
-    """Send ``frame`` and wait for its ack.
+    """Send the publish message ``frame`` to the partition ``to`` and wait for its ack.
 
     Raises OutputNotWrittenError unless its ``count`` records are stored from ``expected_offset`` on.
     """
@@ -129,7 +130,7 @@ class StreamReplacedError(NotFoundError):
 
 
 class _Batch(NamedTuple):
-    """Outputs that are sent and stored together. ``last``: number of the last one, inclusive."""
+    """Outputs that are sent in one message and stored together, from ``first`` to ``last`` (inclusive)."""
 
     first: Output
     last: Output
@@ -141,12 +142,13 @@ class _Batch(NamedTuple):
 
 
 class Emitter:
-    """Writes and reads the outputs of one service.
+    """Writes the outputs of a LEADER to the output stream. On a follower, it reads the stream and compares the outputs.
 
     Args:
         leads: Returns whether it may write now.
         fatal: Called with an error that ends the service.
-        disproven: Called with an error that makes only the current state invalid.
+        disproven: Called if the written outputs show that the current state is wrong.
+        known: Called once, when the end of the output stream is known.
     """
 
     def __init__(
@@ -186,16 +188,16 @@ class Emitter:
         """Called when the end of the written outputs has advanced."""
 
     def wake(self) -> None:
-        """Check for work, because there are new outputs or the role has changed."""
+        """Let ``run`` check for outputs to write now, because there are new ones or the role has changed."""
         self._wake.set()
 
     def look_again(self) -> None:
-        """Read the end of the output stream again, because the role has changed."""
+        """Read the end of the output stream before the next output is sent, because the role has changed."""
         self._must_look = True
         self._wake.set()
 
     async def run(self) -> None:
-        """Write or read outputs forever."""
+        """As LEADER, write the outputs to the output stream. As follower, read and compare them. This never ends."""
         while True:
             self._wake.clear()
             try:
@@ -262,7 +264,7 @@ class Emitter:
 
     # ---- reading ----------------------------------------------------------------------------------------------------------
     async def _learn(self) -> None:
-        """Read the new records of the output stream and check them."""
+        """Read the new records of the output stream, and compare them with the outputs in the outbox."""
         outbox = self._outbox
         bounds = await self._client.bounds(self._stream, self._partition)
         if bounds.uid != self._address.uid:
@@ -339,7 +341,7 @@ class Emitter:
         self.on_advance()
 
     def _outputs_in_batches(self, outputs: Sequence[Output]) -> Iterator[_Batch]:
-        """Yield the outputs in record batches that fit into one message each."""
+        """Yield ``outputs`` as record batches, each of which fits into one message."""
         max_payload = self._transport.max_payload_bytes
         start = 0
         while start < len(outputs):
@@ -357,7 +359,10 @@ class Emitter:
             start += count
 
     async def _write(self, batch: _Batch) -> None:
-        """Append outputs at their own offsets. Raises OutputNotWrittenError unless they are acknowledged there."""
+        """Append the outputs of ``batch`` at their own offsets of the output stream.
+
+        Raises OutputNotWrittenError unless they are acknowledged there.
+        """
         count = batch.record_count
         await append(self._transport, self._address, batch.frame, batch.first.number, count, self._settings.emit_timeout_s)
 
@@ -370,7 +375,10 @@ _CHUNK_RECORDS = 4096
 
 
 class Router:
-    """Copies the outputs of one route. ``source``: uid and partition of the input, as in each output id."""
+    """Copies the outputs of one route from the output stream to the route's target stream.
+
+    ``source``: uid and partition of the input, as in each output id.
+    """
 
     def __init__(
         self,
@@ -400,11 +408,11 @@ class Router:
         """Reason why copies are not sent, for the status. '': none."""
 
     def wake(self) -> None:
-        """Check for work, because outputs were written or the role has changed."""
+        """Check for outputs to copy now, because outputs were written or the role has changed."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Copy outputs forever. An error of the route itself ends the service."""
+        """Copy outputs to the target stream while this service is LEADER, forever. An error of the route itself ends the service."""
         while True:
             self._wake.clear()
             try:
@@ -447,7 +455,7 @@ class Router:
             self._next = end
 
     async def _learn(self) -> None:
-        """Read the end of each partition, and the last output in it."""
+        """Read the end of each partition of the target stream, and the number of the last output in it."""
         instances = len((await self._client.stream(self._settings.stream)).partitions)
         target = await self._client.stream(self.route.stream)
         if any(token in ("*", ">") for token in target.subject.split(".")) or not target.answers or target.config.compaction:

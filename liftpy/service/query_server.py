@@ -52,7 +52,7 @@ _HEADERS_BYTES = 1024
 
 
 class QueryServer:
-    """Answers queries.
+    """Answers queries of a service's state that arrive over NATS.
 
     Args:
         machine: Returns the current machine. None: before the first one.
@@ -98,15 +98,15 @@ class QueryServer:
 
     @property
     def waiting_count(self) -> int:
-        """Number of queries without an answer."""
+        """Number of queries that wait for their answer."""
         return len(self._desk)
 
     def wake(self) -> None:
-        """Check whether the state has still caught up."""
+        """Check now which queries can be answered, and whether the state has still caught up."""
         self._arrival.set()
 
     async def run(self) -> None:
-        """Answer queries while the state has caught up, forever."""
+        """Receive and answer queries whenever the state has caught up. This never ends."""
         while True:
             await self._count_partitions()
             while not (self._hears() and self._caught_up()):
@@ -138,7 +138,7 @@ class QueryServer:
         self._arrival.set()
 
     async def _serve(self) -> str:
-        """Answer queries until the state falls behind. Return the reason for the queries that still wait."""
+        """Answer queries until the state falls behind. Return the reason, with which the caller rejects the waiting queries."""
         placing: asyncio.Task[None] | None = None
         try:
             while True:
@@ -167,7 +167,7 @@ class QueryServer:
                 placing.cancel()
 
     async def _place(self, queries: list[Query]) -> None:
-        """Ask the partition's leader for the end of the committed records, once for all ``queries``."""
+        """Ask the partition's leader how far the log is committed, and set this offset as the position of all ``queries``."""
         await self._count_partitions()
         try:
             bounds = await self._client.bounds(self._settings.stream, self._settings.partition, options=_ASKING)

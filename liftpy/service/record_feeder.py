@@ -41,7 +41,7 @@ Started = Callable[[ServiceMachine, Snapshot | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Decider:
-    """Decides to skip failed records.
+    """Two functions of the host with which the feeder decides to skip failed records.
 
     ``may``: returns whether this service runs on the node of the partition's leader. ``decide``: appends the decision.
     """
@@ -51,7 +51,7 @@ class Decider:
 
 
 class Feeder:
-    """Passes records to one machine, and restores an earlier snapshot when it is needed."""
+    """Passes records from the node to the machine of a service, and restores an earlier snapshot when it is needed."""
 
     def __init__(
         self,
@@ -112,20 +112,26 @@ class Feeder:
             self._wake.set()
 
     def cut_at(self, log_end_offset: int) -> None:
-        """Note that the leader's log ends below the machine's position."""
+        """Restore a snapshot soon, because the leader's log was truncated below the machine's position.
+
+        ``log_end_offset``: end of the leader's log, exclusive.
+        """
         self._cut = log_end_offset
         self._wake.set()
 
     def disproven(self) -> None:
-        """Restore an earlier snapshot, because the snapshot at the start differs from those of other nodes.
+        """Restore an earlier snapshot soon, because the state of the first snapshot differs from the written outputs.
 
-        It is not used again.
+        This snapshot is not used again.
         """
         self._disproven = True
         self._wake.set()
 
     def verify(self, log_start_offset: int) -> None:
-        """Check that the state belongs to this log, because the LeaderEpoch has changed."""
+        """Check at the next read that the state belongs to this log, because the LeaderEpoch has changed.
+
+        ``log_start_offset``: first offset of the log.
+        """
         self._log_start_offset = max(self._log_start_offset, log_start_offset)
         self._verifying = self._machine.position > self._log_start_offset
         self._wake.set()
@@ -136,15 +142,16 @@ class Feeder:
         self._wake.set()
 
     def ask_again(self) -> None:
-        """Repeat the last read request, because the state of the sidecar has changed."""
+        """Send the current read request to the sidecar again, because the state of the sidecar has changed."""
         self._ask_again = True
         self._wake.set()
 
     # ---- state ---------------------------------------------------------------------------------------------------------------
     async def restart(self, log_start_offset: int, wanted: Callable[[Snapshot], bool] = lambda _: True) -> None:
-        """Restore the machine from the newest ``wanted`` snapshot, or from one of another node if the log begins later.
+        """Restore the machine from the newest suitable snapshot on disk, or from another node's snapshot.
 
-        Raises DataLossError if there is no usable snapshot.
+        ``log_start_offset``: first offset of the log. A snapshot below it cannot be used. ``wanted``: returns whether a snapshot
+        is suitable. Raises DataLossError if there is no usable snapshot.
         """
         self._log_start_offset = max(self._log_start_offset, log_start_offset)
         snapshot = await self._keeper.newest(wanted)
@@ -182,12 +189,12 @@ class Feeder:
         self._started(machine, snapshot)
 
     def _align(self) -> None:
-        """Start to read at the machine's position, or at the record before it."""
+        """Set the next read to the machine's position, or to the record before it if its LeaderEpoch must be checked."""
         identity = self._identity
         self._progress = ReadProgress(identity.stream, identity.partition, next_offset=self._next_read(), uid=identity.uid)
 
     async def _go_back(self) -> bool:
-        """Restore an earlier snapshot if there is a reason. Return whether there was one."""
+        """Restore an earlier snapshot if the log was truncated, or if the state or the outbox cannot continue. Return True if so."""
         outbox, cut = self._outbox, self._cut
         if cut is not None:
             self._cut = self._failing = None
@@ -228,7 +235,7 @@ class Feeder:
 
     # ---- feeding -------------------------------------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Pass records to the machine forever. Raises the error that ends the service."""
+        """Read records and pass them to the machine, forever. Raises the error that ends the service."""
         fetch: asyncio.Task[list[BatchSlice]] | None = None
         try:
             while True:
@@ -264,7 +271,7 @@ class Feeder:
             _cancel(fetch)
 
     def _is_misaligned(self) -> bool:
-        """Return whether the next offset to read has changed."""
+        """Return whether the offset of the next read differs from the one that the machine needs now."""
         return self._progress.next_offset != self._next_read()
 
     def _next_read(self) -> int:
@@ -294,7 +301,10 @@ class Feeder:
                 await self._wake.wait()
 
     def _result(self, done: asyncio.Task[list[BatchSlice]]) -> list[BatchSlice] | None:
-        """Return the batches of a read. None: the read failed and is repeated. Raises errors that end the service."""
+        """Return the batches of the finished read ``done``. None: the read failed and is repeated.
+
+        Raises errors that end the service.
+        """
         try:
             slices = done.result()
         except OffsetOutOfRangeError as error:
@@ -348,7 +358,7 @@ class Feeder:
             await self._skip_unit(missed.unit)
 
     async def _handle_failure(self) -> None:
-        """Handle a record or timer on which the service failed: apply a decision from the log, or make one if there is none."""
+        """Process a unit (record or timer) on which the service failed: skip it if the log decides so, else retry or decide."""
         failing = self._failing
         assert failing is not None
         found = await self._scan(failing)
@@ -389,13 +399,13 @@ class Feeder:
         await self._rebuild(unit)
 
     async def _rebuild(self, unit: Unit) -> None:
-        """Restore the state. Apply records at most up to ``unit``."""
+        """Restore the newest snapshot at or below the failed ``unit``, so that the state has no part of the unit."""
         await self.restart(0, lambda snapshot: snapshot.position <= unit.offset)
         if self._emitter is not None:
             self._emitter.look_again()
 
     async def _scan(self, failing: Failing) -> bool | None:
-        """Search the committed records for a decision to skip the failed record or timer.
+        """Search the committed records for a decision to skip the unit of ``failing``, which the service cannot apply.
 
         Return whether there is one. None: the search is not complete.
         """
@@ -421,9 +431,9 @@ class Feeder:
         return True if found else False if at_the_end else None
 
     async def _keep_below_failing(self) -> bool:
-        """Store the state once before the failing record, so that retries and replays begin there.
+        """Store a snapshot directly before the failing record, so that retries and replays begin there. This happens once.
 
-        Return whether the machine is at this position.
+        Return False if the snapshot was stored earlier, or if the machine is not there yet.
         """
         failing, machine = self._failing, self._machine
         if failing is None or failing.stored or machine.position < failing.unit.offset:
@@ -467,7 +477,7 @@ class Feeder:
                 await self._skip(self._progress.next_offset)
 
     async def _is_its_turn(self) -> bool:
-        """Wait for this node's turn to take a snapshot, unless a promotion waits.
+        """Wait until this node may take a snapshot. The nodes take turns, and a promotion ends the wait.
 
         Return False if records must be read again first.
         """
@@ -486,9 +496,9 @@ class Feeder:
         return failing.unit.offset if stop is None else min(stop, failing.unit.offset)
 
     def _adapt_chunk(self, took_s: float) -> None:
-        """Adapt the number of records per turn to the time that they took.
+        """Change the number of records that are applied at once, so that heartbeats are not delayed.
 
-        A slow service gets fewer records, at least one, so that heartbeats continue.
+        ``took_s``: time that the last records took, in seconds. A slow service gets fewer records, at least one.
         """
         step_s = self._settings.step_s
         if took_s > step_s:
@@ -502,7 +512,7 @@ class Feeder:
             self._stop_reached()
 
     async def _skip(self, next_offset: int) -> None:
-        """Skip offsets without records at the end of a read. Compaction leaves such offsets."""
+        """Move the machine to ``next_offset`` if a read ended with offsets without records, which compaction leaves."""
         stop = self._stop_position
         snapshots = self._machine.skip_to(next_offset if stop is None else min(next_offset, stop))
         self._report_stop_reached()
@@ -510,7 +520,10 @@ class Feeder:
             await self._keeper.save(snapshot)
 
     def _verify_records(self, records: Iterator[Record]) -> Iterator[Record]:
-        """Yield the records, except the one before the position. The LeaderEpoch of that one is checked."""
+        """Yield the records from the machine's position on.
+
+        The record before the position is only checked: if its LeaderEpoch differs from the state, a snapshot is restored.
+        """
         self._verifying = False
         machine = self._machine
         for record in records:

@@ -26,9 +26,9 @@ _MAX_TURN = 256
 
 
 class Replier:
-    """Sends replies.
+    """Sends the replies of a LEADER to the senders of the commands.
 
-    ``leads``: returns whether this service is LEADER. ``emitted_end``: returns the end of the written outputs. None: the
+    ``leads``: returns whether this service is LEADER. ``emitted_end``: returns the number of written outputs. None: the
     service has no outputs.
     """
 
@@ -53,12 +53,12 @@ class Replier:
         """Number of replies that were not sent, because the subject is no inbox or the reply is too large."""
 
     def wake(self) -> None:
-        """Check for work, because there is a reply or the role has changed."""
+        """Let ``run`` check for replies to send now, because there is a new one or the role has changed."""
         if self._leads():
             self._woken.set()
 
     async def run(self) -> None:
-        """Send replies forever."""
+        """Send the stored replies while this service is LEADER, forever."""
         self._desk.on_kept = self.wake
         while True:
             self._woken.clear()
@@ -79,7 +79,7 @@ class Replier:
                     await asyncio.wait_for(self._woken.wait(), _IDLE_LOOK_S)
 
     async def _send(self, reply: Reply) -> None:
-        """Send a reply. Raises UnavailableError if it must be sent again later."""
+        """Send one reply to the inbox of the command's sender. Raises UnavailableError if it must be sent again later."""
         headers = {SERVICE_HEADER: self._settings.service, OFFSET_HEADER: str(reply.offset), NODE_HEADER: self._settings.node}
         if reply.error:
             headers[ERROR_HEADER] = reply.error

@@ -25,7 +25,7 @@ class ServiceSettings:
             which must not have other writers.
         dead_letter_stream: Stream for skipped records, in the partition of the same number, or 0. '': they are only
             logged.
-        snapshot_interval_records: Offsets between two snapshots. It limits the next replay.
+        snapshot_interval_records: Number of offsets between two snapshots. It limits the next replay.
         snapshot_interval_s: Maximum time between snapshots of this node, in seconds.
         snapshot_bytes: Maximum size of the log between snapshots of this node, in bytes.
         snapshots_kept: Number of snapshot files to keep.
@@ -37,9 +37,9 @@ class ServiceSettings:
         step_s: Maximum time of applying records before the heartbeats run, in seconds.
         max_snapshot_bytes: Maximum size of a snapshot of this or another node, in bytes.
         max_concurrent_effects: Maximum number of effect handlers at a time.
-        effect_timeout_s: Timeout of a handler, in seconds. It is tried again.
-        tick_interval_s: Minimum interval at which a LEADER appends empty records while a timer is due and no record
-            arrives. 0: never.
+        effect_timeout_s: Timeout of an effect handler, in seconds. After a timeout, the effect runs again.
+        tick_interval_s: Minimum interval in seconds at which a LEADER appends empty records while a timer is due and no
+            record arrives. 0: never.
         parameters_digest: Digest of the parameters of the service (``liftpy.core.services.rules``). b"": none.
         reply_prefixes: Allowed prefixes of inboxes for replies (``liftpy.core.wire.subjects``).
         snapshot_fetch_timeout_s: Time to look for another node's snapshot if the log begins above the own ones, in

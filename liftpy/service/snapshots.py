@@ -61,7 +61,10 @@ _INCOMING = ".incoming"
 
 
 class ServiceLock:
-    """Lock of one service and partition. The constructor raises DataDirectoryLockedError if another process has it."""
+    """Lock file of one service and partition, so that only one process runs it.
+
+    The constructor raises DataDirectoryLockedError if another process has the lock.
+    """
 
     def __init__(self, data: Path, service: str, stream: str, partition: int) -> None:
         path = data / service / f"{stream}-{partition}.lock"
@@ -83,7 +86,10 @@ class ServiceLock:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A stored snapshot. ``digest``: BLAKE2b of the bytes of its file."""
+    """A stored snapshot. ``digest``: BLAKE2b of the bytes of its file.
+
+    ``output_count``: number of outputs up to it. ``size_bytes``: size of its file.
+    """
 
     position: int
     output_count: int
@@ -100,7 +106,10 @@ def _digest(data: bytes = b"") -> hashlib.blake2b:
 
 
 class OpenSnapshot:
-    """Open file of a snapshot. It is closed when its last user releases it. Any thread may read it."""
+    """Open file of a snapshot, so that it can be read after the store has deleted it. Any thread may read it.
+
+    The file is closed when its last user releases this object.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -119,7 +128,10 @@ class OpenSnapshot:
 
 
 class Incoming:
-    """A snapshot that is being downloaded. It is not used before ``finish``. Call ``close`` at the end."""
+    """Receives the file of a snapshot that is being downloaded. The store does not use it before ``finish``.
+
+    Call ``close`` at the end.
+    """
 
     def __init__(self, path: Path, identity: Identity) -> None:
         self._path = path
@@ -131,7 +143,7 @@ class Incoming:
             self._file = os.fdopen(os.open(self._temporary, flags, 0o640), "w+b")
 
     def write(self, piece: bytes) -> None:
-        """Write the next bytes."""
+        """Append the next bytes of the download to the temporary file."""
         self._digest.update(piece)
         with _storage_errors("write", self._path):
             self._file.write(piece)
@@ -167,7 +179,7 @@ class Incoming:
 
 
 class SnapshotStore:
-    """Snapshots of one service and partition. Only the holder of the ServiceLock uses it."""
+    """Snapshot files of one service and partition. Only the holder of the ServiceLock uses them."""
 
     def __init__(self, data: Path, identity: Identity, *, kept: int, max_bytes: int) -> None:
         self.folder = data / identity.service / f"{identity.stream}-{identity.uid}" / str(identity.partition)
@@ -178,7 +190,7 @@ class SnapshotStore:
             _make_folder(self.folder, data)
 
     def positions(self) -> list[int]:
-        """Return the positions of the snapshots, ascending."""
+        """Return the positions of the stored snapshots, ascending."""
         names = (path.name.removesuffix(_SUFFIX) for path in self.folder.glob(f"*{_SUFFIX}"))
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
@@ -191,7 +203,10 @@ class SnapshotStore:
         return None if found is None else found[0]
 
     def newest_stored(self, wanted: Callable[[Snapshot], bool]) -> tuple[Snapshot, Kept] | None:
-        """Return the newest snapshot and its file. Arguments and errors are those of ``newest``."""
+        """Return the newest valid snapshot for which ``wanted`` is true, and the facts about its file. None: there is none.
+
+        Raises UnknownFormatError if a newer version wrote it.
+        """
         for path in reversed(self._files()):
             with _storage_errors("read", path):
                 data = path.read_bytes()
@@ -214,7 +229,10 @@ class SnapshotStore:
         return None
 
     def _files(self) -> list[Path]:
-        """Return the snapshot files in ascending order. A quarantined file counts only if its position has no other file."""
+        """Return the snapshot files in ascending order of their positions.
+
+        A file that was quarantined as damaged is included only if there is no other file for its position.
+        """
         found: dict[int, Path] = {}
         for suffix in (_DAMAGED, _SUFFIX):
             for path in self.folder.glob(f"*{suffix}"):
@@ -253,7 +271,7 @@ class SnapshotStore:
         return OpenSnapshot(self._path(position))
 
     def receive_snapshot(self, position: int) -> Incoming:
-        """Return an object that receives a snapshot of another node. It deletes the rest of an earlier attempt."""
+        """Return an object that receives another node's snapshot at ``position``. Delete the rest of an earlier attempt."""
         for path in self.folder.glob(f"*{_INCOMING}"):
             with _storage_errors("remove", path):
                 path.unlink(missing_ok=True)
@@ -296,7 +314,7 @@ class SnapshotStore:
                     path.unlink(missing_ok=True)
 
     def set_aside(self, diverged: Callable[[Snapshot], bool]) -> None:
-        """Quarantine the snapshots for which ``diverged`` is true, with the suffix ``.diverged``."""
+        """Quarantine snapshots for which ``diverged`` is true: rename them with the suffix ``.diverged``. They are not used again."""
         for path in self._files():
             with _storage_errors("quarantine", path), contextlib.suppress(CorruptionError, UnknownFormatError):
                 if diverged(decode(path.read_bytes(), self._identity)):
@@ -309,7 +327,7 @@ class SnapshotStore:
 
 
 def _make_folder(folder: Path, data: Path) -> None:
-    """Create the directory with its parents, writable only by this user. Make all names below ``data`` durable."""
+    """Create the directory ``folder`` with its parents, writable only by this user. Make all names below ``data`` durable."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for made in reversed(missing):
         made.mkdir(exist_ok=True, mode=0o750)
@@ -354,7 +372,7 @@ _LONGEST_TURN_S = 5.0
 
 
 class SnapshotKeeper:
-    """Stores the snapshots of one service in threads."""
+    """Decides when a service takes a snapshot, and stores it. Files are read and written in threads."""
 
     def __init__(
         self, store: SnapshotStore, settings: ServiceSettings, outbox: Outbox | None, fetcher: SnapshotFetcher | None = None
@@ -394,7 +412,7 @@ class SnapshotKeeper:
         """Reason why the last snapshot was not stored, for the status. '': it was stored."""
 
     async def newest(self, wanted: Callable[[Snapshot], bool]) -> Snapshot | None:
-        """Return the newest snapshot from which the service can start. ``wanted``: returns whether a snapshot is suitable."""
+        """Return the newest stored snapshot for which ``wanted`` is true. The service starts with it. None: there is none."""
         found = await asyncio.to_thread(self._store.newest_stored, wanted)
         self._began = found[1] if found is not None else None
         self._stored = [found[1]] if found is not None else []
@@ -403,13 +421,16 @@ class SnapshotKeeper:
         return found[0] if found is not None else None
 
     def confirm_first_state(self) -> None:
-        """Note that the first state belongs to this log. Its snapshot may be sent to other nodes from now on."""
+        """Allow to send the snapshot from which the service started to other nodes, because its state belongs to this log."""
         if self._began is not None:
             self.digests = [(self._began.position, self._began.digest), *self.digests]
             self._began = None
 
     async def later(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> tuple[Snapshot | None, str]:
-        """Return (snapshot at ``lowest`` or above, text about failed attempts). It may be downloaded. None: there is none."""
+        """Search on other nodes for a snapshot at the offset ``lowest`` or above, for which ``wanted`` is true. Download it.
+
+        Return (snapshot, text about failed attempts). The snapshot is None if there is none.
+        """
         if self._fetcher is None:
             return None, "nobody was asked"
         await self._fetcher.fetch(lowest, wanted)
@@ -420,11 +441,14 @@ class SnapshotKeeper:
         await asyncio.to_thread(self._store.drop_above, position)
 
     async def set_aside(self, first_wrong: int) -> None:
-        """Quarantine the snapshots at or above ``first_wrong``, because their states have diverged."""
+        """Quarantine the snapshots at or above the offset ``first_wrong``, because their states have diverged."""
         await asyncio.to_thread(self._store.set_aside, lambda snapshot: snapshot.position >= first_wrong)
 
     def set_aside_diverged(self, position: int | None = None) -> None:
-        """Quarantine snapshots after a divergence: those whose outputs were not compared, and those at or above ``position``."""
+        """Quarantine the snapshots that may be wrong after the state has diverged.
+
+        These are the snapshots at or above ``position``, and those whose outputs were not compared with the output stream.
+        """
         outbox = self._outbox
         if position is not None:
             self._store.set_aside(lambda snapshot: snapshot.position >= position)
@@ -432,7 +456,7 @@ class SnapshotKeeper:
             self._store.set_aside(lambda snapshot: snapshot.output_count > outbox.compared_end)
 
     async def save(self, snapshot: Snapshot) -> None:
-        """Store a snapshot. An error is only logged, because it only makes the next replay longer."""
+        """Store a snapshot on disk. An error is only logged, because a missing snapshot only makes the next replay longer."""
         compared_end = self._outbox.compared_end if self._outbox is not None else 0
         try:
             whole = await asyncio.to_thread(snapshot.whole)
@@ -453,7 +477,7 @@ class SnapshotKeeper:
             self.digests = [*self.digests[1 - _TOLD :], (kept.position, kept.digest)]
 
     def held_from(self) -> int:
-        """Return the position of the newest snapshot whose outputs were compared. 0: there is none."""
+        """Return the position of the newest snapshot whose outputs were compared. The log must be kept from there. 0: there is none."""
         good = self._compare()
         return good[-1].position if good else 0
 
@@ -467,31 +491,34 @@ class SnapshotKeeper:
 
     # ---- turns of the nodes --------------------------------------------------------------------------------------------------
     def note_blocked_time(self, took_s: float) -> None:
-        """Note how long a snapshot has blocked the service."""
+        """Record for how long the last snapshot blocked the service, in seconds. The next waits between nodes depend on it."""
         self._blocked_s = took_s
 
     def turn_s(self) -> float:
-        """Return how long this node waits before it takes a snapshot, in seconds. The nodes take turns. 0: it does not wait."""
+        """Return how long this node waits before it takes a snapshot, in seconds. 0: it does not wait.
+
+        The nodes take turns, so that they are not all blocked at the same time.
+        """
         return min(self.turn * self._blocked_s * _TURN, _LONGEST_TURN_S) if self._blocked_s >= _NOTICED_S else 0.0
 
     # ---- snapshots between the multiples of snapshot_interval_records----------------------------------------------------------
     def came(self, size_bytes: int) -> None:
-        """Count bytes of the log that were read."""
+        """Add ``size_bytes`` to the size of the log that was read since the last snapshot."""
         self._fresh_bytes += size_bytes
 
     def ask(self) -> None:
-        """Request a snapshot at the current position."""
+        """Request that the service takes a snapshot soon, at its current position."""
         self._soon = True
 
     @property
     def is_due(self) -> bool:
-        """True if ``keep`` should store the state now."""
+        """True if the service should take a snapshot now, because of its age, the size of the log since, or a request."""
         settings = self._settings
         late = time.monotonic() - self._stored_s >= settings.snapshot_interval_s
         return self._soon or late or self._fresh_bytes >= settings.snapshot_bytes
 
     async def keep(self, machine: ServiceMachine) -> None:
-        """Store the current state, unless it is already stored."""
+        """Take a snapshot of the machine's current state and store it, unless there is one for this position."""
         self._soon, self._stored_s, self._fresh_bytes = False, time.monotonic(), 0
         if machine.position and not machine.failed and (not self._stored or self._stored[-1].position < machine.position):
             await self.save(machine.snapshot())
@@ -512,7 +539,7 @@ _MAX_WAITING = 64
 
 @dataclass(slots=True)
 class _Held:
-    """An open snapshot, and until when it stays open."""
+    """An open snapshot that other nodes download. ``used_s``: monotonic time of its last use, in seconds."""
 
     kept: Kept
     file: OpenSnapshot
@@ -520,7 +547,7 @@ class _Held:
 
 
 class SnapshotServer:
-    """Sends the snapshots of one service process."""
+    """Sends the snapshots of one service process to other nodes that request them."""
 
     def __init__(
         self,
@@ -545,7 +572,7 @@ class SnapshotServer:
         """Digest -> open snapshot, the most recently used one at the end."""
 
     async def run(self) -> None:
-        """Answer requests until it is canceled."""
+        """Answer requests for snapshots until it is canceled."""
         subscription = await self._transport.connection.subscribe(
             self._subject, cb=self._guard.callback(self._message_arrived), pending_msgs_limit=_MAX_WAITING
         )
@@ -617,7 +644,10 @@ class SnapshotServer:
         return held.file.read(question.start, room)
 
     def _hold(self, kept: Kept) -> _Held | None:
-        """Keep an offered snapshot readable, if it still exists. Above ``_MAX_HELD``, close the least recently used one."""
+        """Open the offered snapshot ``kept``, so that it stays readable during a download. None: its file no longer exists.
+
+        Above ``_MAX_HELD`` open snapshots, close the least recently used one.
+        """
         held = self._held.pop(kept.digest, None)
         if held is None:
             try:
@@ -651,7 +681,10 @@ _MAX_PEERS = 16
 
 
 class SnapshotFetcher:
-    """Downloads snapshots for one service process. ``order``: returns the newest order of the sidecar, None before the first."""
+    """Downloads snapshots from other nodes for one service process.
+
+    ``order``: returns the newest order of the sidecar, None before the first.
+    """
 
     def __init__(
         self,
@@ -680,9 +713,9 @@ class SnapshotFetcher:
         """Text about the attempts of the last ``fetch`` without a result."""
 
     async def fetch(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> bool:
-        """Download a snapshot at ``lowest`` or above for which ``wanted`` is true.
+        """Search the other nodes for a snapshot at the offset ``lowest`` or above, and store the first valid one.
 
-        Return whether one was found within ``snapshot_fetch_timeout_s``.
+        ``wanted``: returns whether a snapshot is suitable. Return whether one was found within ``snapshot_fetch_timeout_s``.
         """
         give_up_s, pause_s = time.monotonic() + self._settings.snapshot_fetch_timeout_s, _FIRST_PAUSE_S
         logger.warning(

@@ -77,7 +77,10 @@ BoundsOf = Callable[[PartitionKey], tuple[int, int] | None]
 
 
 class GroupLags:
-    """Lags of the groups whose coordinators lead on this node. ``bounds_of``: bounds of a partition that is on this node."""
+    """Measures the lags of the groups whose coordinators lead on this node.
+
+    ``bounds_of``: returns the log start and the end of a partition, None if it is not on this node.
+    """
 
     def __init__(self, bounds_of: BoundsOf, namespace: str, labels: GroupLabels | None = None) -> None:
         self._bounds_of = bounds_of
@@ -90,7 +93,10 @@ class GroupLags:
         """Group -> lag."""
 
     async def look(self, coordinators: Iterator[tuple[GroupCoordinator, bool]], transport: Transport | None) -> None:
-        """Update the lags of the groups of ``coordinators`` (True: leading), and send questions if one leads."""
+        """Measure the lags of all groups of ``coordinators``, and request unknown partition ends from other nodes.
+
+        ``coordinators``: each coordinator with True if it leads. Only the groups of leading ones get a lag.
+        """
         found: dict[str, GroupLag] = {}
         read: set[PartitionKey] = set()
         elsewhere: set[PartitionKey] = set()
@@ -117,7 +123,10 @@ class GroupLags:
             await self._ask(transport, elsewhere)
 
     def lag_at(self, key: PartitionKey, position: int) -> tuple[int | None, int, float]:
-        """Return (end, records after ``position``, seconds that the first of them has waited). The end is None if it is unknown."""
+        """Return the lag of a reader at ``position``: (end of the partition, unread records, age of the first of them in s).
+
+        The end is None if it is unknown.
+        """
         ends = self._ends.get(key)
         if ends is None or (end := ends.end) < 0:
             return None, 0, 0.0
@@ -125,9 +134,9 @@ class GroupLags:
         return end, records, age_ns / NS_PER_S
 
     def _look_at(self, key: PartitionKey, read: set[PartitionKey], elsewhere: set[PartitionKey] | None) -> None:
-        """Note the end of a partition with a replica on this node.
+        """Store the end of the partition ``key`` if it has a replica on this node. Add ``key`` to ``read``.
 
-        For another partition, add it to the partitions to request if a leading coordinator needs it.
+        Otherwise add it to ``elsewhere``, the partitions whose ends are requested. None: no coordinator that leads needs it.
         """
         if key in read or len(read) >= MOST_PARTITIONS:
             return
@@ -165,7 +174,10 @@ ReadsOf = Callable[[PartitionKey], ReadSubjects | None]
 
 
 class OwnNodeReader(PartitionReader):
-    """Reads partitions of this node in the process. ``reads_of``: the reads of a partition."""
+    """Reads partitions of this node without NATS, in the same process.
+
+    ``reads_of``: returns the object that answers read requests for a partition.
+    """
 
     def __init__(
         self, transport: Transport, subjects: Subjects, key: PartitionKey, options: ReadOptions, reads_of: ReadsOf
@@ -207,7 +219,7 @@ _STOP_S = 2.0
 
 
 def hosted_partitions(image: ClusterImage, node_id: str) -> frozenset[PartitionKey]:
-    """Return the partitions whose coordinators run on the node."""
+    """Return the partitions of the groups stream that have a replica on the node. Their coordinators run there."""
     stream = image.streams.get(GROUPS_STREAM)
     if stream is None:
         return frozenset()
@@ -216,7 +228,7 @@ def hosted_partitions(image: ClusterImage, node_id: str) -> frozenset[PartitionK
 
 @dataclass(slots=True)
 class _Hosted:
-    """One coordinator. ``problem``: why it does not run, '' if it runs."""
+    """One coordinator on this node. ``problem``: why it does not run, '' if it runs. ``restarts``: number of its restarts."""
 
     task: asyncio.Task[None] | None = None
     state: GroupCoordinator | None = None
@@ -228,19 +240,19 @@ class _Hosted:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     def make(self) -> GroupCoordinator:
-        """Return a new one, or the next after a rewind."""
+        """Return a new coordinator. It is called at the start and after each restore of a snapshot."""
         self.state = GroupCoordinator()
         return self.state
 
     def end(self) -> None:
-        """Stop cleanly."""
+        """Stop the coordinator with a snapshot of its state."""
         self.stopping.set()
         if self.host is not None:
             self.host.stop()
 
 
 class GroupCoordinators:
-    """Group coordinators of the partitions that this process hosts. ``folder``: directory of their snapshots.
+    """Runs the group coordinators of the partitions that this process hosts. ``folder``: directory of their snapshots.
 
     Call ``follow`` for every image, and ``close`` at the end.
     """
@@ -276,7 +288,7 @@ class GroupCoordinators:
         self._said = not settings.run_group_coordinators
 
     def follow(self, _: ClusterImage, image: ClusterImage) -> None:
-        """Apply the new image."""
+        """Start and stop coordinators so that they match the replicas in the new ``image``."""
         wanted = frozenset() if self._closed else hosted_partitions(image, self._settings.node_id)
         wanted = frozenset(key for key in wanted if self._share.holds(key.stream, key.partition))
         if wanted and not self._may:
@@ -368,7 +380,7 @@ class GroupCoordinators:
             await asyncio.sleep(EVERY_S)
 
     def _states(self) -> Iterator[tuple[GroupCoordinator, bool]]:
-        """Yield the running coordinators, and whether they lead."""
+        """Yield each running coordinator, with True if it leads."""
         for one in list(self._running.values()):
             if one.state is not None and one.host is not None and one.host.machine is not None:
                 yield one.state, one.host.machine.role is Role.LEADER
@@ -382,7 +394,7 @@ class GroupCoordinators:
                     yield _group_row(name, group, self.lags.by_group.get(name))
 
     def group_rows_of(self, name: str) -> dict[str, list[dict[str, Any]]]:
-        """Return the row of one group with its members and positions.
+        """Return the row of the group ``name``, its members and its positions, for the status page.
 
         All are empty if its coordinator does not lead on this node.
         """

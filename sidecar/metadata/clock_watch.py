@@ -34,7 +34,10 @@ HELD_BACK = "looks for what is too old that waited for a clock to be trusted"
 
 
 class ClockWatch:
-    """Compares the wall clock with those of other nodes. ``group``: its image shows the live nodes."""
+    """Compares the wall clock of this node with those of other nodes, and decides whether to trust it.
+
+    ``group``: metadata group, whose image shows the live nodes.
+    """
 
     def __init__(
         self, node_id: str, bus: BusConnection, subjects: Subjects, group: MetadataGroup, counters: Counter[str]
@@ -51,7 +54,6 @@ class ClockWatch:
         self._said = False
 
     def start(self) -> None:
-        """Start the comparison."""
         self._task = spawn(self._run(), "asking other nodes for their time", endless=True)
 
     def time_of_age_ns(self) -> int:
@@ -80,7 +82,7 @@ class ClockWatch:
         return came_to
 
     def look(self) -> ClockTrust:
-        """Compare the clocks if needed, and return whether this clock is trusted."""
+        """Compare the clocks if the last comparison is too old. Return the result: whether this clock is trusted, and why not."""
         self._look(time.time_ns(), clock.now_ns())
         return self.trust
 
@@ -118,6 +120,5 @@ class ClockWatch:
         self.trust.record_answer(node, decode_presence(answer.data), asked_ns, clock.now_ns())
 
     async def close(self) -> None:
-        """Stop the comparison."""
         if self._task is not None:
             await end_tasks([self._task])

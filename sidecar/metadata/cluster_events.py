@@ -48,9 +48,10 @@ BEYOND = "entries without events, too many at once"
 
 
 class EventsDesk:
-    """Answers requests for cluster events.
+    """Answers requests for cluster events, and publishes new events over NATS.
 
-    ``is_inbox``: function that checks a reply subject. ``leads``: function that returns whether this controller leads.
+    ``is_inbox``: function that returns whether a reply subject is allowed. ``leads``: function that returns whether this
+    controller leads.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class EventsDesk:
         await unsubscribe(self._subscriptions)
 
     def look(self) -> None:
-        """Derive the events of newly applied entries and publish them. Call it after each tick."""
+        """Derive the events of newly applied entries. If this controller leads, publish them. Call it after each tick."""
         fresh = self.trail.derive_events(MOST_AT_ONCE)
         if self.trail.dropped:
             self.counters[BEYOND] = self.trail.dropped
@@ -111,7 +112,7 @@ class EventsDesk:
         return json.dumps(self.answer(question)).encode()
 
     def answer(self, question: bytes) -> dict[str, Any]:
-        """Return the answer to ``question``, limited to one message. The field ``error`` says that the question is invalid."""
+        """Return the answer to ``question``, limited to one message. An invalid question gets an answer with the field ``error``."""
         try:
             place, since_ns, count = asked_of(question)
         except ValueError as error:
@@ -134,7 +135,8 @@ class EventsDesk:
 def asked_of(question: bytes) -> tuple[tuple[int, int], int, int]:
     """Parse a question for cluster events, ``{"after": [index, number], "since_ns": wall clock, "count": 500}``.
 
-    Each field may be missing. Return (place, since_ns, count). Raises ValueError.
+    Each field may be missing. Return (after, since_ns, count): the place after which the events begin, the earliest time in
+    ns since 1970, and the maximum number of events. Raises ValueError.
     """
     asked = load_json(question) if question else {}
     if not isinstance(asked, dict) or not isinstance(after := asked.get("after", [0, -1]), list) or len(after) != 2:
@@ -172,14 +174,14 @@ Propose = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse]]
 
 
 class EventWriter:
-    """Writes cluster events to their stream, on the metadata leader.
+    """Writes cluster events to their stream, while this controller is the metadata leader.
 
     Args:
         connect: Opens a connection.
         propose: Sends a request to the metadata group.
         image: Returns the applied image.
         leads: Returns whether this controller leads.
-        controllers: Number of controllers.
+        controllers: Returns the number of controllers.
     """
 
     def __init__(
@@ -207,11 +209,10 @@ class EventWriter:
         self.counters: Counter[str] = Counter()
 
     def start(self) -> None:
-        """Start to write events."""
         self._task = spawn(self._run(), "keeping the events in their stream", endless=True)
 
     async def close(self) -> None:
-        """Stop writing."""
+        """Stop writing events, and close the connection."""
         await end_tasks([self._task])
         await self._disconnect()
 
@@ -241,7 +242,7 @@ class EventWriter:
                 wait_s = min(max(_AGAIN_S, 2 * wait_s), _LONGEST_AGAIN_S)
 
     async def _write(self) -> None:
-        """Write some of the events that are not in the stream yet."""
+        """Write the next events that are not in the stream of events yet, at most ``MOST_WRITTEN_AT_ONCE``."""
         stream = self._image().streams.get(EVENTS_STREAM) or await self._event_stream()
         if stream.waiting:
             raise UnavailableError(
@@ -270,7 +271,7 @@ class EventWriter:
             self.counters[WRITTEN] += 1
 
     async def _event_stream(self) -> StreamImage:
-        """Return the stream of events. Create it if needed. If there are too few nodes, it waits for nodes."""
+        """Return the stream of events, and create it if it does not exist. With too few nodes, the new stream waits for nodes."""
         wanted = pb.CreateStream(
             name=EVENTS_STREAM,
             subject=self._subjects.events_stream(),
@@ -298,7 +299,7 @@ class EventWriter:
         return self._publisher
 
     async def _tail(self, stream: StreamImage) -> Tail:
-        """Return the end of the stream.
+        """Return the end of the stream of events: its last offset, and the place of its last event.
 
         Uncommitted records are not visible. If there are some, the first publish is rejected and the end is read again.
         """

@@ -47,11 +47,11 @@ _Reply = Callable[[pb.ControlResponse | None], None]
 
 
 class AdmissionTimeoutError(Exception):
-    """Raised if a request waited too long for its turn."""
+    """Raised if a request waited too long, because its sender has too many unfinished requests."""
 
 
 class Turns:
-    """Limits the unfinished requests of each sender to ``_TURNS``, in the order of their arrival."""
+    """Limits the unfinished requests of each sender to ``_TURNS``. Further requests wait in the order of their arrival."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}
@@ -61,7 +61,10 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def turn(self, asker: str, timeout_s: float) -> AsyncIterator[None]:
-        """Wait until ``asker`` may send one more request into the log. Raises AdmissionTimeoutError."""
+        """Wait until the sender ``asker`` may have one more unfinished request. The request ends with the ``async with`` block.
+
+        Raises AdmissionTimeoutError after ``timeout_s`` seconds.
+        """
         turns, present = self._of.setdefault(asker, (asyncio.Semaphore(_TURNS), []))
         present.append(None)
         try:
@@ -81,7 +84,7 @@ class Turns:
 
 
 class ControlDesk:
-    """Receives control requests and answers them.
+    """Receives the control requests of nodes, operators and clients over NATS, and answers them.
 
     Args:
         is_inbox: Returns whether a reply subject is allowed.
@@ -145,7 +148,7 @@ class ControlDesk:
             self._of_nodes = None
 
     async def close(self) -> None:
-        """Unsubscribe and drop unfinished requests. Their senders retry at the next leader."""
+        """Stop receiving requests, and drop unfinished ones. Their senders retry at the next leader."""
         self._is_open = False
         self.follow_leadership()
         for listener in self._listeners:
@@ -193,7 +196,10 @@ class ControlDesk:
         self.limits.end(size_bytes)
 
     def _is_answered(self, acl: RequestAcl, sender: str, reply: bytes) -> bool:
-        """Return whether the reply subject is allowed: the sender's own inbox for a node, or an inbox of applications."""
+        """Return whether answers may be sent to the subject ``reply``: for a node, its own inbox. Otherwise, an inbox of applications.
+
+        ``acl``: kind of subject on which the request arrived. ``sender``: node or principal in this subject.
+        """
         if acl is RequestAcl.NODE:
             return reply.startswith(f"{self._subjects.inbox(sender)}.".encode()) and self._node_inboxes.allows(reply)
         return self._is_inbox(reply)
@@ -213,7 +219,7 @@ class ControlDesk:
         reply(answer)
 
     def _reply(self, allows: Allows, inbox: bytes, response: pb.ControlResponse | None) -> None:
-        """Send the response. ``allows``: function that checks the reply subject."""
+        """Send ``response`` to the reply subject ``inbox``. None: send nothing. ``allows``: returns whether the subject is allowed."""
         if response is None:
             return
         cut_stream(response, page_bytes(0, self._connection.max_payload))
@@ -249,10 +255,10 @@ class Forwarder:
         self._changed = asyncio.Event()
 
     def leader_is(self, node_id: str, term: int) -> None:
-        """Set the known metadata leader and its term. Requests without an answer from the last leadership are sent again
-        at once.
+        """Set the known metadata leader and its Raft term.
 
-        A node that leads again in a later term may not have received them, for example because NATS was down.
+        If one of them has changed, send unanswered requests again at once. A node that leads again in a later term may not have
+        received them, for example because NATS was down.
         """
         if node_id and (node_id, term) != self._leadership:
             self._leadership = (node_id, term)
@@ -262,9 +268,9 @@ class Forwarder:
     async def until_decided(
         self, request: pb.ControlRequest, timeout_s: float, here: DecideHere | None = None
     ) -> pb.ControlResponse:
-        """Send ``request`` until a controller has decided it or the time is over.
+        """Send ``request`` to the metadata leader until it is decided or ``timeout_s`` seconds are over. Return the response.
 
-        ``here``: function that decides the request if this node leads.
+        ``here``: function that decides the request if this node leads. None: this node is no controller.
         """
         if not request.operationId:
             request.operationId = secrets.token_bytes(16)

@@ -33,7 +33,10 @@ _POLL_S = 0.05
 
 
 class FeedPublisher:
-    """Publishes the feed on a controller, and answers requests for missed entries from ``producer``."""
+    """Publishes the applied entries of the metadata log to the feed, and answers requests for missed entries.
+
+    ``producer``: has the newest entries. ``is_inbox``: returns whether a reply subject is allowed.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class FeedPublisher:
         self._subscriptions: list[Any] = []
 
     async def start(self) -> None:
-        """Start to answer requests for missed entries."""
+        """Subscribe to the requests of nodes for missed entries."""
         subject = self._subjects.feed_snapshot()
         self._subscriptions.append(
             await self._connection.subscribe(subject, queue=subject, cb=self._guard.callback(self._request_arrived))
@@ -66,7 +69,7 @@ class FeedPublisher:
         await unsubscribe(self._subscriptions)
 
     def put(self, entry: pb.FeedEntry) -> None:
-        """Publish an entry, in order."""
+        """Publish an entry on the feed. The order of the calls is the order of the entries."""
         self._outgoing.put(self._subjects.feed(), frames.seal(entry))
 
     async def _request_arrived(self, message: Any) -> None:
@@ -90,7 +93,7 @@ class FeedPublisher:
 
 
 class FeedSubscriber(MetadataGroup):
-    """Backend of a node that is not a controller: follows the feed, and sends requests to the controllers."""
+    """Metadata group on a node that is not a controller: it follows the feed, and sends requests to the controllers."""
 
     def __init__(self, node_id: str, connection: Client, subjects: Subjects) -> None:
         super().__init__()
@@ -131,7 +134,7 @@ class FeedSubscriber(MetadataGroup):
             await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> None:
-        """Stop following the feed."""
+        """End the subscription to the feed."""
         await unsubscribe(self._subscriptions)
         await end_tasks([self._task])
 
@@ -142,7 +145,7 @@ class FeedSubscriber(MetadataGroup):
         return response
 
     async def barrier(self, timeout_s: float = 5.0) -> bool:
-        """Commit a barrier, and wait until the feed has delivered it."""
+        """Commit a barrier, and wait until the feed has delivered it. Return whether this happened within ``timeout_s`` seconds."""
         response = await self.propose(pb.ControlRequest(barrier=pb.Barrier()), timeout_s)
         deadline = time.monotonic() + timeout_s
         while response.error == pb.ControlResponse.OK and time.monotonic() < deadline:

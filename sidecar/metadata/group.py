@@ -52,12 +52,12 @@ class MetadataGroup(ABC):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Number of rejected, failed or lost requests, by kind."""
+        """Number of rejected, failed or lost requests, by reason."""
         return {}
 
     @property
     def held(self) -> dict[str, int]:
-        """Sizes of the data that a controller stores for the group, by kind."""
+        """Sizes of the data that a controller stores for the metadata group, by kind."""
         return {}
 
     def watch(self, callback: Watcher) -> None:
@@ -72,16 +72,16 @@ class MetadataGroup(ABC):
         """Request the image again, because a controller has contradicted it. A controller does nothing."""
 
     def bus_changed(self, online: bool) -> None:
-        """Handle a lost or restored NATS connection."""
+        """Process that NATS was lost (``online`` False) or connected again (True)."""
 
     def prefer(self, every_s: float) -> None:
-        """Set the interval of the preferred-leader check of a controller, in seconds. 0: never."""
+        """Set how often a controller moves leaderships back to preferred leaders. ``every_s``: seconds, 0: never."""
 
     async def start(self) -> None:
         """Join the group. Return when this process has an image of the group."""
 
     def retire(self) -> None:
-        """Prepare the stop of this node: do not become metadata leader and do not campaign."""
+        """Prepare the stop of this node: from now on it does not become metadata leader, and it starts no election."""
 
     async def hand_over(self) -> None:
         """Transfer the metadata leadership to another member if this node has it. Give up after a time limit."""
@@ -103,13 +103,13 @@ class MetadataGroup(ABC):
         return False
 
     def status(self) -> list[pb.ControllerStatus]:
-        """Return the state of the group's members, as this process knows it. Only controllers know it."""
+        """Return the state of each member of the metadata group, as this process knows it. Only controllers know it."""
         return []
 
     async def events(self, question: bytes) -> dict[str, Any] | None:
-        """Return the cluster events for `liftpy events`, or None if this node is no controller."""
+        """Return the cluster events that ``question`` requests, for `liftpy events`. None: this node is no controller."""
         return None
 
     def ticks(self) -> dict[str, float]:
-        """Return the delays of the last ticks in milliseconds and the number of late ticks. Only controllers have ticks."""
+        """Return the delays of the last Raft ticks in ms, and the number of late ticks. Only controllers have ticks."""
         return {}

@@ -60,7 +60,7 @@ MakeMember = Callable[[ControllerList | None], RaftMember]
 
 
 class GroupRole:
-    """Current backend of this node, and the next one while it starts.
+    """Chooses the backend of the metadata group on this node: member or subscriber of the feed.
 
     ``make_member``: opens the ``raft`` directory with the given controllers. None: those in the settings.
     ``has_journal``: returns whether that directory has a journal.
@@ -110,7 +110,10 @@ class GroupRole:
         self._task = spawn(self._look(), "taking part in the metadata group", endless=True)
 
     async def _start_as_member(self) -> bool:
-        """Return whether this node is a controller, by its own log. Without a log, the settings decide."""
+        """Start as a controller if the own log names this node as one. Without a log, the settings decide.
+
+        Return whether the node started as a controller.
+        """
         named = self._settings.is_controller
         if not self._has_journal() and not (named and await self._may_begin()):
             return False
@@ -134,7 +137,10 @@ class GroupRole:
         return True
 
     async def _may_begin(self) -> bool:
-        """Return whether a new directory may start a group with the controllers of the settings."""
+        """Return whether this node may start a new metadata group with its new directory.
+
+        False: it is the only controller in the settings, but a group runs already.
+        """
         if len(self._settings.controllers) > 1:
             return True  # the other controllers say if a group exists (``probation.py``)
         request = pb.FeedSnapshotRequest(nodeId=self._settings.node_id)
@@ -155,7 +161,7 @@ class GroupRole:
         return True
 
     async def stop(self) -> None:
-        """Stop the backends."""
+        """Stop the current backend, and the next one while it starts."""
         self._stays = True
         await end_tasks([self._task])
         for backend in reversed(self.backends):
@@ -198,7 +204,7 @@ class GroupRole:
                 await self._become_a_member(current)
 
     async def _is_image_changed(self, wait_s: float) -> bool:
-        """Wait for a change of the image, at most ``wait_s``. Return whether there was one."""
+        """Wait at most ``wait_s`` seconds for a change of the image. Return whether there was one."""
         timer = asyncio.get_running_loop().call_later(wait_s, self._look_due.set)
         try:
             await self._look_due.wait()
@@ -244,7 +250,10 @@ class GroupRole:
         await member.stop()
 
     async def _take(self, fresh: RaftMember | FeedSubscriber) -> None:
-        """Make ``fresh`` the current backend, and pass its image to the watchers."""
+        """Wait until ``fresh`` has an image that is as new as that of the current backend, then make it the current one.
+
+        The watchers get its image as one change.
+        """
         while fresh.image.index < self.image.index:
             await asyncio.sleep(_LOOK_S)
         before = self.image
@@ -285,7 +294,7 @@ class GroupRole:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Sums of the counters of all backends so far."""
+        """Sums of the counters of all backends that this process has had, by kind."""
         counted = Counter(self._counted)
         counted.update(self.current.counters)
         return dict(counted)
@@ -295,7 +304,7 @@ class GroupRole:
         self._watchers.append(callback)
 
     def retire(self) -> None:
-        """Prepare the stop of this node. The backend does not change any more."""
+        """Prepare the stop of this node: it does not become metadata leader, and its backend does not change any more."""
         self._stays = True
         self.current.retire()
 
@@ -342,7 +351,10 @@ class GroupLink:
         self._role: GroupRole | None = None
 
     async def open(self, fatal: Callable[[Exception], None]) -> GroupRole:
-        """Connect and join. Return when the node has an image of the group. Retry until the call is canceled."""
+        """Connect to NATS and join the metadata group. Return the role when the node has an image. Retry until the call is canceled.
+
+        ``fatal``: called with an error that must stop the node.
+        """
         check_nats_py()
         await self._connect()
         settings = self._settings
@@ -382,7 +394,10 @@ class GroupLink:
         return self._role
 
     def prefer(self, every_s: float) -> None:
-        """Set the interval of the preferred-leader check, also for a later backend. ``every_s``: seconds, 0: never."""
+        """Set how often a controller moves leaderships back to preferred leaders, also for a later backend.
+
+        ``every_s``: seconds, 0: never.
+        """
         config = replace(self._settings.replication, preferred_leader_interval_s=every_s)
         self._settings = replace(self._settings, replication=config)
         for backend in self._backends():
@@ -446,7 +461,7 @@ class GroupLink:
             backend.bus_changed(True)
 
     async def close(self) -> None:
-        """Transfer the metadata leadership, leave the group, and disconnect."""
+        """Transfer the metadata leadership if this node has it, leave the group, and disconnect from NATS."""
         if self._role is not None:
             await self._role.stop()
         with contextlib.suppress(Exception):

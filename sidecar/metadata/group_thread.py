@@ -36,9 +36,10 @@ T = TypeVar("T")
 
 
 class GroupThread(MetadataGroup):
-    """MetadataGroup for the event loop of the node. The current backend runs in its own thread.
+    """Metadata group for the event loop of the node. Its current backend runs in a thread with another event loop.
 
-    ``make_link``: called in the thread. ``fatal``: called on the event loop of the node.
+    ``make_link``: function that creates the NATS connection of the group, called in the thread. ``fatal``: called on the event
+    loop of the node with an error that must stop the node.
     """
 
     def __init__(
@@ -71,7 +72,10 @@ class GroupThread(MetadataGroup):
             self.loop.close()
 
     async def start(self) -> None:
-        """Connect and join. Return when the node has an image of the group. Retry until the call is canceled."""
+        """Start the thread, connect to NATS and join the metadata group. Retry until the call is canceled.
+
+        Return when the node has an image of the group.
+        """
 
         def fatal_at_home(error: Exception) -> None:
             with contextlib.suppress(RuntimeError):  # the node's loop has ended already
@@ -89,7 +93,7 @@ class GroupThread(MetadataGroup):
         await elsewhere(self.loop, join())
 
     async def stop(self) -> None:
-        """Transfer the metadata leadership, leave the group, disconnect, and end the thread."""
+        """Transfer the metadata leadership if this node has it, leave the group, disconnect, and end the thread."""
         if not self._thread.is_alive():
             return
         if self._link is not None:
@@ -99,7 +103,7 @@ class GroupThread(MetadataGroup):
 
     # ---- the image -------------------------------------------------------------------------------------------------------
     def _image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
-        """Schedule a new image for the watchers. The method runs in the thread."""
+        """Pass a new image to the event loop of the node, where the watchers get it. The method runs in the thread."""
         self._newest = new
         if not self._announced:
             self._announced = True
@@ -149,7 +153,7 @@ class GroupThread(MetadataGroup):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters of all backends so far."""
+        """Sums of the counters of all backends that this process has had, by kind."""
         return _read_consistently(lambda: self.role.counters, {})
 
     @property
@@ -162,7 +166,10 @@ class GroupThread(MetadataGroup):
         self.loop.call_soon_threadsafe(lambda: self.role.current.distrust())
 
     def prefer(self, every_s: float) -> None:
-        """Set the interval of the preferred-leader check, also for a later backend. ``every_s``: seconds, 0: never."""
+        """Set how often a controller moves leaderships back to preferred leaders, also for a later backend.
+
+        ``every_s``: seconds, 0: never.
+        """
 
         def there() -> None:
             if self._link is not None:
@@ -171,7 +178,7 @@ class GroupThread(MetadataGroup):
         self.loop.call_soon_threadsafe(there)
 
     def retire(self) -> None:
-        """Prepare the stop of this node. The group's thread reads the mark at its next tick."""
+        """Prepare the stop of this node: it accepts no metadata leadership any more, from the next tick of the thread on."""
         self.role.retire()
 
     async def hand_over(self) -> None:
@@ -188,26 +195,29 @@ class GroupThread(MetadataGroup):
         return response
 
     async def barrier(self, timeout_s: float = 5.0) -> bool:
-        """Wait until the image contains everything that was committed before the call, and the watchers have received it."""
+        """Wait until the image contains everything that was committed before the call, and the watchers have received it.
+
+        Return whether this happened within ``timeout_s`` seconds.
+        """
         done = await self._there(lambda backend: backend.barrier(timeout_s))
         self._show()
         return done
 
     def status(self) -> list[pb.ControllerStatus]:
-        """Return the state of the group's members, as this process knows it."""
+        """Return the state of each member of the metadata group, as this process knows it."""
         return _read_consistently(lambda: self.role.current.status(), [])
 
     async def events(self, question: bytes) -> dict[str, Any] | None:
-        """Return the cluster events, or None if this node is no controller."""
+        """Return the cluster events that ``question`` requests. None: this node is no controller."""
         return await self._there(lambda backend: backend.events(question))
 
     def ticks(self) -> dict[str, float]:
-        """Return the delays of the ticks of a controller."""
+        """Return the delays of the last ticks of a controller in ms, and the number of late ticks."""
         return _read_consistently(lambda: self.role.current.ticks(), {})
 
 
 def _read_consistently(read: Callable[[], T], otherwise: T) -> T:
-    """Return the result of ``read``. Retry if the thread changes a dictionary at the same time.
+    """Call ``read`` and return its result. Retry if another thread changes a dictionary at the same time.
 
     ``otherwise``: result after repeated failures.
     """

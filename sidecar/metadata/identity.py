@@ -26,7 +26,7 @@ _LAZY = "lazy-flush"
 
 @dataclass(frozen=True, slots=True)
 class Previous:
-    """Last run of a process on the data directory.
+    """Facts about the last process that ran on the data directory.
 
     ``incarnation``: its incarnation. 0: there was none. ``flushed_always``: True if a kill could not lose acknowledged
     records.
@@ -54,7 +54,7 @@ class WorkerMarks:
         self.previous = Previous(0, clean_stop, flushed_always)
 
     def flushes_lazily(self) -> None:
-        """Store the mark in the data directory. Several processes may call it at once."""
+        """Store in the data directory that a log acks records before they are flushed. Several processes may call it at once."""
         path = self._folder.path / _LAZY
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640))
@@ -85,19 +85,19 @@ class NodeFile:
         self.previous = Previous(self._stored.incarnation, self._stored.stopped_cleanly, not self._lazy.exists())
 
     def count_start(self) -> DirectoryIdentity:
-        """Store the start of this process with its nonce, before the process registers [S15]."""
+        """Increase the number of starts in the data directory, and store it with a new nonce, before the process registers [S15]."""
         nonce = 1 + secrets.randbelow((1 << 64) - 1)
         self._stored = replace(self._stored, starts=self._stored.starts.next(nonce))
         self._folder.store_identity(self._stored)
         return self._stored.starts
 
     def begin(self, incarnation: int) -> None:
-        """Set the incarnation of this process. From now on only a clean stop restores the marker."""
+        """Store the incarnation of this process in the data directory. The directory now counts as not cleanly stopped."""
         self._stored = replace(self._stored, incarnation=incarnation, starts=self._stored.starts.after_registration())
         self._folder.store_identity(self._stored)
 
     def flushes_lazily(self) -> None:
-        """Store the mark that a log acks records before they are flushed."""
+        """Store in the data directory that a log acks records before they are flushed."""
         with self._marking:
             if not self._lazy.exists():
                 replace_file(self._lazy, b"")

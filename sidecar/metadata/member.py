@@ -77,7 +77,7 @@ _SAY_EVERY_S = 10.0
 
 
 class RaftMember(MetadataGroup):
-    """Backend of a controller, on its own NATS connection.
+    """Metadata group on a controller: a Raft member with its own NATS connection.
 
     ``connect``: opens the connection for the event stream. ``is_inbox``: returns whether a reply subject is allowed
     [A5]. ``fatal``: called once when the disk or the state machine fails.
@@ -152,7 +152,7 @@ class RaftMember(MetadataGroup):
         self._outgoing.put(self._subjects.raft(receiver, self.node_id), seal(receiver, self.node_id, frame))
 
     def _process_tick(self) -> None:
-        """Process the result of a tick: publish new entries and images, and carry out the next decisions."""
+        """Process the results of a Raft tick: show a new image to the watchers, carry out the next decisions, publish events."""
         self._log.probation.look()
         self._ask_when_unled()
         self._forwarder.leader_is(self._log.leader_id, self._log.term)
@@ -167,7 +167,7 @@ class RaftMember(MetadataGroup):
         return self._member.rest_ns(clock.now_ns()) / NS_PER_S
 
     def _ask_when_unled(self) -> None:
-        """If there is no leader, ask other controllers whether this node was removed."""
+        """If no leader was heard for ``UNLED_S``, ask other controllers whether this node was removed from the group."""
         now = time.monotonic()
         if now - self._listens_since > UNLED_S and (self._asking is None or self._asking.done()):
             since, self._listens_since = self._listens_since, now
@@ -206,7 +206,7 @@ class RaftMember(MetadataGroup):
 
     @property
     def left_at(self) -> int:
-        """Index of the first controller list without this node, as far as this member knows. -1: none."""
+        """Index of the log entry whose controller list removed this node, as far as this member knows. -1: there is none."""
         return max(self.controllers.index, self._log.core.dismissed_at)
 
     # ---- MetadataGroup ---------------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class RaftMember(MetadataGroup):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters of the transport (sessions, rejected messages, stale frames) and of invalid entries."""
+        """Numbers of problems and other occurrences on this controller, such as rejected messages and stale frames, by kind."""
         found: Counter[str] = self._log.transport.sessions.counters + self._outgoing.counters + self._desk.counters
         found.update(self._feed.counters + self._member.counters + self._events.counters)
         if self._event_writer is not None:
@@ -240,7 +240,7 @@ class RaftMember(MetadataGroup):
 
     @property
     def held(self) -> dict[str, int]:
-        """Sizes of the data in ``MemberLog.held``, and of the frames that wait for a tick."""
+        """Sizes of the log and of the finished operations, and the bytes of received frames that wait for a tick."""
         return {**self._log.held, "inbox_bytes": self._driver.inbox_bytes}
 
     async def start(self) -> None:
@@ -275,11 +275,11 @@ class RaftMember(MetadataGroup):
         self._member.caught_up()
 
     def waits_for(self) -> str:
-        """Return what a running start waits for, as text for people."""
+        """Return a text for operators: the reason why the start of this member is not complete."""
         return self._log.waits_for()
 
     def bus_changed(self, online: bool) -> None:
-        """Handle a lost or restored connection. The new server may accept only smaller messages."""
+        """Process that NATS was lost (``online`` False) or connected again (True). The new server may accept only smaller messages."""
         if online:
             self._log.transport.sessions.fit(self._connection.max_payload)
             self._feed.producer.set_message_size(self._connection.max_payload)
@@ -287,15 +287,15 @@ class RaftMember(MetadataGroup):
         self._driver.wake()
 
     def prefer(self, every_s: float) -> None:
-        """Set the interval of the preferred-leader check, in seconds. 0: no checks."""
+        """Set how often the leader moves partition leaderships back to preferred leaders. ``every_s``: seconds, 0: never."""
         self._member.set_preferred_leader_interval(every_s)
 
     def retire(self) -> None:
-        """Prepare the stop: accept no leadership and do not campaign."""
+        """Prepare the stop: from now on this member accepts no leadership and starts no election."""
         self._log.core.retired = True
 
     async def hand_over(self) -> None:
-        """Transfer the leadership to another member. Retry while no member has all entries."""
+        """Transfer the metadata leadership to another member. Retry while no other member has all entries."""
         self._member.leave()
         deadline = time.monotonic() + _HAND_OVER_TIMEOUT_S
         ask_at = 0.0
@@ -308,7 +308,7 @@ class RaftMember(MetadataGroup):
             await asyncio.sleep(0.01)
 
     def _transfer(self) -> None:
-        """Request the best follower to take the leadership now, without an election timeout."""
+        """Request that the best follower takes the leadership now, without an election timeout."""
         self._member.resign()
         self._log.core.hand_over()
         self._driver.wake()
@@ -361,16 +361,19 @@ class RaftMember(MetadataGroup):
         return self._log.status()
 
     async def events(self, question: bytes) -> dict[str, Any] | None:
-        """Return the cluster events for `liftpy events`."""
+        """Return the cluster events that ``question`` requests, for `liftpy events`."""
         return self._events.answer(question)
 
     def ticks(self) -> dict[str, float]:
-        """Return the delays of the last ticks, in milliseconds."""
+        """Return the delays of the last Raft ticks in ms, and the number of late ticks."""
         return {**self._driver.lateness.report(), "late": self._driver.late_tick_count}
 
     # ---- who asks ------------------------------------------------------------------------------------------------------
     async def _decide_here(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
-        """Return the decision of this member as the metadata leader. None: it does not lead."""
+        """If this member is the metadata leader, decide ``request`` within ``timeout_s`` seconds and return the answer.
+
+        None: it does not lead.
+        """
         return self._with_members(await self._orders.decide(request, timeout_s))
 
     def _describe_alone(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
@@ -399,7 +402,10 @@ _MOST_QUESTIONS = 3
 
 
 async def ask_accused(connection: Client, subjects: Subjects, question: LeaderQuestion) -> ProbeResult | None:
-    """Ask a node whether it serves as leader, and return its answer. None: the answer cannot be decoded."""
+    """Ask a node whether it serves as leader of a partition, because a follower has reported it as silent.
+
+    Return its answer, or ABSENT if NATS reports no responders. None: there is no valid answer in time.
+    """
     key = question.key
     asked = replication_pb2.LeaderQuestion(
         stream=key.stream, streamUid=key.uid, partition=key.partition, leaderEpoch=question.leader_epoch
@@ -418,9 +424,10 @@ async def ask_accused(connection: Client, subjects: Subjects, question: LeaderQu
 
 
 async def ask_to_step_aside(connection: Client, subjects: Subjects, node_id: str, request: replication_pb2.StepAside) -> None:
-    """Request that the node stops accepting publishes, and wait for its answer for a limited time.
+    """Request that the node ``node_id`` stops accepting publishes of a partition before its leadership is transferred.
 
-    An answer about another leadership is ignored, and the request is repeated.
+    Wait for its answer for at most ``STEP_ASIDE_TIMEOUT_S``. An answer about another leadership is ignored, and the request
+    is repeated.
     """
     deadline = time.monotonic() + STEP_ASIDE_TIMEOUT_S
     try:
@@ -435,7 +442,7 @@ async def ask_to_step_aside(connection: Client, subjects: Subjects, node_id: str
 
 
 class Orders:
-    """Carries out the instructions of ``QuorumMember`` on one controller.
+    """Carries out the instructions that ``QuorumMember`` gives to one controller, such as probes of nodes.
 
     ``catch_up``: starts to wait for a barrier. ``hand_over``: starts a leadership transfer.
     """
@@ -462,7 +469,7 @@ class Orders:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def look(self) -> None:
-        """Carry out the current instructions. Call it after each tick."""
+        """Ask ``QuorumMember`` for its current instructions and carry them out. Call it after each tick."""
         online = self._connection.is_connected
         for decision in self._member.tick(clock.now_ns(), votes=self._log.probation.over, online=online):
             self._do(decision)
@@ -488,7 +495,7 @@ class Orders:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Stop."""
+        """Cancel all instructions that are still being carried out."""
         await end_tasks(self._tasks)
 
     async def _look_for(self, node_id: str) -> None:
@@ -500,14 +507,17 @@ class Orders:
         self._driver.wake()
 
     async def decide(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
-        """Return the decision of this member as the metadata leader. None: it does not lead."""
+        """If this member is the metadata leader, decide ``request`` within ``timeout_s`` seconds and return the answer.
+
+        None: it does not lead.
+        """
         if self._driver.stopped:
             return None
         decided = self._member.request(request, round(timeout_s * NS_PER_S), clock.now_ns())
         return await self.order(decided) if isinstance(decided, ProposedEntry) else decided
 
     async def order(self, order: ProposedEntry) -> pb.ControlResponse:
-        """Put a request into the log, wait until it is applied on this member, and return the answer."""
+        """Append the request of ``order`` to the log, wait until it is applied on this member, and return the answer."""
         asked = leader_to_ask_first(self._log.image, order.request)
         if asked is not None:
             await ask_to_step_aside(self._connection, self._subjects, *asked)

@@ -71,7 +71,7 @@ class MemberFolder:
 
 @dataclass(frozen=True, slots=True)
 class MemberSurroundings:
-    """Clock, random numbers and files of a controller. The simulator replaces them."""
+    """Functions for the clock and random numbers of a controller. The simulator replaces them."""
 
     monotonic: Callable[[], float] = time.monotonic
     """Function that returns the monotonic time, in seconds."""
@@ -85,9 +85,10 @@ THIS_MACHINE = MemberSurroundings()
 
 
 class MemberLog:
-    """Log of one controller. Raises CorruptionError and StorageError.
+    """The log of one controller with everything that it needs: journal, library, state machine, probation.
 
-    ``fsm``: state machine that applies committed entries. ``feed``: publishes the results.
+    ``fsm``: state machine that applies committed entries. ``feed``: publishes the results. The constructor raises
+    CorruptionError and StorageError.
     """
 
     def __init__(
@@ -174,11 +175,14 @@ class MemberLog:
         return answer
 
     def work_ahead(self, entry: bytes, index: int) -> bool:
-        """Do one step of the decision on the next entry. The library calls it until it returns True."""
+        """Compute a part of the decision on the next entry ahead of ``apply``. Return True when the decision is complete.
+
+        The library calls it until it returns True.
+        """
         return self.fsm.work_ahead(entry, index)
 
     def _mark_diverged(self, index: int) -> None:
-        """Mark the directory as diverged, because this member's image differs from that of a majority."""
+        """Store in the directory that this member's image differs from that of a majority, since entry ``index``."""
         if self.core.failure is None:
             mark_diverged(self._folder, index)
             self.core.failure = MetadataDivergedError(
@@ -227,11 +231,11 @@ class MemberLog:
         return self.fsm.image
 
     def confirmed_ns(self) -> int:
-        """Return the time until which a majority has not voted for another leader [D22]."""
+        """Return the monotonic time in ns until which a majority certainly votes for no other leader [D22]."""
         return self.transport.confirmed_ns()
 
     def view(self) -> GroupView:
-        """Return the members of the group, with the knowledge of this member about them.
+        """Return what this member knows about all members of the group, such as which are live.
 
         A member on probation acknowledges nothing, so it does not count as live.
         """
@@ -257,7 +261,7 @@ class MemberLog:
         return self.leads or self.transport.leader_heard_at >= since
 
     def process_leader_description(self, response: pb.ControlResponse) -> bool:
-        """Process the description of the group by the metadata leader. Return whether this node was removed.
+        """Process ``response``, the leader's description of the group. Return whether this node was removed from the group.
 
         If the log of this member ends before the current controller list, it accepts messages of the members of that
         list.
@@ -280,11 +284,11 @@ class MemberLog:
 
     @property
     def peers(self) -> dict[str, Peer]:
-        """Node id -> session with each other member."""
+        """Session with each other member, by node id."""
         return self.transport.sessions.peers
 
     def waits_for(self) -> str:
-        """Return what a running start waits for, as text for people."""
+        """Return a text for operators: the reason why the start of this member is not complete."""
         if not self.probation.over:
             return self.probation.waits_for()
         if self.leader_id:
@@ -319,7 +323,7 @@ class MemberLog:
 
     @property
     def held(self) -> dict[str, int]:
-        """Return the sizes of the journal in memory and on disk, and of the finished operations."""
+        """Return the sizes of the journal in memory and on disk, and of the answers to finished operations."""
         operations = self.fsm.image.operations
         return {
             "journal_entries": len(self.journal),

@@ -55,9 +55,9 @@ class HeartbeatPace(NamedTuple):
 
 
 class Heartbeats:
-    """Sends the heartbeats of this node. ``run`` runs on the event loop of ``role``.
+    """Sends the heartbeats of this node to the metadata leader. ``run`` runs on the event loop of ``role``.
 
-    ``answered``: callback on the event loop of the creator. ``pace``: returns the current interval.
+    ``answered``: called with each answer, on the event loop of the creator. ``pace``: interval and session time.
     """
 
     def __init__(self, role: GroupRole, heartbeat: pb.Heartbeat, pace: HeartbeatPace, answered: Answered) -> None:
@@ -87,12 +87,15 @@ class Heartbeats:
             self._home.call_soon_threadsafe(self._told, sent_ns, response)
 
     def _told(self, sent_ns: int, response: pb.ControlResponse) -> None:
-        """Process an answer on the event loop of the node. It proves that this loop runs."""
+        """Process the answer to a heartbeat that was sent at ``sent_ns``, on the event loop of the node.
+
+        The call itself proves that this loop runs.
+        """
         self._run_turn()
         self._answered(sent_ns, response)
 
     def _ask_home(self) -> None:
-        """Check that the event loop of the node still runs."""
+        """Schedule a call on the event loop of the node, which proves that this loop runs."""
         if not self._asked_home:
             self._asked_home = True
             with contextlib.suppress(RuntimeError):
@@ -112,7 +115,7 @@ _IMAGE_WAIT_S = 0.02
 
 
 class Membership:
-    """Registers this node and keeps its session alive.
+    """Registers this node in the cluster and keeps its session alive.
 
     ``heard(sent_ns, lease_ns)``: called for each heartbeat that extends the lease. ``fatal``: called when another
     process has replaced this one.
@@ -143,9 +146,18 @@ class Membership:
         starts: DirectoryIdentity,
         partition_budget: int,
     ) -> int:
-        """Register this process, and retry until the group accepts it. Return the new incarnation.
+        """Register this process in the cluster, and retry until the group accepts it. Return the new incarnation.
 
-        Raises LiftError if the group cannot accept it.
+        Args:
+            previous_incarnation: Incarnation of the last process on the data directory, 0 for none.
+            clean_stop: True if that process stopped cleanly.
+            flushed_always: True if a kill could not lose acknowledged records.
+            status_address: Address of the status page, '' for none.
+            starts: Identity of the data directory.
+            partition_budget: Maximum number of replicas on this node, 0 for no limit.
+
+        Raises:
+            LiftError: The group cannot accept the process.
         """
         registration = pb.RegisterNode(
             nodeId=self._settings.node_id,
@@ -215,7 +227,10 @@ class Membership:
                 await asyncio.wait_for(self._changed.wait(), _IMAGE_WAIT_S)
 
     async def live(self, timeout_s: float) -> None:
-        """Wait at most ``timeout_s`` until the image shows this process as live. A slow start may have ended its session."""
+        """Wait at most ``timeout_s`` seconds until the image shows this process as live.
+
+        A start that takes longer than the session time may have ended its session.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not self._is_live():
@@ -236,7 +251,7 @@ class Membership:
         self._end_heartbeats = spawn_in(self._group.loop, beats.run(), "heartbeats", endless=True)
 
     def _compare(self, image: ClusterImage) -> None:
-        """Log settings that differ from the cluster's, once for each change."""
+        """Log a warning if the session times in this node's settings differ from those of the cluster in ``image``."""
         own, held = self._settings.replication.session_times, image.session_times
         if held is not None and _values(held) != _values(own):
             logger.warning(
@@ -244,7 +259,7 @@ class Membership:
             )
 
     def _pace(self, image: ClusterImage) -> HeartbeatPace:
-        """Return the heartbeat pace for the session times in the image."""
+        """Return the heartbeat interval of this node for the session times in the image."""
         own, times = self._settings.replication, image.session_times
         session_s = own.session_s if times is None else times.session_ms / 1000
         return HeartbeatPace(heartbeat_every_s(own.heartbeat_interval_s, times), session_s)
@@ -255,7 +270,7 @@ class Membership:
         return self._pace(self._group.image).session_s
 
     def _heartbeat_answered(self, sent_ns: int, response: pb.ControlResponse) -> None:
-        """Process the answer to a heartbeat.
+        """Process the answer to the heartbeat that was sent at ``sent_ns`` (monotonic).
 
         It extends the lease when the watchers have received an image as new as the answer.
         """
@@ -283,14 +298,14 @@ class Membership:
             logger.debug("heartbeat without answer: %s", response.detail or response.error)
 
     def _is_removed(self, index: int) -> bool:
-        """Return whether this node was removed, by an image as new as the answer.
+        """Return whether this node was removed from the cluster, by an image with index ``index`` or higher.
 
         A single forged record, or a new leader, does not stop the node.
         """
         return self.incarnation > 0 and self._seen_index >= index and self._settings.node_id not in self._group.image.nodes
 
     async def drain(self, timeout_s: float) -> None:
-        """Transfer all leaderships of this node to other nodes. Wait at most ``timeout_s`` seconds."""
+        """Transfer all partition leaderships of this node to other nodes. Wait at most ``timeout_s`` seconds."""
         deadline = time.monotonic() + timeout_s
         request = pb.DrainNode(nodeId=self._settings.node_id, incarnation=self.incarnation)
         response = await self._group.propose(pb.ControlRequest(drainNode=request), timeout_s)
@@ -339,7 +354,10 @@ _ASK_EVERY_S = 0.1
 
 
 async def wait_for_predecessor(connection: Client, subjects: Subjects, node_id: str, inquiry: EarlierProcessCheck) -> None:
-    """Wait until no other process answers for ``node_id``. Raise FencedError if another process keeps answering."""
+    """Wait until no other process uses the id of this node. Raise FencedError if another process keeps answering.
+
+    ``inquiry``: decides by the answers to probes over NATS.
+    """
     while True:
         was_present = inquiry.is_present
         sign = await look_for(connection, subjects, node_id) if connection.is_connected else EarlierProcessSign.UNASKED

@@ -17,7 +17,7 @@ from sidecar.transport.connection import BusConnection
 
 
 async def unsubscribe(subscriptions: list[Any]) -> None:
-    """End the subscriptions. A subscription of a lost connection has already ended."""
+    """End the NATS subscriptions. A subscription of a lost connection has already ended and is skipped."""
     for subscription in subscriptions:
         with contextlib.suppress(nats.errors.Error, OSError):
             await subscription.unsubscribe()
@@ -25,7 +25,7 @@ async def unsubscribe(subscriptions: list[Any]) -> None:
 
 
 class Outgoing:
-    """Publishes messages in order, without waiting. ``counters``: numbers of unsent messages, by reason."""
+    """Publishes messages of the metadata group in order, without waiting. ``counters``: numbers of unsent messages, by reason."""
 
     def __init__(self, connection: BusConnection) -> None:
         self.counters: Counter[str] = Counter()

@@ -25,7 +25,7 @@ Entry = tuple[bytes, int, int]
 
 
 def encode(message: Message) -> bytes:
-    """Return the bytes of a message of the library. Raise ProtocolError for a message that is not in the protocol."""
+    """Encode a message of the Raft library as bytes. Raise ProtocolError for a message that is not in the protocol."""
     return _to_protobuf(message).SerializeToString()
 
 
@@ -92,7 +92,10 @@ _NUMBERS = (
 
 
 def decode(data: bytes) -> Message:
-    """Decode a message of the library. Raise ProtocolError if it is invalid, or a term or index is impossibly large."""
+    """Decode a message of the Raft library.
+
+    Raise ProtocolError if it is invalid, or if it has an impossibly large term or index.
+    """
     message = _parse(data)
     if any((message.get(name) or 0) >= MAX_NUMBER for name in _NUMBERS):
         raise ProtocolError(
@@ -210,13 +213,16 @@ def _checkpoint(said: pb.RaftNextIndex | pb.RaftAppendEntries) -> Checkpoint:
 
 
 def seal(to: str, sender: str, frame: bytes) -> bytes:
-    """Return the payload for ``<ns>.raft.<to>.<sender>``."""
+    """Return the payload of a NATS message that carries ``frame`` from the controller ``sender`` to the controller ``to``."""
     names = f"{to}.{sender}".encode()
     return envelope.encode(MessageType.RAFT_FRAME, b"%c%b%b" % (len(names), names, frame), crc=True)
 
 
 def unseal(to: str, sender: str, data: bytes) -> bytes:
-    """Return the frame in a message on this subject. Raise ProtocolError if it is invalid."""
+    """Return the frame in ``data``, a message from the controller ``sender`` to the controller ``to``.
+
+    Raise ProtocolError if it is invalid.
+    """
     payload = envelope.sealed_payload(data, MessageType.RAFT_FRAME)
     names = f"{to}.{sender}".encode()
     if payload[:1] != b"%c" % (len(names) & 255) or payload[1 : 1 + len(names)] != names:

@@ -44,9 +44,9 @@ Answer = tuple[bytes | None, int]
 
 
 def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal, frames: Sequence[tuple[str, bytes]]) -> None:
-    """Run the part of a tick before sending: received frames, the library, and the flush of the journal.
+    """Run the first part of a tick: process received frames, run the library, and flush the journal. Nothing is sent yet.
 
-    The simulator also calls it.
+    The simulator also calls it. ``frames``: (sender, frame) pairs.
     """
     core.listens()
     transport.poll()
@@ -68,7 +68,7 @@ def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal
 
 
 class GroupDriver:
-    """Runs the Raft node of the library in ticks.
+    """Runs the Raft node of the library in ticks on an event loop.
 
     Args:
         send: Function of (receiver, frame) that sends a frame over NATS.
@@ -110,18 +110,16 @@ class GroupDriver:
         self.stopped = False
 
     def start(self) -> None:
-        """Start the ticks."""
         self._due_s = self._loop.time()
         self.tick()
 
     def stop(self) -> None:
-        """Stop the ticks."""
         self.stopped = True
         if self._timer is not None:
             self._timer.cancel()
 
     def frame_received(self, sender: str, frame: bytes) -> None:
-        """Put a frame from NATS into the inbox and tick soon."""
+        """Queue a frame from NATS for the next tick, which runs soon. If the queue is full, drop its oldest frames."""
         while self._inbox and (len(self._inbox) == MAX_INBOX_FRAMES or self.inbox_bytes + len(frame) > MAX_INBOX_BYTES):
             self.inbox_bytes -= len(self._inbox.popleft()[1])
             self.frames_lost += 1
@@ -132,8 +130,8 @@ class GroupDriver:
     def propose(self, command: bytes, *, change: bool = False) -> asyncio.Future[Answer]:
         """Propose ``command`` to the group. Return a future of its result.
 
-        Use a timeout, because there may be no result after a lost leadership. ``change``: True if the command changes
-        the controllers.
+        Wait for the future with a timeout, because there may be no result after a lost leadership. ``change``: True if the
+        command changes the controllers.
         """
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._core.propose(command, lambda answer, reason: self._answers.append((future, (answer, reason))), change=change)
@@ -151,7 +149,7 @@ class GroupDriver:
         self.tick()
 
     def tick(self) -> None:
-        """Run one tick. A failure of the disk or the state machine stops this process."""
+        """Run one tick of the Raft node. A failure of the disk or the state machine stops this process."""
         self._scheduled = False
         if self.stopped:
             return
@@ -166,14 +164,14 @@ class GroupDriver:
         self._set_timer()
 
     def _set_timer(self) -> None:
-        """Set the timer to the next deadline. Frames and ``wake`` bring earlier ticks."""
+        """Set the timer for the next tick to the next deadline. Received frames and ``wake`` make a tick run earlier."""
         if self._timer is not None:
             self._timer.cancel()
         self._due_s = self._loop.time() + min(self._rest_of_core_s(), max(self._rest_s(), _PAST_S))
         self._timer = self._loop.call_at(self._due_s, self._on_timer)
 
     def _rest_of_core_s(self) -> float:
-        """Return the time until the library and the sessions need a tick, if no frame arrives.
+        """Return the time in seconds until the library needs the next tick, if no frame arrives.
 
         A leader sends its next append then. A follower that hears no leader counts the silence in short steps.
         """

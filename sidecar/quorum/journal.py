@@ -47,7 +47,10 @@ Unused bytes are replaced terms and commit indexes, and truncated entries. A gro
 
 
 class GroupJournal:
-    """Journal that the Raft library writes. ``sync`` raises StorageError. After that, the process must not continue."""
+    """Journal of the metadata group, which the Raft library writes.
+
+    ``sync`` raises StorageError if the disk fails. After that, the process must not continue.
+    """
 
     def __init__(self, path: Path, *, flush: bool = True, times: Histogram | None = None) -> None:
         self._path = path
@@ -80,7 +83,7 @@ class GroupJournal:
 
     # ---- the library's interface ---------------------------------------------------------------------------------------
     def add(self, command: bytes, idx: int, term: int) -> None:
-        """Append an entry."""
+        """Append the entry ``command`` with the index ``idx`` and the term ``term``."""
         self._entries.append((command, idx, term))
         self.entry_bytes += _RECORD.size + len(command)
         self._pending.append(_RECORD.pack(_ENTRY, idx, term, len(command)) + command)
@@ -114,7 +117,7 @@ class GroupJournal:
             self.changes = [change for change in self.changes if change[1] >= first]  # a snapshot holds the others
 
     def _changes_from(self, index: int) -> None:
-        """Remove the membership changes from entry ``index`` on, because these entries are removed."""
+        """Forget the controller changes at entry ``index`` and later, because these entries are removed."""
         if self.changes and self.changes[-1][1] >= index:
             self.changes = [change for change in self.changes if change[1] < index]
             self.changed()
@@ -126,7 +129,7 @@ class GroupJournal:
         return len(self._entries)
 
     def setRaftCommitIndex(self, index: int) -> None:
-        """Set the commit index for the next frame. A restart uses the stored value only as a hint."""
+        """Set the commit index, which the next ``sync`` stores. A restart uses the stored value only as a hint."""
         self._commit = index
 
     def getRaftCommitIndex(self) -> int:
@@ -134,15 +137,18 @@ class GroupJournal:
         return min(self._commit, self._entries[-1][1]) if self._entries else 1
 
     def setCurrentTerm(self, term: int, vote: str | None) -> None:
-        """Set term and vote. They are on disk before any message that shows them is sent [M2]."""
+        """Set the Raft term and the vote in it. They are on disk before any message that shows them is sent [M2]."""
         self._term, self._vote, self._meta_changed = term, vote or "", True
 
     def getCurrentTerm(self) -> int:
-        """Return the stored term."""
+        """Return the Raft term that the journal stores."""
         return self._term
 
     def forget_promises(self) -> None:
-        """Reset term and vote to the term of the last entry. The caller knows that no message contained them."""
+        """Reset the stored term to that of the last entry, and the stored vote to none.
+
+        The caller knows that no message contained a later term or a vote.
+        """
         self.setCurrentTerm(self._entries[-1][2] if self._entries else 0, None)
 
     def getVotedForNodeId(self) -> str | None:
@@ -150,7 +156,7 @@ class GroupJournal:
         return self._vote or None
 
     def onOneSecondTimer(self) -> None:
-        """Write a changed commit index from time to time, which shortens the replay after a restart."""
+        """Store a changed commit index from time to time, which shortens the replay after a restart. The library calls it."""
         self._meta_changed |= self._commit != self._flushed_commit
 
     def _destroy(self) -> None:
@@ -212,7 +218,7 @@ class GroupJournal:
         self._after_write()
 
     def _content(self) -> Iterator[bytes]:
-        """Yield the content of the file in pieces."""
+        """Yield the complete content of the journal file in pieces, to write the file again."""
         for piece in self._pieces():
             self.file_bytes += len(piece)
             yield piece
@@ -263,7 +269,7 @@ class GroupJournal:
 
     # ---- opening -------------------------------------------------------------------------------------------------------
     def _load(self) -> bool:
-        """Read the file. Return False if it is missing or has no complete frame."""
+        """Read the journal file. Return False if it is missing or has no complete frame."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -335,7 +341,7 @@ def _frame(records: list[bytes]) -> bytes:
 
 
 def _frame_at(data: bytes, position: int) -> memoryview | None:
-    """Return the records of the frame at ``position``, None if the frame is invalid."""
+    """Return the records of the journal frame at ``position`` of ``data``. None: there is no valid frame."""
     if position + _FRAME.size > len(data):
         return None
     crc, size = _FRAME.unpack_from(data, position)
@@ -347,7 +353,7 @@ def _frame_at(data: bytes, position: int) -> memoryview | None:
 
 
 def _frame_behind(data: bytes, fault: int) -> bool:
-    """Return whether a valid frame begins after position ``fault``."""
+    """Return whether a valid journal frame begins in ``data`` after the damage at position ``fault``."""
     return any(_frame_at(data, position) is not None for position in range(fault + 1, len(data) - _FRAME.size + 1))
 
 
@@ -373,7 +379,7 @@ CHANGE = b"\x02"
 
 
 def change_in(command: bytes, index: int) -> ControllerList | None:
-    """Return the controller list in the entry, or None if the entry has no valid list."""
+    """Return the controller list that the journal entry ``command`` with this index sets. None: it sets none."""
     return list_of(bytes(command[1:]), index) if command[:1] == CHANGE else None
 
 
@@ -392,7 +398,10 @@ class LogControllers:
         return self.at(None, changes)
 
     def at(self, index: int | None, changes: list[Entry]) -> ControllerList:
-        """Return the controller list of a log that ended with ``index``. None: the end of the current log."""
+        """Return the controller list that applied when the log ended with ``index``. None: now.
+
+        ``changes``: membership changes in the journal, in order.
+        """
         held = [found for command, at, _ in changes if (found := change_in(command, at)) is not None]
         known = [self.first, *([self.in_snapshot] if self.in_snapshot is not None else []), *held]
         if index is not None:

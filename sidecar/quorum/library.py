@@ -121,7 +121,10 @@ _NEVER_LOGGED = (
 
 
 def outcome_of(answer: bytes | None, reason: int) -> EntryOutcome:
-    """Return the outcome of a command from the library's answer and its FAIL_REASON."""
+    """Return what is known about a proposed command: applied, never logged, or unknown.
+
+    ``answer``: answer of the state machine, None without one. ``reason``: FAIL_REASON of the library.
+    """
     if reason in _NEVER_LOGGED:
         return EntryOutcome.NEVER
     return EntryOutcome.APPLIED if reason == FAIL_REASON.SUCCESS and answer is not None else EntryOutcome.UNKNOWN
@@ -157,9 +160,9 @@ def check_library() -> None:
 
 
 def is_applied(command: bytes, index: int) -> bool:
-    """Return whether the state machine must apply the entry.
+    """Return whether the entry ``command`` is passed to the state machine.
 
-    Entries of the library and invalid changes of members are skipped.
+    The library's own entries and invalid changes of members are not.
     """
     return command[:1] == _REGULAR or change_in(command, index) is not None
 
@@ -171,9 +174,9 @@ class StateMachine(Protocol):
         """Apply one entry and return its answer. It never raises."""
 
     def work_ahead(self, entry: bytes, index: int) -> bool:
-        """Do one step of the decision on the next entry, so that ``apply`` takes less time.
+        """Compute a part of the decision on the next entry ahead of ``apply``, so that ``apply`` takes less time.
 
-        Return whether it was the last step.
+        Return whether the decision is complete.
         """
 
 
@@ -185,7 +188,16 @@ def settings(
     state_changed: Callable[[int, int], None],
     compact_after_entries: int,
 ) -> SyncObjConf:
-    """Return the library settings of this project: no automatic tick, large batches, no fork, always journal and snapshot."""
+    """Return the settings for the Raft library: no automatic tick, large batches, no fork, always journal and snapshot.
+
+    Args:
+        journal: Journal that the library writes.
+        dump_file: Path of the snapshot file.
+        save: Function that writes a snapshot.
+        load: Function that loads one.
+        state_changed: Called with the old and the new Raft state.
+        compact_after_entries: Number of entries in the log after which the library writes a snapshot.
+    """
     return SyncObjConf(
         autoTick=False,
         autoTickPeriod=0.02,
@@ -271,9 +283,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             raise ConfigError(f"The installed pysyncobj lacks {', '.join(missing)}. Install pysyncobj=={SUPPORTED_VERSION}.")
 
     def _fatal(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that runs ``work`` on the snapshot and stops the process after an error.
+        """Return a function that calls ``work``, and stops the process if it raises an error.
 
-        The library would only log it.
+        ``work`` reads or writes a snapshot. The library would only log the error.
         """
 
         def run(*given: Any) -> Any:
@@ -295,7 +307,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return True
 
     def propose(self, command: bytes, callback: Callable[[bytes | None, int], None], *, change: bool = False) -> None:
-        """Pass ``command`` to the leader for the log.
+        """Propose ``command`` for the log. This succeeds only on the leader.
 
         ``callback(answer, FAIL_REASON)`` runs in a later tick and must not raise. ``change``: True if the command
         changes the members. It is rejected while no change is allowed.
@@ -305,25 +317,28 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
     # ---- who forms the group -------------------------------------------------------------------------------------------
     @property
     def _others(self) -> list[Node]:
-        """The other voters."""
+        """The voters of the group except this member."""
         return [Node(i) for i in self.controllers.voters if i != self._node_id]
 
     @property
     def votes(self) -> bool:
-        """True if this member is a voter in its log."""
+        """True if this member is a voter, by the controller list in its log."""
         return self._node_id in self.controllers.voters
 
     def controllers_at(self, index: int) -> ControllerList:
-        """Return the controllers when the log ended with ``index``."""
+        """Return the controller list that applied when the log ended with ``index``."""
         return self._by_log.at(index, self.log.changes)
 
     def snapshot_holds(self, controllers: ControllerList | None) -> None:
-        """Note the controllers at a snapshot, before the entries up to the snapshot leave the journal."""
+        """Store the controller list at the end of a snapshot, before the entries up to the snapshot leave the journal."""
         self._by_log.in_snapshot = controllers
         self._follow()
 
     def _follow(self, *, anew: bool = False) -> None:
-        """Apply the controller list at the end of the log, because a change was appended or truncated."""
+        """Apply the controller list at the end of the log to the library, because a change was appended or truncated.
+
+        ``anew``: True to apply it even if it is unchanged.
+        """
         now = self._by_log.newest(self.log.changes)
         before = now if now.index <= self.raftCommitIndex else self.controllers_at(self.raftCommitIndex)
         members = tuple(sorted({*now.members, *before.members}))
@@ -352,7 +367,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
     def blocked(self) -> str:
         """Return why the leader cannot append a controller change now, or '' if it can.
 
-        It is checked again at the append.
+        The library checks it again at the append.
         """
         if self.controllers.index > self.raftCommitIndex:
             return "the change before is not committed yet: ask again"
@@ -365,9 +380,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return command if command[:1] == CHANGE else None
 
     def _SyncObj__changeCluster(self, command: bytes) -> bool:
-        """As the leader, return whether the change may be appended.
+        """As the leader, return whether the controller change ``command`` may be appended to the log.
 
-        Only one may be in progress [M10]. It applies when it is in the journal.
+        Only one change may be in progress [M10]. It applies when it is in the journal.
         """
         after = change_in(command, self.log.last_index + 1)
         if after is None or self.blocked or self._node_id not in after.voters:
@@ -376,14 +391,14 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return based_on == self.controllers.index and len({*after.voters} ^ {*self.controllers.voters}) <= 1
 
     def _SyncObj__doChangeCluster(self, command: bytes, reverse: bool = False) -> bool:
-        """Do nothing: the journal defines the controllers, when entries are appended or removed."""
+        """Do nothing. The library calls this method to change its members, but here the controller lists in the journal do it."""
         return True
 
     def _SyncObj__updateClusterConfiguration(self, nodes: list[Node]) -> None:
-        """Do nothing for a snapshot: the journal defines the controllers."""
+        """Do nothing. The library would set the members of a snapshot, but here the controller lists in the journal do it."""
 
     def hand_over(self) -> None:
-        """As the leader, request that the best other voter takes over. It must not be leaving itself."""
+        """As the leader, request that the best other voter becomes leader. A voter that leaves the group is never chosen."""
         best = [
             (self.match_index(node.id), node.id)
             for node in self._others
@@ -393,7 +408,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             self.transferLeadership(Node(max(best)[1]))
 
     def record_dismissal(self, index: int) -> None:
-        """Note that entry ``index`` removed this node from the controllers. The node never leads again."""
+        """Record that entry ``index`` removed this node from the controllers. The node resigns and never leads again."""
         if index >= self.controllers.index:
             self.dismissed_at = max(self.dismissed_at, index)
             if self._SyncObj__raftState != _FOLLOWER:
@@ -402,7 +417,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
 
     @property
     def turn_is_late(self) -> bool:
-        """True if the current tick is late, so that received messages may be unread."""
+        """True if the current tick is late, so that messages of the leader may still be unread."""
         return self._late
 
     @property
@@ -428,26 +443,26 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return float(self._SyncObj__newAppendEntriesTime - pysyncobj.syncobj.monotonicTime())
 
     def next_index(self, node: Node) -> int:
-        """As the leader, return the next entry to send to ``node``."""
+        """As the leader, return the index of the next entry to send to ``node``."""
         return int(self._SyncObj__raftNextIndex.get(node, 0))
 
     def set_next_index(self, node: Node, index: int) -> None:
-        """As the leader, set the next entry to send to ``node``."""
+        """As the leader, set the index of the next entry to send to ``node``."""
         self._SyncObj__raftNextIndex[node] = index
 
     def match_index(self, node_id: str) -> int:
-        """As the leader, return the last entry that the member is known to have."""
+        """As the leader, return the index of the last entry that the member is known to have."""
         return int(self._SyncObj__raftMatchIndex.get(Node(node_id), 0))
 
     def forget_match(self, node: Node) -> None:
-        """As the leader, forget what ``node`` has acknowledged. Its new process may have an empty directory."""
+        """As the leader, forget which entries ``node`` has acknowledged. Its new process may have an empty directory."""
         if node in self._SyncObj__raftMatchIndex:
             self._SyncObj__raftMatchIndex[node] = 0
 
     def without_confirming(self, node: Node, deliver: Callable[[], bool]) -> bool:
-        """As the leader, run ``deliver``.
+        """As the leader, call ``deliver``, which passes a message of ``node`` to the library. Return its result.
 
-        If it processes an answer of ``node``, this answer does not confirm the leadership.
+        The message then does not count as a confirmation of the leadership.
         """
         answered: dict[Node, float] = self._SyncObj__lastResponseTime
         before = answered.get(node)
@@ -461,18 +476,17 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         self._SyncObj__serializer.cancelTransmisstion(node)
 
     def hold_election(self, until: float) -> None:
-        """Delay the next campaign until ``until``, by the library's monotonic clock in seconds."""
+        """Start no election before the time ``until``, by the library's monotonic clock in seconds."""
         self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, until)
 
     def give_way(self, seconds: float) -> None:
-        """Do not campaign for ``seconds``, because another member has started an election."""
+        """Start no election for ``seconds``, because another member has started one."""
         self.hold_election(pysyncobj.syncobj.monotonicTime() + seconds)
 
     def listens(self) -> None:
-        """Start a tick.
+        """Begin a tick. Detect whether the tick is late (busy machine or process).
 
-        In a late tick (busy machine or process), the time since the leader's last message does not count, because
-        messages may be unread until the next tick.
+        In a late tick, this member delays its election, because messages of the leader may be unread.
         """
         now = pysyncobj.syncobj.monotonicTime()
         away_s, self._turned = now - self._turned, now
@@ -481,7 +495,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             self.hold_election(now + min(away_s, HOLD_S))
 
     def doTick(self, timeToWait: float = 0.0) -> None:
-        """Run one tick of the library. A member on probation or before its end starts no election."""
+        """Run one tick of the library. A member on probation, or one that was removed, starts no election."""
         if self.on_probation or self.retired or self.dismissed_at or not self.votes:
             self._SyncObj__raftElectionDeadline = math.inf
         elif not self.leads and self._SyncObj__raftElectionDeadline != _AT_ONCE:
@@ -508,7 +522,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
                 self._link.send(node, question)
 
     def pre_vote_granted(self, node: Node, term: int) -> None:
-        """Note that ``node`` would vote for this member. ``term``: term of ``node``."""
+        """Record that ``node`` would vote for this member. ``term``: term of ``node``."""
         if self.pre_vote.asks and term > self.raftCurrentTerm:
             self._SyncObj__setCurrentTerm(term, None)
         if node.id in self.controllers.voters:
@@ -548,7 +562,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         self._SyncObj__raftElectionDeadline = pysyncobj.syncobj.monotonicTime() + self._SyncObj__generateRaftTimeout()
 
     def vote_is_spent_up_to(self, term: int) -> None:
-        """Never vote in ``term`` or an earlier term."""
+        """Make sure that this member never votes in ``term`` or an earlier term."""
         if term > self.raftCurrentTerm:
             self._SyncObj__setCurrentTerm(term, self.selfNode.id)
 
@@ -577,9 +591,10 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             super()._SyncObj__tryLogCompaction()
 
     def _compaction_is_due(self) -> bool:
-        """Return whether the log should be compacted now.
+        """Return whether a snapshot should be written now, by the size of the entries that were applied since the last one.
 
-        The number of entries in the log also counts.
+        Above ``COMPACT_AFTER_BYTES`` it waits for a short time without entries, above ``COMPACT_AT_ONCE_BYTES`` it does not wait.
+        The library also compacts by the number of entries.
         """
         if self._uncompacted_bytes < COMPACT_AFTER_BYTES:
             return False
@@ -588,7 +603,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
 
     @property
     def behind(self) -> bool:
-        """True if committed entries are not applied yet, or the only voter must flush. Then the next tick continues."""
+        """True if there is work left for the next tick: committed entries are not applied yet, or the only voter must flush."""
         there = self.log.last_index if self._decides_alone else self.raftCommitIndex
         return bool(there > self.raftLastApplied) and self.failure is None
 
@@ -619,9 +634,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return False
 
     def _worked_ahead(self, index: int) -> bool:
-        """Do a step of the decision on entry ``index``, which may change thousands of partitions.
+        """Compute a part of the decision on entry ``index``, which may change thousands of partitions.
 
-        Return whether it can be applied now.
+        Return True if the entry can be applied now.
         """
         log = self.log
         position = index - log[0][1] if len(log) and self.failure is None else -1  # type: ignore[operator]

@@ -105,8 +105,8 @@ class PeerSessions:
     """Sessions of one member with all its peers.
 
     Args:
-        deliver: Function of (node_id, body, term). It returns False to end the session.
-        changed: Function of (node_id, up), called after every change.
+        deliver: Function of (node_id, body, term) for each received message. It returns False to end the session.
+        changed: Function of (node_id, up), called after every start and end of a session.
         draw: Returns a random 63-bit number.
     """
 
@@ -144,7 +144,7 @@ class PeerSessions:
         self.first = tuple(sorted((self.node_id, *self.peer_ids)))
 
     def follow(self, peer_ids: Collection[str]) -> None:
-        """Set the other members. Sessions with removed members end."""
+        """Set the other members of the group. Start sessions with new members, and end those with removed members."""
         for gone in [peer for node_id, peer in self.peers.items() if node_id not in peer_ids]:
             self._end(gone, "no member any more")
             del self.peers[gone.node_id]
@@ -152,7 +152,10 @@ class PeerSessions:
             self.peers[node_id] = Peer(node_id, self.draw() | 1)
 
     def send(self, node_id: str, body: bytes, term: int, now: float) -> bool:
-        """Queue a message in chunks. Return False if there is no session with the node."""
+        """Queue the message ``body`` for the peer in chunks. Return False if there is no session with the peer.
+
+        ``term``: term of this member. ``now``: monotonic time in seconds.
+        """
         peer = self.peers.get(node_id)
         if peer is None or not peer.up:
             return False
@@ -166,7 +169,7 @@ class PeerSessions:
         return True
 
     def fit(self, max_payload_bytes: int) -> None:
-        """Set the message size of the NATS server."""
+        """Set the maximum message size of the NATS server in bytes. Larger messages are sent in chunks."""
         self.chunk_bytes = max(_SMALLEST_CHUNK_BYTES, min(CHUNK_BYTES, max_payload_bytes - _OVERHEAD_BYTES))
 
     def set_online(self, online: bool) -> None:
@@ -243,7 +246,7 @@ class PeerSessions:
             self._hello_received(peer, epoch, own, now)
 
     def _answer_stranger(self, peer: Peer, epoch: int, now: float) -> None:
-        """Answer a hello with an unknown epoch, which may come from another process of the peer or from a forger.
+        """Answer a hello that does not confirm the epoch of this side. Its sender is another process of the peer, or a forger.
 
         The real peer repeats its hello until it is answered.
         """
@@ -259,7 +262,7 @@ class PeerSessions:
             self._hello(peer, now, epoch)
 
     def _reaches(self, peer: Peer, term: int, now: float) -> bool:
-        """Return whether the peer can have the ``term`` in a frame."""
+        """Return whether the peer can really have reached ``term``, which its frame contains. An impossibly high term is forged."""
         ahead = term - self.term()
         if ahead < TERM_REACH:
             peer.beyond_since = None
@@ -283,7 +286,7 @@ class PeerSessions:
             self._end(peer, "another list of controllers")
 
     def _same_list(self, node_id: str, frame: bytes, now: float) -> bool:
-        """Return whether both sides have the same controller list.
+        """Return whether the controller list in the ``frame`` of another member is the one of this side.
 
         Members with different lists reject each other, because they would count different majorities.
         """
@@ -339,7 +342,7 @@ class PeerSessions:
             self._end(peer, "refused message")
 
     def _assemble(self, peer: Peer, flags: int, body: bytes) -> bytes | None:
-        """Return the complete message if this was its last chunk, or None."""
+        """Add a chunk to the message from the peer. Return the complete message if this was its last chunk, otherwise None."""
         if flags & _FIRST:
             if flags & _LAST:
                 return body

@@ -15,16 +15,16 @@ LogEnd = tuple[int, int]
 
 
 def may_grant(*, leads: bool, quiet_s: float, quiet_needed_s: float, turn_is_late: bool, own: LogEnd, asker: LogEnd) -> bool:
-    """Return whether a member grants a pre-vote.
+    """Return whether a member grants a pre-vote to the member that asks.
 
-    ``quiet_s``: time since the last message of a leader. ``turn_is_late``: True if messages of the leader may be
-    unread.
+    ``quiet_s``: time since the last message of a leader. ``quiet_needed_s``: minimum of this time. ``turn_is_late``: True if
+    messages of the leader may be unread. ``own``, ``asker``: ends of the two logs.
     """
     return not leads and not turn_is_late and quiet_s >= quiet_needed_s and asker >= own
 
 
 class PreVote:
-    """Answers of the other controllers in one round of pre-votes."""
+    """Answers of the other controllers to this member in one round of pre-votes."""
 
     def __init__(self, member_count: int) -> None:
         self._needed = member_count // 2
@@ -34,12 +34,12 @@ class PreVote:
         """True while a round of pre-votes is running."""
 
     def follow(self, voters: Collection[str]) -> None:
-        """Set the voters. Only their grants count."""
+        """Set the voters of the group. Only their grants count."""
         self._needed = len(voters) // 2
         self._granted &= set(voters)
 
     def begin(self) -> None:
-        """Start a new round. Grants of earlier rounds do not count."""
+        """Start a new round of pre-votes. Grants of earlier rounds do not count."""
         self._granted.clear()
         self.asks = True
 

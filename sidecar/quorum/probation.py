@@ -50,7 +50,7 @@ _NONCE = struct.Struct("<Q")
 
 
 class FolderLineage:
-    """Nonces in one Raft directory.
+    """Nonces of all processes that used one Raft directory, to detect that the directory is an older copy.
 
     ``draw``: returns a random 63-bit number. ``majority``: number of controllers in a majority.
     """
@@ -81,18 +81,18 @@ class FolderLineage:
         self.sync()
 
     def holds(self, nonce: int) -> bool:
-        """Return whether the directory continues that of the process with this nonce."""
+        """Return whether the process with this nonce has used the directory before its current state."""
         return nonce == self.nonce or nonce in self.earlier
 
     def tail_for(self, peer_id: str) -> bytes:
-        """Return the nonces to append to a hello for the peer."""
+        """Return the nonces of this directory as bytes, which a hello to the peer contains at its end."""
         tail = _TAIL.pack(self.nonce, self.known.get(peer_id, 0), len(self.earlier))
         return tail + b"".join(map(_NONCE.pack, self.earlier))
 
     def process_hello(self, peer_id: str, tail: bytes) -> bool:
-        """Process the nonces in the peer's hello to this process. Return whether the peer is trusted.
+        """Process the nonces in a peer's hello. Return whether the peer is trusted: its directory is no older copy.
 
-        Raises ProtocolError for an invalid tail. New nonces are durable with the next ``sync``.
+        Raises ProtocolError for an invalid ``tail``. New nonces are durable with the next ``sync``.
         """
         if not tail:
             return True
@@ -118,7 +118,7 @@ class FolderLineage:
             self.missed, self._changed = (*self.missed, nonce)[-MAX_MISSED:], True
 
     def caught_up(self) -> None:
-        """Store that the directory has caught up with the newest state that peers have seen.
+        """Store that this directory, which was an older copy, has caught up with the newest state that peers have seen.
 
         The peers accept it again with the next hello.
         """
@@ -129,7 +129,7 @@ class FolderLineage:
         self.sync()
 
     def _hold(self, *nonces: int) -> None:
-        """Add nonces of earlier processes. A nonce that a peer has stored is never removed."""
+        """Add nonces of earlier processes to the directory, and drop the oldest ones. A nonce that a peer has stored stays."""
         every = (*self.earlier, *nonces)
         told = set(self._known_as.values())
         self.earlier = tuple(n for n in every[:-MAX_EARLIER] if n in told) + every[-MAX_EARLIER:]
@@ -137,7 +137,7 @@ class FolderLineage:
 
     # ---- disk ----------------------------------------------------------------------------------------------------------
     def sync(self) -> None:
-        """Flush changed nonces. No message that depends on them may be sent before."""
+        """Flush changed nonces to disk. No message that depends on them may be sent before."""
         if not self._changed:
             return
         said = {
@@ -153,7 +153,7 @@ class FolderLineage:
         self._changed = False
 
     def _load(self) -> None:
-        """Load the stored nonces. A new directory, or one of an older version, has none."""
+        """Load the nonces from the directory. A new directory, or one of an older version, has none."""
         try:
             crc, _, body = self._path.read_bytes().partition(b"\n")
             if int(crc, 16) != crc32c.crc32c(body):
@@ -186,7 +186,10 @@ def _nonce(value: object) -> int:
 
 
 def _parse(tail: bytes) -> tuple[int, int, tuple[int, ...]]:
-    """Return (nonce of the sender, nonce by which it knows the receiver, other nonces of the sender)."""
+    """Return (nonce of the sender, nonce by which it knows the receiver, other nonces of the sender) from a hello.
+
+    Raises ProtocolError if ``tail``, the nonces at the end of the hello, is invalid.
+    """
     if len(tail) < _TAIL.size:
         raise ProtocolError(
             f"Invalid hello of a controller: its nonces have {len(tail)} bytes. Check the versions of the controllers."
@@ -210,7 +213,10 @@ def _draw() -> int:
 
 
 def is_first_start(own_is_new: bool, peers: Collection[Peer], *, majority: bool) -> bool:
-    """Return whether the group has never existed. ``majority``: True if a majority of new members is enough."""
+    """Return whether this is the first start of the group: its members report that their journals were never used.
+
+    ``own_is_new``: True if this member's journal was never used. ``majority``: True if a majority of such members is enough.
+    """
     heard = [peer for peer in peers if peer.heard]
     if not own_is_new or not all(peer.is_new for peer in heard):
         return False
@@ -218,7 +224,10 @@ def is_first_start(own_is_new: bool, peers: Collection[Peer], *, majority: bool)
 
 
 def waits_for(own_is_new: bool, peers: Collection[Peer], *, went_back: bool = False) -> str:
-    """Return what a member on probation waits for and what an operator can do, as text."""
+    """Return a text for operators: what a member on probation waits for, and what they can do.
+
+    ``went_back``: True if its directory is an older copy.
+    """
     missing = ", ".join(peer.node_id for peer in peers if not peer.heard)
     old = ", ".join(peer.node_id for peer in peers if peer.heard and not peer.is_new)
     if old or not own_is_new:
@@ -235,7 +244,7 @@ def waits_for(own_is_new: bool, peers: Collection[Peer], *, went_back: bool = Fa
 
 
 class Probation:
-    """Decides whether one controller is on probation.
+    """Decides whether one controller is on probation, so that it may not vote.
 
     ``majority``: the setting ``bootstrap_majority``. ``joins``: True if this node joins a running group.
     """
@@ -269,7 +278,7 @@ class Probation:
             journal.forget_promises()
 
     def attach(self, core: RaftCore, peers: Mapping[str, Peer]) -> None:
-        """Connect the probation with the library."""
+        """Connect the probation with the library. ``peers``: session with each other member, by node."""
         self._core, self._by_id = core, peers
         core.on_probation = not self.over
         self.follow(core.controllers)
@@ -279,16 +288,16 @@ class Probation:
         return self._by_id.values()
 
     def follow(self, controllers: ControllerList) -> None:
-        """Set the controllers, as in the log."""
+        """Set the members of the group to the controller list in the log."""
         if self._core is not None:
             self._alone = controllers.voters == (str(self._core.selfNode.id),)
             self._joins = self._joins or controllers.index > 0
             self.lineage.majority = controllers.majority
 
     def process_hello(self, peer_id: str, tail: bytes) -> bool:
-        """Process a peer's hello. Return whether the peer is trusted.
+        """Process a peer's hello. Return whether the peer is trusted: its directory is no older copy.
 
-        The hello may show that the own directory is an old copy (``FolderLineage.process_hello``).
+        The hello may show that the own directory is an older copy. Then a new probation begins.
         """
         trusted = self.lineage.process_hello(peer_id, tail)
         if self.lineage.missed and self.over and not self._alone:
@@ -314,12 +323,15 @@ class Probation:
             self._end()
 
     def barrier_applied(self, turn: int) -> None:
-        """Note that a barrier is applied, which this process requested in probation number ``turn``."""
+        """End the probation, because a barrier that this process requested is applied.
+
+        ``turn``: number of the probation in which it was requested. A barrier of an earlier probation changes nothing.
+        """
         if not self.over and turn == self.turn:
             self._end()
 
     def waits_for(self) -> str:
-        """Return what the probation waits for, or '' after its end."""
+        """Return a text for operators: what the probation waits for. '': it has ended."""
         return "" if self.over else waits_for(self._own_is_new, self._peers, went_back=self.has_been_member)
 
     @property

@@ -21,7 +21,7 @@ Handler = Callable[[Node, Message], None]
 
 
 class Hardening:
-    """Filter that corrects messages between the sessions and the library of one member."""
+    """Corrects the Raft messages of one member's peers before the library gets them."""
 
     def __init__(self, core: RaftCore, handler: Handler, reply: Callable[[Node, Message], Any], counters: Counter[str]) -> None:
         self._core = core
@@ -32,11 +32,11 @@ class Hardening:
         """Sender -> received bytes of an incomplete snapshot, up to MAX_SNAPSHOT_BYTES."""
 
     def session_ended(self, node_id: str) -> None:
-        """Drop the incomplete snapshot of the node, because its session ended."""
+        """Drop the incomplete snapshot from the node, because the session with it has ended."""
         self._snapshots.pop(node_id, None)
 
     def deliver(self, node: Node, message: Message, term: int) -> bool:
-        """Correct a message and pass it to the library. Return False to end the session.
+        """Correct ``message`` from ``node`` and pass it to the library. Return False to end the session.
 
         ``term``: term of the sender, from the frame.
         """
@@ -104,7 +104,7 @@ class Hardening:
         return entry[2]
 
     def _beat(self, node: Node, message: Message, commit_index: int) -> None:
-        """Pass an append message without its entries to the library, as a heartbeat."""
+        """Pass an append message from the leader to the library without its entries, as a heartbeat."""
         self._handler(node, {"type": "append_entries", "term": message["term"], "commit_index": commit_index})
 
     def _acknowledge(self, node: Node, index: int) -> None:

@@ -51,7 +51,7 @@ _NOTHING = b"\x01"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivor:
-    """Log of one controller that survived.
+    """Log of one controller that can still be read, with the image after its last entry.
 
     Attributes:
         term: Term of the last entry.
@@ -69,7 +69,7 @@ class Survivor:
     terms: dict[int, int]
 
     def parts_from(self, other: Survivor) -> int:
-        """Return the first index at which the two logs have different entries. 0: no difference is known."""
+        """Return the first index at which this log and the log of ``other`` have different entries. 0: no difference is known."""
         both = sorted(self.terms.keys() & other.terms.keys())
         return next((index for index in both if self.terms[index] != other.terms[index]), 0)
 
@@ -135,7 +135,10 @@ def read_survivor(folder: DataFolder) -> Survivor:
 
 
 def newest(survivors: list[Survivor]) -> Survivor:
-    """Return the survivor whose log is used. Raises InvariantError if two logs with the same end give different images."""
+    """Return the survivor with the newest log, by term, then length.
+
+    Raises InvariantError if two logs with the same end give different images.
+    """
     best = max(survivors, key=lambda one: (one.term, one.index))
     for one in survivors:
         if (one.term, one.index) == (best.term, best.index) and one.digest != best.digest:
@@ -149,7 +152,11 @@ def newest(survivors: list[Survivor]) -> Survivor:
 def rescue(
     chosen: Survivor, folders: list[DataFolder], voters: tuple[str, ...], out: Path | None, now_ns: int
 ) -> dict[str, Path]:
-    """Write the Raft directories of the new controllers. Return their paths."""
+    """Write new Raft directories for the controllers ``voters``, from the log of the survivor ``chosen``.
+
+    ``folders``: data directories on this machine. ``out``: directory for the files of controllers without one. ``now_ns``:
+    wall clock in ns since 1970. Return the new directory of each controller, by node.
+    """
     if len(set(voters)) != len(voters) or not voters:
         raise ConfigError("Name the new controllers, each once (--new-controllers).")
     ids = {folder.path: identity.node_id for folder in folders if (identity := folder.load_identity()) is not None}
@@ -212,7 +219,7 @@ def _write(folder: Path, node_id: str, image: ClusterImage, chosen: Survivor, sa
 
 
 def rescue_event(folder: Path, index: int) -> ClusterEvent | None:
-    """Return the event of a rescue at ``index``, or None if the directory is not a new rescued one."""
+    """Return the event that reports a rescue with the image at ``index``. None: the directory is not from such a rescue."""
     try:
         said = load_json((folder / RESCUED).read_bytes())
         if whole_number(said["index"], 0, 1 << 62) != index:

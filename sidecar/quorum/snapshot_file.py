@@ -39,7 +39,7 @@ class SnapshotFile:
 
 
 def encode_snapshot_file(snapshot: SnapshotFile) -> bytes:
-    """Return the bytes of the file."""
+    """Return the bytes of a snapshot file with this content."""
     message = pb.RaftSnapshot(nodes=sorted(snapshot.nodes), image=snapshot.image)
     if snapshot.controllers is not None:
         held = snapshot.controllers
@@ -118,9 +118,9 @@ def write_snapshot_file(path: Path, snapshot: SnapshotFile) -> None:
 
 
 def load_snapshot_file(path: Path) -> SnapshotFile:
-    """Load the snapshot file.
+    """Load the snapshot file, and write it again to be sure that it is on disk.
 
-    It is first written again, because it may not be on disk yet, and the journal is about to lose its entries [S12].
+    This is needed because the journal is about to lose the entries that the snapshot contains [S12].
     """
     data = path.read_bytes()
     snapshot = decode_snapshot_file(data)
@@ -129,10 +129,10 @@ def load_snapshot_file(path: Path) -> SnapshotFile:
 
 
 def trim_journal(journal: GroupJournal, previous: Entry, last: Entry) -> None:
-    """Remove the entries of a loaded snapshot from the journal.
+    """Make the journal begin with the last two entries of a loaded snapshot, ``previous`` and ``last``.
 
-    PySyncObj keeps the journal only if its first two entries are those of the snapshot. If the last process ended
-    before it trimmed the journal, they are not, and PySyncObj would delete the journal.
+    PySyncObj keeps the journal only if it begins with them. If the last process ended before it trimmed the journal, it does
+    not, and PySyncObj would delete the journal.
     """
     for position in range(len(journal) - 1):
         first, second = journal[position], journal[position + 1]

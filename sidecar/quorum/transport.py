@@ -91,7 +91,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         self._probation: Probation | None = None
 
     def attach(self, core: RaftCore, probation: Probation | None = None) -> None:
-        """Connect the library, so that messages can be delivered.
+        """Connect the sessions with the library, so that received messages reach it.
 
         ``probation``: checks the directories of all members. None: no checks.
         """
@@ -105,7 +105,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         self._hardening = Hardening(core, self._onMessageReceived, self.send, self.sessions.counters)
 
     def follow(self, controllers: ControllerList) -> None:
-        """Set the controllers. Sessions exist with them, and with the previous ones until the change is committed."""
+        """Set the members of the group. Sessions exist with them, and with the previous members until the change is committed."""
         assert self._core is not None
         peers = [i for i in self._core.members if i != self._node_id]
         self.sessions.follow(peers)
@@ -119,13 +119,13 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
 
     # ---- the library's interface ---------------------------------------------------------------------------------------
     def addNode(self, node: Node) -> None:
-        """Do nothing: ``follow`` sets the members."""
+        """Do nothing. The library calls this method for a new member, but ``follow`` sets the members."""
 
     def dropNode(self, node: Node) -> None:
-        """Do nothing: ``follow`` sets the members."""
+        """Do nothing. The library calls this method for a removed member, but ``follow`` sets the members."""
 
     def send(self, node: Node, message: Message) -> bool:
-        """Put a message into the outbox. It is sent after the journal is flushed."""
+        """Send a message of the library to ``node``, after the journal is flushed. Return False if it cannot be sent."""
         assert self._core is not None
         if message["type"] == "apply_command":
             self._not_forwarded.append((node, message.get("request_id")))
@@ -147,11 +147,11 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
 
     # ---- in ------------------------------------------------------------------------------------------------------------
     def receive(self, sender: str, frame: bytes) -> None:
-        """Process a frame from NATS. The call never raises an error."""
+        """Process a frame from the controller ``sender``. The call never raises an error."""
         self.sessions.receive(sender, frame, self._clock())
 
     def poll(self) -> None:
-        """Send hellos, handle timeouts, and reject messages that are not forwarded. Call it on every tick."""
+        """Send hellos, end silent sessions, and reject the library's attempts to forward a command. Call it on every tick."""
         refused, self._not_forwarded = self._not_forwarded, []
         for node, request_id in refused:
             if request_id is not None:
@@ -201,13 +201,16 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         return self._hardening.deliver(self._nodes[sender], message, term)
 
     def _process_report(self, sender: str, answer: Message) -> None:
-        """Process the status that a follower reports: applied index, digest and feature levels."""
+        """Process the report of the follower ``sender``: its applied index, digest and feature levels."""
         self.applied[sender] = answer["applied_index"]
         least, most = answer["levels"]
         self.levels[sender] = LevelRange(least, most or least) if least else UNSAID
 
     def _compare(self, sender: str, checkpoint: Checkpoint) -> None:
-        """As the leader, compare the image digest of ``sender`` with those of the other members."""
+        """As the leader, compare the image digest that ``sender`` reports with those of the other members.
+
+        ``checkpoint``: the reported (index, digest).
+        """
         core, checkpoints = self._core, self.checkpoints
         assert core is not None
         if not core.leads:
@@ -224,15 +227,15 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
             self.diverged(checkpoints.newest[0])
 
     def _may_vote_again(self, request: Message) -> bool:
-        """Return whether this member may vote. For VOTE_AGAIN_S after a leader's message, it may not."""
+        """Return whether this member may answer the vote request. For VOTE_AGAIN_S after a leader's message, it may not."""
         assert self._core is not None
         quiet = self._clock() - self._leader_heard_at
         return bool(request["transfer"]) or self._core.leads or quiet >= VOTE_AGAIN_S
 
     def _pre_vote(self, sender: str, question: Message) -> None:
-        """Answer a pre-vote question of ``sender``.
+        """Answer the pre-vote question of ``sender``, which would like to become leader.
 
-        A member in a later term ignores the leader, so the leader steps down for an election.
+        If this member leads and ``sender`` has a later term, it steps down, because ``sender`` ignores leaders of lower terms.
         """
         core = self._core
         assert core is not None
@@ -266,7 +269,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
 
     @property
     def leader_heard_at(self) -> float:
-        """Time of the last message of a leader, in seconds. A time in the distant past means that there was none."""
+        """Monotonic time of the last message of a leader, in seconds. Without one, it is a time in the distant past."""
         return self._leader_heard_at
 
     def hears_a_leader(self, within_s: float) -> bool:
@@ -274,7 +277,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         return self._clock() - self._leader_heard_at <= within_s
 
     def confirmed_ns(self) -> int:
-        """As the leader, return the time until which a majority certainly votes for no other leader."""
+        """As the leader, return the monotonic time in ns until which a majority certainly votes for no other leader."""
         assert self._core is not None
         term = self._core.raftCurrentTerm
         others = [i for i in self._core.controllers.voters if i != self._node_id]
@@ -286,7 +289,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         return known[needed - 1] if len(known) >= needed else 0
 
     def _deliver_untrusted(self, sender: str, message: Message, term: int) -> bool:
-        """Deliver a message of a member whose directory is an old copy.
+        """Pass a message of a member whose directory is an old copy to the library, with restrictions.
 
         Such a member gets missing entries, but it cannot vote, commit, confirm or lead.
         """
@@ -320,7 +323,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         return trusted
 
     def sync(self) -> None:
-        """Store the changed nonces of peers before a message depends on them."""
+        """Flush the changed nonces of peers to disk, before a message depends on them."""
         if self._probation is not None:
             self._probation.lineage.sync()
 

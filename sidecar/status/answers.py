@@ -62,7 +62,10 @@ QUESTIONS = ("history", "partitions", "streams", "groups", "services", "events",
 
 
 def question_of(payload: bytes) -> tuple[str, Any] | None:
-    """Return (kind of the question, its content), or None for an unknown question. The kinds are in ``QUESTIONS``."""
+    """Return the kind of the question in ``payload``, and its content. None: it is no known question.
+
+    The kinds are in ``QUESTIONS``.
+    """
     if not payload.startswith(b'{"'):
         return None
     try:
@@ -76,9 +79,10 @@ def question_of(payload: bytes) -> tuple[str, Any] | None:
 
 
 class PageAnswers:
-    """Answers the questions of status pages.
+    """Answers the questions that status pages send to this node.
 
-    ``reporter``: None until the node has one. ``gather``: collects metric values. ``most_bytes``: maximum size of an answer.
+    ``reporter``: returns the status of the node, None during the start. ``gather``: collects metric values. ``most_bytes``:
+    returns the maximum size of an answer.
     """
 
     def __init__(
@@ -109,7 +113,10 @@ class PageAnswers:
         """Stream name -> (its image, summary of the stream). It is used again while the image is unchanged."""
 
     def ask(self, payload: bytes, answer: Answer) -> bool:
-        """Answer a question if ``payload`` is one. Return whether it is. ``answer`` is called with the answer, now or soon."""
+        """If ``payload`` is a question of a status page, call ``answer`` with the answer, now or soon.
+
+        Return whether it is such a question.
+        """
         question = question_of(payload)
         if question is None:
             return False
@@ -168,13 +175,20 @@ class PageAnswers:
         return own if self.joins is None else await self.joins(kind, own, said)
 
     async def own_rows(self, kind: str, reporter: Reporter, said: Any) -> dict[str, Any]:
-        """Return the rows of partitions, groups or services in this process."""
+        """Return the answer of this process to a question for partitions, groups or services.
+
+        ``kind``: which of them. ``said``: content of the question.
+        """
         makers = {"partitions": self.partitions, "groups": _groups, "services": _services}
         return await makers[kind](reporter, said)
 
     # ---- partitions --------------------------------------------------------------------------------------------------------
     async def partitions(self, reporter: Reporter, said: Any) -> dict[str, Any]:
-        """Return the partitions of this process, and those of the stream that no node has or leads."""
+        """Return the answer of this process to a question for partitions.
+
+        It has the partitions of this process. For one stream on a controller, it also has those that no node has or leads.
+        ``said``: content of the question.
+        """
         stream, after, limit = (
             said.get("stream", ""),
             place_of(said.get("after", [-1, "", -1])),
@@ -233,7 +247,10 @@ class PageAnswers:
 
 
 def _node_events(events: NodeEvents | None, said: Any) -> dict[str, Any] | None:
-    """Answer ``{"after": -1, "since_ns": 0}`` with events that this node has seen by itself. None: the question is invalid."""
+    """Answer ``said``, a question such as ``{"after": -1, "since_ns": 0}``, with events that this node has seen by itself.
+
+    None: the question is invalid.
+    """
     if events is None or not isinstance(said, dict):
         return None
     after, since_ns = said.get("after", -1), said.get("since_ns", 0)
@@ -244,7 +261,7 @@ def _node_events(events: NodeEvents | None, said: Any) -> dict[str, Any] | None:
 
 
 async def _groups(reporter: Reporter, said: Any) -> dict[str, Any]:
-    """Answer ``{"group": "", "limit": 500}``.
+    """Answer ``said``, a question such as ``{"group": "", "limit": 500}``.
 
     Without a name, return the groups that this node coordinates. With a name, return one group with its members and
     positions.
@@ -257,7 +274,7 @@ async def _groups(reporter: Reporter, said: Any) -> dict[str, Any]:
 
 
 async def _services(reporter: Reporter, said: Any) -> dict[str, Any]:
-    """Answer ``{"service": "", "limit": 500}``.
+    """Answer ``said``, a question such as ``{"service": "", "limit": 500}``.
 
     Without a name, return totals of the services on this node. With a name, return each instance of this service.
     """
@@ -272,9 +289,10 @@ async def _services(reporter: Reporter, said: Any) -> dict[str, Any]:
 
 
 async def _events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
-    """Answer ``{"after": [index, number], "since_ns": 0, "count": 500}`` with cluster events.
+    """Answer ``said``, a question such as ``{"after": [index, number], "since_ns": 0, "count": 500}``, with cluster events.
 
-    The answer leaves out the senders of requests. With ``kept``, the events come from the stream of events.
+    The answer leaves out the senders of requests. If the question has the field ``kept``, the events come from the stream of
+    events.
     """
     if isinstance(said, dict) and "kept" in said:
         return await kept_events(reporter, said)
@@ -287,7 +305,7 @@ async def _events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
 
 
 async def _in_slices(items: Iterable[T]) -> AsyncIterator[T]:
-    """Iterate over ``items``. Other work of the event loop runs every 2 ms."""
+    """Yield ``items``. Let other work of the event loop run every 2 ms."""
     began = time.monotonic()
     for number, item in enumerate(items):
         if number % 16 == 15 and time.monotonic() - began > SLICE_S:
@@ -301,10 +319,9 @@ def _encode(kind: str, said: Any) -> bytes:
 
 
 def _row(place: Place, held: Any, now_ns: int) -> dict[str, Any]:
-    """Return the row of a partition.
+    """Return the row of one partition for the status page.
 
-    ``held``: its worker. It is a state if the partition is not on this node and no node leads it. None: its log cannot
-    be opened.
+    ``held``: worker of the partition on this node, or its state if no node leads it. None: its log cannot be opened.
     """
     urgent, stream, partition = place
     made: dict[str, Any] = {
@@ -328,7 +345,7 @@ def _row(place: Place, held: Any, now_ns: int) -> dict[str, Any]:
 
 
 def _about(stream: StreamImage) -> dict[str, Any]:
-    """Return the subject of a stream, and its settings that differ from the default."""
+    """Return the description of a stream for its page, such as its subject and the settings that differ from the default."""
     differ = [(one.name, getattr(stream.config, one.name)) for one in fields(StreamConfig)]
     return {
         "subject": stream.subject,
@@ -356,7 +373,7 @@ def _summary(stream: StreamImage) -> dict[str, Any]:
 
 
 class RestedAnswers:
-    """Computes at most ``PER_SECOND`` answers per second. Concurrent equal requests share one answer."""
+    """Computes at most ``PER_SECOND`` answers per second. Callers with equal questions at the same time share one answer."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, guard: RequestGuard | None = None) -> None:
         self._now = now
@@ -367,7 +384,10 @@ class RestedAnswers:
         self._works = False
 
     def ask(self, question: bytes, make: Callable[[], Awaitable[bytes]], answer: Answer) -> None:
-        """Call ``answer`` with the result of ``make``, or with a recent result for another caller."""
+        """Call ``answer`` with the result of ``make``, the answer to ``question``.
+
+        If another caller has asked an equal question a short time ago, use its result.
+        """
         now, kept = self._now(), self._kept.get(question)
         if kept is not None and now - kept[0] < KEPT_S and (now < self._next_at or now - kept[0] < 1 / PER_SECOND):
             answer(kept[1])
@@ -444,9 +464,9 @@ class KeptQuestion:
 
     @classmethod
     def of(cls, said: Any) -> KeptQuestion:
-        """Parse ``{"kept": {"before": [index, number, offset], "since_ns": 0, "until_ns": 0, "kind": ""}, "limit": 500}``.
+        """Parse the request ``said`` for events from the stream of events. Raises ValueError if it is invalid.
 
-        Raises ValueError.
+        The form is ``{"kept": {"before": [index, number, offset], "since_ns": 0, "until_ns": 0, "kind": ""}, "limit": 500}``.
         """
         if not isinstance(said, dict) or not isinstance(asked := said.get("kept"), dict):
             raise ValueError("Invalid parameter kept. Use an object.")
@@ -467,10 +487,10 @@ class KeptQuestion:
 
 
 async def kept_events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
-    """Return events of the stream, newest first, or None for an invalid question.
+    """Return events from the stream of events, newest first, or None for an invalid question ``said``.
 
-    ``kept``: events. ``more``: True if there may be older ones. ``last``: place before which the next question begins. If this
-    node has no replica of the stream, ``at`` names nodes that have one.
+    The fields of the result are ``kept``: events, ``more``: True if there may be older ones, and ``last``: place before which
+    the next question begins. If this node has no replica of the stream, ``at`` names nodes that have one.
     """
     question = KeptQuestion.of(said)
     stream = reporter.group.image.streams.get(EVENTS_STREAM)
@@ -519,7 +539,7 @@ def _is_wanted(event: dict[str, Any], question: KeptQuestion) -> bool:
 
 
 def _between(log: Log, start: int, end: int) -> list[RecordBatch]:
-    """Return the complete batches between ``start`` (inclusive) and ``end`` (exclusive)."""
+    """Return the complete record batches of the log from the offset ``start`` (inclusive) to ``end`` (exclusive)."""
     found: list[RecordBatch] = []
     while start < end:
         found += split_batches(b"".join(log.read(start, _READ_BYTES).chunks))
@@ -528,7 +548,7 @@ def _between(log: Log, start: int, end: int) -> list[RecordBatch]:
 
 
 def _newest_first(batches: list[RecordBatch], end: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (offset, event) below ``end``, newest first. Other records are skipped."""
+    """Yield (offset, event) for the events in ``batches`` below the offset ``end``, newest first. Other records are skipped."""
     for batch in reversed(batches):
         values = batch.values()
         for number in range(min(len(values), end - batch.base_offset) - 1, -1, -1):

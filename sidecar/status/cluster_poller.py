@@ -91,17 +91,20 @@ _ISR = slice(NAMES.index("isr_full"), NAMES.index("isr_under_min") + 1)
 
 
 class NodesAsker(Protocol):
-    """Interface for status requests to nodes."""
+    """Interface to send status requests to the nodes of a cluster."""
 
     async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
-        """Return the answer of a node. Raises LiftError if the node does not answer."""
+        """Send the question ``asked`` to a node and return its answer as decoded JSON. Raises LiftError if the node does not answer."""
 
     async def node_ids(self) -> list[str]:
         """Return the ids of the nodes to ask first. Raises LiftError."""
 
 
 class _List:
-    """List of partitions that a viewer sees: all partitions of ``stream``, or all of ``node``."""
+    """Page of a list of partitions that a viewer sees: the partitions of ``stream``, or those of ``node``.
+
+    ``after``: place of the last partition of the page before.
+    """
 
     def __init__(self, stream: str, node: str, after: Place) -> None:
         self.stream, self.node, self.after = stream, node, after
@@ -112,7 +115,7 @@ class _List:
         self._counted: dict[tuple[str, int, str], tuple[float, int, int]] = {}
 
     def put(self, now_s: float, said: dict[str, Any]) -> None:
-        """Store the answers of the nodes. ``said``: node id -> its answer."""
+        """Store the answers of the nodes, and compute the rates since the last ones. ``said``: answer of each node, by node."""
         self.was_told = True
         self.said = {node: one for node, one in said.items() if isinstance(one, dict)}
         if self.stream:
@@ -133,7 +136,7 @@ class _List:
         self.rows, self._counted = rows, counted
 
     def page_rows(self) -> dict[str, Any]:
-        """Return the list for the page. ``after``: start of the next page, or None."""
+        """Return the list of partitions for the page. Its field ``after`` is the start of the next page, None for no further page."""
         more = any(one.get("more") is True for one in self.said.values())
         last = self.rows[-1] if self.rows and more else None
         counts = [one["count"] for one in self.said.values() if type(one.get("count")) is int]
@@ -146,7 +149,7 @@ class _List:
 
 
 class _Streams:
-    """Part of the list of streams that a viewer sees."""
+    """Page of the list of streams that a viewer sees."""
 
     def __init__(self) -> None:
         self.wanted_s = 0.0
@@ -165,7 +168,10 @@ class _Asked:
 
 
 class Viewing:
-    """Data of the cluster for all viewers of a port. ``own``: data of the node that serves the port."""
+    """Data of the cluster for all viewers of one status page, collected from all nodes.
+
+    ``own``: id and history of the node that serves the page, None for another program.
+    """
 
     def __init__(
         self,
@@ -218,9 +224,14 @@ class Viewing:
         streams_after: tuple[int, str] = (-1, ""),
         about: tuple[str, str] | None = None,
     ) -> None:
-        """Wait until all data of a page is at most one second old.
+        """Wait until all data of a page is at most one second old. Arguments select the data that the page shows.
 
-        ``about``: ("groups" or "services", name of one, or '' for all).
+        Args:
+            stream: Stream whose partitions are shown.
+            node: Node whose partitions are shown.
+            after: Last partition of the page before.
+            streams_after: Last stream of the page before.
+            about: ("groups" or "services", name of one, or '' for all).
         """
         self._wanted_s = self._now()
         asked = self._wanted_answers(*about) if about is not None else None
@@ -262,7 +273,7 @@ class Viewing:
         return found
 
     async def _watch(self) -> None:
-        """Refresh the data each second while there are viewers. Without viewers, drop it after a while."""
+        """Refresh the data each second while there are viewers. Without viewers, drop the data after ``FORGOTTEN_S``."""
         while self.viewers or self._now() - self._wanted_s < FORGOTTEN_S:
             await asyncio.sleep(EVERY_S - self._wall() % EVERY_S + 0.1)  # nodes sample at the full second
             if self.viewers:
@@ -288,11 +299,11 @@ class Viewing:
             await asyncio.gather(*map(self._ask_history, [*after, *nodes[: len(nodes) - len(after)]][:MOST_KEPT]))
 
     def copied_history(self, node: str) -> History | None:
-        """Return the copied history of another node, or None."""
+        """Return the copy of another node's history. None: there is no copy."""
         return self._histories.get(node)
 
     async def wait_for_refresh(self) -> None:
-        """Wait until the data has been refreshed."""
+        """Wait until the data for the viewers has been requested again from the nodes."""
         await self._looked.wait()
 
     async def _look(self) -> None:
@@ -324,7 +335,7 @@ class Viewing:
         looked.set()
 
     async def _ask(self, node: str, asked: dict[str, Any]) -> Any:
-        """Ask a node and return the content of its answer. None: the node does not answer."""
+        """Send the question ``asked`` to a node and return the content of its answer. None: the node does not answer."""
         with suppress(LiftError):
             kind = next(iter(asked))
             return (await self._asker.ask(node, json.dumps(asked).encode(), TIMEOUT_S)).get(kind)
@@ -350,7 +361,10 @@ class Viewing:
                 after[step] = rows.first + (rows.count - 1) * step
 
     async def _ask_kept(self, node: str, answering: list[str]) -> None:
-        """Copy the history of a silent node from other nodes, if this node has no copy."""
+        """If this node has no copy of the history of ``node``, which does not answer, get one from other nodes.
+
+        ``answering``: nodes that answer now.
+        """
         now_s = self._now()
         if node in self._histories or now_s < self._ask_kept_s.get(node, now_s):
             return
@@ -416,7 +430,10 @@ class Viewing:
         self.events_told = bool(self.events)
 
     async def _ask_node_events(self, answering: list[str]) -> None:
-        """Add the events that the nodes have seen by themselves, in order."""
+        """Request the events that the nodes have seen by themselves, and add them to the cluster events in order of time.
+
+        ``answering``: nodes that answer now.
+        """
         since_ns = int(self._wall() - EVENTS_BACK_S) * NS_PER_S
 
         async def ask(node: str) -> list[dict[str, Any]]:
@@ -433,17 +450,17 @@ class Viewing:
 
     # ---- what there is -----------------------------------------------------------------------------------------------------
     def cluster(self, streams_after: tuple[int, str] = (-1, "")) -> dict[str, Any]:
-        """Return the data of the cluster page."""
+        """Return the data of the cluster page. ``streams_after``: last stream of the page of streams before."""
         known = self._streams.get(streams_after)
         return self._object({"streams": (known and known.said) or {"rows": [], "after": None, "count": None}})
 
     def node(self, node: str, after: Place = FIRST) -> dict[str, Any]:
-        """Return the data of a node's page. ``partitions``: the last reported ones."""
+        """Return the data of a node's page. ``after``: last partition of the page of partitions before."""
         row = next((node_row(one) for one in self._watching.model().rows if one.node == node), None)
         return self._object({"node": row, "partitions": self._find_list("", node, after).page_rows()})
 
     def stream(self, stream: str, after: Place = FIRST) -> dict[str, Any]:
-        """Return the data of a stream's page."""
+        """Return the data of a stream's page. ``after``: last partition of the page of partitions before."""
         shown = self._find_list(stream, "", after).page_rows()
         rates = [row["records_in_s"] for row in shown["rows"] if row["records_in_s"] is not None]
         problems = sum(1 for row in shown["rows"] if row["problem"])
@@ -460,12 +477,12 @@ class Viewing:
         return self._object({"stream": facts, "settings": settings, "partitions": shown})
 
     def groups(self, group: str = "") -> dict[str, Any]:
-        """Return the data of the page of groups, or of one group."""
+        """Return the data of the page that lists the groups, or of the page of one ``group``."""
         said = self._wanted_answers("groups", group).said
         return self._object(shown_group(said) if group else shown_groups(said))
 
     def services(self, service: str = "") -> dict[str, Any]:
-        """Return the data of the page of services, or of one service."""
+        """Return the data of the page that lists the services, or of the page of one ``service``."""
         said = self._wanted_answers("services", service).said
         return self._object(shown_service(said) if service else shown_services(said))
 
@@ -497,9 +514,10 @@ class Viewing:
         )
 
     async def recent_events(self, **only: str) -> dict[str, Any]:
-        """Return at most ``MOST_ROWS`` events, newest first.
+        """Return the data of the events page: at most ``MOST_ROWS`` events, newest first.
 
         Events in the memory of a controller come first. Older events come from the stream of events, if there is one.
+        ``only``: query of the request, such as ``kind`` or ``before``.
         """
         since_ns, until_ns = (round(float(only.get(name) or 0) * NS_PER_S) for name in ("since", "until"))
         before = place_before(only.get("before", ""))
@@ -527,7 +545,10 @@ class Viewing:
         return self._object({**page, "older": older})
 
     async def _stored_events(self, behind: dict[str, Any], limit: int) -> dict[str, Any] | None:
-        """Return events from the stream of events, or None if there is no stream or no node answers."""
+        """Request at most ``limit`` events from the stream of events. None: there is no stream, or no node answers.
+
+        ``behind``: place and filters of the wanted events.
+        """
         if limit < 1:
             return {"events": [], "more": True, "last": None}
         known = [node for node, one in self._glances.items() if one is not None]
@@ -554,7 +575,10 @@ class Viewing:
         return {"seq": self.seq, "time_ms": round(self._wall() * 1000), "cluster": cluster, "page": page}
 
     def history(self, step: int, node: str = "", after: int = 0) -> HistoryRows:
-        """Return the whole known history of the cluster, or of ``node`` if it is not ''."""
+        """Return the known history of the cluster, or of ``node`` if it is not ''.
+
+        ``step``: seconds per row. ``after``: wall clock in s that all rows must be after.
+        """
         known = [one for name, one in self._histories.items() if not node or name == node]
         rows = of_cluster(known, step, after)
         return rows if node else with_gaps(rows, self._unknown())
@@ -576,9 +600,10 @@ class Viewing:
         return found
 
     def timeline(self, step: int, after: int = 0) -> dict[str, Any]:
-        """Return the leaderships of each node over time, and the marks.
+        """Return the number of partitions that each node led over time, and the marks of events, for the timeline.
 
-        Each item is (first second, partitions...). None is a gap. ``nodes``: all rows, in order.
+        ``step``: seconds per value. ``after``: wall clock in s that all values must be after. ``led``: the values of each node,
+        None where nothing is known. ``nodes``: rows of the timeline, in order.
         """
         led = {}
         for node in sorted(self._histories):
@@ -593,14 +618,14 @@ class Viewing:
         return {"step": step, "nodes": nodes, "led": led, "marks": [list(mark) for mark in found]}
 
     def live(self, shown: dict[str, Any], node: str = "") -> dict[str, Any]:
-        """Return the data of a page together with the new values for the plots."""
+        """Return ``shown``, the data of a page, together with the new values for its plots. ``node``: node of the plots, '' for all."""
         second = int(self._wall())
         tail = self.history(SECONDS, node, second - _TAIL_S).as_object()
         return {**shown, "tail": tail, "timeline": self.timeline(SECONDS, second - _MARKS_TAIL_S)}
 
 
 def _is_event(said: Any) -> bool:
-    """Return whether ``said`` is a valid event."""
+    """Return whether ``said``, an answer of another node, has the form of a cluster event."""
     return isinstance(said, dict) and all(is_count(said.get(name)) for name in ("time_ns", "index", "number"))
 
 
@@ -609,7 +634,7 @@ def _place(event: dict[str, Any]) -> tuple[int, ...]:
 
 
 def place_before(text: str) -> tuple[int, ...]:
-    """Return the place in the query ``?before=``. '' means after all events.
+    """Return the place that ``text``, the value of the query parameter ``?before=``, names. '' means after all events.
 
     The form is ``index.number``, or ``index.number.offset`` with an offset in the stream of events. Raises ValueError.
     """

@@ -64,14 +64,14 @@ MOST_ENDED = 16
 
 
 class BoundedLabels:
-    """Label values in order of appearance, at most ``most``. Later values share one label."""
+    """Limits the number of values of metric labels. Each metric has at most ``most`` values, and later ones share one label."""
 
     def __init__(self, most: int = MOST_VALUES) -> None:
         self._most = most
         self._given: dict[str, set[str]] = {}
 
     def of(self, metric: str, value: str) -> str:
-        """Return the label for ``value``, or that for others beyond the limit."""
+        """Return the label for ``value`` in ``metric``: the value itself, or the common label if there are too many values."""
         given = self._given.setdefault(metric, set())
         if value not in given:
             if len(given) >= self._most:
@@ -81,13 +81,13 @@ class BoundedLabels:
 
 
 class ResumingCount:
-    """A counter that continues after its source has restarted from 0."""
+    """Counter that never falls, although its source counts from 0 again after a restart."""
 
     def __init__(self) -> None:
         self._before = self._last = 0.0
 
     def of(self, count: float) -> float:
-        """Return the total after its source reported ``count``. The source may have restarted from 0."""
+        """Return the total of the counter when its source has counted to ``count`` since its last restart."""
         if count < self._last:
             self._before += self._last
         self._last = count
@@ -95,7 +95,7 @@ class ResumingCount:
 
 
 class Figures:
-    """Metric values of a node: metric -> label values -> value.
+    """Metric values of a node, by metric and labels.
 
     If there is a label ``stream``, it is the last one. ``pids``: ids of the node's processes.
     """
@@ -109,12 +109,12 @@ class Figures:
         """Ended replicated services with the reason, as text, at most ``MOST_ENDED``."""
 
     def put(self, name: str, value: float, *labels: str) -> None:
-        """Add a value. Values with equal labels are added up."""
+        """Add ``value`` to the metric ``name`` with these labels. Values with equal labels are added up."""
         row = self.numbers.setdefault(name, {})
         row[labels] = row.get(labels, 0) + value
 
     def each(self, name: str, values: Iterable[tuple[str, float]]) -> None:
-        """Add one value for each label value. The number of label values is limited."""
+        """Add the ``values`` (label value, number) to the metric ``name``. Label values beyond the limit share one label."""
         self.numbers.setdefault(name, {})
         for value, figure in values:
             self.put(name, figure, self._bounded.of(name, value.lower().replace(" ", "_")))
@@ -140,7 +140,7 @@ class NodeFigures:
         self._audit_dropped = ResumingCount()
 
     async def gather(self) -> Figures:
-        """Return all metric values of the node. Other work of the event loop runs every 2 ms."""
+        """Return all metric values of the node. Let other work of the event loop run every 2 ms."""
         found = Figures(self._bounded)
         await self._partitions(found)
         reporter = self._reporter
@@ -376,7 +376,7 @@ def disk_space(folder: Any) -> tuple[int, int]:
 
 
 def _coordinators(found: Figures, coordinators: list[dict[str, Any]]) -> None:
-    """Add the metrics of consumer groups.
+    """Add the metrics of consumer groups to ``found``. ``coordinators``: reports of the coordinators on this node.
 
     Only groups whose coordinator leads on this node count, so that sums over nodes are correct.
     """

@@ -14,13 +14,14 @@ ASKED = b'{"health": true}'
 
 
 class Health:
-    """Health of a node.
+    """Runs the health checks of a node.
 
     Args:
         signs: Returns the current state for the checks.
-        replicas: Replicas without learners, and whether each is in sync.
-        elsewhere: Reason why replicas in other processes of the node are not in sync. '': they are.
-        unknown_streams: Directories of streams that the cluster does not know. They do not make a node unhealthy.
+        replicas: Returns the replicas without learners, and whether each is in sync.
+        elsewhere: Returns the reason why replicas in other processes of the node are not in sync. '': they are.
+        unknown_streams: Returns the directories of streams that the cluster does not know. They do not make a node
+            unhealthy.
     """
 
     def __init__(
@@ -37,21 +38,21 @@ class Health:
         self._synced = Synced()
 
     def live(self) -> list[Check]:
-        """Return the checks that decide whether the process should keep running."""
+        """Run the checks whether this process should keep running. Return their results."""
         return live(self._signs())
 
     def ready(self) -> list[Check]:
-        """Return the checks that decide whether the node takes part in the cluster."""
+        """Run the checks whether the node takes part in the cluster. Return their results."""
         return ready(self._signs())
 
     def ready_checks(self) -> list[Check]:
-        """Return the ready checks, and whether all replicas have caught up since the start."""
+        """Run the ready checks, and the check whether all replicas were in sync at least once since the start. Return their results."""
         signs = self._signs()
         own = self._synced.look(self._replicas(), opened=signs.opened)
         return [*ready(signs), own if not own.ok else Check("synced", self._elsewhere())]
 
     def report(self) -> dict[str, Any]:
-        """Return all checks as JSON."""
+        """Return the results of all checks as a JSON object."""
         found = {"live": self.live(), "ready": self.ready(), "synced": self.ready_checks()[-1:]}
         says = {name: all(check.ok for check in checks) for name, checks in found.items()}
         says["synced"] = says["synced"] and says["ready"]
@@ -66,7 +67,7 @@ class LastHeard:
         self._at: float | None = None
 
     def now(self) -> None:
-        """Set the last contact to now."""
+        """Set the time of the last contact to the current time."""
         self._at = time.monotonic()
 
     @property

@@ -36,7 +36,7 @@ POLICY = (
 
 
 class Live(NamedTuple):
-    """HTTP answer without an end. It sends one server-sent event for each text."""
+    """HTTP answer without an end. Each item of ``events`` is sent to the browser as a server-sent event."""
 
     events: AsyncGenerator[bytes, None]
 
@@ -46,7 +46,11 @@ Respond = Callable[[bytes], "bytes | Awaitable[bytes | Live]"]
 
 
 def http(status: str, kind: str, body: bytes, *, kept_s: int = 0) -> bytes:
-    """Return an HTTP answer. ``kept_s``: how long the browser may cache it."""
+    """Return the bytes of an HTTP answer.
+
+    ``status``: code and text, such as "200 OK". ``kind``: content type. ``kept_s``: time in s for which the browser may cache
+    it.
+    """
     head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
     kept = f"max-age={kept_s}" if kept_s else "no-store"
     more = "Cross-Origin-Resource-Policy: same-origin\r\nReferrer-Policy: no-referrer\r\n"
@@ -55,7 +59,10 @@ def http(status: str, kind: str, body: bytes, *, kept_s: int = 0) -> bytes:
 
 
 def host_of(request: bytes) -> bytes:
-    """Return the host name in the request, without the port. A foreign site may have redirected the browser to this port."""
+    """Return the host name that the HTTP request names, without the port. b"": it names none or several.
+
+    A foreign site may have redirected the browser to this port. Its host name shows it.
+    """
     hosts = [line[5:].strip().lower() for line in request.split(b"\r\n")[1:] if line[:5].lower() == b"host:"]
     if len(hosts) != 1:
         return b""
@@ -64,7 +71,7 @@ def host_of(request: bytes) -> bytes:
 
 
 class Serving:
-    """HTTP server on one address. ``respond``: as ``Respond``. ``counters``: counters of the node."""
+    """HTTP server on one address. ``respond``: function that returns the answer to a request. ``counters``: counters of the node."""
 
     def __init__(self, respond: Respond, counters: Counter[str] | None = None) -> None:
         self._respond = respond
@@ -77,7 +84,7 @@ class Serving:
         """Connections without a complete request, oldest first."""
 
     async def open(self, host: str, port: int) -> int:
-        """Listen and return the port. Raises OSError if the port is in use."""
+        """Start to listen on ``host`` and ``port`` (0: any free port). Return the port. Raises OSError if the port is in use."""
         self._server = await asyncio.start_server(self._handle, host, port)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
@@ -121,7 +128,7 @@ class Serving:
         return True
 
     async def _answer(self, request: bytes) -> bytes | Live:
-        """Return the answer to a request. An unexpected error gives status 500."""
+        """Return the answer to an HTTP request. An unexpected error gives status 500."""
         answer: bytes | Live = http("500 Internal Server Error", TEXT, b"this request failed, the log says why\n")
 
         async def respond() -> None:
@@ -133,7 +140,7 @@ class Serving:
         return answer
 
     async def _go_on(self, live: Live, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send live data until the viewer disconnects."""
+        """Send the events of ``live`` to the viewer until they disconnect."""
         if self.live_count >= MOST_LIVE:
             writer.write(http("503 Service Unavailable", TEXT, b"so many watch already\n"))
             return
@@ -157,7 +164,7 @@ class Serving:
 
 
 async def _close_in_time(writer: asyncio.StreamWriter) -> None:
-    """Close a connection in limited time, even if the visitor does not read."""
+    """Close the connection ``writer`` in limited time, even if the browser does not read."""
     writer.close()
     try:
         await asyncio.wait_for(writer.wait_closed(), REQUEST_TIMEOUT_S)

@@ -18,7 +18,7 @@ IDLE_EVERY_S = 0.25
 
 
 class LoopWatch:
-    """Measures the delay of the event loop.
+    """Measures the delay of the event loop with a timer, and adds it to a histogram of ``instruments``.
 
     ``leader``: returns the id of the metadata leader, '' for none. ``look``: called at each measurement. It returns
     whether the node is idle.
@@ -33,7 +33,6 @@ class LoopWatch:
         self._due = 0.0
 
     def start(self) -> None:
-        """Start the measurement."""
         self._wait(asyncio.get_running_loop(), EVERY_S)
 
     def _wait(self, loop: asyncio.AbstractEventLoop, every_s: float) -> None:

@@ -14,7 +14,7 @@ COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
 
 class Row(NamedTuple):
-    """One metric of the table.
+    """One metric in the table of all metrics of a node.
 
     ``labels``: names of its labels in order. ``by_stream``: True if the metric can also have the label ``stream``.
     """

@@ -37,13 +37,13 @@ MOST_PARTITIONS = MOST_SERIES_OF_A_STREAM // len(OF_A_PARTITION)
 
 
 class _Shown(Collector):
-    """Collector with given metric families, for prometheus_client."""
+    """Passes the given metric families to prometheus_client."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metric families."""
+        """Yield all metric families that were given."""
         yield from self._families
 
 
@@ -52,13 +52,16 @@ _OF_ALL = {"process_start_time_seconds": min, "process_max_fds": min}
 
 
 class _Processes(Collector):
-    """Collector of the Prometheus process metrics of all processes of this node. ``pids``: ids of the processes."""
+    """Passes the Prometheus process metrics of all processes of this node to prometheus_client, summed over the processes.
+
+    ``pids``: ids of the processes.
+    """
 
     def __init__(self, pids: Sequence[int]) -> None:
         self._each = [ProcessCollector(registry=None, pid=partial(int, pid)) for pid in pids]
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the sum over the processes. A process that has just ended is left out."""
+        """Yield the process metrics, each as the sum over the processes. A process that has just ended is left out."""
         found: dict[str, Metric] = {}
         for collector in self._each:
             for family in collector.collect():
@@ -73,7 +76,7 @@ class _Processes(Collector):
 
 
 def text_of(families: list[Metric], pids: Sequence[int] = ()) -> bytes:
-    """Return the metrics as text for Prometheus. ``pids``: processes whose process metrics are summed."""
+    """Return the metrics ``families`` as text for Prometheus. ``pids``: processes whose process metrics are added."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Shown(families))
     if pids:
@@ -82,7 +85,10 @@ def text_of(families: list[Metric], pids: Sequence[int] = ()) -> bytes:
 
 
 def families(found: Figures) -> list[Metric]:
-    """Return one metric family for each row of the table. Raises KeyError for a row without values."""
+    """Return the values in ``found`` as Prometheus metrics, one for each row of the table.
+
+    Raises KeyError for a row without values.
+    """
     return [
         _histograms(name, row, found) if row.kind == HISTOGRAM else _numbers(name, row, found) for name, row in TABLE.items()
     ]
@@ -121,12 +127,15 @@ def _number(bound: float) -> str:
 
 
 def exposition(found: Figures) -> bytes:
-    """Return the text of ``/metrics``."""
+    """Return the text of ``/metrics`` with the values in ``found``."""
     return text_of(families(found), found.pids)
 
 
 def by_partition(partitions: list[dict[str, Any]]) -> bytes:
-    """Return the text of ``/metrics/partitions``: one series per partition, up to ``MOST_SERIES_OF_A_STREAM``."""
+    """Return the text of ``/metrics/partitions``: one series per partition, up to ``MOST_SERIES_OF_A_STREAM``.
+
+    ``partitions``: reports of the partitions of one stream.
+    """
     shown = partitions[:MOST_PARTITIONS]
     made = []
     for name, (kind, field, text) in OF_A_PARTITION.items():

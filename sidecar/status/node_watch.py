@@ -31,7 +31,7 @@ Parts = Mapping[str, Any]
 
 
 def watched_parts(reporter: Reporter) -> dict[str, Any]:
-    """Return the damage and the services with problems of this process, as JSON."""
+    """Return the damaged replicas, and the blocked or diverged services of this process, as a JSON object."""
     here = reporter.partitions.counts.here
     damage: list[list[Any]] = []
     blocked: list[list[Any]] = []
@@ -54,12 +54,12 @@ def _json_key(key: PartitionKey) -> list[Any]:
 
 
 class NodeWatcher:
-    """Takes samples of a node while it runs.
+    """Takes a sample of a node's state each second, from which events are made.
 
     Args:
         events: Receiver of the events.
         reporter: State of the node.
-        others: Function that returns the parts of the other processes of the node.
+        others: Function that returns the damage and the services with problems in the other processes of the node.
     """
 
     def __init__(self, events: NodeEvents, reporter: Reporter, others: Callable[[], Iterable[Parts]] = tuple) -> None:
@@ -71,13 +71,13 @@ class NodeWatcher:
         self._is_disk_low = False
 
     async def run(self) -> None:
-        """Take samples until the call is canceled."""
+        """Take a sample of the node's state each second, until the call is canceled."""
         while True:
             self.sample(time.monotonic())
             await asyncio.sleep(EVERY_S)
 
     def sample(self, now_s: float) -> None:
-        """Take one sample. ``now_s``: monotonic time, in seconds."""
+        """Take a sample of the node's state, and make events from its changes. ``now_s``: monotonic time, in seconds."""
         reporter = self._reporter
         if self._count % SELDOM == 0:
             self._parts = [watched_parts(reporter), *self._others()]
@@ -114,7 +114,7 @@ class NodeWatcher:
         return "" if leader == self._reporter.node_id else leader
 
     def _new_groups(self) -> Mapping[str, tuple[int, float]] | None:
-        """Return the lags of the groups, or None if they are those of the last sample."""
+        """Return (lag in records, lag in seconds) of each consumer group. None: they were not measured since the last sample."""
         lags = self._reporter.lags_by_group()
         if lags is self._seen_lags:
             return None

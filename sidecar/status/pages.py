@@ -105,7 +105,7 @@ PLOTS = (
 
 
 def cluster_page(shown: dict[str, Any]) -> str:
-    """Return the page ``/``."""
+    """Return the HTML page ``/`` with the cluster. ``shown``: data of the page."""
     body = (
         f"{_at_a_glance(shown)}{_timeline()}{_plots('')}"
         f"{_section('Nodes', _table('nodes', 'cluster.rows', NODE_COLUMNS, shown))}"
@@ -115,7 +115,7 @@ def cluster_page(shown: dict[str, Any]) -> str:
 
 
 def node_page(shown: dict[str, Any], node: str) -> str:
-    """Return the page ``/node/<id>``."""
+    """Return the HTML page ``/node/<id>``. ``shown``: data of the page."""
     facts = (
         ("state", "State", "text"), ("leads", "Leads", "int"), ("replicas", "Replicas", "int"), ("records_in_s", "Records in /s", "rate"),
         ("ack_p99_s", "Ack p99", "span"), ("lag_s", "Slowest replica", "span"), ("disk_free", "Disk free", "share"),
@@ -131,7 +131,7 @@ def node_page(shown: dict[str, Any], node: str) -> str:
 
 
 def stream_page(shown: dict[str, Any], stream: str, *, has_records: bool = False) -> str:
-    """Return the page ``/stream/<name>``. ``has_records``: True to add a link to its records."""
+    """Return the HTML page ``/stream/<name>``. ``shown``: data of the page. ``has_records``: True to add a link to its records."""
     records = f' <a class="aside" href="/records/{quote(stream, safe="")}">records</a>' if has_records else ""
     facts = (
         ("subject", "Subject", "text"), ("partitions", "Partitions", "int"), ("replicas", "Replicas", "int"),
@@ -149,14 +149,14 @@ def stream_page(shown: dict[str, Any], stream: str, *, has_records: bool = False
 
 
 def groups_page(shown: dict[str, Any]) -> str:
-    """Return the page ``/groups``."""
+    """Return the HTML page ``/groups`` that lists the consumer groups. ``shown``: data of the page."""
     title = "Groups, queues and cursors, problems first, then the largest lag"
     body = f"<h1>Groups</h1>{_section(title, _table('groups', 'page.rows', GROUP_COLUMNS, shown) + _not_all(shown))}"
     return _page("Groups", "groups", body, shown)
 
 
 def group_page(shown: dict[str, Any], group: str) -> str:
-    """Return the page ``/group/<name>``."""
+    """Return the HTML page ``/group/<name>``. ``shown``: data of the page."""
     facts = (
         ("members", "Members", "int"), ("lag_records", "Lag", "int"), ("lag_s", "Lag, time", "span"), ("in_flight", "Without ack", "int"),
         ("unknown", "Unknown ends", "int"), ("problem", "Problem", "text"), ("coordinator", "Coordinator", "text"),
@@ -172,13 +172,13 @@ def group_page(shown: dict[str, Any], group: str) -> str:
 
 
 def services_page(shown: dict[str, Any]) -> str:
-    """Return the page ``/services``."""
+    """Return the HTML page ``/services`` that lists the services. ``shown``: data of the page."""
     table = _table("services", "page.rows", SERVICE_COLUMNS, shown) + _not_all(shown)
     return _page("Services", "services", f"<h1>Services</h1>{_section('Problems first', table)}", shown)
 
 
 def service_page(shown: dict[str, Any], service: str) -> str:
-    """Return the page ``/service/<name>``."""
+    """Return the HTML page ``/service/<name>``. ``shown``: data of the page."""
     facts = (
         ("instances", "Instances", "int"), ("leaders", "Leaders", "int"), ("blocked", "Blocked", "int"), ("gone", "Gone", "int"),
         ("lag", "Largest lag", "int"), ("output_backlog", "Outputs waiting", "int"),
@@ -192,7 +192,7 @@ def service_page(shown: dict[str, Any], service: str) -> str:
 
 
 def records_page(shown: dict[str, Any], query: RecordsQuery) -> str:
-    """Return the page ``/records/<stream>``."""
+    """Return the HTML page ``/records/<stream>``. ``shown``: data of the page. ``query``: records that the viewer requested."""
     fields = "".join(
         f'<label>{title} <input name="{name}" value="{html.escape(str(getattr(query, name)))}" placeholder="{hint}"></label>'
         for name, title, hint in (
@@ -211,7 +211,7 @@ def records_page(shown: dict[str, Any], query: RecordsQuery) -> str:
 
 
 def search_page(shown: dict[str, Any]) -> str:
-    """Return the page ``/search?q=TEXT``."""
+    """Return the HTML page ``/search?q=TEXT``. ``shown``: data of the page."""
     page = shown["page"]
     tables = (("nodes", NODE_COLUMNS), ("streams", STREAM_COLUMNS), ("groups", GROUP_COLUMNS), ("services", SERVICE_COLUMNS))
     found = "".join(
@@ -222,7 +222,10 @@ def search_page(shown: dict[str, Any]) -> str:
 
 
 def events_page(shown: dict[str, Any], fields: Mapping[str, str]) -> str:
-    """Return the page ``/events`` with events of one kind or all. ``fields``: query of the request."""
+    """Return the HTML page ``/events`` with events of one kind or all.
+
+    ``shown``: data of the page. ``fields``: query of the request.
+    """
     page, kind = shown["page"], fields.get("kind", "")
     links = "".join(
         f'<a href="/events{f"?kind={one}" if one else ""}"{" aria-current=true" if one == kind else ""}>{one.replace("_", " ") or "all"}</a> '
@@ -249,7 +252,7 @@ def events_page(shown: dict[str, Any], fields: Mapping[str, str]) -> str:
 
 
 def event_row(group: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a table row for one event, or for several related events."""
+    """Return the table row of a group of related events, or of a single event."""
     event = group[0]
     moment = datetime.fromtimestamp(event["time_ns"] / 1e9, UTC)
     place = f"{event.get('index')}.{event.get('number')}"
@@ -330,7 +333,7 @@ def _at_a_glance(shown: dict[str, Any]) -> str:
 
 
 def _event_link(reason: Mapping[str, Any]) -> str:
-    """Return a link to the newest events about a problem. '': there are none."""
+    """Return an HTML link to the newest events about the problem ``reason``. '': there are no such events."""
     events = reason["events"]
     return f' <a href="/events?kind={quote(events[0])}">events</a>' if events else ""
 
@@ -423,7 +426,7 @@ def names() -> frozenset[str]:
 
 
 def runbook(name: str) -> str:
-    """Return the page of a runbook. ``name``: one of ``names()``."""
+    """Return a runbook as HTML page. ``name``: one of ``names()``."""
     body = as_html(_FOLDER.joinpath(f"{name}.md").read_text(encoding="utf-8"))
     links = "".join(f'<a href="{where}">{text}</a>' for where, text in _NAVIGATION)
     return (
@@ -435,7 +438,7 @@ def runbook(name: str) -> str:
 
 
 def as_html(text: str) -> str:
-    """Render the Markdown subset of the runbooks. Everything else is plain text."""
+    """Return ``text``, in the Markdown subset of the runbooks, as HTML. Everything else becomes plain text."""
     made: list[str] = []
     for block in re.split(r"\n\s*\n(?=\S)", text.strip()):
         if block.startswith("```"):
@@ -481,13 +484,13 @@ Fields = Mapping[str, str]
 
 @cache
 def static() -> dict[str, bytes]:
-    """Return all static files by name."""
+    """Return the content of all static files (scripts and styles), by file name."""
     folder = files("sidecar.status").joinpath("static")
     return {one.name: one.read_bytes() for one in folder.iterdir() if one.is_file() and one.name.rpartition(".")[2] in _KINDS}
 
 
 class Site:
-    """Pages of the status port. ``viewing``: data of the cluster.
+    """Answers the HTTP requests for the pages of the status port. ``viewing``: data of the cluster.
 
     ``records``: reads records for ``/records/<stream>``. None: there is no such page.
     """
@@ -499,7 +502,7 @@ class Site:
         """Query -> (second, data of a live page). It is shared by viewers of the same page."""
 
     def respond(self, path: str, query: bytes) -> Awaitable[bytes | Live] | bytes | None:
-        """Return the answer to a GET request, or None if there is no such page."""
+        """Return the answer to a GET request for ``path``, or None if there is no such page."""
         fields = dict(parse_qsl(query.decode("ascii", "replace"), keep_blank_values=True))
         if path.startswith("/static/"):
             return _static(path.removeprefix("/static/"))
@@ -528,7 +531,7 @@ class Site:
         return self._json(view) if as_json else self._page(view, name, fields)
 
     def _view(self, name: str, fields: Fields) -> Callable[[], Awaitable[dict[str, Any]]]:
-        """Return a function that builds the data of a page.
+        """Return a function that builds the data of the page ``name``. ``fields``: query of the request.
 
         Raise KeyError for an unknown page, ValueError or ConfigError for an invalid name.
         """
@@ -676,5 +679,5 @@ def _streams_after(fields: Fields) -> tuple[int, str]:
 
 
 def asked_place(text: str) -> object:
-    """Return the value of the query parameter ``?after=``, which is JSON. Raises ValueError."""
+    """Decode ``text``, the value of the query parameter ``?after=``, as JSON. Raises ValueError if it is invalid."""
     return load_json(text.encode())

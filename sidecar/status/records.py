@@ -42,7 +42,7 @@ class RecordsQuery:
     limit: int = 20
 
     def parsed_start(self) -> Start:
-        """Return the start for ``Client.consume``. Raises ConfigError."""
+        """Return the position at which ``Client.consume`` starts. Raises ConfigError if ``start`` is invalid."""
         return parse_start(self.start, datetime.now(UTC)) if self.start else ""
 
 
@@ -51,7 +51,7 @@ Report = Callable[[RecordsQuery], Awaitable[None]]
 
 
 def records_query(stream: str, fields: Mapping[str, str]) -> RecordsQuery:
-    """Return the query of a request. Raises ConfigError or ValueError."""
+    """Return the records that an HTTP request asks for. ``fields``: query of the request. Raises ConfigError or ValueError."""
     given = {name: fields.get(name, "").strip() for name in FIELDS}
     if any(len(text) > _MOST_SHOWN for text in given.values()):
         raise ValueError(f"A field has more than {_MOST_SHOWN} characters.")
@@ -80,16 +80,16 @@ def query_text(query: RecordsQuery) -> str:
 
 
 class RecordsBrowser:
-    """Reads records for the page through a client."""
+    """Reads records for the page ``/records/<stream>``, through a client with the permissions of its user."""
 
     def __init__(self, client: Client, report: Report) -> None:
         self._client = client
         self._report = report
 
     async def read(self, query: RecordsQuery) -> dict[str, Any]:
-        """Return rows for the page. Without a start, the newest record comes first.
+        """Return the data of the page: ``rows`` with the requested records, and ``note``.
 
-        ``note``: why there are fewer records than requested. '': there are not.
+        Without a start, the newest record comes first. ``note``: why there are fewer records than requested. '': there are not.
         """
         rows: list[dict[str, Any]] = []
         note, size_bytes = "", 0
@@ -127,7 +127,7 @@ class RecordsBrowser:
 
 
 def record_row(record: Record) -> dict[str, Any]:
-    """Return the fields of a record as texts for the page."""
+    """Return the row of a record for the page, each field as text."""
     moment = datetime.fromtimestamp(record.timestamp_ns / 1e9, UTC)
     headers = ", ".join(f"{name}: {readable(value)}" for name, value in record.headers)
     return {

@@ -96,7 +96,7 @@ class Reporter:
         return {**self.report(chosen), "more": len(behind) > len(chosen)}
 
     def report(self, only: list[PartitionWorker] | None = None) -> dict[str, Any]:
-        """Return the status of the node. ``only``: partitions to include."""
+        """Return the status of the node. ``only``: partitions to include. None: all partitions on the node."""
         now_ns = clock.now_ns()
         workers = self._partitions if only is None else only
         return {
@@ -134,44 +134,41 @@ class Reporter:
         return time.monotonic() - self._started
 
     def _controllers(self) -> dict[str, Any]:
-        """Return the controllers in the image. Without an image, return those in the settings."""
+        """Return the controllers of the metadata group in the image. Without an image, return those in the settings."""
         held, named = self._group.image.controllers, sorted(self._settings.controllers)
         voters = list(held.voters) if held.index else named
         shown = {"voters": voters, "learner": held.learner, "leaving": held.leaving, "index": held.index}
         return {**shown, "differ_from_settings": voters != named}
 
     def scrub(self) -> dict[str, Any]:
-        """Return the progress of the scrub, or {} if there is no scrub."""
+        """Return the progress of the scrub, which checks stored data for damage. {}: there is no scrub."""
         return self._scrub.report() if self._scrub is not None else {}
 
     def clock(self) -> dict[str, Any]:
-        """Return the difference of this wall clock from those of other nodes, and why it is not trusted.
-
-        '': it is trusted.
-        """
+        """Return the state of the wall clock: its difference from other nodes in s, and why it is not trusted ('': it is)."""
         if self._clocks is None:
             return {"skew_s": 0.0, "doubt": ""}
         trust = self._clocks.look()
         return {"skew_s": round(trust.skew_ns / 1e9, 3), "doubt": trust.why}
 
     def coordinators(self) -> list[dict[str, Any]]:
-        """Return the coordinators of groups on this node."""
+        """Return the state of each group coordinator on this node."""
         return self._coordinators.report() if self._coordinators is not None else []
 
     def group_lags(self) -> dict[str, GroupLag]:
-        """Return the lag of the groups that this node coordinates, by label."""
+        """Return the lag of the groups that this node coordinates, by metric label."""
         return self._coordinators.lags.of if self._coordinators is not None else {}
 
     def lags_by_group(self) -> dict[str, GroupLag]:
-        """Return the lag of the groups that this node coordinates, by name. Each measurement creates a new object."""
+        """Return the lag of each group that this node coordinates, by name. Each measurement creates a new dict."""
         return self._coordinators.lags.by_group if self._coordinators is not None else _NO_LAGS
 
     def group_rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row for each group that this node coordinates."""
+        """Yield a row for each group that this node coordinates, for the status page."""
         return self._coordinators.group_rows() if self._coordinators is not None else iter(())
 
     def group_rows_of(self, name: str) -> dict[str, list[dict[str, Any]]]:
-        """Return one group with its members and positions."""
+        """Return the row of one group, its members and its positions, for the status page."""
         found = self._coordinators.group_rows_of(name) if self._coordinators is not None else None
         return found if found is not None else {"rows": [], "members": [], "positions": []}
 
@@ -181,13 +178,13 @@ class Reporter:
         return self._settings.node_id
 
     def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
-        """Return the first ``count`` partitions of a stream on this node, in order."""
+        """Return the status of the first ``count`` partitions of a stream on this node, in order."""
         own = [worker for worker in self._partitions if worker.key.stream == stream]
         chosen = nsmallest(count, own, key=lambda worker: worker.key.partition)
         return [self._partition(worker, clock.now_ns()) for worker in chosen]
 
     def named_counters(self) -> dict[str, int]:
-        """Return all named counters. Names of metadata group counters start with ``metadata: ``."""
+        """Return all named counters of the node. Names of metadata group counters start with ``metadata: ``."""
         return {**self._counters, **{f"metadata: {kind}": n for kind, n in self._group.counters.items()}}
 
     def nats(self) -> dict[str, Any]:
@@ -204,7 +201,7 @@ class Reporter:
         }
 
     def _connections(self) -> dict[str, dict[str, Any]]:
-        """Return the values of each connection. The ingest connection also has its unparsed bytes."""
+        """Return the statistics of each NATS connection, by its name. The ingest connection also has those of its buffers."""
         found = {link.name: _connection(link) for link in self._links.all()}
         inflow = self._links.ingest
         found[inflow.name] |= {
@@ -268,7 +265,7 @@ class Reporter:
 
 
 def _derived_state_memory(node: NodeDerived) -> dict[str, Any]:
-    """Return the memory use of derived state by kind, and the rejections for lack of room."""
+    """Return the memory use of state that is derived from logs, by kind, and the rejections for lack of memory."""
     return {
         "bound_bytes": node.bound_bytes,
         "size_bytes": node.size_bytes,
@@ -287,7 +284,7 @@ def _connection(link: BusConnection) -> dict[str, Any]:
 
 
 def _copies(pace: CatchupThrottle) -> dict[str, Any]:
-    """Return totals over all learners on this node since the start."""
+    """Return totals of the copied bytes and the waits of all learners on this node since the start."""
     return {
         "bytes_per_second": pace.bytes_per_second,
         "copied_bytes": pace.copied_bytes,

@@ -35,7 +35,7 @@ _COUNTED = ("counts", "acks", "flushes", "loop_lag")
 
 
 class _Sampled(NamedTuple):
-    """Values of counters at one moment."""
+    """Values of a node's counters at one moment. ``at_s``: monotonic time. ``second``: wall clock in s."""
 
     at_s: float
     second: int
@@ -46,7 +46,7 @@ class _Sampled(NamedTuple):
     loop_lag: tuple[int, ...]
 
     def sum_with(self, said: Said) -> _Sampled:
-        """Return the sum with the counters of another process."""
+        """Return these counters plus those of another process. ``said``: sample of the other process."""
         counts, acks, flushes, loop_lag = (tuple(map(add, getattr(self, name), said[name])) for name in _COUNTED)
         return self._replace(counts=counts, acks=acks, flushes=flushes, loop_lag=loop_lag)
 
@@ -56,10 +56,10 @@ Said = dict[str, Any]
 
 
 class Sampler:
-    """Samples the history of a node.
+    """Samples the counters of a node each second, and adds the changes to its history.
 
-    ``wall``: returns the wall clock in seconds. ``others``: samples of other processes. ``tell``: called with own
-    samples.
+    ``wall``: returns the wall clock in seconds. ``others``: returns samples of other processes. ``tell``: called with the
+    samples of this process.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Sampler:
         """Duration of the last sample with all its slices, in seconds."""
 
     def start(self) -> None:
-        """Start to take samples."""
+        """Start to take samples on the running event loop."""
         self.on(asyncio.get_running_loop())
 
     def on(self, loop: Any) -> None:
@@ -117,7 +117,7 @@ class Sampler:
         self._wait()
 
     def sample(self) -> Iterator[None]:
-        """Take one sample. It yields wherever other work may run."""
+        """Sample the node's counters once and add a row to its history. Each ``yield`` is a point where other work may run."""
         at_s, second, it = self._now(), int(self._wall()), self._reporter.instruments
         look = _Showing(self._reporter)
         yield from look.all()
@@ -135,7 +135,7 @@ class Sampler:
 
 
 class _Showing:
-    """Sums over all partitions at the time of a sample."""
+    """Sums of the values of all partitions of a node, at the time of a sample."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._partitions = reporter.partitions
@@ -146,12 +146,12 @@ class _Showing:
         """Partitions led here: with all replicas in sync, with fewer, with fewer than min_isr."""
 
     def add_process(self, said: Said) -> None:
-        """Add the values of another process."""
+        """Add the sums of another process. ``said``: its sample."""
         self.lag_ns = max(self.lag_ns, said["lag_ns"])
         self.isr = list(map(add, self.isr, said["isr"]))
 
     def all(self) -> Iterator[None]:
-        """Read the values of all partitions, some at a time."""
+        """Compute the sums over all partitions of this process. Each ``yield`` is a point where other work may run."""
         partitions = self._partitions.counts
         here = partitions.here
         yield from here.look()

@@ -92,29 +92,32 @@ _THERE = (
 
 
 class Whole(Protocol):
-    """Interface to the status of a node with several processes."""
+    """Interface to the status of a node that consists of several processes."""
 
     async def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
-        """Return a page of partitions, as ``Reporter.page`` does."""
+        """Return the status of the node with a page of its partitions, as ``Reporter.page`` does."""
 
     async def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
-        """Return the partitions of a stream, as ``Reporter.of_stream`` does."""
+        """Return the status of partitions of a stream on this node, as ``Reporter.of_stream`` does."""
 
     async def add(self, found: Figures) -> None:
         """Add the metric values of the other processes to ``found``."""
 
     async def rows(self, kind: str, own: dict[str, Any], said: Any) -> dict[str, Any]:
-        """Combine the answer of this process about partitions, groups or services with those of the other processes."""
+        """Combine the answers of all processes to a question for partitions, groups or services.
+
+        ``kind``: which of them. ``own``: answer of this process. ``said``: content of the question.
+        """
 
     def last_samples(self) -> list[Said]:
-        """Return the last samples of the other processes."""
+        """Return the newest sample of the counters of each other process."""
 
     def watched(self) -> list[Parts]:
-        """Return the damage and the blocked services of the other processes."""
+        """Return the damaged replicas and the services with problems in the other processes."""
 
 
 class StatusDesk:
-    """Answers status requests to a node. ``reporter`` may be set after the start."""
+    """Answers status requests to a node, over NATS and HTTP. ``reporter`` may be set after the start."""
 
     def __init__(self, settings: NodeSettings, counters: Counter[str] | None = None) -> None:
         self._settings = settings
@@ -176,7 +179,7 @@ class StatusDesk:
             ) from None
 
     def listen(self, bus: BusConnection, subjects: Subjects, inboxes: Sequence[InboxRule]) -> None:
-        """Answer status requests of applications and nodes over NATS.
+        """Subscribe to the status requests of applications and nodes over NATS, and answer them.
 
         Send answers only to reply subjects below one of ``inboxes``.
         """
@@ -199,7 +202,7 @@ class StatusDesk:
         send_answer(self._bus, self._inboxes, self._counters, reply, (answer,))
 
     def _most_bytes(self) -> int:
-        """Return the maximum size of an answer, by the NATS server's max_payload."""
+        """Return the maximum size of an answer in bytes, by the NATS server's max_payload."""
         return self._bus.max_payload if self._bus is not None else 1 << 20
 
     def _reject(self, reply: bytes, error: Exception) -> None:
@@ -242,7 +245,7 @@ class StatusDesk:
         self._answer(reply, json.dumps(said).encode())
 
     def node_events_answer(self, payload: bytes) -> dict[str, Any] | None:
-        """Return the events of this node for an operator, or None if the request is another one."""
+        """If ``payload`` requests the events of this node, return the answer. None: the request is another one."""
         try:
             asked = load_json(payload)["node_events"]
             after, since_ns = whole_number(asked["after"], -1, 1 << 62), whole_number(asked["since_ns"], 0, 1 << 62)
@@ -251,7 +254,10 @@ class StatusDesk:
         return {"node_events": self.events.after(after, since_ns, MOST_NODE_EVENTS)}
 
     def records_read_answer(self, payload: bytes) -> dict[str, Any] | None:
-        """Store the audit event that a person has read records, and return the answer. None: the request is another one."""
+        """If ``payload`` reports that a person has read records, store this as audit event and return the answer.
+
+        None: the request is another one.
+        """
         try:
             asked = load_json(payload)["records_read"]
             stream = check_name(str(asked["stream"]), "stream")
@@ -264,7 +270,7 @@ class StatusDesk:
         return {"noted": True}
 
     async def _remove_data(self, payload: bytes) -> dict[str, Any]:
-        """Remove the named directories of streams that the cluster does not know."""
+        """Remove the directories that ``payload`` names, of streams that the cluster does not know. Return the answer."""
         try:
             names = load_json(payload)["remove_data"]
         except (ValueError, TypeError, KeyError):
@@ -280,7 +286,7 @@ class StatusDesk:
         return await self.unknown.remove(names)
 
     def begin_history(self) -> None:
-        """Start to sample the node each second."""
+        """Start to sample the node each second for its history and its events."""
         assert self.reporter is not None
         whole = self.whole
         self._sampler = Sampler(self.history, self.reporter, others=whole.last_samples if whole is not None else tuple)
@@ -319,7 +325,7 @@ class StatusDesk:
         return http("200 OK", TEXT, by_partition(rows) if wanted else b"")
 
     async def answer(self, asked: bytes) -> bytes:
-        """Return the answer to a status request, or b'' if there is none yet."""
+        """Return the answer to the status request ``asked``, or b'' if there is none yet."""
         if asked == GLANCE_ASKED and self.reporter is not None:
             made: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
             self._glances.ask(lambda answer: None if made.done() else made.set_result(answer))
@@ -332,12 +338,18 @@ class StatusDesk:
         return glance_at(await self._gather(self.reporter), self.reporter, watch).encode()
 
     async def _metrics(self, reporter: Reporter, wanted: bool) -> bytes:
-        """Return the metrics. They are gathered in slices and formatted in a thread, so that the loop is not blocked."""
+        """Return the HTTP answer to ``/metrics``. ``wanted``: True to include the body.
+
+        Values are gathered in slices, and formatted in a thread, so that the event loop is not blocked.
+        """
         found = await self._gather(reporter)
         return http("200 OK", TEXT, await asyncio.to_thread(exposition, found) if wanted else b"")
 
     def _healthy(self, path: bytes, query: bytes) -> bytes:
-        """Return 200 or 503, with a line for each check if ``?verbose`` is given or a check fails."""
+        """Return the HTTP answer to ``/livez`` or ``/readyz``: status 200 if all checks pass, otherwise 503.
+
+        The body has a line for each check if ``?verbose`` is given or a check fails.
+        """
         assert self.health is not None
         asked = dict(parse_qsl(query.decode("ascii", "replace"), keep_blank_values=True))
         synced = path == b"/readyz" and "synced" in asked
@@ -367,7 +379,7 @@ class StatusDesk:
         return found if found is not None else http("404 Not Found", TEXT, _THERE)
 
     def _own(self, path: bytes, query: bytes, wanted: bool) -> bytes | Awaitable[bytes]:
-        """Return the answer to an HTTP request for the status of this node. ``wanted``: True to include the body."""
+        """Return the answer to an HTTP request for the status or the metrics of this node. ``wanted``: True to include the body."""
         part = _part(query)
         if part is None:
             text = f"?count=1 to {MOST_ON_A_PAGE} and &after=STREAM/PARTITION, as they are or left out\n"
@@ -384,7 +396,10 @@ class StatusDesk:
         return http("200 OK", TEXT, quote if wanted else b"")
 
     def answer_probe(self, request: bytes) -> bytes | Awaitable[bytes | Live]:
-        """Answer at ``probe_listen`` for any host name: health and metrics, for a kubelet or Prometheus."""
+        """Return the answer to an HTTP request at ``probe_listen``: health and metrics, for a kubelet or Prometheus.
+
+        Requests with any host name are allowed.
+        """
         words = request.split(b"\r\n", 1)[0].split()
         path, _, query = words[1].partition(b"?") if len(words) == 3 else (b"", b"", b"")
         if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
@@ -396,7 +411,7 @@ class StatusDesk:
         return self._own(path, b"", words[0] == b"GET")
 
     async def close(self) -> None:
-        """Close the status port."""
+        """Stop listening on the status ports, and end the tasks of the status."""
         await end_tasks([self._keeping, self._watching])
         await self.probes.close()
         if self._sampler is not None:
@@ -414,7 +429,7 @@ class NodeAsker:
         self._desk = desk
 
     async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
-        """Return the answer of a node. Raises LiftError."""
+        """Send the question ``asked`` to a node, and return its answer as decoded JSON. Raises LiftError."""
         if node == self._own:
             return object_of(node, await self._desk.answer(asked))
         try:
@@ -424,13 +439,16 @@ class NodeAsker:
         return object_of(node, answer.data)
 
     async def node_ids(self) -> list[str]:
-        """Return all nodes in the image of this node."""
+        """Return the ids of all nodes that the image of this node has."""
         reporter = self._desk.reporter
         return sorted(reporter.group.image.nodes) if reporter is not None else []
 
 
 def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:
-    """Return a page of the list of partitions that fits into one message and takes a few milliseconds."""
+    """Return the status of the node as JSON, with as many partitions as fit into ``limit_bytes``.
+
+    ``payload``: the request, which may name the partition after which the list begins.
+    """
     after = _asked_after(payload)
     count = PAGE_PARTITIONS
     while True:
@@ -441,14 +459,17 @@ def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:
 
 
 def _within(page: dict[str, Any], limit_bytes: int) -> bytes:
-    """Return the page as JSON with as many partitions as fit into one message."""
+    """Return ``page``, the status with a page of partitions, as JSON of at most ``limit_bytes``. Partitions beyond are left out."""
     while len(body := json.dumps(page).encode()) > limit_bytes and page["partitions"]:
         page = {**page, "partitions": page["partitions"][: len(page["partitions"]) // 2], "more": True}
     return body
 
 
 def _asked_after(payload: bytes) -> tuple[str, int]:
-    """Return the place in ``{"after": [stream, partition]}``, or the start for any other payload."""
+    """Return the (stream, partition) after which a list of partitions begins, from the request ``{"after": [stream, partition]}``.
+
+    Any other payload is a request for the start of the list.
+    """
     with contextlib.suppress(ValueError, TypeError, KeyError):
         stream, partition = load_json(payload)["after"]
         return str(stream), whole_number(partition, -1, 1 << 31)
@@ -464,7 +485,10 @@ async def _nothing_to_reload() -> dict[str, Any]:
 
 
 def _change_level(payload: bytes, tell: Callable[[str, float], None]) -> dict[str, Any]:
-    """Apply ``{"level": "debug", "for_s": 300}`` and return the answer."""
+    """Change the log level for a time, as ``payload`` (``{"level": "debug", "for_s": 300}``) requests. Return the answer.
+
+    ``tell``: function that passes the change to the other processes.
+    """
     try:
         asked = load_json(payload)
         level, for_s = asked["level"], float(asked["for_s"])
@@ -482,7 +506,10 @@ _Part = tuple[tuple[str, int], int]
 
 
 def _part(query: bytes) -> _Part | None:
-    """Return the part of the list that a query requests. None: the query is invalid."""
+    """Return the part of the list of partitions that an HTTP query requests: (place before the first one, number).
+
+    None: the query is invalid.
+    """
     fields = dict(parse_qsl(query.decode("ascii", "replace")))
     stream, slash, partition = fields.get("after", "/-1").rpartition("/")
     count = fields.get("count", str(PAGE_PARTITIONS))
@@ -509,7 +536,7 @@ MOST_WAITING = 64
 
 
 def _seen(watch: NodeWatch) -> dict[str, Any]:
-    """Return the fields of the summary that the node has observed itself."""
+    """Return the fields of the node's summary that come from its own observations, such as damaged files."""
     repaired = watch.events.recent("damage_repaired", SHOWN_S)
     return {
         "leaderless_since": watch.leaderless_since,
@@ -521,7 +548,10 @@ def _seen(watch: NodeWatch) -> dict[str, Any]:
 
 
 def glance_at(found: Figures, reporter: Reporter, watch: NodeWatch | None = None) -> NodeSummary:
-    """Build the summary of a node from its metric values. ``watch``: what the node has observed itself."""
+    """Return the summary of a node, built from its metric values ``found``.
+
+    ``watch``: what the node has observed itself, None: nothing.
+    """
     group, image = reporter.group, reporter.group.image
 
     def total(name: str, *labels: str) -> float:
@@ -595,13 +625,13 @@ def _texts(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _waiting(image: ClusterImage) -> tuple[str, ...]:
-    """Return the first streams that wait for nodes, with the reason."""
+    """Return texts about the first streams that wait for nodes, each with the reason."""
     found = (image.streams[name] for name in nsmallest(MOST_TEXTS, image.waiting))
     return _texts([f"{stream.name} waits for nodes: {why_it_waits(image, stream)}" for stream in found])
 
 
 def _lost_directories(watch: ControllerMetrics) -> tuple[str, ...]:
-    """Return the first nodes that came back with another data directory in the last ``SHOWN_S``."""
+    """Return the first nodes that registered with another data directory in the last ``SHOWN_S`` seconds."""
     since_ns = clock.now_ns() - round(SHOWN_S * NS_PER_S)
     return _texts(sorted(node for node, at_ns in watch.lost_directory_ns.items() if at_ns >= since_ns))
 
@@ -629,7 +659,7 @@ def _state(node: Any) -> str:
 
 
 class GlanceDesk:
-    """Answers requests for the summary of this node. Requests within ``FRESH_S`` get an equal summary."""
+    """Answers requests for the summary of this node. All requests within ``FRESH_S`` seconds get the same summary."""
 
     def __init__(
         self,
@@ -646,7 +676,7 @@ class GlanceDesk:
         """Waiting callers. None: no figures are being collected."""
 
     def ask(self, answer: Callable[[bytes], None]) -> None:
-        """Call ``answer`` with the summary, now or soon."""
+        """Call ``answer`` with the summary of this node, now or soon."""
         if self._waiting is not None:
             if len(self._waiting) < MOST_WAITING:
                 self._waiting.append(answer)

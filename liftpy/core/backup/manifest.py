@@ -46,7 +46,7 @@ _INDENT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """A file of the store: ``path`` below its root, its size in bytes, SHA-256 in hexadecimal."""
+    """A file of a backup store: ``path`` below the root of the store, size in bytes, and SHA-256 in hexadecimal."""
 
     path: str
     size_bytes: int
@@ -55,9 +55,9 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPiece:
-    """Whole batches from offset ``start`` (inclusive) to ``end`` (exclusive).
+    """File of whole batches from offset ``start`` (inclusive) to ``end`` (exclusive).
 
-    ``chain``: digest chain after the last one. ``last_epoch``: its LeaderEpoch.
+    ``chain``: digest chain after the last batch, in hexadecimal. ``last_epoch``: LeaderEpoch of the last batch.
     """
 
     file: StoredFile
@@ -69,9 +69,9 @@ class StoredPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateCopy:
-    """The state file of a replica: producers and message ids of the log below ``end``.
+    """The state file of a replica in a backup: producers and message ids of the log below the offset ``end``.
 
-    It includes those of deleted records [A16].
+    It also has the producers and message ids of records that retention has deleted [A16].
     """
 
     file: StoredFile
@@ -89,8 +89,7 @@ class PartitionCopy:
         pieces: Pieces in order.
         before: Digest chain before the first piece.
         compacted_end: Offset (exclusive) up to which the replicas had compacted, at most the end of the copy. A
-            restored
-            log that ends below it would lack keys [R11].
+            restored log that ends below it would lack keys [R11].
         deletes_end: Offset (exclusive) below which all read logs may have lost tombstones [D30].
         state: Producers and message ids of a replica. None: the copy has none.
         knows_dropped: True if the copy has the producers and message ids of all records that were deleted below
@@ -109,23 +108,26 @@ class PartitionCopy:
 
     @property
     def chain(self) -> str:
-        """Digest chain after the last batch."""
+        """Digest chain after the last batch, in hexadecimal."""
         return self.pieces[-1].chain if self.pieces else self.before
 
     @property
     def epoch(self) -> int:
-        """Greatest LeaderEpoch of a record, 0 without records."""
+        """Greatest LeaderEpoch of a record in the copy, 0 without records."""
         return self.pieces[-1].last_epoch if self.pieces else 0
 
     @property
     def size_bytes(self) -> int:
-        """Size of all pieces, in bytes."""
+        """Size of all pieces of the partition, in bytes."""
         return sum(piece.file.size_bytes for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamCopy:
-    """One stream in a backup. Its settings are in the image. ``compacted``: offsets may have no record."""
+    """One stream in a backup. Its settings are in the metadata image of the backup.
+
+    ``compacted``: True if the stream is compacted, so that some offsets have no record.
+    """
 
     name: str
     uid: str
@@ -135,7 +137,7 @@ class StreamCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CursorCopy:
-    """Committed positions of a group or a named cursor (``is_cursor``): (stream, uid, partition, next offset)."""
+    """A group or named cursor (``is_cursor``) in a backup. ``positions``: committed (stream, uid, partition, next offset)."""
 
     name: str
     is_cursor: bool
@@ -147,9 +149,9 @@ class Manifest:
     """Manifest of a complete backup.
 
     Attributes:
-        created_ns: Wall clock at the barrier, in nanoseconds.
+        created_ns: Wall clock at the barrier, in nanoseconds since 1970.
         index: Index of the last metadata entry before the barrier.
-        since: Backup whose pieces are used again. '': none.
+        since: Earlier backup whose pieces this backup reuses. '': none.
         leader_epoch: No LeaderEpoch of the cluster was above it at the end of the backup.
     """
 
@@ -167,7 +169,7 @@ class Manifest:
 
     @property
     def files(self) -> Mapping[str, StoredFile]:
-        """All named files, by path."""
+        """All files that the manifest names, by path."""
         copies = [copy for stream in self.streams for copy in stream.partitions]
         pieces = (piece.file for copy in copies for piece in copy.pieces)
         states = (copy.state.file for copy in copies if copy.state is not None)
@@ -175,44 +177,44 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all files, in bytes."""
+        """Size of all files that the manifest names, in bytes."""
         return sum(file.size_bytes for file in self.files.values())
 
 
 def manifest_path(backup: str) -> str:
-    """Return the path of the manifest."""
+    """Return the path of the manifest of ``backup`` (a backup id) in the store."""
     return f"backups/{backup}/manifest.json"
 
 
 def image_path(backup: str) -> str:
-    """Return the path of the metadata image."""
+    """Return the path of the metadata image of ``backup`` (a backup id) in the store."""
     return f"backups/{backup}/image"
 
 
 def state_path(backup: str, stream: str, uid: str, partition: int) -> str:
-    """Return the path of the producer and message-id state of a partition."""
+    """Return the path of a partition's state file in the store: its producers and message ids."""
     return f"backups/{backup}/states/{check_name(stream, 'stream')}/{check_name(uid, 'uid')}/{partition}"
 
 
 def running_path(backup: str) -> str:
-    """Return the mark of a backup that is being made."""
+    """Return the path of the marker file that exists in the store while ``backup`` is being made."""
     return f"running/{backup}"
 
 
 def piece_path(stream: str, uid: str, partition: int, start: int, backup: str) -> str:
-    """Return the path of the piece that begins at ``start`` and was written by ``backup``."""
+    """Return the path of the piece that begins at offset ``start`` and was written by ``backup`` (a backup id)."""
     return f"pieces/{check_name(stream, 'stream')}/{check_name(uid, 'uid')}/{partition}/{start:020d}-{backup}.batches"
 
 
 def writer_of(path: str) -> str:
-    """Return the backup that has written the piece at ``path``, '' if its name is not one that a backup writes."""
+    """Return the id of the backup that has written the piece at ``path``. '': the path is not that of a piece."""
     name = path.rpartition("/")[2]
     backup = name.removesuffix(".batches").partition("-")[2]
     return backup if name.endswith(".batches") and is_backup_id(backup) else ""
 
 
 def is_backup_id(text: str) -> bool:
-    """Return whether ``text`` is a backup id: the time and eight hexadecimal digits. It becomes part of a path."""
+    """Return whether ``text`` is a backup id: the time and eight hexadecimal digits. Only such a text may become part of a path."""
     if _ID.fullmatch(text) is None:
         return False
     try:
@@ -395,7 +397,7 @@ def _piece(said: Any, stream: str, uid: str, number: int) -> StoredPiece:
 
 
 def _file(said: Any, path: str) -> StoredFile:
-    """Return the file entry for ``path``. Raise if the manifest names another path."""
+    """Return the manifest entry ``said`` as a StoredFile. Raises ValueError if the entry does not have the expected ``path``."""
     if said["path"] != path:
         raise ValueError(f"{quote(str(said['path']))} should be at {path}")
     return StoredFile(

@@ -30,7 +30,7 @@ PIECE_BYTES = 64 * 1024 * 1024
 
 
 def extend_chain(chain: bytes, batch: RecordBatch) -> bytes:
-    """Return the chain behind one more batch."""
+    """Return the 16-byte digest chain after ``batch``. ``chain``: the digest chain before it."""
     digest = hashlib.blake2b(chain, digest_size=CHAIN_BYTES)
     digest.update(batch.view)
     return digest.digest()
@@ -39,8 +39,17 @@ def extend_chain(chain: bytes, batch: RecordBatch) -> bytes:
 def kept_pieces(
     before: PartitionCopy | None, start: int, high_watermark: int, piece_bytes: int
 ) -> tuple[str, tuple[StoredPiece, ...]]:
-    """Return (chain before the first reused piece, reused pieces) of a partition that now begins at ``start`` and is committed
-    up to ``high_watermark`` (inclusive)."""
+    """Return the pieces of an earlier backup that a new backup of a partition reuses.
+
+    Args:
+        before: The partition in the earlier backup. None: there is none.
+        start: Log start, inclusive.
+        high_watermark: Last committed offset, inclusive.
+        piece_bytes: Size of a full piece, in bytes. Smaller pieces are not reused.
+
+    Returns:
+        (digest chain before the first reused piece, reused pieces).
+    """
     if before is None:
         return PartitionCopy(partition=0, start=0, high_watermark=-1).before, ()
     chain, kept = before.before, []
@@ -55,20 +64,26 @@ def kept_pieces(
 
 
 def doomed_backups(ids: Iterable[str], keep: int) -> tuple[str, ...]:
-    """Return all backup ids except the newest ``keep``. An id begins with its time."""
+    """Return the ids of the backups to delete: all of ``ids`` except the newest ``keep``. An id begins with its time."""
     ordered = sorted(ids)
     return tuple(ordered[: max(0, len(ordered) - keep)])
 
 
 def unnamed_pieces(pieces: Mapping[str, int], manifests: Sequence[Manifest], unfinished: Iterable[str]) -> tuple[str, ...]:
-    """Return the ``pieces`` (path -> size) that no manifest names and no unfinished backup has written."""
+    """Return the paths of pieces that can be deleted: no manifest names them, and no unfinished backup has written them.
+
+    ``pieces``: path -> size of each existing piece, in bytes. ``unfinished``: ids of backups that may still run.
+    """
     named = {path for manifest in manifests for path in manifest.files}
     spared = set(unfinished)
     return tuple(sorted(path for path in pieces if path not in named and (writer := writer_of(path)) and writer not in spared))
 
 
 def missing_files(manifest: Manifest, sizes: Mapping[str, int]) -> list[str]:
-    """Return texts about missing files and files of another size. ``sizes``: path -> size of the existing files."""
+    """Return one text for each file that is missing in the store or has another size than the manifest says.
+
+    ``sizes``: path -> size of each existing file, in bytes.
+    """
     return [
         f"{path}: it is missing" if path not in sizes else f"{path}: it has {sizes[path]} bytes, not {file.size_bytes}"
         for path, file in sorted(manifest.files.items())
@@ -77,7 +92,7 @@ def missing_files(manifest: Manifest, sizes: Mapping[str, int]) -> list[str]:
 
 
 def check_file(file: StoredFile, data: bytes) -> None:
-    """Raise CorruptionError unless ``data`` is the content that was written."""
+    """Check that ``data`` has the size and the SHA-256 that the manifest has for ``file``. Raises CorruptionError if not."""
     if len(data) != file.size_bytes:
         raise CorruptionError(
             f"Backup file {file.path} has {len(data)} bytes, but the manifest says {file.size_bytes}. The backup "
@@ -90,7 +105,9 @@ def check_file(file: StoredFile, data: bytes) -> None:
 
 
 def checked_state(copy: StateCopy, data: bytes, of: PartitionKey | None = None) -> State:
-    """Return the producer and message-id state in ``data``.
+    """Return the producer and message-id state in ``data``, the content of a state file.
+
+    ``copy``: its entry in the manifest. ``of``: partition to which it must belong, None for any.
 
     Raise CorruptionError if it was changed or belongs to another partition, UnknownFormatError for a newer version.
     """
@@ -105,10 +122,11 @@ def checked_state(copy: StateCopy, data: bytes, of: PartitionKey | None = None) 
 
 
 def why_other_producers(kept: State, served: bytes) -> str:
-    """Return why a replica with the state ``served`` does not know the producers of ``kept``, from which it was restored.
+    """Check after a restore that a replica knows the producers of the backup. Return '' if it does, else the reason.
 
-    '': it knows them. The replica has read on in its log, so a producer may have continued. A producer may have expired
-    if time has passed in the log.
+    A producer may have continued since, because the replica has read on in its log. A producer may also have expired.
+
+    ``kept``: state in the backup. ``served``: state file of the replica, b"" for none.
     """
     state = decode_state(served) if served else kept._replace(parts={})
     if state is None:
@@ -134,9 +152,11 @@ def _producers(state: State) -> Producers:
 
 
 def checked_batches(piece: StoredPiece, data: bytes, before: str, last_epoch: int = 0) -> list[RecordBatch]:
-    """Return the batches of a piece, which follow the chain ``before`` and a record of ``last_epoch``.
+    """Check the bytes of a piece, and return its batches.
 
     Raises CorruptionError if the bytes have changed, a batch has a wrong CRC, the order is impossible, or the chain differs.
+
+    ``data``: bytes of the piece. ``before``, ``last_epoch``: digest chain and LeaderEpoch of the batch before the piece.
     """
     path = piece.file.path
     check_file(piece.file, data)
@@ -161,9 +181,10 @@ def checked_batches(piece: StoredPiece, data: bytes, before: str, last_epoch: in
 
 
 def end_of(batch: RecordBatch, until_offset: int | None, until_ns: int | None) -> int | None:
-    """Return the exclusive end within ``batch``, None if the end is not in it.
+    """Return the offset (exclusive) within ``batch`` at which a restore must end. None: it continues after the batch.
 
-    ``until_offset``: last wanted offset. ``until_ns``: stop before the first record with this timestamp or later.
+    ``until_offset``: last offset to restore. ``until_ns``: the restore ends before the first record with this timestamp or a
+    later one. None: no such limit.
     """
     end: int | None = None
     if until_offset is not None and until_offset < batch.last_offset:
@@ -177,7 +198,10 @@ def end_of(batch: RecordBatch, until_offset: int | None, until_ns: int | None) -
 
 
 def cut_batch(batch: RecordBatch, end: int) -> RecordBatch | None:
-    """Return the records of ``batch`` below ``end`` (exclusive, within it) as one batch. None: there are no such offsets."""
+    """Return the part of ``batch`` below the offset ``end`` (exclusive, within it) as one batch.
+
+    None: the batch begins at ``end`` or later.
+    """
     header = batch.header
     if end <= batch.base_offset:
         return None
@@ -188,7 +212,7 @@ def cut_batch(batch: RecordBatch, end: int) -> RecordBatch | None:
 
 
 def without_purged(batch: RecordBatch, purges: Sequence[Purge]) -> RecordBatch:
-    """Return ``batch`` without the purged records, or ``batch`` itself if there are none."""
+    """Return ``batch`` without the records that ``purges`` delete. If there are none, return ``batch`` itself."""
     if batch.header.control or not batch.record_count:
         return batch
     keep = np.ones(batch.record_count, dtype=np.bool_)

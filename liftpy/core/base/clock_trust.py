@@ -52,7 +52,8 @@ _UNTOLD = "no other node has told its time"
 class _ReportedTime(NamedTuple):
     """Clock of another node, from its answer.
 
-    ``offset_ns``: difference to our clock, None: the answer has no time. ``at_ns``: monotonic time of the request.
+    ``offset_ns``: its wall time minus our monotonic time, in ns. None: the answer has no time. ``at_ns``: monotonic time of
+    the request.
     """
 
     offset_ns: int | None
@@ -60,7 +61,7 @@ class _ReportedTime(NamedTuple):
 
 
 class ClockTrust:
-    """Trust in the wall clock of one process.
+    """Decides whether one process may trust its wall clock.
 
     Wall times are ns since 1970. ``now_ns`` is a monotonic clock that also runs while the host sleeps.
     """
@@ -84,17 +85,20 @@ class ClockTrust:
         """Offset to which the clock jumped while it had no peers, and the time of the jump."""
 
     def peers(self, nodes: Mapping[str, bool]) -> list[str]:
-        """Return the nodes to compare clocks with: the live ones after this node in the sorted ring of names, at most
-        ``PEERS``.
+        """Return the live nodes whose clocks this node requests, at most ``PEERS``.
 
-        ``nodes``: node -> True if it is live.
+        They are the next ones after this node in the sorted ring of names. ``nodes``: registered nodes, True if live.
         """
         names = sorted(name for name, is_live in nodes.items() if is_live and name != self.node_id)
         behind = [name for name in names if name > self.node_id]
         return [*behind, *names[: len(names) - len(behind)]][:PEERS]
 
     def record_answer(self, node: str, wall_ns: int | None, asked_ns: int, answered_ns: int) -> None:
-        """Note the answer of ``node``. ``wall_ns``: its wall time, None if the answer has none."""
+        """Store the clock of ``node`` for the next comparison. A slow answer is ignored.
+
+        ``wall_ns``: its wall time in ns, None if the answer has none. ``asked_ns``, ``answered_ns``: monotonic times of the request
+        and of the answer.
+        """
         if answered_ns - asked_ns <= SLOW_NS:
             offset_ns = None if wall_ns is None else wall_ns - (asked_ns + answered_ns) // 2
             self._told[node] = _ReportedTime(offset_ns, asked_ns)
@@ -119,16 +123,18 @@ class ClockTrust:
         return NO_AGE_NS if self.why else wall_ns
 
     def stamp_ns(self, wall_ns: int, now_ns: int) -> int:
-        """Return the time for records: the wall clock, or the time of the other nodes while the clock is in doubt.
+        """Return the timestamp for new records: the wall clock, or the time of the other nodes while the clock is in doubt.
 
         ``wall_ns``: current wall clock of this node.
         """
         return wall_ns if self._others_ns is None else now_ns + self._others_ns
 
     def _compare(self, offset_ns: int, offsets: list[int], others: int) -> tuple[str, bool]:
-        """Compare our clock with the reported ``offsets`` of ``others``.
+        """Compare our clock with those of the other live nodes. Clocks are given as offsets to the monotonic clock, in ns.
 
-        Return (reason for distrust or '', whether our clock looks wrong).
+        Return (reason to distrust our clock or '', whether our clock looks wrong).
+
+        ``offset_ns``: our clock. ``offsets``: clocks that other nodes reported. ``others``: number of the nodes that were asked.
         """
         near = sum(abs(other - offset_ns) <= BOUND_NS for other in offsets)
         if 2 * (1 + near) > 1 + others:
@@ -144,9 +150,10 @@ class ClockTrust:
         return why, bool(why)
 
     def _judge_alone(self, offset_ns: int, now_ns: int, is_one_of_many: bool) -> tuple[str, bool]:
-        """Check our clock while no other node is live. Return the same values as ``_compare``.
+        """Check our clock while no other node is live. Return (reason to distrust it or '', whether it looks wrong).
 
-        ``is_one_of_many``: True if other nodes exist, which may report another time later.
+        ``offset_ns``: our wall time minus the monotonic time. ``is_one_of_many``: True if other nodes exist, which may report
+        another time later.
         """
         is_new = self._trusted_ns is None
         why = _UNTOLD if is_new and is_one_of_many else self._clock_jump_text(offset_ns)
@@ -159,8 +166,9 @@ class ClockTrust:
         return "", False
 
     def _clock_jump_text(self, offset_ns: int) -> str:
-        """Return a text if the wall clock has moved too far against the monotonic clock since it was last trusted. '': it has
-        not.
+        """Return a text if the wall clock has jumped since it was last trusted. '': it has not.
+
+        ``offset_ns``: wall time minus the monotonic time.
         """
         moved_ns = 0 if self._trusted_ns is None else offset_ns - self._trusted_ns
         return (

@@ -25,7 +25,7 @@ PER_STEP = 200
 
 
 def run_to_end(work: Steps[T]) -> T:
-    """Run all remaining steps of ``work`` and return its result."""
+    """Run all remaining steps of the generator ``work`` without a pause, and return its result."""
     while True:
         try:
             next(work)

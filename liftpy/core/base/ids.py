@@ -38,7 +38,7 @@ MAX_UID_LENGTH = 64
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether the text can be encoded as UTF-8. Text with a lone surrogate, as from a byte on a command line, cannot."""
+    """Return whether the text can be encoded as UTF-8. A text with a lone surrogate cannot, such as one from a wrong byte."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -57,9 +57,9 @@ def is_internal(stream: str) -> bool:
 
 
 def check_name(name: str, what: str) -> str:
-    """Return ``name`` if it is one token of ``[A-Za-z0-9_-]{1,64}``.
+    """Return ``name`` if it is one token of ``[A-Za-z0-9_-]{1,64}``. Otherwise raise InvalidNameError.
 
-    ``what``: what the name belongs to, for the error text. Raises InvalidNameError.
+    ``what``: kind of the named thing, such as "stream", for the error text.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidNameError(f"{what} {quote(name)} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ -")
@@ -151,7 +151,7 @@ class PartitionKey:
     def folder(self) -> str:
         """Directory of the partition below ``streams/`` of the data directory.
 
-        It is also the key in the journal of promised epochs.
+        It is also the partition's key in the journal of promised epochs.
         """
         return f"{self.stream}-{self.uid}/{self.partition}"
 

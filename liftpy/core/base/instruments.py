@@ -23,7 +23,7 @@ _TIMED_BATCHES = 1024
 
 
 class Histogram:
-    """A histogram.
+    """Counts values in buckets.
 
     ``counts[n]``: number of values above ``bounds[n - 1]`` and at most ``bounds[n]``. The last count has no upper bound.
     """
@@ -37,14 +37,14 @@ class Histogram:
         """Sum of all values."""
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count ``value`` ``times`` times."""
+        """Count ``times`` observations of ``value``."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
 
 @dataclass(slots=True, kw_only=True)
 class Instruments:
-    """Instruments of one node, summed over its partitions. Times are in seconds."""
+    """Counters and histograms of one node, summed over its partitions. Times are in seconds."""
 
     batch_records: Histogram = field(default_factory=lambda: Histogram(BATCH_RECORDS))
     """Number of records in each batch that leaders on this node have appended."""
@@ -89,7 +89,10 @@ class Instruments:
 
 
 class PublishTimes:
-    """Times of one partition's publishes: arrival, append, commit. ``now_ns``: monotonic clock."""
+    """Measures the publishes of one partition from arrival to append, commit and ack, for the node's histograms.
+
+    ``now_ns``: function that returns a monotonic time in ns.
+    """
 
     __slots__ = ("_instruments", "_uncommitted", "now_ns")
 
@@ -100,14 +103,17 @@ class PublishTimes:
         """(last offset, inclusive, time of the append, number of records) of each uncommitted batch."""
 
     def appended(self, last_offset: int, record_count: int, arrived_ns: int) -> None:
-        """Note that a batch was appended. ``arrived_ns``: time of its arrival."""
+        """Record the waiting time and the size of a batch in the histograms, and start to measure the time to its commit.
+
+        ``last_offset``: offset of its last record. ``record_count``: number of its records. ``arrived_ns``: time of its arrival.
+        """
         now_ns, instruments = self.now_ns(), self._instruments
         instruments.queued.observe((now_ns - arrived_ns) * _S, record_count)
         instruments.batch_records.observe(record_count)
         self._uncommitted.append((last_offset, now_ns, record_count))
 
     def committed(self, high_watermark: int) -> None:
-        """Note that the high watermark (inclusive) has risen."""
+        """Record the commit times of all batches up to ``high_watermark`` (inclusive) in the histogram."""
         waiting = self._uncommitted
         if waiting and waiting[0][0] <= high_watermark:
             now_ns, commits = self.now_ns(), self._instruments.commits
@@ -116,9 +122,12 @@ class PublishTimes:
                 commits.observe((now_ns - appended_ns) * _S, record_count)
 
     def answered(self, policy: AckPolicy, arrived_ns: int, count: int) -> None:
-        """Count ``count`` acks of one batch that were sent to publishers."""
+        """Record the time from arrival to ack of ``count`` publishes in the histogram of their ack policy.
+
+        ``arrived_ns``: time of their arrival.
+        """
         self._instruments.acks[policy].observe((self.now_ns() - arrived_ns) * _S, count)
 
     def forget(self) -> None:
-        """Drop all pending times, because the leadership ended."""
+        """Drop the append times of batches that are not committed, because the leadership ended."""
         self._uncommitted.clear()

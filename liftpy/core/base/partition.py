@@ -52,7 +52,7 @@ class Pause(IntEnum):
 
     @property
     def takes_nothing(self) -> bool:
-        """Return whether a leader that knows this pause appends no published records."""
+        """Return whether a leader that knows this pause stores no publishes. It rejects or holds them."""
         return self not in (Pause.NOT_PAUSED, Pause.ENDING)
 
     @property
@@ -119,13 +119,13 @@ class Purge:
 
     @property
     def size_bytes(self) -> int:
-        """Size of its subjects and keys, in bytes."""
+        """Size of the subjects and keys that the purge names, in bytes."""
         return sum(len(subject.encode("utf-8", "surrogateescape")) for subject in self.subjects) + sum(map(len, self.keys))
 
 
 @dataclass(frozen=True, slots=True)
 class PurgedBy:
-    """Report that ``node`` has deleted the records of all purges up to ``number``."""
+    """Report of the replica on ``node`` that it has deleted the records of all purges up to ``number``."""
 
     node: str
     number: int
@@ -199,29 +199,32 @@ class PartitionState:
 
     @property
     def holders(self) -> tuple[str, ...]:
-        """Nodes that have a log of the partition: the replicas and the learner."""
+        """Nodes that have a log of the partition: the replicas, and the learner if there is one."""
         return (*self.replicas, self.joining) if self.joining else self.replicas
 
     def copy_of(self, node_id: str) -> int:
-        """Return ``copy_epoch`` if ``node_id`` is the learner, otherwise 0."""
+        """Return the epoch at which ``node_id`` was named learner (``copy_epoch``). 0: it is not the learner."""
         return self.copy_epoch if self.joining and node_id == self.joining else 0
 
     @property
     def wants_leader(self) -> str:
-        """Node that should lead next. '': no preference."""
+        """Node that should lead next, because leaderships are being rebalanced. '': no other node should lead."""
         first = self.replicas[0] if self.moved_for is MoveReason.LEADERSHIPS and self.replicas else ""
         return "" if first == self.leader else first
 
     @property
     def wants_next(self) -> str:
-        """Node that becomes the next learner. '': none, or the previous one is not done."""
+        """Node of the requested replicas that becomes the next learner.
+
+        '': all of them are replicas, there is a learner already, or a replica must be removed first.
+        """
         if self.joining or len(self.replicas) > len(self.target):
             return ""
         return next((node for node in self.target if node not in self.replicas), "")
 
     @property
     def leaving(self) -> str:
-        """Replica to remove next. '': none. Replicas outside the ISR are removed first, the leader last."""
+        """Replica to remove next during a move. '': none. Replicas outside the ISR are removed first, the leader last."""
         unwanted = [node for node in self.replicas if node not in self.target]
         if not unwanted or len(self.replicas) <= len(self.target) or not self.target:
             return ""
@@ -232,7 +235,7 @@ class PartitionState:
         return config.effective_min_isr(min(len(self.replicas), len(self.target) or len(self.replicas)))
 
     def may_lead(self, policy: CommitPolicy) -> tuple[str, ...]:
-        """Return the nodes that can become leader without an operator's command, in replica order. They may be down.
+        """Return the nodes that can become leader without an operator's command, in replica order. Some of them may be down.
 
         They have all committed records.
         """
@@ -259,7 +262,7 @@ class HeldPartition:
 
     @property
     def has_standby(self) -> bool:
-        """True if standby followers also receive the published messages."""
+        """True if the followers of this partition also receive the published messages, for a fast failover."""
         return self.config.failover_standby and len(self.state.holders) > 1
 
     def __post_init__(self) -> None:

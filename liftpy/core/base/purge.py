@@ -30,7 +30,7 @@ MAX_PURGE_BYTES = 1024
 
 
 def with_purge(partition: PartitionState, wish: Purge) -> PartitionState | None:
-    """Return ``partition`` with the requested purge ``wish``. None: there is no room for another purge.
+    """Return ``partition`` with the pending purge ``wish`` added. None: there is no room for another purge.
 
     The purge replaces one with equal subjects and keys and a smaller end. If that one has the same or a larger end, the
     partition is returned unchanged.
@@ -45,7 +45,10 @@ def with_purge(partition: PartitionState, wish: Purge) -> PartitionState | None:
 
 
 def with_report(partition: PartitionState, node: str, number: int) -> PartitionState:
-    """Return ``partition`` with the report of ``node``. It is unchanged if ``node`` is not in the ISR or the report is not new."""
+    """Return ``partition`` with the report that ``node`` has completed all purges up to ``number``.
+
+    It is returned unchanged if ``node`` is not in the ISR, or if the report is not new.
+    """
     if node not in partition.isr or number <= reported_number(partition, node) or not partition.purges:
         return partition
     return replace(partition, purged=(*(said for said in partition.purged if said.node != node), PurgedBy(node, number)))
@@ -70,9 +73,9 @@ def without_completed(partition: PartitionState) -> PartitionState:
 
 
 def to_report(partition: PartitionState, node: str, purged: Collection[int]) -> int:
-    """Return the purge number that ``node`` should report. 0: there is nothing new.
+    """Return the purge number that ``node`` should report to the controller. 0: there is nothing new.
 
-    ``purged``: numbers of the purges that are done in its log.
+    ``purged``: numbers of the purges whose records are no longer in the node's log.
     """
     number = 0
     for purge in partition.purges:

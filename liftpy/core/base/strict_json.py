@@ -14,8 +14,8 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 def load_json(text: str | bytes, *, unique: bool = False) -> Any:
     """Return the JSON value of ``text``. Raises ValueError for invalid JSON.
 
-    Extensions of Python (NaN, Infinity, huge numbers), half surrogate pairs and too deep nesting are invalid too. With
-    ``unique``, an object that has a name twice is also invalid.
+    Extensions of Python (NaN, Infinity, huge numbers), unpaired surrogates and too deep nesting are invalid too.
+    ``unique`` True: an object that has a name twice is also invalid.
     """
     try:
         found = json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_unique if unique else None)
@@ -29,7 +29,7 @@ def load_json(text: str | bytes, *, unique: bool = False) -> Any:
 
 
 def is_count(value: object) -> bool:
-    """Return whether ``value`` is an int of 64 bits and at least -1, which means none."""
+    """Return whether ``value`` is an int from -1 to 2**63 - 1. -1 stands for "none"."""
     return type(value) is int and -1 <= value < 1 << 63
 
 

@@ -53,5 +53,5 @@ WHOLE = WorkerShare()
 
 
 def share_of(stream: str, partition: int, workers: int) -> int:
-    """Return the number of the process that hosts the partition."""
+    """Return the number of the worker process that hosts the partition, 0 to ``workers`` - 1."""
     return (zlib.crc32(stream.encode()) + partition) % workers

@@ -29,19 +29,22 @@ class GroupCommandError(ProtocolError):
 
 
 def partition_of(group: str, partitions: int) -> int:
-    """Return the partition of the internal stream that has the commands of ``group``."""
+    """Return the number of the partition, 0 to ``partitions`` - 1, to which members of ``group`` publish their commands.
+
+    ``partitions``: number of partitions of the internal stream of commands.
+    """
     return int(crc32c.crc32c(group.encode())) % partitions
 
 
 def uid_order(uid: str) -> tuple[int, str]:
-    """Return a sort key for the uids of one stream name. A stream that was created later has a greater key."""
+    """Return a sort key for stream uids. If a stream is deleted and created again, its new uid has a greater key."""
     number = uid.partition("-")[0]
     digits = number if 0 < len(number) <= 16 and all(digit in "0123456789abcdef" for digit in number) else ""
     return (int(digits, 16) if digits else -1, uid)
 
 
 def encode_command(command: pb.GroupCommand) -> bytes:
-    """Encode a command. Raise GroupCommandError if the coordinator would reject it as malformed."""
+    """Encode a command of a group as bytes. Raise GroupCommandError if the coordinator would reject it as malformed."""
     check_command(command)
     data = command.SerializeToString(deterministic=True)
     if len(data) > MAX_COMMAND_BYTES:
@@ -52,7 +55,7 @@ def encode_command(command: pb.GroupCommand) -> bytes:
 
 
 def decode_command(data: bytes | memoryview) -> pb.GroupCommand:
-    """Decode and validate a command. Raises only GroupCommandError."""
+    """Decode and validate a command of a group. Raises only GroupCommandError."""
     if len(data) > MAX_COMMAND_BYTES:
         raise GroupCommandError(
             f"The group command has {len(data)} bytes, at most {MAX_COMMAND_BYTES} are allowed. Send less at once."
@@ -82,7 +85,7 @@ def decode_query_answer(data: bytes | memoryview) -> pb.GroupQueryAnswer:
 
 
 def check_command(command: pb.GroupCommand) -> None:
-    """Raise GroupCommandError if the command is invalid in any state."""
+    """Raise GroupCommandError if the command can never be valid, whatever the state of the group is."""
     _check_name(command.group, "group")
     parts = {name for name in _ORDER if command.HasField(name)}
     if len(parts) != 1 and parts not in _TOGETHER:
@@ -325,5 +328,8 @@ MAX_MAX_PENDING = 100_000
 
 
 def heartbeat_ms(session_ms: int) -> int:
-    """Return the heartbeat interval of a member: at most ``MAX_CLOCK_STEP_MS`` and a sixth of ``session_ms``."""
+    """Return the interval at which a member sends heartbeats, in ms.
+
+    It is a sixth of the session time ``session_ms``, and at most ``MAX_CLOCK_STEP_MS``.
+    """
     return min(MAX_HEARTBEAT_MS, session_ms // 6)

@@ -81,9 +81,10 @@ def _describe(machine: GroupMachine, name: str, group: GroupRecord) -> pb.GroupQ
 
 
 def _queues(group: GroupRecord) -> Iterator[pb.QueueView]:
-    """Yield the figures of all queues. The first queues also get the members with leased records.
+    """Yield the figures of each work queue of ``group``, in order.
 
-    One query reads a limited number of pieces.
+    The first queues also get the members with leased records. The figures of the others lack them, because this list
+    reads all pieces of a queue, and one query reads at most ``_MAX_PIECES``.
     """
     left = _MAX_PIECES
     for place in sorted(group.queues):
@@ -98,9 +99,9 @@ NO_FIGURES = {"groups": 0, "members": 0, "queues": 0, "records_out": 0, "state_b
 
 
 class GroupCoordinator(Service):
-    """The coordinator of groups, a replicated service.
+    """Manages the consumer groups of one partition of the groups stream, as a replicated service.
 
-    Run it in the host of every replica of a partition of the groups stream, with ``tick_interval_s`` = 1 and without output.
+    Run it in the host of every replica of the partition, with ``tick_interval_s`` = 1 and without output.
     """
 
     on_error = "skip"
@@ -114,7 +115,7 @@ class GroupCoordinator(Service):
             self._machine.restore(snapshot)
 
     def on_record(self, record: Record) -> None:
-        """Apply a command. An empty record only advances the time."""
+        """Apply the command in the record, and reply to its sender. An empty record only advances the time."""
         if record.value:
             self.reply(record, self._machine.apply(record.value, record.timestamp_ns, record.leader_epoch))
         else:
@@ -125,7 +126,10 @@ class GroupCoordinator(Service):
             self.cancel_timer(SILENCE)
 
     def on_timer(self, name: str) -> None:
-        """Append an empty record if no record was appended for a second. Its ``on_record`` starts the timer again."""
+        """Offer an empty record to the own input stream, so that the coordinator's clock advances.
+
+        The timer is due if no record was appended for a second. ``on_record`` of the empty record starts it again.
+        """
         self.offer(b"")
 
     def on_query(self, query: bytes) -> bytes:
@@ -134,11 +138,11 @@ class GroupCoordinator(Service):
 
     @property
     def groups(self) -> dict[str, GroupRecord]:
-        """Groups by name, read only."""
+        """All groups of this coordinator by name. Read only."""
         return self._machine.groups
 
     def figures(self) -> dict[str, int]:
-        """Return the number of groups and their approximate memory use, for the status."""
+        """Return the number of groups and the approximate size of their state in bytes, for the status of the node."""
         found = self._machine.groups.values()
         queues = [queue for group in found for queue in group.queues.values()]
         numbers = (
@@ -162,5 +166,5 @@ class GroupCoordinator(Service):
             )
 
     def take_snapshot(self) -> bytes | Callable[[], bytes]:
-        """Return a function that encodes all groups in another thread."""
+        """Return a function that encodes the current groups as bytes. The caller runs it in another thread."""
         return self._machine.frozen()

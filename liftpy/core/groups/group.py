@@ -47,7 +47,7 @@ class GroupMember:
         heard_ns: Time of its last command, by the coordinator's clock.
         joined: Sequence number of its join.
         number: Number of its newest command.
-        held: (stream, partition) -> generation of its grant.
+        held: Generation of the grant of each partition that it has, by (stream, partition).
     """
 
     name: str
@@ -62,11 +62,9 @@ class GroupMember:
     held: dict[Place, int] = field(default_factory=dict)
 
     def is_news(self, number: int) -> bool:
-        """Return whether a command with this number is newer than all earlier ones.
+        """Return whether the command ``number`` of this member is newer than all of its earlier ones.
 
-        A command without a number (0) counts as new.
-
-        Copies of old commands may arrive at any time.
+        A command without a number (0) counts as new. The check is needed because copies of old commands may arrive at any time.
         """
         return number == 0 or number > self.number
 
@@ -78,7 +76,7 @@ class GroupMember:
 
 @dataclass(slots=True)
 class KnownIncarnation:
-    """A stream as the members know it.
+    """The incarnation of a stream that a group knows.
 
     Attributes:
         uid: Unique id of the stream. A stream that is created again has another one.
@@ -111,7 +109,7 @@ class ConsumerGroup:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate size in the state, in bytes."""
+        """Approximate size of this group in the coordinator's state, in bytes."""
         places = max(len(self.targets), len(self.positions))
         return MEMBER_BYTES * len(self.members) + STREAM_BYTES * len(self.streams) + PARTITION_BYTES * places
 
@@ -184,7 +182,7 @@ class ConsumerGroup:
         return bool(ended)
 
     def room_for(self, streams: Sequence[pb.KnownStream], name: str, instance: str = "") -> str:
-        """Return the reason why the member ``name`` cannot read ``streams``. '': it can.
+        """Return the reason why the group cannot let the member ``name`` read ``streams``, because of a limit. '': it can.
 
         ``instance``: static identity of the member, '' for none.
         """
@@ -225,9 +223,9 @@ class ConsumerGroup:
 
     # ---- streams ---------------------------------------------------------------------------------------------------------
     def _reads(self, member: GroupMember, streams: Iterable[pb.KnownStream], *, is_new: bool = False) -> None:
-        """Set the streams that ``member`` reads.
+        """Set the ``streams`` that ``member`` reads, and assign partitions again if they changed.
 
-        The member may know an older or a newer incarnation of a stream than the group.
+        The member may know an older or a newer incarnation of a stream than the group. ``is_new``: True at a join.
         """
         names = tuple(sorted(stream.name for stream in streams))
         before = (member.streams, self._known_streams(names))
@@ -240,12 +238,15 @@ class ConsumerGroup:
             self._grant()
 
     def _known_streams(self, names: Iterable[str]) -> list[tuple[str, int]]:
-        """Return (incarnation, number of partitions) of each stream."""
+        """Return (uid, number of partitions) of each named stream, in order. ("", 0): the group does not know the stream."""
         found = (self.streams.get(name) for name in names)
         return [(known.uid, known.partitions) if known else ("", 0) for known in found]
 
     def learn(self, name: str, uid: str, partitions: int = 0) -> bool:
-        """Note an incarnation of a stream. Return False if the group knows a later one. The state of an earlier one is dropped."""
+        """Record the incarnation ``uid`` of the stream ``name``, or a larger number of its partitions.
+
+        The group drops what it has of an earlier incarnation. Return False if the group already knows a later one.
+        """
         known = self.streams.get(name)
         if known is None:
             self.streams[name] = KnownIncarnation(uid, partitions, partitions)
@@ -283,7 +284,7 @@ class ConsumerGroup:
         self._grant()
 
     def _grant(self) -> None:
-        """Grant unowned partitions to their new owners with one new generation."""
+        """Grant partitions without an owner to the members that shall read them, with one new generation."""
         free = [place for place in self.targets if place not in self.owners]
         if not free:
             return
@@ -302,12 +303,15 @@ class ConsumerGroup:
         return self.owners == self.targets
 
     def lacks(self, name: str) -> bool:
-        """Return whether a member waits for partitions that other members must release."""
+        """Return whether the member ``name`` waits for partitions that other members must release first."""
         return any(target == name and self.owners.get(place) != name for place, target in self.targets.items())
 
     # ---- positions -------------------------------------------------------------------------------------------------------
     def commit(self, commit: pb.CommitPositions, answer: pb.GroupAnswer) -> None:
-        """Store the valid positions and list the rejected ones in ``answer`` [G2]. A lower position changes nothing [G3]."""
+        """Store the committed positions in ``commit``, and list the rejected ones in ``answer`` [G2].
+
+        A position below the stored one changes nothing [G3].
+        """
         member = self.members.get(commit.member)
         if commit.member and member is None:
             answer.code, answer.detail = pb.GROUP_UNKNOWN_MEMBER, "its session is over: nothing was committed"
@@ -337,7 +341,11 @@ class ConsumerGroup:
             )
 
     def reset(self, reset: pb.ResetPositions, answer: pb.GroupAnswer) -> None:
-        """Set positions of a group without members. They may be lower than before. A position of -1 is removed."""
+        """Set the committed positions in ``reset``. The group has no members.
+
+        A position may be lower than before. -1 removes the position. ``answer`` gets the rejected positions: their stream was
+        created again.
+        """
         for at in reset.positions:
             place = (at.stream, at.partition)
             if not self.learn(at.stream, at.uid):
@@ -352,7 +360,10 @@ class ConsumerGroup:
             del self.streams[name]
 
     def place(self, place: Place, position: int, leader_epoch: int) -> None:
-        """Set the committed position of a partition of a known stream."""
+        """Set the committed position of one partition, whose stream is known.
+
+        ``place``: (stream, partition). ``position``: offset of the next record. ``leader_epoch``: LeaderEpoch of the commit.
+        """
         self.positions[place] = (position, leader_epoch)
         self.streams[place[0]].placed.add(place[1])
 
@@ -392,7 +403,7 @@ class ConsumerGroup:
         answer.heartbeatMs = beat_ms if answer.settled or not self.lacks(name) else min(beat_ms, commands.WAITING_HEARTBEAT_MS)
 
     def granted_partitions(self, name: str, places: Iterable[Place]) -> list[pb.GrantedPartitions]:
-        """Return the ``places`` of member ``name`` grouped by stream, in order."""
+        """Return ``places``, partitions of the member ``name``, with their generations. They are grouped by stream, in order."""
         held = self.members[name].held
         parts: dict[str, pb.GrantedPartitions] = {}
         for place in sorted(places):
@@ -404,7 +415,7 @@ class ConsumerGroup:
         return list(parts.values())
 
     def all_positions(self) -> list[pb.GroupPosition]:
-        """Return all committed positions, in order."""
+        """Return the committed positions of all partitions, in order."""
         return [self._position(place) for place in sorted(self.positions)]
 
 
@@ -424,7 +435,7 @@ _MAX_PASSES = 8
 
 
 def assign(counts: Mapping[str, int], readers: Mapping[str, Sequence[str]], held: Mapping[Place, str]) -> dict[Place, str]:
-    """Return (stream, partition) -> member, for all partitions of all streams that have readers.
+    """Assign all partitions of all streams that have readers. Return a dict from (stream, partition) to the member.
 
     ``counts``: number of partitions per stream. ``readers``: readers per stream, in the order in which they joined. ``held``:
     the previous assignment, including members that have left.
@@ -455,7 +466,11 @@ def assign(counts: Mapping[str, int], readers: Mapping[str, Sequence[str]], held
 def _shares(
     readers: Sequence[str], have: Mapping[str, Sequence[int]], load: Mapping[str, int], floor: int, extra: int
 ) -> dict[str, int]:
-    """Return how many partitions of one stream each reader gets. The readers with one partition more come first."""
+    """Return how many partitions of one stream each reader gets: ``floor``, or ``floor`` + 1 for ``extra`` of them.
+
+    Readers with the extra partition come first in the result. The function prefers readers that had more partitions of this
+    stream (``have``), and then readers with fewer partitions of the other streams (``load``).
+    """
     if not extra:
         return dict.fromkeys(readers, floor)
     richer = [name for name in readers if name in have and len(have[name]) > floor]
@@ -469,7 +484,10 @@ def _shares(
 
 
 def _partitions_before(stream: str, count: int, readers: Sequence[str], held: Mapping[Place, str]) -> dict[str, list[int]]:
-    """Return the partitions that each reader had before. A reader without partitions is not in the result."""
+    """Return the partitions of ``stream`` that each reader had in the earlier assignment ``held``, as lists by reader.
+
+    ``count``: number of partitions of the stream. A reader that had none is not in the result.
+    """
     have: dict[str, list[int]] = {}
     names = set(readers)
     for partition in range(count):
@@ -480,7 +498,12 @@ def _partitions_before(stream: str, count: int, readers: Sequence[str], held: Ma
 
 
 def _even_out(counts: Mapping[str, int], shares: dict[str, dict[str, int]], load: dict[str, int]) -> None:
-    """Move extra partitions to readers of the same stream whose load is lower by at least two."""
+    """Balance the total numbers of partitions per reader. Changes ``shares`` and ``load`` in place.
+
+    A reader with an extra partition passes it to a reader of the same stream whose total is lower by at least two.
+
+    ``counts``: partitions per stream. ``shares``: partitions per stream and reader. ``load``: partitions per reader in all.
+    """
     for _ in range(_MAX_PASSES):
         moved = False
         for stream, share in shares.items():
@@ -500,6 +523,10 @@ def _even_out(counts: Mapping[str, int], shares: dict[str, dict[str, int]], load
 
 
 def _is_uneven(share: Mapping[str, int], load: Mapping[str, int], floor: int) -> bool:
-    """Return whether a reader with one partition more reads at least two partitions more in all than a reader without."""
+    """Return whether one more pass of ``_even_out`` can move a partition of this stream.
+
+    It can if a reader with ``floor`` + 1 partitions has at least two partitions more in all than a reader with ``floor``.
+    ``share``: partitions of the stream per reader. ``load``: partitions in all per reader.
+    """
     most = max(load[name] for name, count in share.items() if count > floor)
     return most >= 2 + min(load[name] for name, count in share.items() if count == floor)

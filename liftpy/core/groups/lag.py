@@ -47,7 +47,7 @@ def read_by(group: GroupRecord) -> Iterator[tuple[PartitionKey, int]]:
 
 
 class PartitionEnds:
-    """Known ends of one partition (HW + 1) with their times, and its log start."""
+    """Log ends of one partition (HW + 1) with the times when they were first seen, and its log start."""
 
     __slots__ = ("_ends", "_since_ns", "_start")
 
@@ -57,7 +57,10 @@ class PartitionEnds:
         self._since_ns: list[int] = []
 
     def set_bounds(self, end: int, now_ns: int, start: int = 0) -> None:
-        """Set the end and the start of the log. A lower end (after an unclean election) removes the earlier ends."""
+        """Add the current log end, seen at ``now_ns``, and set the log start.
+
+        A lower end (after an unclean election) removes the earlier ends.
+        """
         self._start = start
         if self._ends and end < self._ends[-1]:
             self._ends.clear()
@@ -76,7 +79,10 @@ class PartitionEnds:
         return self._ends[-1] if self._ends else -1
 
     def behind(self, position: int, now_ns: int) -> tuple[int, int]:
-        """Return (records, ns) by which a reader at ``position`` is behind. Records below the log start do not count."""
+        """Return the lag of a reader whose next offset is ``position``: (unread records, age of the first of them in ns).
+
+        Records that the log has deleted do not count.
+        """
         position = max(position, self._start)
         at = bisect_right(self._ends, position)
         if at == len(self._ends):
@@ -85,7 +91,7 @@ class PartitionEnds:
 
 
 class KnownEnds:
-    """Known ends of all partitions that groups read."""
+    """Log ends (HW + 1) of the partitions that groups read, as far as they are known."""
 
     def __init__(self) -> None:
         self._of: dict[PartitionKey, PartitionEnds] = {}
@@ -100,7 +106,10 @@ class KnownEnds:
         return self._of.get(key)
 
     def set_bounds(self, key: PartitionKey, end: int, now_ns: int, start: int = 0) -> None:
-        """Set the end (HW + 1) and the start of a partition. Partitions beyond ``MOST_PARTITIONS`` are ignored."""
+        """Store the log end (HW + 1) of a partition, seen at ``now_ns``, and its log start.
+
+        Partitions beyond ``MOST_PARTITIONS`` are ignored.
+        """
         known = self._of.get(key)
         if known is None:
             if len(self._of) >= MOST_PARTITIONS:
@@ -113,14 +122,17 @@ class KnownEnds:
         self._of.pop(key, None)
 
     def keep(self, read: Collection[PartitionKey]) -> None:
-        """Forget all partitions that are not in ``read``."""
+        """Forget all partitions that no group reads. ``read``: the partitions that groups still read."""
         for key in [key for key in self._of if key not in read]:
             del self._of[key]
         for key in [key for key in self._asked if key not in read]:
             del self._asked[key]
 
     def to_ask(self, keys: Iterable[PartitionKey], count: int) -> list[PartitionKey]:
-        """Return the next ``count`` of ``keys`` whose ends the caller requests. Each call continues after the previous one."""
+        """Return at most ``count`` of ``keys``. The caller asks other nodes for the ends of these partitions.
+
+        Partitions whose end was requested longest ago come first, so repeated calls go through all ``keys`` in turn.
+        """
         chosen = sorted(keys, key=lambda key: (self._asked.get(key, 0), key))[:count]
         self._questions += 1
         self._asked.update(dict.fromkeys(chosen, self._questions))
@@ -129,7 +141,7 @@ class KnownEnds:
 
 @dataclass(slots=True)
 class GroupLag:
-    """Lag of a group.
+    """Lag of a consumer group.
 
     ``records``: sum over its partitions. ``seconds``: lag of its slowest partition. ``unknown``: number of partitions whose
     end is unknown.
@@ -140,7 +152,10 @@ class GroupLag:
     unknown: int = 0
 
     def add(self, ends: PartitionEnds | None, position: int, now_ns: int) -> None:
-        """Add a partition with the committed ``position``."""
+        """Add the lag of one partition to the lag of the group.
+
+        ``ends``: known ends of the partition, None: its end is unknown. ``position``: its committed position.
+        """
         if ends is None:
             self.unknown += 1
             return
@@ -150,14 +165,20 @@ class GroupLag:
 
 
 class GroupLabels:
-    """Groups that have metrics of their own: the first ``most``. A deleted group makes room for another one."""
+    """Chooses the groups that have metrics of their own: at most ``most``, by default the first ones that were seen.
+
+    The other groups share one label. When a group is deleted, another one takes its place.
+    """
 
     def __init__(self, most: int = MOST_GROUPS) -> None:
         self._most = most
         self._given: set[str] = set()
 
     def lags_by_label(self, lags: dict[str, GroupLag]) -> dict[str, GroupLag]:
-        """Return the lags by label. The lags of further groups are combined under ``OTHERS``."""
+        """Return the lags by metric label: the group's name, or ``OTHERS`` for the sum of all groups without a label of their own.
+
+        ``lags``: lag of each group by name.
+        """
         self._given &= lags.keys()
         for name in sorted(lags.keys() - self._given)[: self._most - len(self._given)]:
             self._given.add(name)

@@ -24,14 +24,20 @@ from liftpy.errors import CorruptionError
 
 @dataclass(slots=True)
 class HeardClock:
-    """The coordinator's clock. ``now_ns``: its time. ``stamp_ns``, ``leader_epoch``: of the last record."""
+    """The coordinator's clock, which advances with the records of the log.
+
+    ``now_ns``: its time in ns. ``stamp_ns``, ``leader_epoch``: timestamp and LeaderEpoch of the last record.
+    """
 
     now_ns: int = 0
     stamp_ns: int = 0
     leader_epoch: int = 0
 
     def advance(self, stamp_ns: int, leader_epoch: int) -> None:
-        """Advance to the next record, with this timestamp and LeaderEpoch."""
+        """Advance the clock by the time between the last record and this one.
+
+        ``stamp_ns``, ``leader_epoch``: timestamp and LeaderEpoch of this record.
+        """
         if leader_epoch == self.leader_epoch:
             self.now_ns += min(max(0, stamp_ns - self.stamp_ns), MAX_CLOCK_STEP_MS * NS_PER_MS)
         self.stamp_ns, self.leader_epoch = stamp_ns, leader_epoch
@@ -45,7 +51,7 @@ _GROUP_BYTES = 100
 
 @dataclass(slots=True)
 class GroupRecord:
-    """One group name: its streams and positions, and its work queues."""
+    """State under one group name in the coordinator: a group with its positions, its work queues, or a cursor."""
 
     readers: ConsumerGroup = field(default_factory=ConsumerGroup)
     queues: dict[Place, WorkQueue] = field(default_factory=dict)
@@ -54,17 +60,17 @@ class GroupRecord:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate size in the state, in bytes."""
+        """Approximate size of this group in the coordinator's state, in bytes."""
         return _GROUP_BYTES + self.readers.size_bytes + sum(queue.size_bytes for queue in self.queues.values())
 
     def expire(self, now_ns: int) -> None:
-        """End the sessions and leases whose time is over."""
+        """End the sessions and leases whose time has passed at ``now_ns``."""
         self.readers.expire(now_ns)
         for queue in self.queues.values():
             queue.expire(now_ns)
 
     def frozen(self) -> GroupRecord:
-        """Return a copy for a snapshot, which later commands do not change."""
+        """Return a copy for a snapshot. Later commands do not change the copy."""
         readers = self.readers
         copied = ConsumerGroup(
             readers.generation,
@@ -84,7 +90,7 @@ class GroupRecord:
 
     @property
     def is_empty(self) -> bool:
-        """True if there is nothing to store."""
+        """True if the group has no members, positions, queues or cursor, so that it need not be stored."""
         return not (self.readers.members or self.readers.positions or self.queues or self.cursor)
 
     def new_holder(self) -> None:
@@ -94,7 +100,7 @@ class GroupRecord:
 
 
 class GroupMachine:
-    """State machine of all groups. Call ``restore`` if there is a snapshot.
+    """State machine of all groups of one coordinator. Call ``restore`` if there is a snapshot.
 
     Then ``apply`` every record of the log once, in order.
     """
@@ -117,11 +123,14 @@ class GroupMachine:
 
     @property
     def waits(self) -> bool:
-        """True if a session or lease can expire. The log then needs records, also empty ones, to advance the clock."""
+        """True if a session or lease can expire. The coordinator then appends empty records to the log to advance the clock."""
         return bool(self._busy)
 
     def pass_time(self, stamp_ns: int, leader_epoch: int) -> None:
-        """Note that a record with this timestamp and LeaderEpoch is committed."""
+        """Advance the clock to the next record, and sometimes end the expired sessions and leases.
+
+        ``stamp_ns``, ``leader_epoch``: timestamp and LeaderEpoch of the record.
+        """
         self.clock.advance(stamp_ns, leader_epoch)
         if self.clock.now_ns - self._swept_ns >= _SWEEP_NS:
             self._swept_ns = self.clock.now_ns
@@ -130,7 +139,10 @@ class GroupMachine:
                 self._weigh(name)
 
     def apply(self, data: bytes, stamp_ns: int, leader_epoch: int) -> bytes:
-        """Return the answer to a command, both as bytes."""
+        """Apply one command to the state, and return the answer to its sender. Both are bytes.
+
+        ``stamp_ns``, ``leader_epoch``: timestamp and LeaderEpoch of the command's record.
+        """
         self.pass_time(stamp_ns, leader_epoch)
         try:
             command = decode_command(data)
@@ -244,7 +256,10 @@ class GroupMachine:
             _reject_full(answer, f"{commands.MAX_QUEUE_RANGES} ranges of one queue: settle what is out before more is given")
 
     def _queue(self, group: GroupRecord, take: pb.TakeRecords, answer: pb.GroupAnswer) -> WorkQueue | None:
-        """Return the queue of a take, and create it if needed. None: ``answer`` has the reason of the rejection."""
+        """Return the work queue of the partition from which ``take`` requests records. Create the queue if it does not exist.
+
+        Return None if the request is rejected. ``answer`` then has the reason.
+        """
         place = (take.stream, take.partition)
         queue = group.queues.get(place)
         if queue is not None and queue.uid == take.uid:
@@ -286,11 +301,11 @@ class GroupMachine:
 
     # ---- snapshots ---------------------------------------------------------------------------------------------------------
     def snapshot(self) -> bytes:
-        """Return the complete state. Equal states give equal bytes."""
+        """Return the complete state as bytes. Equal states give equal bytes."""
         return self.frozen()()
 
     def frozen(self) -> Callable[[], bytes]:
-        """Return a function that encodes the current state in any thread. Later commands do not change it."""
+        """Return a function that encodes the current state as bytes, in any thread. Later commands do not change the result."""
         head = pb.CoordinatorState(
             version=STATE_VERSION,
             clockNs=self.clock.now_ns,
@@ -302,7 +317,7 @@ class GroupMachine:
         groups = {name: group.frozen() for name, group in self.groups.items()}
 
         def made() -> bytes:
-            """Encode one group after the other, so that other threads wait only briefly."""
+            """Encode the groups one after the other, so that other threads wait only briefly. Return the complete state."""
             parts = [
                 pb.CoordinatorState(groups=[_group_state(name, groups[name])]).SerializeToString(deterministic=True)
                 for name in sorted(groups)
@@ -338,7 +353,7 @@ def _reject_full(answer: pb.GroupAnswer, what: str) -> None:
 
 
 def _wrong_kind_reason(group: GroupRecord, command: pb.GroupCommand) -> str:
-    """Return why a command does not fit the kind of its name (group, cursor or queue). '': it fits."""
+    """Return why a command does not fit the kind of its group name, such as a join to the name of a cursor. '': it fits."""
     if group.cursor and (command.HasField("join") or command.HasField("take")):
         return "the name is that of a cursor: use another, or delete it"
     if command.HasField("open") and not group.cursor and not group.is_empty:

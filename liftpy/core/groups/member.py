@@ -33,7 +33,7 @@ _REFUSED_NS = 1_000 * NS_PER_MS
 
 
 class MemberStage(Enum):
-    """Stage of a member.
+    """Stage of a group member, as the member itself knows it.
 
     JOINING: it has no partitions yet. MEMBER: it is in the group. FENCED: another process has its static identity, so it
     sends nothing more. LEFT: it has left the group.
@@ -47,10 +47,10 @@ class MemberStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionGained:
-    """The member starts to read ``key`` at ``position``, the offset of the next record.
+    """Action: start to read ``key`` at ``position``, the offset of the next record.
 
-    -1: nothing is committed, so it starts at the configured position. ``ADDED_LATER``: nothing is committed, so it starts
-    at the first record.
+    If nothing is committed, ``position`` is negative. -1: start at the configured position. ``ADDED_LATER``: start at the
+    first record.
     """
 
     key: PartitionKey
@@ -61,7 +61,7 @@ class PartitionGained:
 
 @dataclass(frozen=True, slots=True)
 class PartitionAsked:
-    """Another member waits for ``key``. Finish its records, commit, then call ``given_up``."""
+    """Action: release ``key``, because another member waits for it. Finish its records, commit, then call ``given_up``."""
 
     key: PartitionKey
     generation: int
@@ -69,7 +69,7 @@ class PartitionAsked:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLost:
-    """Stop to read ``key`` at once. Another member may own it, and commits are rejected."""
+    """Action: stop reading ``key`` at once. Another member may own it, and the coordinator rejects commits."""
 
     key: PartitionKey
     generation: int
@@ -77,7 +77,10 @@ class PartitionLost:
 
 @dataclass(frozen=True, slots=True)
 class MemberRefused:
-    """The coordinator rejected this member. It retries, unless it is fenced. ``detail`` says why."""
+    """The coordinator rejected this member. ``detail``: the reason.
+
+    ``for_good``: False: the member retries. True: it is fenced and sends nothing more.
+    """
 
     detail: str
     for_good: bool
@@ -87,7 +90,7 @@ MemberEvent = PartitionGained | PartitionAsked | PartitionLost | MemberRefused
 
 
 class MemberMachine:
-    """One member. ``new_id``: returns a random name for each session. All times are ns of one monotonic clock."""
+    """One member of a consumer group. ``new_id``: returns a random name for each session. Times are ns of one monotonic clock."""
 
     def __init__(
         self,
@@ -139,13 +142,13 @@ class MemberMachine:
 
     @property
     def until_ns(self) -> int:
-        """Time until which records may be delivered without another answered heartbeat."""
+        """Monotonic time in ns until which records may be delivered without another answered heartbeat."""
         return self._until_ns
 
     def given_up(self, key: PartitionKey) -> None:
-        """Note that the application has finished ``key`` and has committed its position.
+        """Report that the application has finished the records of ``key`` and has committed its position.
 
-        The next heartbeat is due now and reports the release.
+        The next heartbeat is due now and tells the coordinator that the partition is released.
         """
         if key in self._owned:
             self._dropped[key] = (self._owned.pop(key), self._number)
@@ -164,7 +167,7 @@ class MemberMachine:
     # ---- commands --------------------------------------------------------------------------------------------------------
     @property
     def wake_ns(self) -> int:
-        """Time of the next command, unless another call comes first."""
+        """Monotonic time in ns at which ``command`` has something to send, unless another call of this class changes it."""
         return self._due_ns
 
     def command(self, now_ns: int) -> pb.GroupCommand | None:

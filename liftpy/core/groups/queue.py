@@ -53,12 +53,15 @@ NO_KEY = 0
 
 
 def key_digest(key: bytes | None) -> int:
-    """Return the digest of ``key`` in commands and state. ``NO_KEY`` without a key or with an empty one."""
+    """Return the digest that stands for ``key`` in commands and state. ``NO_KEY``: the key is None or empty."""
     return int.from_bytes(blake2b(key, digest_size=8).digest(), "little") or 1 if key else NO_KEY
 
 
 class KeyOrder:
-    """Queue of waiting records for each key of an ordered queue. Offsets are added in ascending order."""
+    """For each key of an ordered queue, the offsets of its records that are not done. Offsets are added in ascending order.
+
+    Only the first record of each key can be delivered.
+    """
 
     def __init__(self) -> None:
         self._lines: dict[int, deque[int]] = {}
@@ -82,7 +85,10 @@ class KeyOrder:
         return key != NO_KEY and self._lines[key][0] != offset
 
     def remove(self, key: int, offset: int) -> int | None:
-        """Note that ``offset`` is done or was deleted from the log. Return the offset that is free now, None if there is none."""
+        """Note that the record at ``offset`` is done, or was deleted from the log.
+
+        Return the offset of the next record with ``key`` if it can be delivered now. None: there is none.
+        """
         line = self._lines[key]
         was_first = line[0] == offset
         line.remove(offset)
@@ -107,7 +113,7 @@ _SPARSE = 16
 
 
 class PieceKind(IntEnum):
-    """State of the records of a piece."""
+    """State of the records of a piece: done, leased (OUT), or to be delivered again (BACK)."""
 
     DONE = 1
     OUT = 2
@@ -147,14 +153,17 @@ class QueuePiece:
         return alike and self.dead == other.dead and self.reason == other.reason
 
     def between(self, start: int, end: int) -> QueuePiece:
-        """Return the part of the piece from ``start`` to ``end``. It is five times as fast as ``replace``."""
+        """Return a copy of this piece that has only the offsets from ``start`` (inclusive) to ``end`` (exclusive)."""
         return QueuePiece(
             start, end, self.kind, self.deliveries, self.lease, self.due_ns, self.member, self.reason, self.dead, self.key
         )
 
 
 class WorkQueue:
-    """State of one queue. The caller passes the coordinator's time and the positions of the log that a method needs."""
+    """State of one partition as a work queue.
+
+    The caller passes the coordinator's time and the positions of the log that a method needs.
+    """
 
     def __init__(self, uid: str, prefix: int, *, ordered: bool = False) -> None:
         self.uid = uid
@@ -194,12 +203,12 @@ class WorkQueue:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate size in the state, in bytes."""
+        """Approximate size of this queue in the coordinator's state, in bytes."""
         return PIECE_BYTES * (2 + len(self._pieces)) + KEY_BYTES * self._order.count
 
     @property
     def pieces(self) -> tuple[QueuePiece, ...]:
-        """Pieces in order, from the prefix to the frontier."""
+        """Pieces of the queue in order, from the first offset that is not done to the first that was never delivered."""
         return tuple(self._pieces)
 
     # ---- time ------------------------------------------------------------------------------------------------------------
@@ -221,7 +230,7 @@ class WorkQueue:
         self._change(over)
 
     def forget_below(self, log_start: int) -> None:
-        """Drop records below ``log_start``, which the log has deleted."""
+        """Drop the pieces below ``log_start``, because the log has deleted their records."""
         if log_start <= self.prefix:
             return
         if log_start < self.frontier:
@@ -236,7 +245,7 @@ class WorkQueue:
         self._advance()
 
     def next_ready_ns(self) -> int | None:
-        """Return the earliest time at which a record becomes BACK, None for never. Call ``expire`` first."""
+        """Return the earliest time in ns at which a record can be delivered again, None for never. Call ``expire`` first."""
         for heap, kind in ((self._ready, PieceKind.BACK), (self._ends, PieceKind.OUT)):
             while heap and self._at(heap[0], kind) is None:
                 heapq.heappop(heap)
@@ -244,20 +253,24 @@ class WorkQueue:
 
     # ---- commands --------------------------------------------------------------------------------------------------------
     def order(self, ordered: bool) -> bool:
-        """Switch the order by key on or off. Return False if this is not possible, because some delivered records are not done."""
+        """Switch the delivery in order by key on (``ordered`` True) or off. Return True if the queue is in the requested mode.
+
+        Return False if delivered records are not done. The mode then cannot change.
+        """
         if ordered != self.ordered and not self._pieces:
             self.ordered = ordered
         return self.ordered == ordered
 
     @property
     def is_full(self) -> bool:
-        """True if the state is too large for new deliveries."""
+        """True if the state has so many pieces that no new records may be leased."""
         return len(self._pieces) >= commands.MAX_QUEUE_RANGES
 
     def take(self, take: pb.TakeRecords, now_ns: int, *, may_grow: bool = True) -> list[pb.GrantedRange]:
-        """Lease up to ``maxRecords`` records to a member, in order of offsets. Due BACK records come before new ones.
+        """Lease up to ``maxRecords`` records to the member in ``take``, and return their ranges in order of offsets.
 
-        New records are below ``logEnd``. Both limits of leased records hold [Q5]. ``may_grow`` False: lease no new records.
+        Records to be delivered again come before new ones. New records are below ``logEnd``. The request limits the leased
+        records of the queue and those of this member [Q5]. ``may_grow`` False: lease no new records.
         """
         self.max_deliveries = take.maxDeliveries or commands.MAX_DELIVERIES
         self.wait_ns = (take.ackWaitMs or commands.ACK_WAIT_MS) * NS_PER_MS
@@ -293,7 +306,11 @@ class WorkQueue:
         ]
 
     def _taken_in_order(self, take: pb.TakeRecords, room: int, ranges: int, now_ns: int) -> list[QueuePiece]:
-        """Take new records whose keys are known. Lease the free ones. The others wait for an earlier record with their key."""
+        """Take new records of an ordered queue, as far as the request has their keys. Return the leased pieces.
+
+        A record that must wait for an earlier one of its key is stored without a lease. ``room``: maximum number of leased
+        records. ``ranges``: maximum number of leased pieces.
+        """
         given: list[QueuePiece] = []
         at, end = self.frontier, min(take.logEnd, take.keysFrom + len(take.keys))
         while take.keysFrom <= at < end and room > 0 and len(given) < ranges and not self._holds_enough():
@@ -346,7 +363,10 @@ class WorkQueue:
     def _settled_parts(
         self, settlement: pb.Settlement, own: list[int], start: int, end: int, now_ns: int
     ) -> Iterator[tuple[int, QueuePiece]]:
-        """Yield (index, new piece) for the pieces ``own`` between ``start`` and ``end``. Unchanged pieces are left out."""
+        """Yield (index, new piece) for each piece that the settlement changes.
+
+        ``own``: indexes of the pieces that the member holds. Only their parts from ``start`` to ``end`` (exclusive) change.
+        """
         due_ns = now_ns + self.wait_ns if settlement.kind == pb.SETTLE_EXTEND else None
         for index in own:
             piece = self._pieces[index]
@@ -357,7 +377,7 @@ class WorkQueue:
             yield index, self._settle(settlement, piece, now_ns)
 
     def _own(self, first: int, behind: int, lease: int, member: str) -> list[int]:
-        """Return the indexes of the pieces from ``first`` to ``behind`` (exclusive) that ``member`` holds by ``lease``."""
+        """Return the indexes of the pieces that ``member`` holds by ``lease``, from index ``first`` to ``behind`` (exclusive)."""
         if not lease:
             return []
         pieces = self._pieces
@@ -367,9 +387,10 @@ class WorkQueue:
     def _foreign_ranges(
         self, first: int, behind: int, own: list[int], kind: int, start: int, end: int, most: int
     ) -> list[tuple[int, int]]:
-        """Return at most ``most`` ranges between ``start`` and ``end`` that the member does not own.
+        """Return the ranges (start, end) of a settlement that the member does not own, at most ``most``.
 
-        For an ack, ranges that are done are left out.
+        ``first``, ``behind``: the pieces to search, by index. ``own``: indexes of the pieces that the member owns. ``start``,
+        ``end``: offsets of the settlement. ``kind``: its kind. For an ack, ranges that are done are left out.
         """
         mine, found = set(own), list[tuple[int, int]]()
         for index in range(first, behind):
@@ -404,7 +425,10 @@ class WorkQueue:
         return reason if len(self._pieces) < _MANY_PIECES else reason[:_SHORT_REASON]
 
     def _return_or_kill(self, piece: QueuePiece, due_ns: int, deliveries: int) -> QueuePiece:
-        """Return ``piece`` as BACK, or as dead after too many deliveries."""
+        """Return a copy of ``piece`` without a lease, to be delivered again from ``due_ns`` on.
+
+        If ``deliveries`` has reached the maximum, the copy is dead: its records go to the dead letters.
+        """
         dead, reason = piece.dead, piece.reason
         if not dead and deliveries >= self.max_deliveries:
             dead, reason = True, self._short(f"delivered {deliveries} times")
@@ -423,7 +447,7 @@ class WorkQueue:
         return bisect_right(self._starts, offset) - 1
 
     def _at(self, entry: tuple[int, int], kind: PieceKind) -> QueuePiece | None:
-        """Return the piece of a heap entry. None: the piece has changed since."""
+        """Return the piece that a heap entry (due time, start offset) names. None: the piece has changed since."""
         due_ns, start = entry
         index = self._index(start)
         piece = self._pieces[index] if index >= 0 else None
@@ -462,7 +486,7 @@ class WorkQueue:
                 del self._starts[right]
 
     def _change(self, changes: list[tuple[int, QueuePiece]]) -> None:
-        """Replace many parts of pieces in one pass. Each part comes with the index of its piece, in ascending order."""
+        """Replace parts of pieces in one pass. ``changes``: (index of the piece, new part), in ascending order."""
         if not changes:
             return
         first, behind = changes[0][0], changes[-1][0] + 1
@@ -511,7 +535,10 @@ class WorkQueue:
             self._free_next(former)
 
     def _rest(self, index: int, start: int, fresh: list[QueuePiece]) -> QueuePiece:
-        """Return the part of the piece at ``index`` from ``start`` on. A new piece is added to ``fresh``."""
+        """Return the part of the piece at ``index`` from the offset ``start`` on.
+
+        If this is a new piece, add it to ``fresh``, the list of pieces that are not in the heaps yet.
+        """
         piece = self._pieces[index]
         if piece.start == start:
             return piece
@@ -533,7 +560,7 @@ class WorkQueue:
             heap[:] = self._entries(kind)
 
     def _count(self, piece: QueuePiece, records: int) -> None:
-        """Add ``records`` to the number of records in the state of ``piece``."""
+        """Add ``records`` (negative: subtract) to the counters of leased, dead and other records, as the state of ``piece`` says."""
         self._records[piece.kind] += records
         if piece.kind is PieceKind.OUT:
             count = self._out.get(piece.member, 0) + records
@@ -545,7 +572,7 @@ class WorkQueue:
             self._dead_back += records
 
     def _advance(self) -> None:
-        """Move DONE pieces at the beginning into the prefix."""
+        """Move the start of the queue past the pieces at its beginning that are DONE."""
         if self._pieces and self._pieces[0].kind is PieceKind.DONE:
             first = self._pieces[0]
             self._count(first, first.start - first.end)
@@ -576,7 +603,7 @@ class WorkQueue:
 
     @classmethod
     def from_state(cls, state: pb.QueueState) -> WorkQueue:
-        """Load the result of ``state``."""
+        """Return the queue that ``state`` describes. ``state``: result of the method ``state``, from a snapshot."""
         queue = cls(state.uid, state.prefix, ordered=state.ordered)
         queue.leases, queue.max_deliveries, queue.wait_ns = state.leases, state.maxDeliveries, state.waitNs
         if state.HasField("firstPartitions"):
@@ -598,11 +625,14 @@ class WorkQueue:
         self._ready = self._entries(PieceKind.BACK)
 
     def _entries(self, kind: PieceKind) -> list[tuple[int, int]]:
-        """Return the heap entries of all pieces of ``kind``."""
+        """Return the heap entries (due time in ns, start offset) of all pieces of ``kind``, sorted.
+
+        Records that wait for an earlier one of their key are left out.
+        """
         return sorted((p.due_ns, p.start) for p in self._pieces if p.kind is kind and not self._order.holds(p.key, p.start))
 
     def frozen(self) -> WorkQueue:
-        """Return a copy for ``state``, which later commands do not change."""
+        """Return a copy of the queue for a snapshot. Later commands do not change the copy."""
         copied = WorkQueue(self.uid, self.prefix, ordered=self.ordered)
         copied.leases, copied.max_deliveries, copied.wait_ns = self.leases, self.max_deliveries, self.wait_ns
         copied.first_partitions = self.first_partitions
@@ -610,7 +640,7 @@ class WorkQueue:
         return copied
 
     def view(self, stream: str, partition: int, *, with_holders: bool = True) -> pb.QueueView:
-        """Return the figures for operators.
+        """Return the figures of the queue for operators, such as its numbers of records.
 
         ``with_holders``: include the members with leased records. This reads all pieces.
         """

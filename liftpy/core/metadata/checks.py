@@ -17,7 +17,9 @@ from liftpy.core.metadata.replay import check_partition
 
 
 def check_image(image: ClusterImage) -> None:
-    """Check one image: every partition meets C1 and C3, counters are above all assigned values, and derived maps are right."""
+    """Check the invariants of one image: every partition meets C1 and C3, counters are above all assigned values, and derived
+    maps are right. Raise InvariantError if one is broken.
+    """
     hosted: dict[str, dict[str, list[int]]] = {}
     led: dict[str, int] = {}
     uids = [stream.uid for stream in image.streams.values()]
@@ -48,7 +50,10 @@ def check_image(image: ClusterImage) -> None:
 
 
 def check_step(old: ClusterImage, new: ClusterImage) -> None:
-    """Check that the change from one image to the next meets C2, C4 and C6."""
+    """Check that the change from the image ``old`` to the next image ``new`` meets the invariants C2, C4 and C6.
+
+    Raise InvariantError if it does not.
+    """
     check(new.index >= old.index, "M5", "index fell")
     for field in ("next_incarnation", "next_stream_uid", "next_leader_epoch", "next_epoch", "placement_index"):
         check(getattr(new.counters, field) >= getattr(old.counters, field), "C2", field)
@@ -79,14 +84,17 @@ def _check_change(image: ClusterImage, old: PartitionState, new: PartitionState,
 
 
 class LeadershipHistory:
-    """Leaders and candidates of all LeaderEpochs that a test has seen [C1]."""
+    """Leaders and candidates of all LeaderEpochs that a test has seen, to check the invariant C1."""
 
     def __init__(self) -> None:
         self._leaders: dict[tuple[PartitionKey, int], tuple[str, int]] = {}
         self._epoch_owners: dict[int, PartitionKey] = {}
 
     def add_image(self, image: ClusterImage) -> None:
-        """Raise InvariantError if one LeaderEpoch has two leader nodes, two processes of one node, or two partitions."""
+        """Add the leaders and candidates in an image.
+
+        Raise InvariantError if one LeaderEpoch has two leader nodes, two processes of one node, or two partitions.
+        """
         for stream in image.streams.values():
             for partition in stream.partitions:
                 holder = partition.leader or partition.candidate

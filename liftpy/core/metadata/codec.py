@@ -38,9 +38,10 @@ from liftpy.errors import ConfigError, IncompatibleVersionError
 
 
 def _choice(kind: type[Enum], what: str) -> Converter:
-    """Return the two functions that convert an enum to text and back.
+    """Return two functions for a setting whose values are an enum: from the enum to text, and back.
 
-    The text is the value of the enum, or the lower-case name if the value is a number.
+    The text is the value of the enum, or the lower-case name if the value is a number. ``what``: name of the setting for
+    error texts.
     """
     members = {member.value if isinstance(member.value, str) else member.name.lower(): member for member in kind}
     texts = {member: text for text, member in members.items()}
@@ -87,12 +88,12 @@ times_to_pb, times_from_pb = TIMES.to_pb, TIMES.from_pb
 
 
 def pause_to_pb(pause: Pause) -> pb.Pause:
-    """Convert a Pause to protobuf. Both have the same numbers."""
+    """Convert a Pause to its protobuf enum. Both have the same numbers."""
     return cast(pb.Pause, int(pause))
 
 
 def reason_to_pb(reason: MoveReason) -> pb.MoveReason:
-    """Convert a MoveReason to protobuf. Both have the same numbers."""
+    """Convert a MoveReason to its protobuf enum. Both have the same numbers."""
     return cast(pb.MoveReason, int(reason))
 
 
@@ -101,9 +102,9 @@ _STORED_NAMES = {"min_isr_hold_timeout_s": "max_held_s"}
 
 
 def stored_text(error: ConfigError) -> str:
-    """Return the text of a rejection in the form that controllers of all versions store.
+    """Return the text of ``error`` with the names of settings that controllers of all versions use.
 
-    The text is part of the image, so all versions must store the same text. A renamed setting has its name of feature
+    The text is stored in the image, so all versions must store the same text. A renamed setting has its name of feature
     level 5.
     """
     text = str(error)
@@ -116,7 +117,7 @@ _ALTERABLE = frozenset(CONFIG.wire_names[field] for field in ALTERABLE)
 
 
 def apply_changed_fields(config: StreamConfig, wanted: pb.StreamConfig, changed: Iterable[str]) -> StreamConfig:
-    """Return ``config`` with the fields in ``changed`` replaced by those of ``wanted``. ``changed`` has protobuf names.
+    """Return ``config`` with some fields replaced by those of ``wanted``. ``changed``: their names in protobuf.
 
     Raise ConfigError if a field cannot be changed or is out of its range.
     """
@@ -144,7 +145,7 @@ def report_to_pb(uid: str, partition: int, report: LeaderReport) -> pb.LeaderRep
 def image_to_bytes(image: ClusterImage, *, operations: bool = True) -> bytes:
     """Return the image as bytes. Equal images give equal bytes.
 
-    If ``operations`` is False, the bytes lack the window of finished operations. Only controllers need it.
+    If ``operations`` is False, the bytes lack the answers to finished operations. Only controllers need them.
 
     Streams are encoded one by one and joined, because a serialized message is the concatenation of its fields. So there
     is no second copy of a large image.

@@ -49,7 +49,7 @@ class ControllerList:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """All nodes that receive the log."""
+        """All nodes that receive the log of the metadata group: voters and learner."""
         return (*self.voters, self.learner) if self.learner else self.voters
 
     @property
@@ -62,7 +62,7 @@ class ControllerList:
         return node_id in self.members
 
     def as_text(self) -> str:
-        """Return the list as text for people."""
+        """Return the list as text for operators."""
         parts = [f"the controllers are {', '.join(self.voters)}"]
         parts += [f"{self.learner} becomes one as soon as it has caught up"] if self.learner else []
         parts += [f"{self.leaving} is to go"] if self.leaving else []
@@ -74,17 +74,17 @@ list_to_pb, list_from_pb = CONTROLLERS.to_pb, CONTROLLERS.from_pb
 
 
 def majority(count: int) -> int:
-    """Return the size of a majority of ``count`` members."""
+    """Return how many of ``count`` members are a majority."""
     return count // 2 + 1
 
 
 def first_list(members: Iterable[str]) -> ControllerList:
-    """Return the controller list with ``members``, as in the settings."""
+    """Return a controller list with ``members`` as voters, as the settings name them."""
     return ControllerList(tuple(sorted(members)))
 
 
 def well_formed(held: ControllerList) -> bool:
-    """Return whether the list is valid.
+    """Return whether the controller list ``held`` is valid.
 
     Voters are unique and ordered by id, at most one of them leaves, and the learner is not a voter.
     """
@@ -114,7 +114,7 @@ def list_of(entry: bytes, index: int) -> ControllerList | None:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """State of the group when a change is requested."""
+    """State of the metadata group, as one member knows it, for the decision about a change of the controllers."""
 
     now: ControllerList
     """Newest controller list in the log of this member."""
@@ -136,7 +136,7 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Rejection of a change, with its reason."""
+    """Rejection of a change of the controllers, with its reason."""
 
     error: pb.ControlResponse.Error
     detail: str
@@ -144,7 +144,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class NoChange:
-    """Planning result without a step. The list is already as requested, or another step is running."""
+    """A change of the controllers needs no step now. ``detail``: why, for example because the list is already as requested."""
 
     detail: str
 
@@ -154,7 +154,10 @@ _ERROR = pb.ControlResponse
 
 
 def plan_change(asked: pb.ChangeControllers, view: GroupView, nodes: frozenset[str], fenced: frozenset[str]) -> Planned:
-    """Return the next list for the request ``asked``. ``nodes``: registered nodes. ``fenced``: those that do not run."""
+    """Return the next controller list for the request ``asked``, a rejection, or the reason why no step is needed.
+
+    ``nodes``: registered nodes. ``fenced``: those that do not run.
+    """
     if view.blocked:  # first: an entry that is not committed may be of this very request
         return Refused(_ERROR.UNAVAILABLE, view.blocked)
     match asked.what:
@@ -181,7 +184,11 @@ def _change_in_progress(now: ControllerList) -> Refused:
 def _check_new_controller(
     node: str, now: ControllerList, nodes: frozenset[str], fenced: frozenset[str], more: int
 ) -> Refused | None:
-    """Return why ``node`` cannot become a controller, or None if it can."""
+    """Return why ``node`` cannot become a controller. None: it can.
+
+    ``now``: current list. ``nodes``: registered nodes. ``fenced``: those that do not run. ``more``: number of voters that the
+    change adds.
+    """
     if now.learner or now.leaving:
         return _change_in_progress(now)
     if node not in nodes:
@@ -239,7 +246,10 @@ def _plan_replace(old: str, new: str, now: ControllerList, nodes: frozenset[str]
 
 
 def _check_majority(plan: ControllerList, view: GroupView) -> Refused | None:
-    """Return a rejection if the planned list would have no live majority, or None. The learner counts as a voter."""
+    """Return a rejection if the planned list ``plan`` would have no live majority. None: it has one.
+
+    The learner counts as a voter.
+    """
     voters = {*plan.voters, plan.learner} - {""}
     live = (view.live & voters) | ({plan.learner} - {""})
     needed = majority(len(voters))
@@ -253,12 +263,12 @@ def _check_majority(plan: ControllerList, view: GroupView) -> Refused | None:
 
 
 def _check_majority_without(now: ControllerList, node: str, view: GroupView) -> Refused | None:
-    """Return a rejection if the remaining controllers have no live majority, or None."""
+    """Return a rejection if the controllers without ``node`` would have no live majority. None: they have one."""
     return _check_majority(replace(now, voters=tuple(v for v in now.voters if v != node), learner=""), view)
 
 
 def next_step(view: GroupView) -> ControllerList | None:
-    """Return the next list of the running change, or None if there is no change or it must wait (``waits_for``)."""
+    """Return the controller list of the next step of the running change. None: there is no change, or it must wait."""
     now = view.now
     if waits_for(view):
         return None
@@ -270,12 +280,12 @@ def next_step(view: GroupView) -> ControllerList | None:
 
 
 def leader_must_transfer(view: GroupView) -> bool:
-    """Return whether the leader itself must leave and all other work is done."""
+    """Return whether the running change waits only for the leader, which must transfer its leadership and leave."""
     return view.now.leaving == view.leader and not view.now.learner and not waits_for(view)
 
 
 def waits_for(view: GroupView) -> str:
-    """Return what the running change of the controllers waits for, as text. '' means that it does not wait."""
+    """Return what the running change of the controllers waits for, as text. '': it does not wait, or there is no change."""
     now = view.now
     if not (now.learner or now.leaving):
         return ""

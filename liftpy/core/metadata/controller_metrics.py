@@ -23,8 +23,8 @@ _ELECTING = (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND)
 class ControllerMetrics:
     """Counts elections and failovers from changes of the image.
 
-    ``failovers``: receives durations in seconds. ``tell``: receives each election, its kind, and the time when the partition lost its
-    leader.
+    ``failovers``: histogram of their durations in seconds. ``tell``: called at each election with the partition, the kind, and
+    the monotonic time in ns when the partition lost its leader.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 class DataDeletion:
-    """Partitions that left this node by a change in its image.
+    """Finds the partitions that left this node by a change in its image, so that their data may be deleted.
 
     A partition that is only missing in the image stays on the disk [M11].
     """
@@ -25,11 +25,11 @@ class DataDeletion:
         self._deleted_uids: set[str] = set()
 
     def note_deleted_streams(self, deleted: Iterable[StreamImage]) -> None:
-        """Note that the image shows these streams as deleted."""
+        """Record that the image shows the streams ``deleted`` as deleted, so that their partitions have left this node."""
         self._deleted_uids.update(stream.uid for stream in deleted)
 
     def has_left(self, key: PartitionKey, image: ClusterImage) -> bool:
-        """Return whether ``key`` has left this node, by ``image`` and the earlier images."""
+        """Return whether the partition ``key`` has left this node: its stream was deleted, or its replicas are elsewhere."""
         return key.uid in self._deleted_uids or self._moved_away(key, image)
 
     def _moved_away(self, key: PartitionKey, image: ClusterImage) -> bool:
@@ -38,18 +38,21 @@ class DataDeletion:
         return found is not None and self._node_id not in found[1].holders
 
     def deletion_denied(self, key: PartitionKey) -> None:
-        """Note that the controllers still have the stream, so the image of this node was wrong."""
+        """Record that the stream of ``key`` exists, by the answer of a controller. The image of this node was wrong."""
         self._deleted_uids.discard(key.uid)
 
 
 def question(key: PartitionKey) -> pb.ControlRequest:
-    """Return the question about ``key`` for a controller."""
+    """Return the request to a controller that asks whether the data of ``key`` may be deleted."""
     asked = pb.DescribeStream(name=key.stream, uid=key.uid, fromPartition=key.partition, maxBytes=1)
     return pb.ControlRequest(describeStream=asked, linearizable=True)
 
 
 def may_delete(response: pb.ControlResponse, key: PartitionKey, node_id: str) -> bool | None:
-    """Return whether the answer allows ``node_id`` to delete its data of ``key``. None: the answer does not decide it."""
+    """Return whether ``response``, a controller's answer to ``question``, allows ``node_id`` to delete its data of ``key``.
+
+    None: the answer does not decide it.
+    """
     if response.error == pb.ControlResponse.NOT_FOUND:
         return True
     partitions = [p for p in response.stream.partitions if p.partition == key.partition]

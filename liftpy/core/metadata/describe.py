@@ -33,12 +33,15 @@ _NAMED = 10
 
 
 def page_bytes(asked_bytes: int, max_payload_bytes: int) -> int:
-    """Return the size limit of a page for messages of ``max_payload_bytes``. If ``asked_bytes`` is 0, use the default."""
+    """Return the maximum size of a page in bytes, for a request that asks for ``asked_bytes`` (0: the default).
+
+    A page takes at most half of the maximum size of a message, ``max_payload_bytes``.
+    """
     return max(_MIN_PAGE_BYTES, min(asked_bytes or DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, max_payload_bytes // 2))
 
 
 class _Room:
-    """Room that remains in a page, in bytes. The first item always fits."""
+    """Number of bytes that a page still has room for. The first item always fits."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._left_bytes = limit_bytes
@@ -52,7 +55,7 @@ class _Room:
 
 
 def describe(image: ClusterImage, request: pb.DescribeCluster) -> pb.ControlResponse:
-    """Return the page that ``request`` asks for. The caller adds the leader and the controllers."""
+    """Return the page of the cluster's description that ``request`` asks for. The caller adds the leader and the controllers."""
     page = pb.ClusterDescription(image=pb.Image(index=image.index, timeNs=image.time_ns, featureLevel=image.feature_level))
     if image.default_quota != NO_QUOTA:
         page.image.defaultQuota.CopyFrom(quota_to_pb(image.default_quota))
@@ -67,7 +70,10 @@ def describe(image: ClusterImage, request: pb.DescribeCluster) -> pb.ControlResp
 
 
 def _add_nodes(page: pb.ClusterDescription, image: ClusterImage, after: str, room: _Room) -> bool:
-    """Add nodes to the page. Return whether all nodes are in this page or an earlier one."""
+    """Add the nodes after the id ``after`` to the page, as long as it has room.
+
+    Return whether all nodes are in this page or an earlier one.
+    """
     if not after:
         page.image.counters.CopyFrom(COUNTERS.to_pb(image.counters))
     for node_id in sorted(node_id for node_id in image.nodes if node_id > after):
@@ -92,7 +98,10 @@ def _add_streams(page: pb.ClusterDescription, image: ClusterImage, request: pb.D
 
 
 def _add_stream(page: pb.ClusterDescription, stream: StreamImage, first: int, room: _Room) -> bool:
-    """Add the stream to the page. Return whether the page has all remaining partitions of the stream."""
+    """Add the partitions of a stream from number ``first`` on to the page, as long as it has room.
+
+    Return whether all of them fit.
+    """
     head = stream_to_pb(replace(stream, partitions=()))
     if not room.takes(head):
         page.more = True
@@ -104,7 +113,7 @@ def _add_stream(page: pb.ClusterDescription, stream: StreamImage, first: int, ro
 
 
 def _add_partitions(described: pb.Stream, stream: StreamImage, first: int, room: _Room) -> int:
-    """Add partitions to the page, at least one.
+    """Add the partitions of ``stream`` from number ``first`` on to ``described``, at least one.
 
     Return the number of the first partition that does not fit, or 0 if all partitions fit.
     """
@@ -133,7 +142,10 @@ def describe_stream(image: ClusterImage, request: pb.DescribeStream) -> pb.Contr
 
 
 def cut_stream(response: pb.ControlResponse, limit_bytes: int) -> None:
-    """Remove the partitions of the stream that do not fit, and set the first partition of the next page."""
+    """Remove the partitions of the stream in ``response`` that do not fit into ``limit_bytes``.
+
+    Set the first partition of the next page in the response.
+    """
     if not response.HasField("stream") or response.stream.ByteSize() <= limit_bytes:
         return
     room = _Room(limit_bytes)
@@ -174,7 +186,7 @@ class ClusterPages:
         self._next = self._after(page) if page.more else None
 
     def _continue(self, rest: list[pb.Stream]) -> None:
-        """Merge the rest of the last stream.
+        """Add the rest of the last stream of the previous page. ``rest``: streams of the new page.
 
         The page may have more partitions, repeat the stream, or show that it was deleted.
         """
@@ -239,7 +251,7 @@ Describe = Callable[[ClusterImage], pb.ControlResponse]
 
 
 def describer(request: pb.ControlRequest) -> Describe | None:
-    """Return the function that answers a read-only request, or None for other requests."""
+    """Return the function that answers a request for a description. None: it is another request."""
     match request.WhichOneof("request"):
         case "describeCluster":
             return lambda image: describe(image, request.describeCluster)
@@ -249,7 +261,7 @@ def describer(request: pb.ControlRequest) -> Describe | None:
 
 
 def fit_request(request: pb.ControlRequest, max_payload_bytes: int) -> None:
-    """Limit the requested page size, so that the answer fits into one message of this NATS server."""
+    """Limit the page size that ``request`` asks for, so that the answer fits into one message of this NATS server."""
     match request.WhichOneof("request"):
         case "describeCluster":
             request.describeCluster.maxBytes = page_bytes(request.describeCluster.maxBytes, max_payload_bytes)

@@ -60,7 +60,7 @@ def eligible(draft: RecordBuilder, stream: StreamImage, partition: PartitionStat
 def begin(
     draft: RecordBuilder, stream: StreamImage, partition: PartitionState, deposed: str = "", report: LeaderReport | None = None
 ) -> PartitionState:
-    """Start an election of the partition without the node ``deposed``.
+    """Return the partition with a new election, in which the node ``deposed`` takes no part.
 
     The election ends at once if enough is known. ``deposed`` '': every eligible node may win. ``report``: report that caused
     the election.
@@ -74,7 +74,10 @@ def begin(
 def add_report(
     draft: RecordBuilder, stream: StreamImage, partition: PartitionState, report: LeaderReport | None = None
 ) -> PartitionState:
-    """Return the partition after one more ``report``, or after the set of eligible nodes has changed."""
+    """Return the partition after a node has reported its position, or after the set of eligible nodes has changed.
+
+    The election ends if all needed positions are known.
+    """
     told = _answers(draft, stream, partition)
     if report is not None:
         told[report.witness] = report
@@ -82,7 +85,7 @@ def add_report(
 
 
 def conclude(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
-    """Return the partition with a candidate, without waiting for further reports."""
+    """Return the partition with a candidate, chosen by the positions that are known. Do not wait for further reports."""
     return _choose(draft, stream, partition, _answers(draft, stream, partition))
 
 
@@ -99,7 +102,7 @@ def pass_over(draft: RecordBuilder, stream: StreamImage, partition: PartitionSta
 
 
 def transfer(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str = "") -> PartitionState | None:
-    """Return the partition with a planned transfer to ``node_id``. None: no node can become leader.
+    """Return the partition with a planned transfer of its leadership to ``node_id``. None: no node can become leader.
 
     ``node_id`` '': the best other member. The old leader is alive and stays in the ISR. It is a candidate again if the
     others fail.
@@ -118,7 +121,7 @@ def transfer(draft: RecordBuilder, stream: StreamImage, partition: PartitionStat
 
 
 def propose(draft: RecordBuilder, partition: PartitionState, candidate: str) -> PartitionState:
-    """Return the partition with ``candidate`` as candidate in a new LeaderEpoch."""
+    """Return the partition with the node ``candidate`` as candidate for its leadership, in a new LeaderEpoch."""
     draft.count_leader(candidate)
     return replace(
         partition,
@@ -130,7 +133,7 @@ def propose(draft: RecordBuilder, partition: PartitionState, candidate: str) -> 
 
 
 def finish(stream: StreamImage, partition: PartitionState) -> PartitionState:
-    """Make the candidate the leader and the partition Online, in one change.
+    """Return the partition with its candidate as leader and status Online, in one change.
 
     A candidate that may miss records becomes the only member of the ISR [C11].
     """
@@ -202,22 +205,28 @@ def _needed_reports(stream: StreamImage, partition: PartitionState) -> int:
 
 
 def _quorum_overlap(stream: StreamImage, partition: PartitionState) -> int:
-    """Return how many replicas must be eligible.
+    """Return how many replicas must be eligible so that one of them has every committed record.
 
-    With the commit policy quorum, it is at least one of every majority: one of two replicas, two of three or four.
+    With the commit policy quorum, each majority must contain one of them: one of two replicas, two of three or four.
     """
     return (len(partition.replicas) + 1) // 2 if is_quorum(stream) else 1
 
 
 def _nodes_whose_positions_count(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> list[str]:
-    """Return the nodes whose positions count: eligible nodes, and with commit policy ``quorum`` also failed candidates."""
+    """Return the nodes that must report a position in an election before a candidate is chosen.
+
+    These are the eligible nodes, and with the commit policy ``quorum`` also failed candidates.
+    """
     if not is_quorum(stream):
         return list(eligible(draft, stream, partition))
     return [node for node in stream.may_lead(partition) if node != partition.deposed and draft.is_live(node)]
 
 
 def _answers(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> dict[str, LeaderReport]:
-    """Return node id -> position that it reported in this leadership and status. Reports of ended processes are left out."""
+    """Return the positions that nodes have reported in this leadership and status, by node.
+
+    Reports of ended processes are left out.
+    """
     held = draft.image.reports.get((stream.uid, partition.partition), ())
     return {report.witness: report for report in held if _is_current(draft, report)}
 
@@ -299,7 +308,7 @@ class ElectionTimers:
                 self._watch(change.stream, change.new, now_ns)
 
     def note_report(self, report: pb.ReportLeader, now_ns: int) -> None:
-        """Record that a node reported a position, which is progress in an election."""
+        """Record that a node reported its position, because progress of a node makes the timers wait."""
         clock = self._clocks.get(PartitionKey(report.stream, report.uid, report.partition))
         if clock is None or clock.partition.status is not PartitionStatus.ELECTION or report.witness in clock.told:
             return
@@ -308,10 +317,7 @@ class ElectionTimers:
             self._got_on_ns[report.witness] = now_ns
 
     def progress(self, report: pb.ReportPromotion, now_ns: int) -> bool:
-        """Process a report of a candidate that is not ready yet.
-
-        Return whether it showed progress, which restarts its timer.
-        """
+        """Process a report of a candidate that is not ready yet. Return whether it showed progress, which restarts its timer."""
         clock = self._clocks.get(PartitionKey(report.stream, report.uid, report.partition))
         if clock is None or clock.partition.status is not PartitionStatus.CANDIDATE_FOUND:
             return False
@@ -325,7 +331,10 @@ class ElectionTimers:
         return True
 
     def due(self, now_ns: int) -> list[Proposal]:
-        """Return the proposals of expired timers, ordered by partition. A proposal without effect is returned again later."""
+        """Return the requests of expired timers that the metadata leader proposes now, ordered by partition.
+
+        A request without effect is returned again later.
+        """
         ended: list[_Clock] = []
         while (deadline_ns := self.next_deadline_ns()) is not None and deadline_ns <= now_ns:
             clock = self._clocks[heappop(self._queue)[1]]
@@ -338,7 +347,7 @@ class ElectionTimers:
         return [_proposal(clock.key, clock.partition) for clock in sorted(ended, key=lambda clock: clock.key)]
 
     def next_deadline_ns(self) -> int | None:
-        """Return the latest monotonic time for the next call of ``due``, or None without timers."""
+        """Return the monotonic time at which ``due`` must be called at the latest. None: no timer runs."""
         queue = self._queue
         while queue:
             deadline_ns, key = queue[0]
@@ -353,7 +362,10 @@ class ElectionTimers:
         heappush(self._queue, (deadline_ns, clock.key))
 
     def _waits_until_ns(self, clock: _Clock) -> int:
-        """Return the time until which an expired timer still waits, because its nodes make progress with other partitions."""
+        """Return the monotonic time until which the expired timer ``clock`` still waits.
+
+        It waits while its nodes make progress with other partitions.
+        """
         status = clock.partition.status
         if status is PartitionStatus.CANDIDATE_FOUND:
             within_ns, awaited = self._wait_ns[status], [clock.partition.candidate]
@@ -363,7 +375,7 @@ class ElectionTimers:
         return min(max(got_on_ns) + within_ns, clock.began_ns + self._patience_ns) if got_on_ns else clock.began_ns
 
     def _silent(self, clock: _Clock) -> list[str]:
-        """Return the live nodes that may become candidate and have not reported their position."""
+        """Return the live nodes that have not reported their position in the election of ``clock`` and may become candidate."""
         key, partition, image = clock.key, clock.partition, self._image
         found = image.find(key.stream, key.uid, key.partition) if image is not None else None
         if found is None or image is None or partition.status is not PartitionStatus.ELECTION:
@@ -431,7 +443,7 @@ def partitions_off_preferred_leader(image: ClusterImage) -> list[tuple[Partition
 
 
 class PreferredLeaders:
-    """Finds leaderships that can return to their preferred leader, every ``every_s`` seconds (0: never).
+    """Finds partitions that can return to their preferred leader, every ``every_s`` seconds (0: never).
 
     Only the metadata leader runs it. ``now_ns`` is monotonic.
     """
@@ -454,7 +466,10 @@ class PreferredLeaders:
         self._leads = False
 
     def change(self, every_s: float) -> None:
-        """Change the interval. The first check runs at once, the second one moves leaderships that are still misplaced."""
+        """Change the interval of the checks to ``every_s`` seconds. 0: no checks.
+
+        The first check runs at once. The second one returns the leaderships that are still misplaced.
+        """
         self._every_ns = round(every_s * NS_PER_S)
         self._seen = frozenset()
         self._next_ns = 0 if self._every_ns and self._leads else None
@@ -472,5 +487,5 @@ class PreferredLeaders:
         return [pb.ElectLeader(stream=key.stream, uid=key.uid, partition=key.partition, node=node) for key, node in moves]
 
     def next_deadline_ns(self) -> int | None:
-        """Return the monotonic time of the next call of ``due``, or None without checks."""
+        """Return the monotonic time at which ``due`` must be called at the latest. None: there are no checks."""
         return self._next_ns

@@ -27,7 +27,7 @@ _ASKED_FROM = 2
 
 
 class ProbeResult(Enum):
-    """Result of a question to a node."""
+    """Answer of a node to a question about a reported leader."""
 
     SERVES = "serves"
     """The node leads in the requested epoch with a lease, and followers can fetch from it."""
@@ -54,7 +54,7 @@ class _OpenReport:
 
 
 class FailureReports:
-    """All open failure reports on the metadata leader, at most one case per partition. ``now_ns`` is monotonic."""
+    """All failure reports that wait for answers, on the metadata leader: at most one per partition. ``now_ns`` is monotonic."""
 
     def __init__(self) -> None:
         self.counters: Counter[str] = Counter()
@@ -65,18 +65,24 @@ class FailureReports:
         self._proven: list[pb.ReportLeader] = []
 
     def lead(self, term: int) -> None:
-        """Start as the metadata leader in Raft term ``term``. Reports of other terms do not count together with new ones."""
+        """Start to collect reports, because this node became the metadata leader in Raft term ``term``.
+
+        Reports of other terms do not count together with new ones.
+        """
         self.resign()
         self._term = term
 
     def resign(self) -> None:
-        """Stop and forget all reports, because this node lost the metadata leadership."""
+        """Stop collecting reports and forget all of them, because this node lost the metadata leadership."""
         self._cases.clear()
         self._questions.clear()
         self._proven.clear()
 
     def add(self, report: pb.ReportLeader, image: ClusterImage, now_ns: int) -> bool:
-        """Add a report at its arrival. Return whether it must wait until the reported leader was asked."""
+        """Add a follower's report that its leader is silent, when it arrives.
+
+        Return whether it must wait until the reported leader was asked. False: the report can be decided now.
+        """
         report.stampNs, report.stampTerm, report.accusedAsked = now_ns, self._term, False
         found = image.find(report.stream, report.uid, report.partition)
         if found is None or report.leaderLacks or not _needs_questions(found[1], report):
@@ -90,7 +96,7 @@ class FailureReports:
         return True
 
     def take_questions(self) -> list[LeaderQuestion]:
-        """Return the questions that the shell must send now. Each question is returned once."""
+        """Return the questions to send now to reported leaders and to reporting followers. Each question is returned once."""
         asked, self._questions = self._questions, []
         return asked
 
@@ -110,7 +116,7 @@ class FailureReports:
         return proven
 
     def next_deadline_ns(self) -> int | None:
-        """Return the latest monotonic time for the next call of ``due``, or None if no case is open."""
+        """Return the monotonic time at which ``due`` must be called at the latest. None: no report waits."""
         if self._proven:
             return 0
         return min((case.deadline_ns for case in self._cases.values()), default=None)

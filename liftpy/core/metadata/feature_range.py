@@ -11,7 +11,7 @@ NO_LEVEL = 0
 
 
 class HasLevelRange(Protocol):
-    """Protobuf message with the range of feature levels of its sender."""
+    """Protobuf message that names the range of feature levels that its sender supports."""
 
     minLevel: int
     maxLevel: int
@@ -31,7 +31,7 @@ class LevelRange:
         return f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
 
     def write_to(self, message: HasLevelRange) -> None:
-        """Put the range into a registration or a heartbeat."""
+        """Write the range into ``message``, a registration or a heartbeat."""
         message.minLevel, message.maxLevel = self.least, self.most
 
 
@@ -43,7 +43,7 @@ Controllers store the text of the rejection, which contains this range. The rang
 
 
 def level_range_in(message: HasLevelRange) -> LevelRange:
-    """Return the range that a message names, or ``UNSAID`` if it names none."""
+    """Return the range of levels in ``message``, or ``UNSAID`` if it names none."""
     return LevelRange(message.minLevel, message.maxLevel or message.minLevel) if message.minLevel else UNSAID
 
 

@@ -30,7 +30,7 @@ FIRST = 5
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One feature level. The row of a released level never changes."""
+    """One feature level, as a row of the table of features. The row of a released level never changes."""
 
     level: int
     version: str
@@ -53,7 +53,7 @@ FEATURES: tuple[Feature, ...] = (
 
 
 def level_range_of(features: tuple[Feature, ...]) -> LevelRange:
-    """Return the range of levels from the first of ``features`` to the last."""
+    """Return the range of levels that a version with these ``features`` supports, from the first to the last."""
     return LevelRange(features[0].level, features[-1].level)
 
 
@@ -62,7 +62,7 @@ SPOKEN = level_range_of(FEATURES)
 
 
 def refused_level(level: int, who: str, spoken: LevelRange) -> str:
-    """Return why the process ``who`` cannot run at ``level``. '': it can."""
+    """Return why the process ``who``, which supports the levels ``spoken``, cannot run at ``level``. '': it can."""
     if level in spoken:
         return ""
     what = "a newer version" if level > spoken.most else "an older version, or to finalize a newer level first"
@@ -70,16 +70,16 @@ def refused_level(level: int, who: str, spoken: LevelRange) -> str:
 
 
 def check_level(image: ClusterImage, spoken: LevelRange) -> None:
-    """Raise IncompatibleVersionError if this version does not support the feature level of the image."""
+    """Raise IncompatibleVersionError if ``spoken``, the levels of this version, does not contain the feature level of the image."""
     refused = refused_level(image.feature_level, "this version", spoken) if image.feature_level != NO_LEVEL else ""
     if refused:
         raise IncompatibleVersionError(refused)
 
 
 def why_not_yet(request: pb.ControlRequest, level: int, features: tuple[Feature, ...]) -> str:
-    """Return why the request must not be logged at ``level``. '': it may.
+    """Return why the request must not be logged at the feature level ``level``. '': it may.
 
-    Controllers of an older version do not know the request.
+    Below the level of the request, there may be controllers of an older version that do not know it.
     """
     for part in (request, *(item.request for item in request.batch.requests)):
         for feature in features:

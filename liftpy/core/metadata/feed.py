@@ -39,7 +39,7 @@ _MAX_STATE_SIZE_BYTES = 8192
 
 
 class FeedProducer:
-    """Publishes the feed on a controller.
+    """Collects the applied entries on a controller, and returns the feed entries to publish.
 
     Every controller calls ``entry_applied``. Only the metadata leader publishes entries and answers requests.
     """
@@ -57,7 +57,7 @@ class FeedProducer:
         """Index -> encoded snapshot, oldest first. The stored entries lead from each snapshot to ``index``."""
 
     def set_message_size(self, max_payload_bytes: int) -> None:
-        """Set the message size of the NATS server. Larger entries are sent as a snapshot."""
+        """Set the maximum message size of the NATS server in bytes. Larger entries are sent as a snapshot."""
         before, self._takes_bytes = self._message_bytes, max(_SMALLEST_MESSAGE_BYTES, max_payload_bytes - _OVERHEAD_BYTES)
         if self._message_bytes < before:
             self._held.clear()
@@ -69,7 +69,7 @@ class FeedProducer:
         return MAX_ENTRY_SIZE_BYTES if self._takes_bytes is None else min(MAX_ENTRY_SIZE_BYTES, self._takes_bytes)
 
     def entry_applied(self, index: int, records: tuple[Record, ...]) -> None:
-        """Record that entry ``index`` was applied and gave ``records`` (``ClusterFsm.last_records``)."""
+        """Store the applied entry ``index`` for publishing. ``records``: its changes (``ClusterFsm.last_records``)."""
         fed = tuple(record for record in records if not isinstance(record, OperationDone))
         if _is_oversize(fed, self._message_bytes):
             self._held.clear()  # a gap for everyone: it is cheaper as a snapshot
@@ -83,14 +83,14 @@ class FeedProducer:
         self._drop_old_snapshots()
 
     def snapshot_loaded(self, index: int) -> None:
-        """Record that a snapshot replaced the image. The stored entries do not lead to this image."""
+        """Drop the stored entries, because a snapshot replaced the image and they do not lead to it."""
         self._held.clear()
         self._held_records = 0
         self._snapshots.clear()
         self.index = self._published_index = index
 
     def lead(self) -> None:
-        """Start to publish, because this node became the metadata leader.
+        """Start to return entries to publish, because this node became the metadata leader.
 
         Entries that another leader published are not repeated.
         """
@@ -105,7 +105,7 @@ class FeedProducer:
         return entries
 
     def head(self) -> pb.FeedEntry:
-        """Return the position of the feed, an entry without records. The metadata leader publishes it regularly."""
+        """Return an entry without records that names the current index. The metadata leader publishes it regularly."""
         return pb.FeedEntry(index=self.index, previousIndex=self.index)
 
     def answer(self, request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:
@@ -128,9 +128,9 @@ class FeedProducer:
         return self._chunk(request)
 
     def snapshot_is_ready(self, index: int, data: bytes) -> None:
-        """Set the encoded snapshot (``encode_snapshot(image, operations=False)``) of the image at ``index``.
+        """Pass the encoded snapshot of the image at ``index`` to the producer, which answers requests with it for a while.
 
-        It is used for all requests for a while.
+        ``data``: result of ``encode_snapshot(image, operations=False)``.
         """
         if index:
             self._snapshots[index] = data
@@ -152,7 +152,7 @@ class FeedProducer:
         return index == self.index or (bool(self._held) and self._held[0][1] <= index)
 
     def _was_at(self, index: int) -> bool:
-        """Return whether the stored entries continue after ``index``. Otherwise the node needs a snapshot."""
+        """Return whether a node whose image is at ``index`` can continue with the stored entries. Otherwise it needs a snapshot."""
         return any(previous == index for _, previous, _ in self._held)
 
     def _drop_old_snapshots(self) -> None:
@@ -162,9 +162,9 @@ class FeedProducer:
             del self._snapshots[index]
 
     def _entries(self, after: int, limit_bytes: int | None) -> Iterator[pb.FeedEntry]:
-        """Yield the entries after index ``after``.
+        """Yield the stored entries after index ``after``, combined up to the size of one message.
 
-        Entries are combined up to the limit of one message. All of them together have at most ``limit_bytes``.
+        All of them together have at most ``limit_bytes``. None: no limit.
         """
         entry: pb.FeedEntry | None = None
         size = total = 0
@@ -189,12 +189,12 @@ class FeedProducer:
 
 
 def _size_bytes(messages: Iterable[pb.Record]) -> int:
-    """Return the size of records in an entry, with their tags and lengths, in bytes."""
+    """Return the size of the records ``messages`` in a feed entry, with their tags and lengths, in bytes."""
     return sum(message.ByteSize() + 8 for message in messages)
 
 
 def _is_oversize(records: tuple[Record, ...], message_bytes: int) -> bool:
-    """Return whether the records do not fit into one entry.
+    """Return whether the records do not fit into one feed entry of ``message_bytes``.
 
     The size of a few records is not measured, because they always fit.
     """
@@ -263,11 +263,14 @@ class FeedSubscription:
 
     @property
     def behind(self) -> bool:
-        """True if the node must request entries or a snapshot."""
+        """True if the image lacks entries, so that the node must request them or a snapshot."""
         return not self.synced or self.known_index > self.image.index
 
     def request(self, now_ns: int) -> pb.FeedSnapshotRequest | None:
-        """Return the request to send now, or None. A request without an answer is repeated after ``RETRY_AFTER_NS``."""
+        """Return the request for missed entries or a snapshot to send now. None: there is nothing to send.
+
+        A request without an answer is repeated after ``RETRY_AFTER_NS``.
+        """
         if not self.behind or (self._asked_ns is not None and now_ns - self._asked_ns < RETRY_AFTER_NS):
             return None
         self._asked_ns = now_ns
@@ -276,7 +279,7 @@ class FeedSubscription:
         return pb.FeedSnapshotRequest(nodeId=self._node_id, afterIndex=self.image.index if self.synced else 0)
 
     def entry_received(self, entry: pb.FeedEntry) -> bool:
-        """Apply a published entry or head. Return whether the image changed."""
+        """Apply an entry from the feed. Return whether the image changed."""
         before = self.image
         if self._contradicts(entry):
             self.start_again()
@@ -286,7 +289,7 @@ class FeedSubscription:
         return self.image is not before
 
     def response_received(self, response: pb.FeedSnapshotResponse) -> bool:
-        """Process the answer to ``request``. Return whether the image changed.
+        """Process the answer of the metadata leader to ``request``. Return whether the image changed.
 
         If the answer has nothing new, the next request waits for ``RETRY_AFTER_NS``. Raise MisdirectedError if the answer is
         for another node.
@@ -309,7 +312,7 @@ class FeedSubscription:
         return self.image is not before
 
     def _contradicts(self, entry: pb.FeedEntry) -> bool:
-        """Return whether the entry proves that the image is not that of the cluster.
+        """Return whether the entry proves that the image of this node is not that of the cluster.
 
         Either another entry was applied instead of this one, or the leader reports a lower index.
         """
@@ -352,7 +355,10 @@ class FeedSubscription:
             del self._taken[next(iter(self._taken))]
 
     def _has_room(self, entry: pb.FeedEntry) -> bool:
-        """Return whether one more entry may wait in the buffer. Without room, the entry is requested again later."""
+        """Return whether one more entry may wait in the buffer of early entries.
+
+        If not, the entry is requested again later.
+        """
         held_bytes = sum(held.ByteSize() for held in self._waiting.values())
         return len(self._waiting) < MAX_WAITING_ENTRIES and held_bytes + entry.ByteSize() <= MAX_WAITING_BYTES
 

@@ -14,12 +14,15 @@ _AGAIN = (pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.OUTCOME_UNKNOWN, pb
 
 
 def error_response(request: pb.ControlRequest, error: pb.ControlResponse.Error, detail: str) -> pb.ControlResponse:
-    """Return a response to ``request`` with an error."""
+    """Return the response to ``request`` that reports ``error``. ``detail``: text for the sender."""
     return pb.ControlResponse(operationId=request.operationId[:OPERATION_ID_SIZE_BYTES], error=error, detail=detail)
 
 
 class Forwarding:
-    """One forwarded request. Send attempts until ``decided`` is True or ``left_ns`` returns 0. Then use ``response``."""
+    """One request that is forwarded to the metadata leader, in several attempts if needed.
+
+    Send attempts until ``decided`` is True or ``left_ns`` returns 0. Then use ``response``.
+    """
 
     def __init__(self, request: pb.ControlRequest, deadline_ns: int) -> None:
         self.request = request
@@ -29,7 +32,7 @@ class Forwarding:
         self.decided = False
 
     def left_ns(self, now_ns: int) -> int:
-        """Return the remaining time of the request, in nanoseconds."""
+        """Return the time until the request times out, in nanoseconds. 0: it has timed out."""
         return max(self._deadline_ns - now_ns, 0)
 
     def pause_ns(self, now_ns: int) -> int:
@@ -37,14 +40,14 @@ class Forwarding:
         return min(PAUSE_NS, self.left_ns(now_ns))
 
     def response_received(self, response: pb.ControlResponse) -> bool:
-        """Process the response to an attempt. Return whether it is final."""
+        """Process the response to an attempt. Return whether it is the final decision."""
         self._last = response
         self.decided = response.error not in _AGAIN
         self._maybe_applied = self._maybe_applied or response.error == pb.ControlResponse.OUTCOME_UNKNOWN
         return self.decided
 
     def attempt_failed(self, detail: str, *, sent: bool) -> None:
-        """Record that an attempt over NATS failed.
+        """Record that an attempt over NATS failed. ``detail``: reason.
 
         ``sent``: a leader may have received the request, and may still decide it.
         """

@@ -24,7 +24,7 @@ _EVICT_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One finished operation."""
+    """One finished operation with its answer (``response``). Times are in ns."""
 
     operation_id: bytes
     time_ns: int
@@ -39,7 +39,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyCache:
-    """Persistent queue of finished operations, oldest first, with a lookup by operation id."""
+    """The window of finished operations, oldest first, with a lookup by operation id. The value is never changed in place."""
 
     by_id: Map[bytes, Operation] = field(default_factory=Map)
     order: Map[int, bytes] = field(default_factory=Map)
@@ -60,9 +60,9 @@ class IdempotencyCache:
         return self.by_id.get(operation_id)
 
     def with_operation(self, operation: Operation) -> IdempotencyCache:
-        """Return the window with one more operation. Remove the oldest operations beyond the limits.
+        """Return the window with one more operation. Drop the oldest operations beyond the limits of number, size and age.
 
-        Only a few operations are removed for their age at a time, so that an entry after hours without requests is not
+        Only a few operations are dropped for their age at a time, so that an entry after hours without requests is not
         slower.
         """
         by_id, order, oldest = self.by_id, self.order, self.oldest
@@ -93,7 +93,7 @@ class IdempotencyCache:
 
     @classmethod
     def of(cls, operations: list[Operation]) -> IdempotencyCache:
-        """Return a cache with these operations in order, as a snapshot has them."""
+        """Return a window with these operations, oldest first. A snapshot stores them in this order."""
         return cls(
             Map((o.operation_id, o) for o in operations),
             Map(enumerate(o.operation_id for o in operations)),

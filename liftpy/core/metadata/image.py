@@ -36,7 +36,7 @@ from liftpy.core.wire.subjects import ANY, REST
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """Node of a tree of subjects. The path to the node is the first tokens of a subject."""
+    """Node of a tree of subjects, in which each level is one token. The path from the root is the beginning of a subject."""
 
     streams: tuple[tuple[str, int], ...] = ()
     """(name, number of partitions) of the streams whose subject ends at this node, ordered by name."""
@@ -51,11 +51,11 @@ class SubjectIndex:
     root: _Branch = field(default_factory=_Branch)
 
     def with_stream(self, name: str, subject: str, partitions: int) -> SubjectIndex:
-        """Return the index with the stream ``name`` added. The index must not contain the stream yet."""
+        """Return the index with the subject of the stream ``name`` added. The index must not contain the stream yet."""
         return SubjectIndex(_put(self.root, subject.split("."), name, partitions))
 
     def without_stream(self, name: str, subject: str) -> SubjectIndex:
-        """Return the index without the stream ``name``."""
+        """Return the index without the subject of the stream ``name``."""
         return SubjectIndex(_put(self.root, subject.split("."), name, 0))
 
     def overlapping(self, subject: str, partitions: int) -> str:
@@ -68,7 +68,7 @@ class SubjectIndex:
 
 
 def _put(branch: _Branch, tokens: list[str], name: str, partitions: int) -> _Branch:
-    """Return the branch with ``name`` at the end of ``tokens``. If ``partitions`` is 0, remove the name."""
+    """Return the tree of subjects with the stream ``name`` at the subject ``tokens``. ``partitions`` 0: without it."""
     if not tokens:
         others = tuple(held for held in branch.streams if held[0] != name)
         return replace(branch, streams=tuple(sorted((*others, (name, partitions)))) if partitions else others)
@@ -79,7 +79,7 @@ def _put(branch: _Branch, tokens: list[str], name: str, partitions: int) -> _Bra
 
 
 def _of_subject(branch: _Branch, tokens: list[str]) -> Iterator[str]:
-    """Yield the streams at or below ``branch`` whose subjects overlap with ``tokens``. Tokens may be wildcards."""
+    """Yield the streams below ``branch`` whose subjects overlap with the subject ``tokens``. Tokens may be wildcards."""
     if not tokens:
         yield from (name for name, _ in branch.streams)
         return
@@ -97,7 +97,10 @@ def _of_subject(branch: _Branch, tokens: list[str]) -> Iterator[str]:
 
 
 def _of_numbers(branch: _Branch, tokens: list[str], partitions: int) -> Iterator[str]:
-    """Yield the streams that overlap with the partitions 1 to ``partitions`` - 1 (inclusive) of a stream on ``tokens``."""
+    """Yield the streams below ``branch`` that overlap with partitions of a stream on the subject ``tokens``.
+
+    These partitions have the numbers from 1 to ``partitions`` - 1 (inclusive) as last token.
+    """
     if partitions < 2:
         return
     if tokens:
@@ -118,7 +121,7 @@ def _of_numbers(branch: _Branch, tokens: list[str], partitions: int) -> Iterator
 
 
 def _all(branch: _Branch) -> Iterator[str]:
-    """Yield all streams whose subject has at least one token more than ``branch``."""
+    """Yield all streams below ``branch`` that use a subject with at least one more token, as ``>`` matches it."""
     yield from (name for name, partitions in branch.streams if partitions > 1)
     for key in sorted(branch.below):
         yield from (name for name, _ in branch.below[key].streams)
@@ -138,7 +141,7 @@ MAX_STEPS = 8192
 
 @dataclass(frozen=True, slots=True)
 class DirtyStreams:
-    """Persistent ring of the names of the streams that changed last, in the order of their changes."""
+    """Names of the streams that changed last, in the order of their changes. The value is never changed in place."""
 
     origin: object = field(default_factory=object)
     """Object that all images of the same origin share."""
@@ -148,14 +151,14 @@ class DirtyStreams:
     """Number of steps since ``origin``."""
 
     def step(self, stream: str) -> DirtyStreams:
-        """Return the trail with one more change of ``stream``."""
+        """Return a copy with one more change, of the stream ``stream``."""
         steps = self.steps.set(self.step_count, stream)
         if self.step_count >= MAX_STEPS:
             steps = steps.delete(self.step_count - MAX_STEPS)
         return DirtyStreams(self.origin, steps, self.step_count + 1)
 
     def since(self, earlier: DirtyStreams) -> set[str] | None:
-        """Return the streams that changed after ``earlier``, or None if the ring does not reach back that far."""
+        """Return the streams that changed after ``earlier``. None: the changes are not known that far back."""
         count = self.step_count - earlier.step_count
         if self.origin is not earlier.origin or not 0 <= count <= MAX_STEPS:
             return None
@@ -168,7 +171,7 @@ INSUFFICIENT_NODES = "insufficient-nodes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeImage:
-    """One registered node."""
+    """One registered node, as the metadata group knows it."""
 
     node_id: str
     incarnation: int
@@ -207,7 +210,7 @@ class NodeImage:
 
 @dataclass(frozen=True, slots=True)
 class StreamImage:
-    """One stream. If it is deleted and created again, it has another ``uid`` [R9]."""
+    """One stream, as the metadata group knows it. If it is deleted and created again, it has another ``uid`` [R9]."""
 
     name: str
     uid: str
@@ -241,7 +244,7 @@ class StreamImage:
 
     @property
     def commits_by_quorum(self) -> bool:
-        """True if a majority of the replica set commits, and not the ISR."""
+        """True if a majority of the replica set commits records. False: the ISR does."""
         return self.config.commit_policy is CommitPolicy.QUORUM
 
     def may_lead(self, partition: PartitionState) -> tuple[str, ...]:
@@ -252,7 +255,7 @@ class StreamImage:
         return partition.may_lead(self.config.commit_policy)
 
     def config_under(self, quota: DefaultQuota) -> StreamConfig:
-        """Return the settings of the stream with the cluster's default quota applied.
+        """Return the settings of the stream, completed by the cluster's default quota ``quota``.
 
         Internal streams have only their own quota.
         """
@@ -266,13 +269,16 @@ class StreamImage:
     def partition_metadata(
         self, partition: PartitionState, quota: DefaultQuota = NO_QUOTA, longest_lease_ns: int = 0
     ) -> HeldPartition:
-        """Return the metadata that replicas of ``partition`` need. ``quota``: default quota of the cluster."""
+        """Return the metadata that replicas of ``partition`` need.
+
+        ``quota``: default quota of the cluster. ``longest_lease_ns``: longest lease that any node may have.
+        """
         key, count = self.key(partition.partition), len(self.partitions)
         config = self.config_under(quota)
         return HeldPartition(key=key, config=config, state=partition, partition_count=count, longest_lease_ns=longest_lease_ns)
 
     def with_isr(self, partition: PartitionState, isr: Iterable[str], lost: Iterable[str] = ()) -> PartitionState:
-        """Return ``partition`` with another ISR.
+        """Return ``partition`` with the ISR ``isr``.
 
         A member that leaves stays complete while the HW cannot rise. ``lost``: members that lack records.
         """
@@ -287,7 +293,7 @@ class StreamImage:
 
     @property
     def answers(self) -> bool:
-        """True if publishers on the stream's subject may get answers."""
+        """True if the ack policy of the stream lets publishers get acks."""
         return self.config.ack_policy is not AckPolicy.NONE
 
 
@@ -341,7 +347,7 @@ Reports = Map[tuple[str, int], tuple[LeaderReport, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterImage:
-    """The complete image.
+    """Everything that the metadata group knows, after one log entry.
 
     The fields ``hosted``, ``replica_counts``, ``leader_counts``, ``answering``, ``waiting`` and ``trail`` are derived
     from the others and not encoded.
@@ -385,7 +391,10 @@ class ClusterImage:
     """Names of the streams that changed last."""
 
     def find(self, stream: str, uid: str, partition: int) -> tuple[StreamImage, PartitionState] | None:
-        """Return the partition, or None if it does not exist. If ``uid`` is '', use the stream that has the name now."""
+        """Return a stream and its partition. None: they do not exist.
+
+        ``uid``: uid of the stream. '': any stream that has the name now.
+        """
         found = self.streams.get(stream)
         if found is None or (uid and found.uid != uid) or not 0 <= partition < len(found.partitions):
             return None
@@ -406,7 +415,7 @@ class ClusterImage:
         return 0 if self.session_times is None else self.session_times.longest_lease_ns
 
     def partitions_of(self, node_id: str) -> Iterator[tuple[StreamImage, PartitionState]]:
-        """Yield all partitions that ``node_id`` has as a replica or learner, by stream name and partition number."""
+        """Yield all partitions that have a replica or learner on ``node_id``, by stream name and partition number."""
         hosted = self.hosted.get(node_id)
         for name in sorted(hosted) if hosted else ():
             stream = self.streams[name]
@@ -428,7 +437,7 @@ class ClusterImage:
         return replace(self.with_streams((stream,)), trail=self.trail.step(stream.name))
 
     def with_streams(self, streams: Iterable[StreamImage]) -> ClusterImage:
-        """Return the image with new streams, without an entry in the trail of changes."""
+        """Return the image with new streams. Their changes are not listed in ``trail``."""
         added = tuple(streams)
         answering = self.answering
         for stream in added:
@@ -445,7 +454,7 @@ class ClusterImage:
         )
 
     def without_stream(self, name: str) -> ClusterImage:
-        """Return the image without the stream and its reports."""
+        """Return the image without the stream and without the failure reports about it."""
         stream = self.streams[name]
         reports = self.reports.mutate()
         for partition in stream.partitions:
@@ -463,7 +472,7 @@ class ClusterImage:
         )
 
     def with_partitions_added(self, stream: StreamImage, added: tuple[PartitionState, ...]) -> ClusterImage:
-        """Return the image with more partitions of an existing stream. Partitions that were waiting are included."""
+        """Return the image with the partitions ``added`` to an existing stream. If the stream waited for nodes, it no longer waits."""
         fresh = replace(stream, partitions=(*stream.partitions, *added), waiting=0)
         answering = self.answering
         if stream.answers:
@@ -481,13 +490,13 @@ class ClusterImage:
         )
 
     def with_altered(self, stream: StreamImage) -> ClusterImage:
-        """Return the image with changed settings of an existing stream. Its partitions and its subject are the same."""
+        """Return the image with ``stream`` in place of the stream of this name. Only its settings may differ."""
         return replace(self, streams=self.streams.set(stream.name, stream), trail=self.trail.step(stream.name))
 
     def with_partition(self, stream: StreamImage, changed: PartitionState) -> ClusterImage:
-        """Return the image with one changed partition.
+        """Return the image with the new state ``changed`` of one partition.
 
-        A new leadership removes its reports [C9]. A reporter that joins the ISR loses its own report.
+        A new leadership removes the failure reports about it [C9]. A reporter that joins the ISR loses its own report.
         """
         number = changed.partition
         old = stream.partitions[number]

@@ -78,14 +78,14 @@ class ImageDiff:
         return bool(self.nodes or self.created or self.deleted or self.partitions or self.lease_changed)
 
     def for_node(self, node_id: str) -> Iterator[PartitionChange]:
-        """Yield the changes of partitions that the node holds, or held before the change."""
+        """Yield the changes of partitions that have a replica or learner on the node, or had one before the change."""
         for change in self.partitions:
             if any(p is not None and node_id in p.holders for p in (change.old, change.new)):
                 yield change
 
 
 def diff(old: ClusterImage, new: ClusterImage) -> ImageDiff:
-    """Return the differences between two images. The function is fast if the images share most of their parts."""
+    """Return the differences between the images ``old`` and ``new``. It takes little time if they share most of their parts."""
     nodes = () if old.nodes is new.nodes else tuple(_nodes(old.nodes, new.nodes))
     has_same_default = old.default_quota == new.default_quota
     lease_changed = old.longest_lease_ns != new.longest_lease_ns
@@ -123,7 +123,7 @@ def _nodes(old: Map[str, NodeImage], new: Map[str, NodeImage]) -> Iterator[NodeC
 def _partitions(old: StreamImage, new: StreamImage, was: DefaultQuota, now: DefaultQuota) -> Iterator[PartitionChange]:
     """Yield the changed partitions of one stream.
 
-    ``was`` and ``now``: default quota of the cluster, whose change affects all streams.
+    ``was`` and ``now``: default quota of the cluster before and after, whose change affects all streams.
     """
     is_bound = new.config.has_quota or (now.has_rates and new.takes_default_quota)
     shares_change = is_bound and len(old.partitions) != len(new.partitions)
@@ -144,11 +144,11 @@ def _changed_keys(
 
 
 class _NoRecordForChangeError(Exception):
-    """Raised if records cannot express the difference."""
+    """Raised if records cannot express the difference between two images."""
 
 
 def entry_between(old: ClusterImage, new: ClusterImage) -> pb.FeedEntry | None:
-    """Return the feed entry that turns ``old`` into ``new``, or None if no entry can."""
+    """Return a feed entry whose records turn ``old`` into ``new``. None: no records can express the difference."""
     records = records_between(old, new)
     if records is None:
         return None

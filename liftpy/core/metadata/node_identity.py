@@ -24,7 +24,7 @@ MAX_EARLIER_NONCES = 16
 
 @dataclass(frozen=True, slots=True)
 class DirectoryIdentity:
-    """Starts and nonces of the processes that used a data directory. It is stored in the directory."""
+    """Number of starts, and nonces of the processes that used a data directory. It is stored in the directory."""
 
     folder_id: str
     """Random id that was drawn when the data directory was created. An emptied directory gets another id."""
@@ -38,7 +38,7 @@ class DirectoryIdentity:
     """Nonces of the processes before the last one, oldest first, at most MAX_EARLIER_NONCES."""
 
     def next(self, nonce: int) -> DirectoryIdentity:
-        """Return the identity for the next process, which has drawn ``nonce``."""
+        """Return the identity of the directory for its next process. ``nonce``: nonce that this process has drawn."""
         earlier = (*self.earlier, self.nonce) if self.nonce else self.earlier
         kept = earlier[-MAX_EARLIER_NONCES:]
         if self.registered in earlier and self.registered not in kept:
@@ -46,11 +46,11 @@ class DirectoryIdentity:
         return replace(self, starts=self.starts + 1, nonce=nonce, earlier=kept)
 
     def after_registration(self) -> DirectoryIdentity:
-        """Return the identity after the last process has learned of its registration."""
+        """Return the identity of the directory after its last process was registered in the cluster."""
         return replace(self, registered=self.nonce)
 
     def write_to(self, request: pb.RegisterNode) -> None:
-        """Add the identity of the directory to the registration request."""
+        """Write the identity into a registration request."""
         request.folderId, request.start, request.nonce = self.folder_id, self.starts, self.nonce
         request.earlierNonces[:] = self.earlier
 
@@ -68,7 +68,7 @@ def stopped_cleanly(*, failed: bool, opened: bool, logs_are_clean: bool, repairs
 
 
 class ProcessRelation(Enum):
-    """Relation of a registering process to the process that registered last for the node."""
+    """Relation of a process that registers to the process that registered last for the same node."""
 
     FOLLOWS = "follows"
     """The process starts on the data directory of the other process, as far as the controllers know."""
@@ -113,7 +113,7 @@ DEFAULT_SILENCES = 3
 
 
 class EarlierProcessSign(Enum):
-    """Result of one probe of an earlier process over NATS."""
+    """Result of one probe over NATS for an earlier process of this node."""
 
     ABSENT = "nobody listens"
     PRESENT = "it answered"
@@ -130,7 +130,7 @@ class EarlierProcessStep(Enum):
 
 
 class EarlierProcessCheck:
-    """Check whether an earlier process of this node still runs. ``now_ns`` is monotonic."""
+    """Decides by probes whether an earlier process of this node still runs. ``now_ns`` is monotonic."""
 
     def __init__(self, now_ns: int, wait_s: float = DEFAULT_WAIT_S, silences: int = DEFAULT_SILENCES) -> None:
         self._deadline_ns = now_ns + round(wait_s * NS_PER_S)
@@ -140,7 +140,7 @@ class EarlierProcessCheck:
         """True if the earlier process has answered a probe, and no later probe showed that it ended."""
 
     def record_sign(self, sign: EarlierProcessSign, now_ns: int) -> EarlierProcessStep:
-        """Record the result of one probe. Return the next step."""
+        """Record the result of one probe. Return the next step: probe again, take the place of the earlier process, or give up."""
         if sign is EarlierProcessSign.ABSENT:
             return EarlierProcessStep.GO_ON
         if sign is EarlierProcessSign.UNASKED:

@@ -11,7 +11,7 @@ from liftpy.core.metadata.image import ClusterImage, StreamImage
 
 
 class Phase(Enum):
-    """Phase of the move of a replica."""
+    """Phase of the move of a partition's replicas or leadership."""
 
     WAITS = "waits"
     """The move waits for its turn, for a complete partition, or for a node."""
@@ -27,7 +27,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Movement:
-    """Move of one partition, for display."""
+    """The current move of one partition's replicas, for display."""
 
     stream: str
     uid: str
@@ -43,7 +43,7 @@ class Movement:
 
 
 def movement_of(stream: StreamImage, partition: PartitionState) -> Movement | None:
-    """Return the current move of ``partition``, or None if there is none."""
+    """Return the current move of the partition's replicas or leadership. None: there is none."""
     leads = partition.wants_leader if not partition.target else ""
     if not (partition.target or partition.joining or leads):
         return None
@@ -71,7 +71,7 @@ def movements(image: ClusterImage) -> list[Movement]:
 def offline_on(image: ClusterImage, node_id: str) -> list[tuple[StreamImage, PartitionState]]:
     """Return the partitions with a replica on the node and without a live node that can lead.
 
-    They cannot be copied. They stay on the node until a complete replica returns or an operator gives them up.
+    Their replicas cannot be copied. They stay on the node until a complete replica returns or an operator gives them up.
     """
     return [place for place in image.partitions_of(node_id) if place[1].status is PartitionStatus.OFFLINE]
 

@@ -28,7 +28,7 @@ class Decision(NamedTuple):
 
 
 def refuse(error: pb.ControlResponse.Error, detail: str, partition: PartitionState | None = None) -> Decision:
-    """Return a rejection without records. With ``partition`` it includes the current state."""
+    """Return a rejection without records. ``partition``: current state to include in the answer. None: none."""
     if len(detail) > MAX_DETAIL_LENGTH:  # what was asked for is repeated in it: all controllers keep the answer for a while
         detail = f"{detail[:MAX_DETAIL_LENGTH]}…({len(detail)} characters)"
     response = pb.ControlResponse(error=error, detail=detail)
@@ -56,7 +56,7 @@ class Rules:
 
 
 class RecordBuilder:
-    """Collects the records of one decision, and the counters after it."""
+    """Collects the records of one decision, and assigns unique numbers from the counters of the image."""
 
     def __init__(self, image: ClusterImage, now_ns: int, rules: Rules) -> None:
         self.image = image
@@ -90,7 +90,7 @@ class RecordBuilder:
         return self._leader_epoch - count
 
     def skip_leader_epochs(self, first: int) -> None:
-        """Continue with LeaderEpochs from ``first`` on. The counter never falls."""
+        """Assign only LeaderEpochs from ``first`` on from now on. The counter never falls."""
         self._leader_epoch = max(self._leader_epoch, first)
 
     def next_epochs(self, count: int = 1) -> int:
@@ -99,19 +99,19 @@ class RecordBuilder:
         return self._epoch - count
 
     def needs_entry(self) -> None:
-        """Request a log entry even if the decision changes nothing, because its entry is an event."""
+        """Called by a decision that must be logged even if it changes nothing, because its entry is an event."""
 
     def takes_long(self) -> None:
-        """Announce that the decision needs many steps. A trial decision ends at this call."""
+        """Called by a decision that needs many steps. A trial decision on the metadata leader ends at this call."""
 
     def add(self, record: Record) -> None:
-        """Append a record."""
+        """Append a record to the records of the decision."""
         self.records.append(record)
         if isinstance(record, NodeChanged):
             self._nodes[record.node.node_id] = record.node
 
     def node(self, node_id: str) -> NodeImage | None:
-        """Return the node after the records so far."""
+        """Return the node as it is after the records so far. None: it does not exist."""
         return self._nodes.get(node_id) or self.image.nodes.get(node_id)
 
     def is_live(self, node_id: str) -> bool:
@@ -120,7 +120,7 @@ class RecordBuilder:
         return node is not None and not node.fenced
 
     def leader_count(self, node_id: str) -> int:
-        """Return how many partitions the node leads or leads next, by the image and this decision."""
+        """Return how many partitions the node leads or will lead, by the image and this decision."""
         return self.image.leader_counts.get(node_id, 0) + self._appointed.get(node_id, 0)
 
     def count_leader(self, node_id: str) -> None:
@@ -141,7 +141,7 @@ class RecordBuilder:
         return changed
 
     def done(self, response: pb.ControlResponse | None = None) -> Decision:
-        """Return the decision with all records. Without ``response``, its answer is OK."""
+        """Return the decision with all records. ``response``: its answer, None for OK."""
         counters = Counters(self._incarnation, self._stream_uid, self._leader_epoch, self._epoch, self.placement_index)
         if counters != self.image.counters:
             self.add(CountersMoved(counters))

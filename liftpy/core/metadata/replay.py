@@ -33,7 +33,7 @@ from liftpy.core.metadata.records import (
 
 
 def replay(image: ClusterImage, record: Record) -> ClusterImage:
-    """Return ``image`` after ``record``. Raise InvariantError if the record cannot follow this image."""
+    """Return ``image`` after the change that ``record`` describes. Raise InvariantError if the record cannot follow this image."""
     match record:
         case StreamCreated(stream):
             check(stream.name not in image.streams, "R9", "stream", stream.name, "exists")
@@ -86,12 +86,12 @@ def replay(image: ClusterImage, record: Record) -> ClusterImage:
 
 
 def replay_all(image: ClusterImage, records: Iterable[Record]) -> ClusterImage:
-    """Return ``image`` after all of ``records``, in order."""
+    """Return ``image`` after the changes that ``records`` describe, in order."""
     return run_to_end(replaying_all(image, records))
 
 
 def replaying_all(image: ClusterImage, records: Iterable[Record]) -> Steps[ClusterImage]:
-    """Return ``image`` after all of ``records``, in steps."""
+    """Return ``image`` after the changes that ``records`` describe, in steps with pauses for other work."""
     for number, record in enumerate(records, 1):
         image = replay(image, record)
         if number % PER_STEP == 0:
@@ -110,7 +110,7 @@ def _change_partition(image: ClusterImage, name: str, uid: str, changed: Partiti
 
 
 def check_partition(partition: PartitionState) -> None:
-    """Raise InvariantError if the fields of the partition contradict each other [C1, C3]."""
+    """Raise InvariantError if the fields of the partition break an invariant [C1, C3]."""
     isr = partition.isr
     check(bool(isr) and len(set(isr)) == len(isr), "C3", "empty or repeated", partition)
     check(all(node in partition.replicas for node in isr), "C3", "ISR beyond the replicas", partition)

@@ -25,7 +25,10 @@ _FOR_PEOPLE = "reason"
 
 
 def fit(request: pb.ControlRequest, size_bytes: int) -> str:
-    """Shorten long reasons in the request. Return why a request of ``size_bytes`` is rejected, or '' if it is accepted."""
+    """Shorten long reasons in the request. Return why the request is too large. '': it is accepted.
+
+    ``size_bytes``: size of the whole request.
+    """
     if size_bytes > MAX_REQUEST_BYTES:
         return f"the request has {size_bytes} bytes, more than {MAX_REQUEST_BYTES}"
     return _wrong(request, "")
@@ -49,7 +52,7 @@ def _wrong(message: Message, path: str) -> str:
 
 
 def _members(field: FieldDescriptor, values: Any) -> Iterator[tuple[FieldDescriptor, Any]]:
-    """Yield each item of a field with its field descriptor. For a map, yield its keys and values."""
+    """Yield each item of a list field with its field descriptor. For a map, yield its keys and values."""
     kind = field.message_type
     if kind is None or not kind.GetOptions().map_entry:
         yield from ((field, item) for item in values)

@@ -21,7 +21,10 @@ LEAP = 1 << 20
 
 
 def rescued_image(image: ClusterImage, voters: tuple[str, ...], now_ns: int) -> ClusterImage:
-    """Return the surviving ``image`` for the controllers ``voters``. All counters and the index increase by a large step."""
+    """Return the image of a rescued metadata group with the controllers ``voters``. ``image``: image of the surviving log.
+
+    All counters and the index increase by a large step.
+    """
     index, empty = image.index + LEAP, ClusterImage()
     was = image.counters
     epoch, leader_epoch = was.next_epoch + LEAP, was.next_leader_epoch + LEAP

@@ -60,7 +60,7 @@ class LeaseAnswer:
 
 
 def heartbeat_every_s(own_s: float, times: SessionTimes | None) -> float:
-    """Return the heartbeat interval of a node in seconds.
+    """Return how often a node sends heartbeats, in seconds.
 
     ``own_s``: interval in the settings of the node. ``times``: session times of the image, or None.
     """
@@ -133,7 +133,7 @@ class NodeSessions:
         self._nodes = None
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """Apply registrations, fencing and removals of nodes. A new incarnation gets a new session."""
+        """Start, change or end sessions after nodes were registered, fenced or removed. A new incarnation gets a new session."""
         if not self._leading:
             return
         if image.session_times != self._times:
@@ -156,7 +156,10 @@ class NodeSessions:
         self._earliest_ns = now_ns
 
     def heartbeat(self, node_id: str, incarnation: int, now_ns: int, confirmed_ns: int) -> LeaseAnswer:
-        """Answer a heartbeat. ``confirmed_ns``: time when a majority last confirmed this node as the metadata leader."""
+        """Process a heartbeat of the process ``incarnation`` of a node. Return the answer, which grants or denies a lease.
+
+        ``confirmed_ns``: time when a majority last confirmed this node as the metadata leader.
+        """
         if not self._leading:
             return LeaseAnswer(False, error=pb.ControlResponse.NOT_METADATA_LEADER)
         if now_ns - confirmed_ns > self._confirmed_within_ns:
@@ -181,7 +184,7 @@ class NodeSessions:
         return LeaseAnswer(True, lease_ms=0 if self._times is None else self._times.lease_ms)
 
     def _use_times(self, times: SessionTimes | None, now_ns: int) -> None:
-        """Use the new times for new leases. Running sessions keep their deadlines."""
+        """Use the session times ``times`` for new leases. Running sessions keep their deadlines."""
         config = self._config
         own_ns = round(config.session_s * NS_PER_S), round(config.lease_s * NS_PER_S)
         self._times, self._times_ns, self._settling_ns = times, now_ns, _NEVER
@@ -201,7 +204,10 @@ class NodeSessions:
         return not self._anybody_heard and now_ns - self._began_ns < self._cold_start_ns
 
     def _first_heard(self, now_ns: int) -> None:
-        """Restart the sessions of all other nodes, because the first heartbeat has arrived."""
+        """Extend the sessions of all nodes that have not sent a heartbeat yet, when the first heartbeat of any node arrives.
+
+        After a start of the whole cluster, the other nodes may need as long as the first one.
+        """
         self._anybody_heard = True
         took_ns = min(now_ns - self._began_ns, self._cold_start_ns)
         if took_ns > self._longest_session_ns:
@@ -212,7 +218,7 @@ class NodeSessions:
         self._earliest_ns = now_ns
 
     def overdue(self, now_ns: int) -> list[str]:
-        """Return the nodes to probe on NATS.
+        """Return the nodes to probe on NATS, to find out whether they still run.
 
         Their sessions have not ended, but their heartbeats are late or another process wants their node id.
         """
@@ -246,7 +252,7 @@ class NodeSessions:
         return session.beat_ns != _NEVER and now_ns - session.beat_ns <= (self._missed_ns if session.absent else self._late_ns)
 
     def record_no_responders(self, node_id: str) -> None:
-        """Record that there are no responders for the node. Its session ends with its lease, unless a heartbeat arrives."""
+        """Record that NATS reported no responders for the node. Its session ends with its lease, unless a heartbeat arrives."""
         session = self._sessions.get(node_id)
         if session is None:
             return
@@ -257,7 +263,10 @@ class NodeSessions:
         self._earliest_ns = min(self._earliest_ns, session.deadline_ns)
 
     def due(self, now_ns: int) -> list[pb.FenceNode | pb.UnfenceNode | pb.SettleSessionTimes]:
-        """Return the proposals for now, ordered by node id. A proposal without effect is repeated after half a session."""
+        """Return the requests that the metadata leader proposes now, ordered by node id.
+
+        A request without effect is repeated after half a session.
+        """
         if not self._leading or now_ns < self._earliest_ns:
             return []
         if self._starts_cold(now_ns):
@@ -283,7 +292,7 @@ class NodeSessions:
         return proposals
 
     def _settle(self, times: SessionTimes, now_ns: int) -> list[pb.SettleSessionTimes]:
-        """Return the proposal that ends the use of the earlier session times, if no session uses them any more."""
+        """Return the request that ends the use of the earlier session times. []: sessions with them may still exist."""
         at_ns = self._times_ns + self._longest_session_ns
         if self._settling_ns != _NEVER:
             at_ns = max(at_ns, self._settling_ns + self._retry_ns)
@@ -294,7 +303,7 @@ class NodeSessions:
         return [pb.SettleSessionTimes(change=times.change)] if is_due else []
 
     def next_deadline_ns(self) -> int | None:
-        """Return the latest time for the next call of ``due``, or None if this node is not the metadata leader."""
+        """Return the monotonic time at which ``due`` must be called at the latest. None: this node is not the metadata leader."""
         return self._earliest_ns if self._leading else None
 
 
@@ -309,7 +318,7 @@ MAX_WAITING = 64
 
 
 class Registered(Enum):
-    """Result of a registration."""
+    """Meaning of the answer to a registration for the process that sent it."""
 
     TAKEN_IN = "this process is the node now"
     TAKEN = "another process runs in its place: ask again for as long as one may need to end"
@@ -319,7 +328,7 @@ class Registered(Enum):
 
 
 def registration_result(response: pb.ControlResponse) -> Registered:
-    """Return the meaning of the answer to a RegisterNode."""
+    """Return what the answer to a RegisterNode request means for the process that sent it."""
     match response.error:
         case pb.ControlResponse.OK:
             return Registered.TAKEN_IN
@@ -333,7 +342,7 @@ def registration_result(response: pb.ControlResponse) -> Registered:
 
 
 class Granted(NamedTuple):
-    """A granted lease."""
+    """A granted lease. ``sent_ns``: monotonic time of its heartbeat, at which it starts. ``lease_ns``: its duration."""
 
     sent_ns: int
     """Monotonic time when the heartbeat was sent, in nanoseconds. The lease starts then."""
@@ -342,9 +351,9 @@ class Granted(NamedTuple):
 
 
 class AnsweredHeartbeats:
-    """Heartbeat answers that wait until the local image is as new as the answer.
+    """Holds the answers to heartbeats until the image of this node is as new as the answer. Only then does a lease count.
 
-    Both methods return the current lease. None: there is none.
+    Both methods return the lease that counts now. None: there is no new one.
     """
 
     def __init__(self) -> None:
@@ -352,7 +361,7 @@ class AnsweredHeartbeats:
         """Waiting leases, each with the image index of its answer."""
 
     def response_received(self, sent_ns: int, answer: pb.ControlResponse, seen_index: int) -> Granted | None:
-        """Process a heartbeat answer. Return the granted lease, or None.
+        """Process the answer to a heartbeat that was sent at ``sent_ns``. Return the lease if it counts now, else None.
 
         ``seen_index``: index of the newest image that all parts of this node have.
         """

@@ -30,7 +30,10 @@ HEADER_SIZE_BYTES = _HEAD.size + _CRC.size
 
 
 def encode_snapshot(image: ClusterImage, *, operations: bool = True) -> bytes:
-    """Return the snapshot of ``image``. It may run in a thread during further applies, because the image is frozen."""
+    """Return the snapshot of ``image`` as bytes. It may run in a thread while entries are applied, because the image is frozen.
+
+    ``operations`` False: without the answers to finished operations, which only controllers need.
+    """
     data = image_to_bytes(image, operations=operations)
     body = zstandard.ZstdCompressor(level=_LEVEL).compress(data)
     head = _HEAD.pack(MAGIC, VERSION, _CODEC_ZSTD, image.index, len(data))
@@ -38,7 +41,7 @@ def encode_snapshot(image: ClusterImage, *, operations: bool = True) -> bytes:
 
 
 def decode_snapshot(data: bytes) -> ClusterImage:
-    """Decode the image of a snapshot.
+    """Decode the snapshot ``data`` and return its image.
 
     Raise CorruptionError for damage, UnknownFormatError for another version [S11], and IncompatibleVersionError for unknown
     fields.

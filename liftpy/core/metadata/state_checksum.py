@@ -39,9 +39,10 @@ Checkpoint = tuple[int, bytes]
 
 
 def compute_digest(after: ClusterImage, records: tuple[Record, ...]) -> Steps[bytes]:
-    """Return the digest after the entry that led to the image ``after``, in steps.
+    """Compute the digest of all records up to and including one entry, in steps.
 
-    ``after`` still contains the digest before the entry. The result is b'' if the group is new.
+    ``after``: image after the entry, which still contains the digest before it. ``records``: records of the entry. The result
+    is b'' if the group is new.
     """
     if after.feature_level == NO_LEVEL:
         return b""
@@ -62,7 +63,10 @@ NONE: Checkpoint = (0, b"")
 
 
 class AppliedDigests:
-    """Digests of all members, on one controller. ``every``: number of entries between two checkpoints."""
+    """Image digests that the members of the group have reported to one controller, to find an image that differs.
+
+    ``every``: number of entries between two checkpoints.
+    """
 
     def __init__(self, node_id: str, every: int = EVERY) -> None:
         self._node_id = node_id
@@ -81,13 +85,16 @@ class AppliedDigests:
         """(member, index) of the differences that were already counted."""
 
     def entry_applied(self, before: int, index: int, digest: bytes) -> None:
-        """Record that the entry ``index`` was applied after ``before``. A new group has no digest yet."""
+        """Record the digest of this member after the entry ``index``, if the entry is at a checkpoint.
+
+        ``before``: index of the entry applied before it. ``digest``: b"" in a new group.
+        """
         if digest and before // self._every != index // self._every:
             self._keep(self._node_id, index, digest)
             self.newest = (index, digest)
 
     def record_report(self, node_id: str, checkpoint: Checkpoint) -> None:
-        """Record the newest digest that a member reported."""
+        """Record the newest checkpoint (index, digest) that a member has reported."""
         if checkpoint[0] and self._held.get(node_id, {}).get(checkpoint[0]) != checkpoint[1]:
             self._keep(node_id, *checkpoint)
 
@@ -104,19 +111,22 @@ class AppliedDigests:
             del held[next(iter(held))]
 
     def differs_from(self, agreed: Checkpoint) -> bool:
-        """Return whether this member has another digest at the place where the leader reports a majority."""
+        """Return whether this member's image differs from that of a majority.
+
+        ``agreed``: checkpoint at which the leader has found a majority with equal digests.
+        """
         own = self._held[self._node_id].get(agreed[0])
         return own is not None and own != agreed[1]
 
     def voters_without_digest(self, voters: Iterable[str]) -> frozenset[str]:
-        """Return the members that have not reported a digest at the leader's newest place.
+        """Return the voters that have not reported a digest at the leader's newest checkpoint.
 
         Only the leader calls this method.
         """
         return frozenset(node_id for node_id in voters if self.newest[0] not in self._held.get(node_id, ()))
 
     def compare_reports(self, voters: Iterable[str]) -> bool:
-        """Compare the reported digests as the leader. Return whether this member differs from a majority."""
+        """As the leader, compare the digests that the voters have reported. Return whether this member differs from a majority."""
         names = set(voters)
         majority = len(names) // 2 + 1
         self.agreed, self.halted = NONE, ""

@@ -44,24 +44,36 @@ _OPTIONAL = frozenset({"position", "end", "snapshot_age_s"})
 
 
 def groups_question(group: str = "", limit: int = MOST_ROWS, match: str = "") -> dict[str, Any]:
-    """Return the request for the groups of a node, or for the members and positions of one ``group``."""
+    """Return a request to a node, as JSON object, for its consumer groups or for the members and positions of one ``group``.
+
+    ``limit``: maximum number of rows in the answer. ``match``: only groups with this text in their name.
+    """
     return {"groups": {"group": group, "limit": limit, **({"match": match} if match else {})}}
 
 
 def services_question(service: str = "", limit: int = MOST_ROWS, match: str = "") -> dict[str, Any]:
-    """Return the request for the services of a node, or for each instance of one ``service``."""
+    """Return a request to a node, as JSON object, for its services or for each instance of one ``service``.
+
+    ``limit``: maximum number of rows in the answer. ``match``: only services with this text in their name.
+    """
     return {"services": {"service": service, "limit": limit, **({"match": match} if match else {})}}
 
 
 def asked_name(said: object, field: str) -> tuple[str, int]:
-    """Return (name, limit) from the ``field`` of a request. Raises ValueError if the name is invalid."""
+    """Return (name, limit) of a request, where ``said`` is the request and ``field`` the parameter with the name.
+
+    Raises ValueError if one of them is invalid. The name '' stands for all.
+    """
     if not isinstance(said, dict) or not isinstance(said.get(field, ""), str):
         raise ValueError(f"Invalid parameter {field}. Use a name, or an empty text for all.")
     return said.get(field, ""), limit_of(said.get("limit", MOST_ROWS))
 
 
 def instance_row(stream: str, partition: int, figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of one service for one partition of this node. ``figures``: its object in the status of the node."""
+    """Return the row of one service for one partition of this node, as the status page shows it.
+
+    ``figures``: report of the service in the status of the node.
+    """
     if figures["role"] == "GONE":
         state = str(figures["ending"])
     elif figures["failing"]:
@@ -80,7 +92,7 @@ def instance_row(stream: str, partition: int, figures: Mapping[str, Any]) -> dic
 
 
 def service_totals(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row per service and stream, services with problems first.
+    """Return one row per service and stream with the totals of its instances. Services with problems come first.
 
     ``rows``: rows of instances, or totals of several nodes.
     """
@@ -104,7 +116,10 @@ def service_totals(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def joined_groups(parts: Iterable[Mapping[str, Any]], limit: int) -> dict[str, Any]:
-    """Return the answer of a node to a request for groups. ``parts``: the answers of its processes, each within ``limit``."""
+    """Combine the answers of a node's processes to a request for groups into one answer with at most ``limit`` rows.
+
+    ``parts``: the answers of the processes, each with at most ``limit`` rows.
+    """
     found: dict[str, list[Any]] = {"rows": [], "members": [], "positions": []}
     is_cut = False
     for part in parts:
@@ -118,7 +133,7 @@ def joined_groups(parts: Iterable[Mapping[str, Any]], limit: int) -> dict[str, A
 
 
 def joined_services(parts: Iterable[Mapping[str, Any]], limit: int, *, of_one: bool) -> dict[str, Any]:
-    """Return the answer of a node to a request for services.
+    """Combine the answers ``parts`` of a node's processes to a request for services into one answer with at most ``limit`` rows.
 
     ``of_one``: True for each instance of one service, False for the totals of each service.
     """
@@ -149,7 +164,10 @@ def _instance_order(row: Mapping[str, Any]) -> tuple[bool, str, str, int, str]:
 
 
 def shown_groups(said: Mapping[str, object]) -> dict[str, Any]:
-    """Return the groups of all nodes for the page of groups, the largest lag first. ``said``: node -> its answer."""
+    """Return the content of the page that lists the groups: groups with a problem first, then by lag, the largest first.
+
+    ``said``: answer of each node, by node.
+    """
     best: dict[str, dict[str, Any]] = {}
     for node, row in _rows(said, "rows", _GROUP):
         problem = _group_problem(row)
@@ -169,7 +187,10 @@ def _group_problem(row: Mapping[str, Any]) -> str:
 
 
 def shown_group(said: Mapping[str, object]) -> dict[str, Any]:
-    """Return one group for its page: its row (None: not found), its members and its positions. ``said``: node -> its answer."""
+    """Return the content of the page of one group: its row (None: not found), its members and its positions.
+
+    ``said``: answer of each node, by node.
+    """
     groups = shown_groups(said)["rows"]
     own = groups[0] if groups else None
     told = {node: one for node, one in said.items() if own is not None and node == own["coordinator"]}
@@ -180,13 +201,19 @@ def shown_group(said: Mapping[str, object]) -> dict[str, Any]:
 
 
 def shown_services(said: Mapping[str, object]) -> dict[str, Any]:
-    """Return the services of all nodes for the page of services, those with problems first. ``said``: node -> its answer."""
+    """Return the content of the page that lists the services, those with problems first.
+
+    ``said``: answer of each node, by node.
+    """
     rows = service_totals(row for _, row in _rows(said, "rows", _SERVICE))
     return {"rows": rows[:MOST_ROWS], "count": len(rows), "more": len(rows) > MOST_ROWS or _has_more(said)}
 
 
 def shown_service(said: Mapping[str, object]) -> dict[str, Any]:
-    """Return each instance of one service for its page, and its totals. ``said``: node -> its answer."""
+    """Return the content of the page of one service: each of its instances, and its totals.
+
+    ``said``: answer of each node, by node.
+    """
     rows = [{**row, "node": node} for node, row in _rows(said, "rows", _INSTANCE)]
     rows.sort(key=_instance_order)
     totals = service_totals(rows)
@@ -203,7 +230,10 @@ def _has_more(said: Mapping[str, object]) -> bool:
 
 
 def _rows(said: Mapping[str, object], name: str, wanted: Mapping[str, type]) -> Iterable[tuple[str, dict[str, Any]]]:
-    """Yield (node, row) for the rows in which each value has the wanted type."""
+    """Yield (node, row) for the rows in the list ``name`` of each node's answer. Rows with a value of a wrong type are left out.
+
+    ``said``: answer of each node, by node. ``wanted``: type of each value, by its name in a row.
+    """
     for node, one in said.items():
         rows = one.get(name) if isinstance(one, dict) else None
         for row in rows[:MOST_ROWS] if isinstance(rows, list) else ():

@@ -28,29 +28,38 @@ MOST_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class ClusterVerdict:
-    """Health of a cluster. ``word``: one of three. ``reasons``: rows of ``VERDICTS``, those that stop something first."""
+    """Health of a cluster. ``word``: one of three words, such as ``DEGRADED``.
+
+    ``reasons``: the problems of the cluster. Problems that prevent a publish or a read come first.
+    """
 
     word: str
     reasons: tuple[Reason, ...]
 
     def as_object(self) -> dict[str, Any]:
-        """Return the verdict as JSON."""
+        """Return the verdict as a JSON object."""
         return {"word": self.word, "reasons": [one.as_object() for one in self.reasons]}
 
 
 def judge(summaries: Mapping[str, NodeSummary | None]) -> ClusterVerdict:
-    """Judge the cluster. ``summaries``: node -> summary, None without an answer."""
+    """Return the health of the cluster, judged by the summaries of its nodes.
+
+    ``summaries``: summary of each node, by node. None: the node did not answer.
+    """
     return verdict_of(_reasons(summaries))
 
 
 def verdict_of(reasons: Iterable[Reason]) -> ClusterVerdict:
-    """Return the verdict for these reasons."""
+    """Return the health of a cluster that has the problems ``reasons``."""
     ordered = tuple(sorted(reasons, key=lambda one: (not one.stops, urgency_of(one))))
     return ClusterVerdict(OK if not ordered else UNAVAILABLE if ordered[0].stops else DEGRADED, ordered)
 
 
 def states(summaries: Mapping[str, NodeSummary | None]) -> dict[str, str]:
-    """Return node -> live, fenced, drained or silent, by the newest controller."""
+    """Return the state of each node by its id: live, fenced, drained or silent (no answer).
+
+    The states come from the controller with the newest metadata. ``summaries``: summary of each node, None without an answer.
+    """
     newest = _newest(one for one in summaries.values() if one is not None and one.nodes)
     known = newest.nodes if newest is not None else {}
     found = {node: known.get(node, "live" if one is not None else "silent") for node, one in summaries.items()}
@@ -60,12 +69,12 @@ def states(summaries: Mapping[str, NodeSummary | None]) -> dict[str, str]:
 
 
 def leader_of(summaries: Mapping[str, NodeSummary | None]) -> str:
-    """Return the metadata leader by its own report, '' for none."""
+    """Return the node that reports itself as the metadata leader. '': none does. ``summaries``: summary of each node, by node."""
     return next((node for node, one in sorted(summaries.items()) if one is not None and one.metadata_leader == node), "")
 
 
 def _newest(summaries: Iterable[NodeSummary]) -> NodeSummary | None:
-    """Return the summary with the newest state of the metadata group, or None."""
+    """Return the summary of the node that has applied the most metadata entries. None: there are no summaries."""
     return max(summaries, key=lambda one: one.index, default=None)
 
 
@@ -147,7 +156,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _join_names(names: list[str]) -> str:
-    """Return the first ``MOST_NAMED`` names in order, and the number of others."""
+    """Return a text with the first ``MOST_NAMED`` names in order, and the number of others."""
     more = len(names) - MOST_NAMED
     return ", ".join(sorted(names)[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
@@ -166,7 +175,7 @@ FIRST: Place = (-1, "", -1)
 
 
 def urgency(state: PartitionState | None, config: StreamConfig, *, failed: bool = False) -> int:
-    """Return the index of the partition's problem in ``PROBLEMS``.
+    """Return the urgency of a partition: the index of its problem in ``PROBLEMS``, 0 for the most urgent one.
 
     ``state`` None: the metadata of the partition is not known. ``failed``: the log on this node is unusable.
     """
@@ -187,9 +196,11 @@ def urgency(state: PartitionState | None, config: StreamConfig, *, failed: bool 
 
 
 def why_offline(stream: str, partition: int, status: str, isr: Iterable[str], incomplete: Container[str]) -> str:
-    """Return why a partition waits for an operator, and the command for it. '': the partition does not wait.
+    """Return why a partition stays without a leader until an operator acts, and the command for it. '': it does not.
 
-    A partition waits if its last in-sync replicas came back without some records that they had acknowledged [C10].
+    This happens if the last in-sync replicas came back without some records that they had acknowledged [C10].
+
+    ``status``: status of the partition. ``isr``: its in-sync replicas. ``incomplete``: replicas that may lack records.
     """
     lacking = [node for node in isr if node in incomplete]
     if status != PartitionStatus.OFFLINE.name or not lacking:
@@ -201,23 +212,28 @@ def why_offline(stream: str, partition: int, status: str, isr: Iterable[str], in
 
 
 def partitions_question(stream: str = "", after: Place = FIRST, limit: int = MOST_ROWS) -> dict[str, Any]:
-    """Return the request for the partitions of a node after the place ``after``.
+    """Return a request to a node, as JSON object, for the next page of its partitions, most urgent first.
 
-    ``stream``: only the partitions of this stream.
+    ``stream``: only the partitions of this stream, '' for all. ``after``: place of the last partition of the page before.
+    ``limit``: maximum number of rows.
     """
     return {"partitions": {"stream": stream, "after": list(after), "limit": limit}}
 
 
 def streams_question(after: tuple[int, str] = (-1, ""), limit: int = MOST_ROWS, match: str = "") -> dict[str, Any]:
-    """Return the request for the streams of the cluster after ``after``, an (urgency, name).
+    """Return a request to a node, as JSON object, for the next page of the streams of the cluster, most urgent first.
 
-    ``match``: only streams that have this text in their name or subject.
+    ``after``: (urgency, name) of the last stream of the page before. ``limit``: maximum number of rows. ``match``: only streams
+    with this text in their name or subject.
     """
     return {"streams": {"after": list(after), "limit": limit, **({"match": match} if match else {})}}
 
 
 def place_of(said: object) -> Place:
-    """Return the place in a request. Raises ValueError if it is invalid."""
+    """Return the start of the page in a request: (urgency, stream, partition) of the last partition of the page before.
+
+    Raises ValueError if it is invalid.
+    """
     match said:
         case [int(rank), str(stream), int(partition)] if -1 <= rank <= FINE and -1 <= partition < 1 << 31:
             return rank, stream, partition
@@ -225,7 +241,7 @@ def place_of(said: object) -> Place:
 
 
 def match_in(said: Mapping[str, Any]) -> str:
-    """Return the search text in a request, in lower case. Raises ValueError if it is invalid."""
+    """Return the search text that the request ``said`` contains, in lower case. Raises ValueError if it is invalid."""
     match = said.get("match", "")
     if not isinstance(match, str) or len(match) > MOST_MATCH:
         raise ValueError(f"Invalid parameter match. Use a text of at most {MOST_MATCH} characters.")
@@ -233,7 +249,7 @@ def match_in(said: Mapping[str, Any]) -> str:
 
 
 def limit_of(said: object) -> int:
-    """Return the limit in a request. Raises ValueError if it is out of range."""
+    """Return ``said``, the maximum number of rows in a request, if it is in range. Otherwise raise ValueError."""
     if type(said) is int and 1 <= said <= MOST_ROWS:
         return said
     raise ValueError(f"Invalid parameter limit. Use 1 to {MOST_ROWS}.")

@@ -21,7 +21,7 @@ WINDOW = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
-    """A node on the page. None: the value is not known, because the node does not answer or was not observed long enough."""
+    """A node in ``liftpy top``. None: the value is not known, because the node does not answer or was not observed long enough."""
 
     node: str
     state: str
@@ -60,7 +60,7 @@ class Model:
 
 @dataclass(slots=True)
 class _NodeSummaries:
-    """The last summaries of one node."""
+    """The last summaries of one node with their times in s, and its rate of incoming records at each of them."""
 
     glances: deque[tuple[float, NodeSummary]] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
     history: deque[float | None] = field(default_factory=lambda: deque(maxlen=HISTORY))
@@ -74,7 +74,7 @@ class _NodeSummaries:
         self.history.append(self.rate("records_in"))
 
     def rate(self, name: str) -> float | None:
-        """Return the rate of a counter per second between the last two summaries."""
+        """Return how fast the counter ``name`` of a node grew between its last two summaries, per second. None: not known."""
         if len(self.glances) < 2:
             return None
         (before_s, before), (now_s, now) = self.glances[-2], self.glances[-1]
@@ -82,7 +82,10 @@ class _NodeSummaries:
         return max(0, grown) / (now_s - before_s) if now_s > before_s else None
 
     def counted(self, name: str) -> list[int]:
-        """Return the counts of a histogram within the window. []: not known."""
+        """Return how many values each bucket of the histogram ``name`` got between the first and the last kept summary.
+
+        []: not known, because there are fewer than two summaries.
+        """
         if len(self.glances) < 2:
             return []
         old, new = getattr(self.glances[0][1], name), getattr(self.glances[-1][1], name)
@@ -90,7 +93,7 @@ class _NodeSummaries:
 
 
 class Watching:
-    """Collects the summaries of all nodes and builds the model."""
+    """Collects the summaries of all nodes, and builds the model that ``liftpy top`` shows."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
@@ -101,11 +104,11 @@ class Watching:
         self._is_nats_lost = False
 
     def put(self, now_s: float, glances: Mapping[str, NodeSummary | None], *, is_nats_lost: bool = False) -> None:
-        """Add the summaries of all known nodes. Other nodes are forgotten.
+        """Add the newest summaries of all known nodes. Nodes that are not in ``glances`` are forgotten.
 
         Args:
             now_s: Monotonic time, in seconds.
-            glances: Node -> summary, None without an answer.
+            glances: Summary of each node, None without an answer.
             is_nats_lost: True if the viewer's own connection to NATS is down, so that no node can answer.
         """
         self._is_nats_lost = is_nats_lost
@@ -117,13 +120,16 @@ class Watching:
         self._out.append(self._sum("records_out"))
 
     def nodes(self, fallback: Sequence[str] = ()) -> list[str]:
-        """Return the nodes to ask next: those that the newest controller names, else the known ones, else ``fallback``."""
+        """Return the nodes from which to request the next summary.
+
+        These are the nodes that the controller with the newest metadata names, else the known ones, else ``fallback``.
+        """
         named = [glance for glance in self._glances.values() if glance is not None and glance.nodes]
         newest = max(named, key=lambda glance: glance.index, default=None)
         return sorted(newest.nodes if newest is not None else self._glances or fallback)
 
     def model(self) -> Model:
-        """Return the current model."""
+        """Return the state of the cluster now, as ``liftpy top`` shows it."""
         of, leader = states(self._glances), leader_of(self._glances)
         known = [glance for glance in self._glances.values() if glance is not None and glance.is_controller]
         newest = max(known, key=lambda glance: glance.index, default=None)

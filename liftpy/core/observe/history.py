@@ -37,7 +37,7 @@ SUM, LARGEST, BANDS = "sum", "largest", "bands"
 
 
 class Series(NamedTuple):
-    """One series. ``join_histories``: how the values of several nodes, and of ten seconds, are combined."""
+    """One series of a node's history. ``joined``: how the values of several nodes, and of ten seconds, become one value."""
 
     name: str
     unit: str
@@ -71,15 +71,16 @@ _EMPTY = (nan,) * len(SERIES)
 
 
 def bands_of(counts: Sequence[float]) -> list[float]:
-    """Return the number of acks in each latency band, from a histogram with the buckets ``LATENCY_S``."""
+    """Return the number of acks in each latency band. ``counts``: acks in each bucket of ``LATENCY_S``."""
     last = len(BAND_BOUNDS_S) + 1
     return [counts[0] + counts[1], *counts[2:last], sum(counts[last:])]
 
 
 def join_histories(told: npt.NDArray[np.float32], *, over_time: bool = False) -> npt.NDArray[np.float32]:
-    """Combine values [node or second, series, moment] into [series, moment]. NaN where nothing is known.
+    """Combine the values of several nodes, or of several seconds of one node, into one value per series and moment.
 
-    ``over_time``: True if the first axis has seconds of one node, False if it has nodes.
+    ``told``: array [node or second, series, moment]. ``over_time``: True if its first axis has seconds, False for nodes. The
+    result is an array [series, moment] with NaN where nothing is known.
     """
     known = ~np.isnan(told[:, 0, :])
     count = known.sum(axis=0)
@@ -96,7 +97,10 @@ def join_histories(told: npt.NDArray[np.float32], *, over_time: bool = False) ->
 
 
 def _percentiles(bands: npt.NDArray[np.float32], part: float) -> npt.NDArray[np.float32]:
-    """Return percentiles of [band, moment]. NaN where nothing was counted."""
+    """Return the percentile ``part`` (0 to 1) of the ack times at each moment, in s. NaN where there were no acks.
+
+    ``bands``: array [latency band, moment] with numbers of acks.
+    """
     upper = np.array([*BAND_BOUNDS_S, BAND_BOUNDS_S[-1]])
     lower = np.array([0.0, *BAND_BOUNDS_S])
     below = np.cumsum(bands, axis=0, dtype=np.float64)
@@ -110,7 +114,7 @@ def _percentiles(bands: npt.NDArray[np.float32], part: float) -> npt.NDArray[np.
 
 
 class History:
-    """History of one node, with one row per second."""
+    """Values of one node's series over time: one row per second, and one row per ten seconds for older values."""
 
     def __init__(self) -> None:
         self._held = {step: [array("f", [nan]) * length for _ in SERIES] for step, length in LENGTHS.items()}
@@ -121,11 +125,11 @@ class History:
 
     @property
     def newest(self) -> int:
-        """Last known second. 0: there is none."""
+        """Last second with values, as wall clock in s since 1970. 0: there is none."""
         return self._newest[SECONDS]
 
     def known_before(self, second: float) -> float:
-        """Return the last known second at or before ``second``. 0: there is none.
+        """Return the last time at or before ``second`` for which the history has values. Times are s since 1970. 0: there is none.
 
         If only ten-second values are known there, return the end of the ten seconds.
         """
@@ -139,11 +143,14 @@ class History:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all values, in bytes."""
+        """Size of all values of the history in memory, in bytes."""
         return sum(one.itemsize * len(one) for series in self._held.values() for one in series)
 
     def put(self, second: int, values: Sequence[float], covers: int = 1) -> None:
-        """Add the ``values`` (in the order of ``SERIES``) of the ``covers`` seconds up to ``second``."""
+        """Add the values of the ``covers`` seconds up to ``second`` (wall clock in s). The values are in the order of ``SERIES``.
+
+        Earlier seconds without values become gaps. If the clock has gone back, the history starts again.
+        """
         newest = self._newest[SECONDS]
         if second < newest - _STARTS_ANEW_S:
             self._clear()
@@ -161,7 +168,7 @@ class History:
         self._newest[SECONDS] = second
 
     def take(self, rows: HistoryRows) -> None:
-        """Add rows of another history of the node. Rows that are known already do not change."""
+        """Add rows of an earlier history of the same node. Only rows that are newer than the known ones are added."""
         for number, values in enumerate(zip(*rows.columns, strict=True)):
             at = rows.first + number * rows.step
             if rows.step == SECONDS:
@@ -172,7 +179,7 @@ class History:
                 self._write(TENS, at, values)
 
     def rows(self, step: int, after: int, most: int = MOST_ROWS) -> HistoryRows:
-        """Return at most ``most`` rows after the time ``after`` (wall clock in s), oldest first.
+        """Return at most ``most`` rows after the time ``after`` (wall clock in s), oldest first. ``step``: seconds per row.
 
         The next request continues after the last returned row.
         """
@@ -227,7 +234,10 @@ class HistoryRows:
         return len(self.columns[0]) if self.columns else 0
 
     def as_object(self) -> dict[str, Any]:
-        """Return a JSON object. ``data``: base64 of 32-bit numbers, little endian, one series after the other."""
+        """Return the rows as a JSON object.
+
+        Its field ``data`` is base64 of 32-bit numbers, little endian, one series after the other.
+        """
         ordered = [array("f", one) for one in self.columns]
         if sys.byteorder == "big":
             for one in ordered:
@@ -237,7 +247,7 @@ class HistoryRows:
 
 
 def rows_of(said: object) -> HistoryRows | None:
-    """Decode the result of ``as_object`` of any version. Return None if it is invalid.
+    """Decode ``said``, the result of ``as_object`` of any version. Return None if it is invalid.
 
     Unknown series are ignored. Missing ones are NaN.
     """
@@ -270,12 +280,19 @@ def rows_of(said: object) -> HistoryRows | None:
 
 
 def question(step: int, after: int, node: str = "") -> dict[str, Any]:
-    """Return the request for rows after ``after``. ``node``: name of another node whose history is wanted, '' for the own one."""
+    """Return a request for rows of a history, as JSON object.
+
+    ``step``: seconds per row. ``after``: wall clock in s that all rows must be after. ``node``: node whose history is
+    requested, '' for the one that answers.
+    """
     return {"history": {"step": step, "after": after, **({"node": node} if node else {})}}
 
 
 def asked_rows(history: History, asked: object) -> HistoryRows | None:
-    """Return the rows for a request ``{"step": 1, "after": second}``. None: the request is invalid."""
+    """Return the rows of ``history`` for the request ``asked``. None: the request is invalid.
+
+    ``asked``: ``{"step": 1, "after": second}``, as ``question`` builds it.
+    """
     if not isinstance(asked, dict):
         return None
     step, after = asked.get("step"), asked.get("after", 0)
@@ -285,7 +302,7 @@ def asked_rows(history: History, asked: object) -> HistoryRows | None:
 
 
 def with_gaps(rows: HistoryRows, unknown: Sequence[tuple[float, float]]) -> HistoryRows:
-    """Return ``rows`` with NaN in the ranges ``unknown``, pairs (after, until) in s."""
+    """Return a copy of ``rows`` with NaN in the time ranges ``unknown``: pairs (after, until), wall clock in s."""
     moments = [rows.first + number * rows.step for number in range(rows.count)]
     gaps = [n for n, at in enumerate(moments) if any(at + rows.step - 1 > after and at <= until for after, until in unknown)]
     if not gaps:
@@ -298,7 +315,10 @@ def with_gaps(rows: HistoryRows, unknown: Sequence[tuple[float, float]]) -> Hist
 
 
 def of_cluster(histories: Sequence[History], step: int, after: int) -> HistoryRows:
-    """Return the combined rows of all nodes. NaN where no node knows a value."""
+    """Return the rows of the whole cluster: the values of all ``histories`` combined. NaN where no node knows a value.
+
+    ``step``: seconds per row. ``after``: wall clock in s that all rows must be after.
+    """
     told = [rows for history in histories if (rows := history.rows(step, after, LENGTHS[step])).count]
     if not told:
         return HistoryRows(step, after // step * step + step, tuple(array("f") for _ in SERIES))

@@ -16,7 +16,10 @@ _PARTS = ("_total", "_bucket", "_count", "_sum", "_created")
 
 
 def together(texts: Mapping[str, str]) -> str:
-    """Merge the metrics of all nodes into one text, sorted by metric and node. ``texts``: node -> its text."""
+    """Merge the metrics of all nodes into one text in Prometheus format, sorted by metric and node.
+
+    ``texts``: metrics of each node in Prometheus format, by node.
+    """
     told: dict[str, dict[str, str]] = {}
     samples: dict[str, list[str]] = {}
     for node, text in sorted(texts.items()):
@@ -37,6 +40,6 @@ def together(texts: Mapping[str, str]) -> str:
 
 
 def _metric(name: str, known: Mapping[str, object]) -> str:
-    """Return the name of the metric to which a sample belongs."""
+    """Return the metric to which the sample ``name`` belongs, for example ``x`` for ``x_bucket``. ``known``: known metrics."""
     bare = next((name.removesuffix(part) for part in _PARTS if name.endswith(part)), name)
     return name if name in known or bare not in known else bare

@@ -65,7 +65,7 @@ class NodeEvents:
         self._held: deque[dict[str, Any]] = deque(maxlen=most)
 
     def add(self, kind: str, *, key: PartitionKey | None = None, detail: str = "", sender: str = "", stream: str = "") -> None:
-        """Add an event of now.
+        """Add an event to the events of this node, with the current time.
 
         Args:
             kind: One of ``KINDS``.
@@ -93,19 +93,22 @@ class NodeEvents:
         )
 
     def after(self, number: int, since_ns: int, limit: int) -> dict[str, Any]:
-        """Return the first ``limit`` events after ``number`` that are not older than ``since_ns``, as an answer of the node."""
+        """Return the node's answer to a request for its events: the next ``limit`` events, and whether there are more.
+
+        The events have a number above ``number``, and are not older than ``since_ns`` (wall clock in ns since 1970).
+        """
         found = (one for one in self._held if one["number"] > number and one["time_ns"] >= since_ns)
         events = list(islice(found, limit + 1))
         return {"events": events[:limit], "more": len(events) > limit}
 
     def recent(self, kind: str, within_s: float) -> list[dict[str, Any]]:
-        """Return the events of a kind that are at most ``within_s`` old, oldest first."""
+        """Return the node's events of this ``kind`` that are at most ``within_s`` seconds old, oldest first."""
         since_ns = self._wall_ns() - round(within_s * NS_PER_S)
         return [one for one in self._held if one["kind"] == kind and one["time_ns"] >= since_ns]
 
 
 def checked_event(said: Any) -> dict[str, Any] | None:
-    """Return an event of another node with known kind and valid fields, or None."""
+    """Check ``said``, an event from another node. Return it with only the known fields, or None if it is invalid."""
     if not isinstance(said, dict) or not isinstance(said.get("kind"), str) or said["kind"] not in TEXTS:
         return None
     numbers: dict[str, Any] = {name: said.get(name) for name in ("index", "number", "time_ns")}
@@ -120,7 +123,10 @@ def checked_event(said: Any) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Damaged files of a replica. ``offset``: first damaged offset, -1 if unknown. ``source``: leader that sends the records."""
+    """Damaged files of a replica that the node repairs with records of the leader.
+
+    ``offset``: first damaged offset, -1 if unknown. ``source``: node of the leader that sends the records.
+    """
 
     offset: int
     source: str
@@ -152,7 +158,10 @@ class NodeSample:
 
 @dataclass(slots=True)
 class _Progress:
-    """Progress of one group. ``since_s``: time of its last commit, and ``records``: its lag at that time."""
+    """Progress of one consumer group, to find groups that are stuck. Times are monotonic seconds.
+
+    ``since_s``: time of its last commit. ``records``: its lag at that time.
+    """
 
     at_s: float
     lag_s: float
@@ -162,7 +171,7 @@ class _Progress:
 
 
 class NodeWatch:
-    """Makes events from the changes of a node's state.
+    """Compares the state of a node with its state before, and adds an event for each change.
 
     Args:
         events: Receiver of the events.
@@ -192,17 +201,20 @@ class NodeWatch:
 
     @property
     def differing_services(self) -> list[str]:
-        """Texts about the running services whose state differs from another instance."""
+        """One text for each running service whose state differs from that of another instance."""
         return [f"{key}: {service}: {problem}" for (key, service), problem in self._before.differing.items()]
 
     @property
     def stuck_groups(self) -> list[str]:
-        """Texts about the groups that are stuck, with their lag."""
+        """One text for each consumer group that is stuck, with its lag."""
         stuck = ((name, one) for name, one in sorted(self._groups.items()) if one.is_stuck)
         return [f"{name} has committed nothing for {one.at_s - one.since_s:.0f} s, and its lag grows" for name, one in stuck]
 
     def sampled(self, sample: NodeSample, moment: datetime) -> None:
-        """Add the events between the last sample and this one. ``moment``: UTC time of the sample."""
+        """Compare the new ``sample`` of the node's state with the one before, and add an event for each change.
+
+        ``moment``: UTC time of the sample.
+        """
         before, self._before = self._before, sample
         self._nats(sample)
         self._metadata(sample, moment)
@@ -274,5 +286,5 @@ def _at(offset: int) -> str:
 
 
 def repair_texts(events: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return texts about repairs for the summary of a node. ``events``: of the kind ``damage_repaired``."""
+    """Return texts about repaired files for the summary of a node. ``events``: events of the kind ``damage_repaired``."""
     return [f"repaired {one['stream']}/{one['partition']} {one.get('detail', '')} on {one['node']}" for one in events]

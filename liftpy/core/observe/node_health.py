@@ -54,7 +54,7 @@ class Signs:
 
 
 def live(signs: Signs) -> list[Check]:
-    """Return the checks that say whether this process should keep running."""
+    """Check by the state ``signs`` whether this process should keep running. Return the results."""
     hung = signs.longest_flush_s >= signs.hung_flush_s
     return [
         Check("tasks", signs.failure),
@@ -63,7 +63,7 @@ def live(signs: Signs) -> list[Check]:
 
 
 def ready(signs: Signs) -> list[Check]:
-    """Return the checks that say whether the node takes part in the cluster."""
+    """Check by the state ``signs`` whether the node takes part in the cluster. Return the results."""
     heard_s = signs.metadata_heard_s
     late = heard_s is None or heard_s > signs.session_s
     silence = "it has never been heard" if heard_s is None else f"nothing heard for {heard_s:.1f} s"
@@ -78,7 +78,7 @@ def ready(signs: Signs) -> list[Check]:
 
 
 class Synced:
-    """Readiness check: every replica of this node has been in its ISR once since the start.
+    """Check that every replica of this node has been in its ISR at least once since the start.
 
     After the check passes, it never fails again.
     """
@@ -88,7 +88,7 @@ class Synced:
         self._were: set[PartitionKey] = set()
 
     def look(self, replicas: Iterable[tuple[PartitionKey, bool]], *, opened: bool) -> Check:
-        """Check the replicas.
+        """Return the result of the check with the current state of the replicas.
 
         ``replicas``: (partition, is in sync) of each replica, without learners. ``opened``: True if these are all replicas
         of the node.
@@ -112,5 +112,5 @@ class Synced:
 
 
 def text_lines(checks: Iterable[Check]) -> str:
-    """Return one line of text for each check."""
+    """Return a text with one line for each check: its name, and why it fails."""
     return "".join(f"[{'+' if check.ok else '-'}] {check.name}{': ' + check.why if check.why else ''}\n" for check in checks)

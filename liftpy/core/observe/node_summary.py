@@ -109,7 +109,7 @@ class NodeSummary:
     """On the metadata leader: controller -> number of entries that it is behind. -1: it is not connected."""
 
     def encode(self) -> bytes:
-        """Return the JSON without default values."""
+        """Return the summary as JSON bytes. Fields with default values are left out."""
         said = {name: value for name, value in asdict(self).items() if name == "node" or value != _DEFAULTS[name]}
         return json.dumps({"glance": said}, separators=(",", ":")).encode()
 
@@ -136,7 +136,7 @@ _DEFAULTS = {one.name: _default(one.name) for one in fields(NodeSummary)}
 
 
 def glance_of(said: object) -> NodeSummary | None:
-    """Return the summary in an answer, None if the answer is invalid. Unknown fields are ignored."""
+    """Return the summary in ``said``, a node's answer as decoded JSON. None: it is invalid. Unknown fields are ignored."""
     found: dict[str, Any] = {}
     if not isinstance(said, dict):
         return None
@@ -147,7 +147,7 @@ def glance_of(said: object) -> NodeSummary | None:
 
 
 def _checked_value(name: str, value: Any) -> Any:
-    """Return ``value`` if it has the type of the field ``name``, otherwise None."""
+    """Return ``value`` if the field ``name`` of a summary may have it, otherwise None. Too long lists of texts are shortened."""
     default = _DEFAULTS[name]
     if name in _MAPPINGS:
         good = (
@@ -171,7 +171,10 @@ def _checked_value(name: str, value: Any) -> Any:
 
 
 def percentile(counts: Sequence[int], part: float, bounds: Sequence[float] = LATENCY_S) -> float | None:
-    """Return the percentile ``part`` (0 to 1) in s, estimated as Prometheus does. None: the counts are all 0."""
+    """Return the percentile ``part`` (0 to 1) of a histogram in s, estimated as Prometheus does. None: the counts are all 0.
+
+    ``counts``: number of values in each bucket. ``bounds``: upper bounds of the buckets in s.
+    """
     wanted, below = sum(counts) * part, 0
     if not wanted:
         return None

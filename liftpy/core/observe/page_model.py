@@ -20,7 +20,7 @@ _RATES = ("records_in", "bytes_in", "records_out", "bytes_out")
 
 
 def newest_of(rows: HistoryRows) -> dict[str, float | None]:
-    """Return the last known value of each series."""
+    """Return the newest values in ``rows`` by series, from the last row that has values. None: the series has no value there."""
     for number in range(rows.count - 1, -1, -1):
         if not isnan(rows.columns[0][number]):
             values = (column[number] for column in rows.columns)
@@ -29,7 +29,10 @@ def newest_of(rows: HistoryRows) -> dict[str, float | None]:
 
 
 def cluster_object(model: Model, newest: Mapping[str, float | None]) -> dict[str, Any]:
-    """Return the summary of the cluster. ``newest``: values of its last second, for rates that the model does not know yet."""
+    """Return the summary of the cluster for the status page.
+
+    ``newest``: values of the last second by series. They replace rates that ``model`` does not know yet.
+    """
     glances = {row.node: row.glance for row in model.rows if row.glance is not None}
     controllers = [one for one in glances.values() if one.is_controller]
     image = max(controllers, key=lambda one: one.index, default=None)
@@ -69,7 +72,10 @@ def cluster_object(model: Model, newest: Mapping[str, float | None]) -> dict[str
 
 
 def feature_object(said: Iterable[NodeSummary]) -> dict[str, Any]:
-    """Return the finalized feature level, the level that all nodes support, and the action for the operator."""
+    """Return the feature levels for the status page: the finalized one, the one that all nodes support, and what to do.
+
+    ``said``: summaries of the nodes.
+    """
     known = [one for one in said if one.feature_level]
     level = max((one.feature_level for one in known), default=None)
     speaks = min((one.speaks for one in known), default=None)
@@ -97,9 +103,11 @@ _OF_GLANCE = (
 
 
 def stream_rows(said: Mapping[str, object]) -> list[dict[str, Any]]:
-    """Combine the rows of all nodes into one row for each partition, most urgent first.
+    """Combine the partition rows of all nodes into one row for each partition, most urgent first.
 
     The row of the leader with the highest epoch wins. Without a leader, the most complete row wins. Invalid rows are ignored.
+
+    ``said``: answer of each node, by node.
     """
     best: dict[int, tuple[tuple[int, int, bool], dict[str, Any]]] = {}
     for node, rows in said.items():
@@ -120,7 +128,7 @@ _ROW: dict[str, type] = {
 
 
 def checked_row(row: object) -> dict[str, Any] | None:
-    """Return a partition row of a node. None: some value has the wrong type."""
+    """Check ``row``, a partition row from another node. Return it with only the known fields, or None if a type is wrong."""
     if not isinstance(row, dict):
         return None
     kept: dict[str, Any] = {}
@@ -148,7 +156,7 @@ _STREAM_ROW: dict[str, type] = {
 
 
 def checked_stream(row: object) -> dict[str, Any] | None:
-    """Return a stream row of a node. None: some value has the wrong type."""
+    """Check ``row``, a stream row from another node. Return it with only the known fields, or None if a type is wrong."""
     if not isinstance(row, dict) or any(type(row.get(name)) is not kind for name, kind in _STREAM_ROW.items()):
         return None
     if not all(is_count(row[name]) for name, kind in _STREAM_ROW.items() if kind is int):
@@ -158,7 +166,10 @@ def checked_stream(row: object) -> dict[str, Any] | None:
 
 
 def stream_about(said: Iterable[object]) -> dict[str, Any]:
-    """Return a stream as the nodes describe it: subject, partitions, replicas, and settings that differ from the default."""
+    """Return the description of a stream: subject, partitions, replicas, and settings that differ from the default.
+
+    ``said``: descriptions from several nodes. The first valid one is returned.
+    """
     for one in said:
         match one:
             case {
@@ -214,7 +225,7 @@ def figure(kind: str, value: Any) -> str:
 
 
 def look_up(found: Any, path: str) -> Any:
-    """Return the value at the path ``a.b.c``, None if it does not exist."""
+    """Return the value at a path such as ``a.b.c`` in ``found``, nested JSON objects. None: it does not exist."""
     for name in path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
     return found

@@ -48,7 +48,10 @@ _OF = {
 
 
 def fits(event: Mapping[str, Any], only: Mapping[str, str]) -> bool:
-    """Return whether an event passes the filters ``only``: a value for each of ``FILTERS``. '' for kind or stream: any."""
+    """Return whether an event passes the filters ``only``: a wanted value for each of ``FILTERS``.
+
+    The value '' for kind or stream lets every event pass.
+    """
     if only.get("kind") and event.get("kind") != only["kind"]:
         return False
     if only.get("stream") and event.get("stream") != only["stream"]:
@@ -57,7 +60,10 @@ def fits(event: Mapping[str, Any], only: Mapping[str, str]) -> bool:
 
 
 def marks_of(event: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (node, mark) of an event, one for each row that it belongs to. The node '' is the row of the cluster."""
+    """Return the marks of one event on the timeline as (node, kind of mark). The node is the timeline row of the mark.
+
+    An event may concern several nodes. The node '' is the row of the cluster.
+    """
     kind = str(event.get("kind", ""))
     mark = _OF.get(kind, "other")
     was, now = str(event.get("was", "")), str(event.get("now", ""))
@@ -77,9 +83,9 @@ def _version(process: str) -> str:
 
 
 def marks(events: Iterable[Mapping[str, Any]], step: int) -> list[tuple[int, str, str, int]]:
-    """Return (wall clock in s, node, mark, count) of the newest ``MOST_MARKS``.
+    """Return the newest ``MOST_MARKS`` marks of a timeline as (wall clock in s, node, kind of mark, number of events).
 
-    Marks of one row within ``step`` seconds are combined into the most severe one.
+    Marks of one node within ``step`` seconds are combined into the most severe one.
     """
     found: dict[tuple[int, str], tuple[int, int]] = {}
     for event in events:
@@ -121,7 +127,7 @@ def group_events(events: Iterable[_Event]) -> list[list[_Event]]:
 
 
 def group_in_words(group: list[_Event]) -> str:
-    """Return one line of text for a group of events, without their kind."""
+    """Return a group of events as one line of text. The line does not contain their kind."""
     streams = {str(event["stream"]) for event in group}
     where = next(iter(streams)) if len(streams) == 1 else f"{len(streams):,} streams"
     kind = group[0]["kind"]
@@ -137,7 +143,7 @@ def group_in_words(group: list[_Event]) -> str:
 
 
 def _causes(group: list[_Event]) -> str:
-    """Return the most frequent cause of the events, and the number of other causes."""
+    """Return a text with the most frequent cause of the events, and the number of other causes."""
     details = (str(event.get("detail") or "") for event in group)
     causes = Counter(one.partition(", because ")[2] if one.startswith("epoch ") else one for one in details)
     del causes[""]

@@ -34,7 +34,7 @@ class TraceContext(NamedTuple):
 
     @property
     def sampled(self) -> bool:
-        """True if the sender of the message records the trace."""
+        """True if the sender of the message records the trace, by its flag in ``flags``."""
         return bool(self.flags & SAMPLED)
 
 
@@ -52,7 +52,7 @@ def parse_traceparent(value: bytes) -> TraceContext | None:
 
 
 def traceparent(context: TraceContext) -> bytes:
-    """Return the header value for ``context``, in version 00."""
+    """Return the value of the header ``traceparent`` for ``context``, in version 00."""
     return b"00-%032x-%016x-%02x" % context
 
 
@@ -62,12 +62,12 @@ MAX_STATE_BYTES = 512
 
 
 def bears_one(pairs: Pairs) -> bool:
-    """Return whether the headers have a ``traceparent`` in any spelling."""
+    """Return whether the headers have a ``traceparent``, in upper or lower case."""
     return any(name.lower() == TRACEPARENT for name, _ in pairs)
 
 
 def created_in(pairs: Pairs) -> TraceContext | None:
-    """Return the first sampled context in the headers, None if there is none."""
+    """Return the first trace context in the headers whose sender records the trace. None: there is none."""
     for name, value in pairs:
         if name == TRACEPARENT and (context := parse_traceparent(value)) is not None and context.sampled:
             return context
@@ -75,9 +75,9 @@ def created_in(pairs: Pairs) -> TraceContext | None:
 
 
 def with_context(pairs: Pairs, context: TraceContext, state: str = "") -> Pairs:
-    """Return ``pairs`` with headers for ``context`` and its ``tracestate``.
+    """Return the headers ``pairs`` with a ``traceparent`` for ``context`` and the ``tracestate`` ``state``.
 
-    If they have a context already, return them unchanged.
+    If they have a ``traceparent`` already, return them unchanged.
     """
     if bears_one(pairs):
         return pairs
@@ -88,7 +88,7 @@ def with_context(pairs: Pairs, context: TraceContext, state: str = "") -> Pairs:
 
 
 def first_marked(columns: ColumnSet, pairs: Pairs) -> ColumnSet:
-    """Return ``columns`` with ``pairs`` added to the headers of the first record, unless it already has a context."""
+    """Return ``columns`` with the trace headers ``pairs`` added to the first record. Unchanged if it has a trace context."""
     had = columns.headers
     added = np.uint32(len(pairs))
     names, values = [name.encode() for name, _ in pairs], [value for _, value in pairs]
@@ -119,7 +119,7 @@ Attributes = dict[str, str | int]
 
 @dataclass(slots=True)
 class Span:
-    """One span. Times are in ns of the wall clock. ``error``: reason of a failure, '' for success."""
+    """One span of a trace. Times are in ns of the wall clock. ``error``: reason of a failure, '' for success."""
 
     name: str
     start_ns: int
@@ -129,8 +129,10 @@ class Span:
 
 
 class SpanTree(NamedTuple):
-    """A tree of spans. ``parent``: parent of the root, in another process. None: the root begins a trace. ``links``: links of
-    the root.
+    """A root span with its child spans.
+
+    ``parent``: parent of the root, in another process. None: the root begins a trace. ``links``: other traces to which the
+    root is linked.
     """
 
     root: Span
@@ -140,7 +142,7 @@ class SpanTree(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of spans."""
+        """Number of spans in the tree."""
         return 1 + len(self.children)
 
 
@@ -149,7 +151,10 @@ SPANS_PER_S = 100.0
 
 
 class SpanBudget:
-    """Limit for spans. ``per_s``: number of tokens per second, and maximum number of tokens. A span costs one token."""
+    """Limits how many spans a node exports per second, as a token bucket. A span costs one token.
+
+    ``per_s``: number of new tokens per second, and maximum number of tokens.
+    """
 
     def __init__(self, per_s: float = SPANS_PER_S) -> None:
         self._per_s = per_s
@@ -161,7 +166,7 @@ class SpanBudget:
     def takes(self, spans: int, now_ns: int) -> bool:
         """Take tokens for ``spans`` spans at ``now_ns`` (monotonic). Return False if there are too few.
 
-        The spans then count as dropped.
+        In this case no token is taken, and the spans count as dropped.
         """
         if not self.has(spans, now_ns):
             self.dropped += spans
@@ -170,7 +175,7 @@ class SpanBudget:
         return True
 
     def has(self, spans: int, now_ns: int) -> bool:
-        """Return whether there are tokens for ``spans`` spans. Take none."""
+        """Return whether there are tokens for ``spans`` spans at ``now_ns`` (monotonic). Take none."""
         if self._at_ns is not None:
             self._tokens = min(self._per_s, self._tokens + max(0, now_ns - self._at_ns) * self._per_s / NS_PER_S)
         self._at_ns = now_ns

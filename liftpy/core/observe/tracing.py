@@ -47,9 +47,9 @@ _PARSED_A_LINK = 4
 
 
 def traced_in(batch: bytes) -> tuple[TraceContext, ...]:
-    """Return the sampled contexts of the first messages of ``batch`` that have one, at most ``MOST_LINKS``.
+    """Return the trace contexts of messages in ``batch`` whose senders record the trace, at most ``MOST_LINKS``.
 
-    They are in order, and each context is listed once.
+    They are in the order of the messages, and each context is listed once.
     """
     parsed = parse_batch(batch, verify=False)  # this process has just sealed the batch
     if Columns.HEADERS not in Columns(parsed.header.column_bits):
@@ -71,14 +71,17 @@ def may_have_context(batch: bytes) -> bool:
 
 
 def names_one(headers: HeadersColumn) -> bool:
-    """Return whether a record of a header column may have a trace context, by one search in its names."""
+    """Return whether a header of these records may be a trace context. The function searches once in all header names."""
     return bytes(headers.names.data).find(_NAME) >= 0
 
 
 def sampled_in(
     headers: HeadersColumn, first: int = 0, end: int | None = None, most: int = MOST_LINKS
 ) -> tuple[TraceContext, ...]:
-    """Return the sampled contexts of the records ``first`` (inclusive) to ``end`` (exclusive, None: all) of a header column."""
+    """Return at most ``most`` trace contexts in the headers of some records, if the sender records the trace.
+
+    ``first`` (inclusive) and ``end`` (exclusive, None: all) select the records.
+    """
     names = bytes(headers.names.data)
     if names.find(_NAME) < 0:
         return ()
@@ -95,7 +98,10 @@ def sampled_in(
 
 
 def _sampled_values(headers: HeadersColumn, names: bytes, begin: int, end: int, most: int) -> list[bytes]:
-    """Return the values of the pairs ``begin`` (inclusive) to ``end`` (exclusive) that look sampled."""
+    """Return the values of at most ``most`` ``traceparent`` headers whose flag says that the sender records the trace.
+
+    ``begin`` (inclusive) and ``end`` (exclusive) select the headers. ``names``: bytes of all header names.
+    """
     name_starts, name_sizes = _places(headers.names)
     value_starts, value_sizes = _places(headers.values)
     fits = (name_sizes[begin:end] == len(_NAME)) & (value_sizes[begin:end] >= TRACEPARENT_BYTES)
@@ -113,7 +119,7 @@ def _sampled_values(headers: HeadersColumn, names: bytes, begin: int, end: int, 
 def _places(
     column: BytesColumn,
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Return the starts and sizes of the entries of a column, as int64 arrays."""
+    """Return the starts and the sizes of a column's entries within its bytes, as int64 arrays."""
     ends = column.ends.astype(np.int64)
     starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
     return starts, ends - starts
@@ -132,7 +138,8 @@ _STEPS = 4
 class NodeTraces:
     """Trace state that all partitions of a node share.
 
-    ``now_ns``: monotonic clock. ``wall_ns``: ns since 1970. ``put``: receives the finished spans.
+    ``now_ns``: function that returns monotonic ns. ``wall_ns``: function that returns ns since 1970. ``put``: function that
+    gets the finished spans.
     """
 
     def __init__(
@@ -154,13 +161,16 @@ class NodeTraces:
         """Number of traced batches that are not complete."""
 
     def look(self) -> None:
-        """Export the spans that waited long enough. Call it regularly while ``open`` is not empty."""
+        """Export the traces of all partitions that waited long enough. Call it regularly while ``open`` is not empty."""
         now_ns = self.now_ns()
         for partition in list(self.open):
             partition.look(now_ns)
 
     def whole(self, name: str, began_ns: int, attributes: Attributes, error: str = "") -> None:
-        """Export a single span that began at ``began_ns`` (monotonic) and ends now."""
+        """Export one span without children, which began at ``began_ns`` (monotonic) and ends now, if the budget allows it.
+
+        ``error``: reason of a failure, '' for success.
+        """
         now_ns = self.now_ns()
         if self.budget.takes(1, now_ns):
             end_ns = self.wall_ns()
@@ -170,7 +180,7 @@ class NodeTraces:
 
 @dataclass(slots=True, kw_only=True)
 class _OpenBatch:
-    """Times of the steps of one batch in ns (monotonic). 0: the step is not done."""
+    """A traced batch that is not exported yet, with the times of its steps in ns (monotonic). 0: the step is not done."""
 
     last_offset: int
     leader_epoch: int
@@ -191,7 +201,7 @@ class _OpenBatch:
 
     @property
     def decided_ns(self) -> int:
-        """Time since which only lagging followers are missing. 0: another step is missing too."""
+        """Monotonic time in ns since which the trace waits only for lagging followers. 0: another step is not done either."""
         if not self.flushed_ns or not self.committed_ns or (self.awaited and not self.acked_ns):
             return 0
         return max(self.flushed_ns, self.committed_ns, self.acked_ns)
@@ -211,7 +221,7 @@ class PartitionTraces:
 
     @property
     def follows(self) -> bool:
-        """True if a traced batch of this partition is open."""
+        """True if this partition has a traced batch that is not exported yet."""
         return bool(self._open)
 
     @property
@@ -237,7 +247,7 @@ class PartitionTraces:
         awaited: bool,
         followers: frozenset[str],
     ) -> None:
-        """Note that a batch was appended, and trace it if one of its messages has a sampled context.
+        """Start to trace a batch that was appended, if the sender of one of its messages records a trace.
 
         Args:
             batch: Bytes of the batch.
@@ -283,7 +293,7 @@ class PartitionTraces:
         node.open[self] = None
 
     def flushed(self, end_offset: int) -> None:
-        """Note that all records below ``end_offset`` are on disk."""
+        """Record the flush time of all traced batches below ``end_offset`` (exclusive), which are now on disk."""
         now_ns = self._node.now_ns()
         for one in self._open:
             if one.last_offset >= end_offset:
@@ -292,7 +302,10 @@ class PartitionTraces:
         self._hand_over(now_ns)
 
     def fetched(self, replica: str, offset: int, leader_epoch: int) -> None:
-        """Note that the follower ``replica`` has flushed the records up to ``offset`` (inclusive)."""
+        """Record that the follower ``replica`` has flushed the traced batches up to ``offset`` (inclusive).
+
+        ``leader_epoch``: LeaderEpoch of its last record.
+        """
         now_ns = self._node.now_ns()
         for one in self._open:
             if one.last_offset > offset:
@@ -303,7 +316,7 @@ class PartitionTraces:
         self._hand_over(now_ns)
 
     def committed(self, high_watermark: int) -> None:
-        """Note that the high watermark (inclusive) has risen."""
+        """Record the commit time of all traced batches up to ``high_watermark`` (inclusive)."""
         now_ns = self._node.now_ns()
         for one in self._open:
             if one.last_offset > high_watermark:
@@ -312,7 +325,7 @@ class PartitionTraces:
         self._hand_over(now_ns)
 
     def acked(self, policy: AckPolicy, through_offset: int) -> None:
-        """Note that publishers with the ack policy ``policy`` have their acks up to ``through_offset`` (inclusive).
+        """Record that publishers with the ack policy ``policy`` have their acks up to ``through_offset`` (inclusive).
 
         The last acks of a batch end its trace.
         """
@@ -325,16 +338,19 @@ class PartitionTraces:
         self._hand_over(now_ns)
 
     def end_all(self, why: str = ENDED) -> None:
-        """End all traces, because the leadership ended or for the reason ``why``."""
+        """End all traces of this partition, and export them with ``why`` as the reason. By default, the leadership has ended."""
         self._close_batches(self._open, why)
 
     def look(self, now_ns: int) -> None:
-        """Export the spans that waited long enough."""
+        """Export the traces that waited long enough. ``now_ns``: monotonic time."""
         self._close_batches([one for one in self._open if now_ns - one.appended_ns >= MOST_NS], SLOW)
         self._hand_over(now_ns)
 
     def role_is(self, role: str, is_ready: bool, leader_epoch: int) -> None:
-        """Set the role of this replica. The role CANDIDATE starts a span for the election."""
+        """Tell the traces the role of this replica. The role CANDIDATE starts a span for the election.
+
+        ``is_ready``: True if the replica leads and accepts publishes. ``leader_epoch``: its LeaderEpoch.
+        """
         now_ns = self._node.now_ns()
         if role == "CANDIDATE":
             self._elected_ns = self._elected_ns or now_ns
@@ -385,7 +401,10 @@ MOST_STEPS = 64
 
 
 class StepSpans:
-    """Spans of a command with steps. ``name``: name of the span. ``wall_ns``: wall clock, ns since 1970."""
+    """Spans of a command with steps, such as a backup: one for the command, and one for each step.
+
+    ``name``: name of the command's span. ``wall_ns``: function that returns ns since 1970.
+    """
 
     def __init__(self, name: str, wall_ns: Callable[[], int]) -> None:
         self.name = name

@@ -14,7 +14,7 @@ RUNBOOKS = "docs/runbooks"
 
 
 class Verdict(NamedTuple):
-    """One kind of problem."""
+    """One kind of problem that a cluster can have: a row of the table ``VERDICTS``."""
 
     stops: bool
     """True if something cannot be published or read because of the problem."""
@@ -95,7 +95,7 @@ _PLACES = {word: place for place, word in enumerate(VERDICTS)}
 
 
 class Reason(NamedTuple):
-    """One problem of a cluster, for people and as JSON."""
+    """One problem that a cluster has now, with the text for operators."""
 
     word: str
     """Word of the problem, a key of ``VERDICTS``."""
@@ -111,21 +111,21 @@ class Reason(NamedTuple):
     """Name of the alert that fires for the problem."""
 
     def as_object(self) -> dict[str, Any]:
-        """Return the reason as JSON."""
+        """Return the problem as a JSON object."""
         return {**self._asdict(), "events": list(self.events)}
 
     @property
     def line(self) -> str:
-        """Text for a terminal: the word, the cause and the runbook."""
+        """Line about the problem for a terminal: its word, its cause and its runbook."""
         return f"{self.word}: {self.text} ({RUNBOOKS}/{self.runbook}.md)"
 
 
 def reason(word: str, **facts: Any) -> Reason:
-    """Return the reason with this word. ``facts``: values for the template of its cause."""
+    """Return the problem that has the word ``word`` in ``VERDICTS``. ``facts``: values for the template of its cause."""
     row = VERDICTS[word]
     return Reason(word, row.stops, row.cause.format(**facts), row.runbook, row.events, row.alert)
 
 
 def urgency_of(found: Reason) -> int:
-    """Return the place of a reason in the table, 0 for the most urgent."""
+    """Return the position of a problem in the table ``VERDICTS``, 0 for the most urgent."""
     return _PLACES[found.word]

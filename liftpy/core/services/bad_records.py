@@ -61,7 +61,10 @@ class OnError(Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Unit:
-    """Part of a service's work that can fail: ``on_record`` at ``offset``, or a named timer that fires before it."""
+    """Part of a service's work that can fail and be skipped: ``on_record`` at ``offset``, or a timer that fires before it.
+
+    ``timer``: name of the timer, '' for ``on_record``.
+    """
 
     offset: int
     timer: str = ""
@@ -71,7 +74,10 @@ class Unit:
 
 
 class BadRecordError(ServiceFailedError):
-    """Raised if the service's code raised an error for ``unit`` at ``record``. The caller must not use the machine any more."""
+    """Raised if the service's code raised an error for ``unit`` while it processed ``record``.
+
+    The caller must not use the machine any more.
+    """
 
     def __init__(self, unit: Unit, record: Record, text: str) -> None:
         super().__init__(f"{text}: the record at offset {unit.offset} can't be applied")
@@ -80,7 +86,10 @@ class BadRecordError(ServiceFailedError):
 
 
 class DecisionMissedError(LiftError):
-    """Raised if the state contains a unit that the log decides to skip. The caller restores a snapshot from before ``unit``."""
+    """Raised if the service has applied a unit that a later record of the log decides to skip.
+
+    The caller restores a snapshot from before ``unit``.
+    """
 
     code = "DECISION_MISSED"
 
@@ -103,7 +112,7 @@ class SkipDecision:
 
 
 def is_decision(record: Record) -> bool:
-    """Return whether the record is a decision of the framework. ``on_record`` does not get such a record."""
+    """Return whether the record is a decision of the framework to skip a unit. ``on_record`` does not get such a record."""
     return any(name in (SERVICE_SKIP, SERVICE_VERSION) for name, _ in record.headers)
 
 
@@ -124,9 +133,9 @@ def decided_unit(record: Record, service: str) -> Unit | None:
 
 
 class Skips:
-    """Units to skip, the newest ``MAX_SKIPS`` by offset. They are part of a snapshot.
+    """Units that a service must skip or has skipped, the newest ``MAX_SKIPS`` by offset. They are part of a snapshot.
 
-    Units that were skipped already stay in it, because the log may have a decision twice.
+    Units that were skipped already stay in the list, because the log may have a decision twice.
     """
 
     def __init__(self, units: Iterable[Unit] = ()) -> None:
@@ -143,7 +152,7 @@ class Skips:
         return len(self._units)
 
     def add(self, unit: Unit) -> None:
-        """Add a unit to skip."""
+        """Add a unit that the service must skip. If there are too many, forget the one with the lowest offset."""
         self._units.add(unit)
         if len(self._units) > MAX_SKIPS:
             self._units.remove(min(self._units))
@@ -151,7 +160,10 @@ class Skips:
 
 
 class Next(Enum):
-    """Next step for a failed unit, after the service has searched all committed records for a decision."""
+    """Next step for a failed unit: try it again, decide to skip it, wait, or stop the service.
+
+    The step is chosen after the service has searched all committed records for a decision, and has found none.
+    """
 
     TRY = "try"
     DECIDE = "decide"
@@ -163,7 +175,8 @@ class Next(Enum):
 class Failing:
     """State of a unit that keeps failing.
 
-    ``scanned``: next offset to search for a decision. ``again_s``: monotonic time of the next attempt.
+    ``error``: its last error. ``tries``: number of attempts. ``scanned``: next offset to search for a decision. ``again_s``:
+    monotonic time of the next attempt, in seconds.
     """
 
     error: BadRecordError
@@ -185,13 +198,17 @@ class Failing:
         return self.error.unit
 
     def record_failure(self, error: BadRecordError, now_s: float) -> None:
-        """Note another failure of the unit, and set the time of the next attempt."""
+        """Store the error of another failed attempt, and set the time of the next attempt. ``now_s``: monotonic time in seconds."""
         self.error = error
         self.tries += 1
         self.again_s = now_s + min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(self.tries - 2, 10))
 
     def next(self, on_error: OnError, *, leads: bool, now_s: float) -> Next:
-        """Return what to do next. ``leads``: True if the service runs on the node of the partition's leader."""
+        """Return the next step for the failed unit.
+
+        ``on_error``: setting of the service. ``leads``: True if the service runs on the node of the partition's leader.
+        ``now_s``: monotonic time in seconds.
+        """
         if on_error is OnError.STOP:
             return Next.STOP
         if self.tries < 2:
@@ -206,7 +223,8 @@ class Failing:
 def dead_letter_headers(service: str, source: str, error: str, record: Record) -> Pairs:
     """Return the headers of a dead letter: those of the record, and headers that name its source and its error.
 
-    ``source``: stream/uid/partition. The message id is left out, so that two dead letters never count as one message.
+    ``service``: name of the service. ``source``: stream/uid/partition of the record. ``error``: text of the error. The message
+    id of the record is left out, so that two dead letters never count as one message.
     """
     own = tuple(
         (name, value) for name, value in record.headers if name[:5].lower() != "lift-" and not asked_for(name) and is_utf8(name)

@@ -59,7 +59,10 @@ class Effect:
 
 
 class Pending:
-    """Effects without a result, in order. ``source``: prefix of each effect id (service, stream uid, partition)."""
+    """Effects of a service that have no result yet, in order.
+
+    ``source``: prefix of each effect id (service, stream uid, partition).
+    """
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -79,11 +82,14 @@ class Pending:
         return self._effects.get(number)
 
     def has_room(self, count: int, size_bytes: int) -> bool:
-        """Return whether ``count`` more effects with ``size_bytes`` of payload are within the limits."""
+        """Return whether the limits allow ``count`` more effects whose payloads have ``size_bytes`` in all."""
         return len(self._effects) + count <= MAX_PENDING and self._size_bytes + size_bytes <= MAX_PENDING_BYTES
 
     def add(self, name: str, payload: bytes, key: bytes | None, *, is_offer: bool, output_count: int) -> None:
-        """Add an effect."""
+        """Add an effect or an offer, with the next number.
+
+        ``output_count``: number of outputs that must be written before it runs.
+        """
         self._put(Effect(self.count, f"{self._source}/{self.count}", name, payload, key, is_offer, output_count))
         self.count += 1
 
@@ -92,7 +98,7 @@ class Pending:
         self._size_bytes += effect.size_bytes
 
     def end(self, number: int) -> None:
-        """Remove an effect after its result."""
+        """Remove the effect with this number, because it has a result."""
         effect = self._effects.pop(number, None)
         if effect is not None:
             self._size_bytes -= effect.size_bytes
@@ -100,8 +106,8 @@ class Pending:
     def encode(self) -> bytes:
         """Return the effects as bytes for a snapshot, or b"" if there never was an effect.
 
-        Format: u64 count, then for each effect u64 number, u64 outputs, u8 offer, u16 name size, u32 payload size, i32 key size
-        or -1, name, payload, key.
+        Format: u64 number of all effects so far. Then for each effect: u64 number, u64 outputs, u8 offer, u16 name size, u32
+        payload size, i32 key size or -1, name, payload, key.
         """
         if not self.count:
             return b""
@@ -172,10 +178,10 @@ def effect_of(record: Record, service: str) -> int | None:
 
 
 def tick_headers(service: str) -> Pairs:
-    """Return the headers of a record that only advances the log time."""
+    """Return the headers of a tick, an empty record that only advances the log time of ``service``."""
     return ((SERVICE_TICK, service.encode()),)
 
 
 def is_tick(record: Record) -> bool:
-    """Return whether the record only advances the log time. ``on_record`` does not get such a record."""
+    """Return whether the record is a tick, which only advances the log time. ``on_record`` does not get such a record."""
     return any(name == SERVICE_TICK for name, _ in record.headers)

@@ -54,10 +54,11 @@ class _RequestedEffect:
 
 @dataclass(slots=True)
 class _Source:
-    """The record that is being applied, with the outputs of its callbacks.
+    """The record that is being applied, and the outputs of its callbacks.
 
-    ``index``: number of its outputs so far, including those of timers before it. ``emitted``: outputs of the running
-    callback. They are added to the outbox when it returns.
+    ``index``: number of its outputs so far, including those of timers that fired before it. ``emitted``: outputs of the
+    running callback. They are added to the outbox when it returns. ``reply``: reply of the running callback. ``asked``: effects
+    and offers that it requested.
     """
 
     offset: int = -1
@@ -69,7 +70,7 @@ class _Source:
 
 @dataclass(slots=True)
 class Applied:
-    """Result of ``apply``. ``snapshots``: snapshots to store in order. ``count``: number of applied records."""
+    """Result of ``ServiceMachine.apply``. ``count``: number of applied records. ``snapshots``: snapshots to store in order."""
 
     count: int = 0
     snapshots: list[Snapshot] = field(default_factory=list)
@@ -137,11 +138,11 @@ class ServiceMachine:
     # ---- start and role------------------------------------------------------------------------------------------------------
     @property
     def starts_in_thread(self) -> bool:
-        """True if ``start`` may run in another thread before all other calls."""
+        """True if the service allows that ``start`` runs in another thread. All other calls come after it."""
         return self._service.starts_in_thread
 
     def start(self, snapshot: Snapshot | None) -> None:
-        """Start with the state of a snapshot, or with an empty state. The role is FOLLOWER."""
+        """Start the service with the state of a snapshot, or with an empty state (None). Its role is FOLLOWER."""
         if snapshot is not None:
             if snapshot.section(Section.PARAMETERS) != self._parameters_digest:
                 raise ConfigError(
@@ -164,7 +165,10 @@ class ServiceMachine:
             self._service.on_start(None if snapshot is None else snapshot.whole().state)
 
     def change_role(self, role: Role, leader_epoch: int) -> bool:
-        """Set the role and inform the service. Return whether the role or its LeaderEpoch changed."""
+        """Set the role of the service for ``leader_epoch``, and call its ``on_role_change``.
+
+        Return whether the role or the LeaderEpoch has changed.
+        """
         if (role, leader_epoch) == (self.role, self.leader_epoch):
             return False
         self.role, self.leader_epoch = role, leader_epoch
@@ -174,20 +178,23 @@ class ServiceMachine:
 
     @property
     def ahead_ns(self) -> int:
-        """Time in ns by which the log time is ahead of the newest timestamp. A leader with a clock that was ahead causes this.
+        """Time in ns by which the log time is ahead of the timestamp of the last record. New timers fire later by this time.
 
-        New timers wait longer by this time.
+        It is above 0 after a leader whose clock was ahead.
         """
         return max(0, self.now_ns - self._stamp_ns) if self._stamp_ns else 0
 
     @property
     def waits_for_outputs(self) -> bool:
-        """True if the LEADER must wait until outputs are written. A follower drops its oldest outputs instead."""
+        """True if the outbox of a LEADER is full, so that it must wait until outputs are written.
+
+        A follower never waits, because it drops its oldest outputs.
+        """
         return self.outbox is not None and self.role is Role.LEADER and self.outbox.full
 
     # ---- records ---------------------------------------------------------------------------------------------------------
     def apply(self, records: Iterable[Record], stop_position: int | None = None) -> Applied:
-        """Apply records in order. Skip those below ``position``.
+        """Apply records to the service in order. Records below ``position`` are skipped.
 
         The method ends early while ``waits_for_outputs``.
 
@@ -233,7 +240,10 @@ class ServiceMachine:
         return done
 
     def skip_to(self, position: int) -> list[Snapshot]:
-        """Continue at ``position``, because compaction removed the records below it. Return the snapshots that are due."""
+        """Continue at the offset ``position``, because compaction has removed the records below it.
+
+        Return the snapshots to store that are due on the way.
+        """
         done = Applied()
         if position > self.position:
             self.position = position
@@ -241,11 +251,11 @@ class ServiceMachine:
         return done.snapshots
 
     def skip(self, unit: Unit) -> None:
-        """Skip ``unit`` when its record comes. A later record of the log has the decision."""
+        """Skip ``unit`` when the machine comes to its record, because a later record of the log decides so."""
         self._skips.add(unit)
 
     def _apply(self, record: Record) -> None:
-        """Apply one record. A record without headers, due timers and skips takes one call."""
+        """Apply one record: fire the timers that are due before it, then call ``on_record``, unless the record must be skipped."""
         now_ns = max(self.now_ns, record.timestamp_ns)
         passed_over, number = self._inspect(record) if record.headers else (False, None)
         if self._timers.due_ns <= now_ns:
@@ -270,9 +280,9 @@ class ServiceMachine:
                 self.outbox.trim()
 
     def _inspect(self, record: Record) -> tuple[bool, int | None]:
-        """Inspect a record with headers.
+        """Return how to treat a record with headers: (is it kept from ``on_record``, number of an effect).
 
-        Return (True if no callback gets the record, number of the effect whose result it has). None: it has no result.
+        The number is that of the effect whose result the record has. None: the record has no result.
         """
         number = effect_of(record, self.identity.service)
         if number is not None:
@@ -290,16 +300,16 @@ class ServiceMachine:
         self._service.on_effect_result(effect, record.value or b"")
 
     def _may_begin(self, record: Record) -> bool:
-        """Return whether the first record allows the start.
+        """Check that the code supports the version of a log that begins with ``record``. Return True.
 
-        Raises VersionError if the code does not support the record's version.
+        Raises VersionError if it does not.
         """
         version = decided_version(record, self.identity.service) if record.offset == 0 else None
         check_code(self.version, version or self.active_version, record.offset)
         return True
 
     def _upgrade(self, record: Record) -> None:
-        """Activate another version from ``record`` on if the record decides it.
+        """Activate another version of the code from ``record`` on, if the record decides so.
 
         Raises VersionError if the code does not support it.
         """
@@ -311,9 +321,9 @@ class ServiceMachine:
         self._call(None, record, self._service.on_version, version)
 
     def _is_decided_by(self, record: Record) -> bool:
-        """Return whether the record is a decision, which ``on_record`` does not get.
+        """Return whether the record is a decision to skip a unit or to activate a version. ``on_record`` does not get it.
 
-        Raises DecisionMissedError if it decides to skip a record that the state contains.
+        Raises DecisionMissedError if it decides to skip a unit that the service has applied.
         """
         if not is_decision(record):
             return False
@@ -323,7 +333,7 @@ class ServiceMachine:
         return True
 
     def _is_repeated(self, record: Record) -> bool:
-        """Return whether the record is a repeated command. If so, the machine answers it again and does not apply it."""
+        """Return whether the record is a repeated command. If so, send its first reply again. The caller does not apply it."""
         name = message_id_of(record) if self._answers else ""
         known = self._answers.get(name) if name else None
         if known is None:
@@ -360,7 +370,10 @@ class ServiceMachine:
                 self._call(name, record, self._service.on_timer, name)
 
     def _call(self, timer: str | None, record: Record, callback: Callable[[Any], object], argument: object) -> None:
-        """Run one callback: ``on_record``, or ``on_timer`` for ``timer``. Its outputs are added to the outbox when it returns."""
+        """Run one callback of the service with ``argument``: ``on_record``, or ``on_timer`` if ``timer`` is its name.
+
+        When it returns, its outputs are added to the outbox, its effects are scheduled, and its reply is stored.
+        """
         source = self._source
         assert source is not None
         try:
@@ -394,7 +407,10 @@ class ServiceMachine:
 
     # ---- snapshots -------------------------------------------------------------------------------------------------------
     def _snapshot_through(self, position: int, done: Applied) -> int:
-        """Take the snapshot of the last multiple at or below ``position``, unless it was taken. Return the next multiple."""
+        """Take the snapshot at the last multiple of the interval up to ``position``, unless it was taken. Add it to ``done``.
+
+        Return the next multiple.
+        """
         boundary = position // self._snapshot_every * self._snapshot_every
         if boundary > self._snapshot_position:
             self._snapshot_position = boundary
@@ -405,11 +421,11 @@ class ServiceMachine:
 
     @property
     def boundary(self) -> int:
-        """Position of the next regular snapshot."""
+        """Offset at which the next regular snapshot is taken."""
         return (self._snapshot_position // self._snapshot_every + 1) * self._snapshot_every
 
     def snapshot(self, position: int | None = None) -> Snapshot:
-        """Return a snapshot of the current state. ``position`` None: at the machine's position.
+        """Return a snapshot of the current state, for the offset ``position``. None: for the machine's position.
 
         Its bytes may be computed later, in any thread (``Snapshot.whole``).
         """
@@ -449,11 +465,11 @@ class ServiceMachine:
     # ---- queries ---------------------------------------------------------------------------------------------------------
     @property
     def takes_queries(self) -> bool:
-        """True if the service defines ``on_query``."""
+        """True if the class of the service overrides ``on_query``."""
         return type(self._service).on_query is not Service.on_query
 
     def query(self, body: bytes) -> bytes:
-        """Return the service's answer about its state at ``position``.
+        """Return the answer of the service's ``on_query`` to the query ``body``. The state contains all records below ``position``.
 
         Raises ServiceFailedError if the service raises, or if its state is incomplete (``failed``).
         """
@@ -470,7 +486,7 @@ class ServiceMachine:
 
     # ---- methods for the service ------------------------------------------------------------------------------------------
     def emit(self, value: bytes, key: bytes | None, headers: Headers, to: str = "") -> None:
-        """Add an output of the current record to the outbox."""
+        """Add an output of the current record. It goes to the outbox when the callback returns. ``to``: route, '' for none."""
         source = self._current_source("emit")
         if to and self.routes is not None and to not in self.routes:
             raise ServiceFailedError(
@@ -506,7 +522,7 @@ class ServiceMachine:
         source.emitted.append(output)
 
     def reply(self, record: Record, value: bytes) -> None:
-        """Send ``value`` as reply to the sender of the current record."""
+        """Set the reply to the sender of the current record. The LEADER sends it later, when the outputs of the record are written."""
         source = self._current_source("reply")
         if record.offset != source.offset or source.reply is not None:
             raise ServiceFailedError("reply() was called too late or twice. Call it once, inside on_record, before it returns.")
@@ -515,7 +531,7 @@ class ServiceMachine:
         source.reply = value
 
     def effect(self, name: str, payload: bytes) -> None:
-        """Schedule an effect, which is an action outside of the state machine."""
+        """Schedule an effect, which is an action outside of the state machine. The LEADER runs it later."""
         if type(self._service).on_effect is Service.on_effect:
             raise ServiceFailedError("effect() was called, but the class has no on_effect. Define on_effect in the class.")
         if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
@@ -523,7 +539,7 @@ class ServiceMachine:
         self._ask("effect", _RequestedEffect(name, payload, None, is_offer=False))
 
     def offer(self, value: bytes, key: bytes | None) -> None:
-        """Schedule a record for the service's own input."""
+        """Schedule a record that the LEADER appends to the service's own input."""
         self._ask("offer", _RequestedEffect("", value, key, is_offer=True))
 
     def _ask(self, what: str, asked: _RequestedEffect) -> None:
@@ -538,7 +554,10 @@ class ServiceMachine:
         source.asked.append(asked)
 
     def run_effect(self, effect: Effect) -> object:
-        """Return the result of ``on_effect``: bytes, None, or a coroutine. It runs in a thread and must not use the state."""
+        """Run ``on_effect`` of the service and return its result: bytes, None, or a coroutine.
+
+        The method runs in a thread of its own and must not use the state.
+        """
         return self._service.on_effect(effect)
 
     @property
@@ -547,7 +566,7 @@ class ServiceMachine:
         return self._timers.due_ns if len(self._timers) else None
 
     def set_timer(self, name: str, at_ns: int) -> None:
-        """Call ``on_timer(name)`` at log time ``at_ns``."""
+        """Set a timer: ``on_timer(name)`` is called at the log time ``at_ns``, in ns since 1970."""
         self._current_source("set_timer")
         try:
             self._timers.set(name, at_ns)
@@ -590,7 +609,10 @@ def _same(state: bytes) -> bytes:
 
 
 def _with_check(kind: type[Service], make: Callable[[], bytes]) -> Callable[[], bytes]:
-    """Return a function that calls ``make`` and checks the result with ``check_snapshot`` [S16]."""
+    """Return a function that calls ``make`` to get the state of a service, checks it, and returns it.
+
+    The check is ``check_snapshot`` of the class ``kind`` [S16]. The function raises StorageError if the check fails.
+    """
 
     def made() -> bytes:
         state = make()
@@ -642,7 +664,7 @@ NEVER = 1 << 63
 
 
 class LogTimers:
-    """Timers of one service, by log time. ``set`` moves a timer that is already set."""
+    """Timers of one service, which fire by log time. ``set`` moves a timer that is already set."""
 
     def __init__(self) -> None:
         self._at_ns: dict[str, int] = {}
@@ -653,7 +675,10 @@ class LogTimers:
         return len(self._at_ns)
 
     def set(self, name: str, at_ns: int) -> None:
-        """Fire the timer ``name`` at ``at_ns``. Raises ValueError if the name, the time or the number of timers is not allowed."""
+        """Set the timer ``name`` to fire at the log time ``at_ns``, in ns since 1970.
+
+        Raises ValueError if the name, the time or the number of timers is not allowed.
+        """
         if not 0 < len(name.encode()) <= MAX_TIMER_NAME_BYTES or not -(1 << 63) <= at_ns < 1 << 63:
             raise ValueError(
                 f"Invalid timer. Use a name of 1 to {MAX_TIMER_NAME_BYTES} bytes and a time in nanoseconds (int64)."
@@ -675,7 +700,7 @@ class LogTimers:
         return self._heap[0][0] if self._heap else NEVER
 
     def pop_due(self, now_ns: int) -> tuple[int, str] | None:
-        """Remove and return the first timer at or before ``now_ns``. None: no timer is due."""
+        """Remove and return (time, name) of the first timer at or before the log time ``now_ns``. None: no timer is due."""
         while self._heap and self._heap[0][0] <= now_ns:
             at_ns, name = heapq.heappop(self._heap)
             if self._at_ns.get(name) == at_ns:

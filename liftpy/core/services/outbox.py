@@ -79,12 +79,12 @@ class Output:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate size in memory and on the wire, in bytes."""
+        """Approximate size of the output in memory and on the wire, in bytes."""
         return len(self.value) + len(self.key or b"") + sum(len(n) + len(v) for n, v in self.headers) + _OVERHEAD_BYTES
 
 
 class Outbox:
-    """Outputs of one service that may not be written yet.
+    """Outputs of one service that are not written to the output stream yet.
 
     It has the outputs from ``first_kept`` (inclusive) to ``output_count`` (exclusive).
 
@@ -143,12 +143,15 @@ class Outbox:
 
     @property
     def must_rewind(self) -> bool:
-        """True if outputs that are not written are not in memory anymore. The service then replays from an earlier snapshot."""
+        """True if the outbox has dropped outputs that are not written. A LEADER must then replay the log from an earlier snapshot."""
         return self.known and self.emitted_end < self.first_kept
 
     # ---- the state -------------------------------------------------------------------------------------------------------
     def restart(self, output_count: int, digest: bytes = b"") -> None:
-        """Start the state again after ``output_count`` outputs with the digest ``digest``."""
+        """Empty the outbox, because the service starts again from a snapshot.
+
+        ``output_count``: number of outputs up to the snapshot. ``digest``: their digest, b"" for none.
+        """
         self._kept.clear()
         self._kept_bytes = 0
         self.output_count = self._began_at = output_count
@@ -160,9 +163,9 @@ class Outbox:
         self.diverged = ""
 
     def compare_again(self) -> None:
-        """Forget which outputs were read from the output stream.
+        """Compare the outputs with the output stream again from the start of the state.
 
-        The input log was truncated, so some outputs may come from lost records.
+        The input log was truncated, so some outputs that were compared may come from lost records.
         """
         self._samples.clear()
         self._last_read = (-1, b"")
@@ -198,7 +201,10 @@ class Outbox:
 
     # ---- the output stream -----------------------------------------------------------------------------------------------
     def take(self, first_number: int, count: int) -> list[Output]:
-        """Return up to ``count`` outputs from ``first_number`` on. Return none if the state has diverged."""
+        """Return up to ``count`` outputs to write, from number ``first_number`` on.
+
+        Return none if the first one was dropped, or if the state has diverged.
+        """
         if self.diverged:
             return []
         skipped = first_number - self.first_kept
@@ -208,20 +214,20 @@ class Outbox:
         return [self._kept[index] for index in range(skipped, end)]
 
     def outputs_committed(self, end: int) -> None:
-        """Note that outputs below ``end`` (exclusive) are committed in the output stream."""
+        """Remove outputs below ``end`` (exclusive), because they are committed in the output stream."""
         self.emitted_end = max(self.emitted_end, end)
         while self._kept and self._kept[0].number < self.emitted_end:
             self._drop_first()
 
     def wrote(self, output: Output) -> None:
-        """Note that the output partition has acknowledged ``output`` at its offset."""
+        """Remove ``output`` and earlier ones, because the output partition has acknowledged it at its offset."""
         self._last_read = (output.number, output.digest)
         if self.known:
             self.compared_end = max(self.compared_end, output.number + 1)
         self.outputs_committed(output.number + 1)
 
     def outputs_lost(self, end: int) -> None:
-        """Note that the output stream ends at ``end`` (exclusive) after an unclean election.
+        """Lower the end of the written outputs to ``end`` (exclusive), because an unclean election truncated the output stream.
 
         Later outputs are written again. If they are not kept, ``must_rewind`` becomes True.
         """
@@ -232,22 +238,23 @@ class Outbox:
             self._last_read = (-1, b"")
 
     def starts_at(self, log_start_offset: int, end_offset: int) -> None:
-        """Note the bounds of the output stream. All outputs below ``log_start_offset`` are written.
+        """Remove outputs that were written earlier, by the bounds of the output stream when the service starts.
 
-        So are the outputs of earlier runs, up to ``end_offset``.
+        All outputs below ``log_start_offset`` are written, and those of earlier runs up to ``end_offset`` (exclusive).
         """
         self.outputs_committed(max(log_start_offset, min(end_offset, self._began_at)))
 
     def proof_at(self, log_start_offset: int, end_offset: int) -> int | None:
-        """Return the offset of the written output whose digest proves the start of the state. None: it cannot be read.
+        """Return the offset of the last output before the start of the state. Its digest proves that the state is right.
 
-        If retention has deleted it, the first output after it proves the same, once the state has produced that output.
+        None: no proof is needed, or the output stream does not have this output (any more). In the second case, the first output
+        after it proves the state later. The stream has offsets from ``log_start_offset`` to ``end_offset`` (exclusive).
         """
         proof = self._began_at - 1
         return proof if not self._proven and log_start_offset <= proof < end_offset else None
 
     def prove(self, record: Record) -> None:
-        """Compare the record at ``proof_at`` with the state. Raises OutputMismatchError if they differ."""
+        """Compare ``record``, which was read at ``proof_at``, with the state. Raises OutputMismatchError if they differ."""
         theirs = self._digest_in(record, self._began_at - 1)
         if theirs and theirs != self._began_digest:
             raise OutputMismatchError(
@@ -258,7 +265,7 @@ class Outbox:
             self.compared_end = max(self.compared_end, self._began_at)
 
     def check_output(self, record: Record) -> None:
-        """Check the next committed record of the output stream, and note it as written.
+        """Compare the next committed record of the output stream with this node's output, and note it as written.
 
         Outputs between the previous record and this one were written and then purged. They cannot be written again, because
         an append at their offsets is rejected.
@@ -293,16 +300,19 @@ class Outbox:
         self.outputs_committed(number + 1)
 
     def _sample(self, number: int, digest: bytes) -> None:
-        """Store the digest of a written output. If there are too many digests, drop every second older one."""
+        """Store the digest up to the written output ``number``, to compare it later with this node's own output.
+
+        If there are too many digests, drop every second older one.
+        """
         self._samples[number] = digest
         if len(self._samples) > MAX_SAMPLES:
             for other in list(self._samples)[:-1:2]:
                 del self._samples[other]
 
     def _digest_in(self, record: Record, number: int) -> bytes:
-        """Return the digest in the record. b"": an older version wrote it.
+        """Return the output digest in the header of ``record``. b"": an older version of liftpy wrote the record.
 
-        Raises OutputConflictError for a record of another writer.
+        Raises OutputConflictError if the record is not output ``number`` of this service.
         """
         headers = dict(record.headers)
         said = _id_in(record)
@@ -330,11 +340,11 @@ class Outbox:
         return digest
 
     def id_of(self, output: Output) -> str:
-        """Return the deterministic id of the output: stream uid/partition/offset/index."""
+        """Return the id of the output, which is equal on all nodes: stream uid/partition/offset/index."""
         return f"{self.source}/{output.offset}/{output.index}"
 
     def headers_of(self, output: Output) -> list[tuple[str, bytes]]:
-        """Return the headers of the output's record: its own and those of liftpy."""
+        """Return all headers of the record that stores the output: its own headers and those of liftpy."""
         ours = [
             (OUTPUT_ID, self.id_of(output).encode()),
             (OUTPUT_NUMBER, b"%d" % output.number),
@@ -396,9 +406,9 @@ class Route:
 
 @dataclass(slots=True)
 class Place:
-    """One target partition of a route.
+    """One target partition of a route, with the outputs that wait to be copied to it.
 
-    ``end_offset``: its log end, exclusive. ``last_number``: number of its newest output, -1: it has none.
+    ``end_offset``: its log end, exclusive. ``last_number``: number of the newest output that it has, -1: none.
     """
 
     end_offset: int = 0
@@ -408,9 +418,10 @@ class Place:
 
 
 def partitions_of(partition: int, instances: int, partitions: int, route: Route) -> tuple[int, ...]:
-    """Return the partitions of ``route.stream`` to which instance ``partition`` of ``instances`` writes.
+    """Return the partitions of a route's target stream to which one instance of a service writes.
 
-    Raises ConfigError if the partitions cannot be divided evenly.
+    ``partition``: number of the instance. ``instances``: number of instances. ``partitions``: number of partitions of the
+    target stream. Raises ConfigError if they cannot be divided evenly.
     """
     if partitions % instances:
         raise ConfigError(
@@ -421,12 +432,15 @@ def partitions_of(partition: int, instances: int, partitions: int, route: Route)
 
 
 def place_of(key: bytes | None, places: Sequence[int]) -> int:
-    """Return the index in ``places`` of the partition for an output with ``key``."""
+    """Return the target partition for an output with ``key``, one of ``places``. An output without a key goes to the first."""
     return places[partition_of(key, len(places))] if key is not None else places[0]
 
 
 def sort_in(records: Iterable[Record], route: Route, places: dict[int, Place]) -> None:
-    """Add each output of the route that is not written yet to the queue of its partition."""
+    """Add each of the output ``records`` that belongs to ``route`` to the ``waiting`` list of its target partition.
+
+    Outputs that the target partition has already are left out. ``places``: target partitions by number.
+    """
     order = sorted(places)
     wanted = route.name.encode()
     for record in records:
@@ -443,9 +457,9 @@ def headers_of(record: Record) -> Pairs:
 
 
 def number_of(record: Record, source: str, service: str, route: Route) -> int:
-    """Return the number of the output whose copy is ``record``.
+    """Return the number of the output whose copy is ``record``, a record of the target stream of ``route``.
 
-    Raises OutputConflictError if this service did not write the record.
+    Raises OutputConflictError if this service did not write the record. ``source``: uid and partition of its input.
     """
     said, number = record.header(OUTPUT_ID, b"") or b"", record.header(OUTPUT_NUMBER, b"") or b""
     whose = record.header(OUTPUT_SERVICE)

@@ -41,7 +41,10 @@ PATIENCE_S = 2.0
 
 @dataclass(slots=True, eq=False)
 class Query:
-    """One waiting query. ``position``: the state must contain all records below it. None: not known yet."""
+    """One waiting query. ``body``: its bytes. ``reply``: inbox for the answer. ``arrived_s``: monotonic time of its arrival.
+
+    ``position``: the state must contain all records below this offset before the answer. None: not known yet.
+    """
 
     body: bytes
     reply: str
@@ -50,7 +53,7 @@ class Query:
 
 
 class QueryDesk:
-    """The waiting queries of one service process."""
+    """The queries that wait in one service process until its state can answer them."""
 
     def __init__(
         self, max_queries: int = MAX_QUERIES, max_bytes: int = MAX_WAITING_BYTES, patience_s: float = PATIENCE_S
@@ -66,7 +69,7 @@ class QueryDesk:
         return len(self._waiting)
 
     def take(self, query: Query) -> bool:
-        """Add a waiting query. Return False if there are too many."""
+        """Add a query to the waiting ones. Return False if there are too many."""
         if len(self._waiting) >= self._max_queries or self._waiting_bytes + len(query.body) > self._max_bytes:
             return False
         self._waiting[query] = None
@@ -74,7 +77,7 @@ class QueryDesk:
         return True
 
     def without_position(self) -> list[Query]:
-        """Return the queries that still need the committed offset from the leader."""
+        """Return the waiting queries for which the leader was not asked yet how far the log is committed."""
         return [query for query in self._waiting if query.position is None]
 
     def set_position(self, queries: list[Query], position: int) -> None:
@@ -87,11 +90,11 @@ class QueryDesk:
         return self._remove([query for query in self._waiting if query.position is not None and query.position <= position])
 
     def take_expired(self, now_s: float) -> list[Query]:
-        """Remove and return the queries that have waited too long."""
+        """Remove and return the queries that have waited too long. ``now_s``: monotonic time in seconds."""
         return self._remove([query for query in self._waiting if now_s - query.arrived_s >= self._patience_s])
 
     def drop(self, queries: list[Query]) -> list[Query]:
-        """Remove and return those ``queries`` that still wait."""
+        """Remove those of ``queries`` that still wait, and return them. The caller rejects them."""
         return self._remove([query for query in queries if query in self._waiting])
 
     def _remove(self, queries: list[Query]) -> list[Query]:
@@ -102,7 +105,10 @@ class QueryDesk:
 
 
 def position_in(header: str | None) -> int | None:
-    """Return the offset in ``AT_LEAST_HEADER``. None: the query has no such header. Raises QueryFailedError if it is invalid."""
+    """Return the offset that a query requires, from the value of ``AT_LEAST_HEADER``. None: the query has no such header.
+
+    Raises QueryFailedError if it is invalid.
+    """
     if header is None:
         return None
     if not (header.isascii() and header.isdigit() and len(header) <= 19):

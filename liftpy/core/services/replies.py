@@ -46,11 +46,12 @@ _ENTRY = struct.Struct("<QHI")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One reply.
+    """One reply of a service to the sender of a command.
 
     Attributes:
         to: Inbox of the sender of the command. None: no reply is sent.
         offset: Offset of the command.
+        value: Bytes of the reply.
         error: Error code. '': the service has replied.
         output_count: Number of outputs that must be written before the reply is sent.
     """
@@ -65,7 +66,7 @@ class Reply:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate memory use, in bytes."""
+        """Approximate memory use of the reply, in bytes."""
         return len(self.value) + len(self.to or "") + _OVERHEAD_BYTES
 
 
@@ -86,12 +87,18 @@ class ReplyDesk:
         return len(self._kept)
 
     def restart(self) -> None:
-        """Start the state again. Replies that are made a second time are kept, unless they were sent."""
+        """Remove all replies, because the service starts again from a snapshot and makes them a second time.
+
+        Replies that this node has sent are not stored again.
+        """
         self._kept.clear()
         self._kept_bytes = 0
 
     def add(self, reply: Reply) -> None:
-        """Store a reply that has a receiver. Above the limits, the oldest replies are dropped."""
+        """Store a reply that this node may have to send. Above the limits, the oldest replies are dropped.
+
+        A reply without a receiver, or one that this node has sent, is not stored.
+        """
         if reply.to is None or (reply.leader_epoch, reply.offset) <= self._sent:
             return
         self._kept.append(reply)
@@ -105,13 +112,16 @@ class ReplyDesk:
             self._drop_first()
 
     def next(self, emitted_end: int | None) -> Reply | None:
-        """Return the oldest reply that may be sent: all outputs of its record are below ``emitted_end``. None: there is none."""
+        """Return the oldest reply that the LEADER may send, because the outputs of its record are written. None: there is none.
+
+        ``emitted_end``: number of written outputs. None: the service has no outputs.
+        """
         if not self._kept or (emitted_end is not None and self._kept[0].output_count > emitted_end):
             return None
         return self._kept[0]
 
     def record_sent(self, reply: Reply) -> None:
-        """Note that this node has sent the reply."""
+        """Remove a reply that this node has sent, and remember its offset so that it is not sent twice."""
         self._sent = max(self._sent, (reply.leader_epoch, reply.offset))
         if self._kept and self._kept[0] is reply:
             self._drop_first()
@@ -130,12 +140,15 @@ class Answer:
 
     @property
     def size_bytes(self) -> int:
-        """Size in a snapshot, in bytes."""
+        """Size of the answer in a snapshot, in bytes."""
         return _ENTRY.size + len(self.message_id.encode()) + len(self.value)
 
 
 class AnswerTable:
-    """Message id -> answer to the command. The newest answers are kept. The table is part of the service's state."""
+    """Answers to commands by message id, as part of a service's state. A repeated command gets the stored answer.
+
+    Only the newest answers are kept.
+    """
 
     def __init__(
         self, answers: Iterable[Answer] = (), max_answers: int = MAX_ANSWERS, max_bytes: int = MAX_ANSWERS_BYTES
@@ -155,7 +168,7 @@ class AnswerTable:
         return self._by_id.get(message_id)
 
     def add(self, answer: Answer) -> None:
-        """Store the first answer to a command."""
+        """Store the answer to a new command. Above the limits, the oldest answers are dropped."""
         self._by_id[answer.message_id] = answer
         self._size_bytes += answer.size_bytes
         while len(self._by_id) > self._max_answers or self._size_bytes > self._max_bytes:

@@ -44,7 +44,7 @@ MAX_PARAMETERS_BYTES = 64 * 1024
 
 
 def check_class(service: type[Service]) -> None:
-    """Check the class of a service. Raises ConfigError if it breaks a rule."""
+    """Check the class of a service before it starts. Raises ConfigError if it breaks a rule, such as an ``async`` callback."""
     for name in CALLBACKS:
         if is_asynchronous(getattr(service, name)):
             raise ConfigError(
@@ -121,7 +121,7 @@ def check_parameters(service: type[Service], given: Mapping[str, Any]) -> None:
 
 
 def parameters_digest(service: type[Service], given: Mapping[str, Any]) -> bytes:
-    """Return the digest of the parameters that differ from the defaults. b"": none differs.
+    """Return the digest of the parameters in ``given`` whose values differ from the defaults of ``__init__``. b"": none differs.
 
     Raises ConfigError if they are not JSON or too large.
     """
@@ -144,7 +144,7 @@ def parameters_digest(service: type[Service], given: Mapping[str, Any]) -> bytes
 
 
 def parameter_in(service: type[Service], text: str) -> tuple[str, Any]:
-    """Return (name, value) of ``NAME=VALUE``. Raises ConfigError if the text has another form.
+    """Return (name, value) of the command-line text ``NAME=VALUE``. Raises ConfigError if the text has another form.
 
     The value is decoded as JSON if it is valid JSON and ``__init__`` does not declare a str.
     """

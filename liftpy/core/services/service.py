@@ -53,22 +53,22 @@ class Surroundings(Protocol):
     active_version: int
 
     def emit(self, value: bytes, key: bytes | None, headers: Headers, to: str) -> None:
-        """Add an output."""
+        """Add an output to the output stream. ``to``: name of a route, '' for none."""
 
     def reply(self, record: Record, value: bytes) -> None:
         """Reply to the sender of the record."""
 
     def effect(self, name: str, payload: bytes) -> None:
-        """Schedule an effect outside the state machine."""
+        """Schedule ``on_effect`` of the service, an action outside the state machine."""
 
     def offer(self, value: bytes, key: bytes | None) -> None:
         """Append a record to the input of the service."""
 
     def set_timer(self, name: str, at_ns: int) -> None:
-        """Call ``on_timer(name)`` at a log time."""
+        """Call ``on_timer(name)`` at the log time ``at_ns``, in ns since 1970."""
 
     def cancel_timer(self, name: str) -> None:
-        """Cancel a timer."""
+        """Cancel the timer ``name``. The call has no effect if it is not set."""
 
 
 class Service:

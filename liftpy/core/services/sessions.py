@@ -59,7 +59,7 @@ _NOTHING_YET = {"sinceOutputMs": -1, "sinceSnapshotMs": -1}
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """Current state of the replica, for its services.
+    """State of the replica that its services need to know.
 
     ``high_watermark``: inclusive. ``log_end_offset``: exclusive. ``leads``: True if it leads with a lease and all records of
     earlier epochs are committed.
@@ -81,7 +81,7 @@ class ReplicaView:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Effect: send ``message`` to the inbox of a service."""
+    """Effect: the caller must send ``message`` to ``inbox``, the inbox of a service."""
 
     inbox: str
     message: pb.JoinLog | pb.ServiceRefusal
@@ -89,7 +89,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Effect: the services that a promotion waits for have replayed up to ``position`` (exclusive).
+    """Effect: the services that a promotion waits for have replayed the log up to ``position`` (exclusive).
 
     ``finished``: True if the promotion may continue.
     """
@@ -100,7 +100,10 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """End of a service without a request of an operator. ``ending``: failed, diverged or silent. ``reason``: text."""
+    """A service that ended without a request of an operator.
+
+    ``ending``: failed, diverged or silent. ``reason``: text for operators.
+    """
 
     service: str
     ending: str
@@ -128,7 +131,7 @@ class _Order:
 
 @dataclass(slots=True)
 class _ServiceSession:
-    """One registered service."""
+    """One service that is registered for the replica, with the values of its last heartbeat."""
 
     service: str
     instance: int
@@ -186,7 +189,7 @@ class _EndedService:
 
     @property
     def reason(self) -> str:
-        """Text with the reason of the end. It is never ''."""
+        """Text for operators: the reason why the service has ended. It is never ''."""
         return self.problem or _IN_WORDS[self.ending]
 
 
@@ -208,10 +211,7 @@ class _PromotionWait:
 
 
 class ServiceSessions:
-    """All services that are registered for one replica.
-
-    ``now_ns``: monotonic time. ``first_ack_id``: a number above the ids of earlier processes of the node.
-    """
+    """All services that are registered for one replica. ``now_ns`` in its methods is monotonic time."""
 
     def __init__(
         self,
@@ -225,7 +225,18 @@ class ServiceSessions:
         compacted: bool = False,
         shown_ns: int = 24 * 3600 * NS_PER_S,
     ) -> None:
-        """Create the sessions. ``shown_ns``: time for which ``recently_ended`` shows a service."""
+        """Create the sessions of the services of one replica on ``node``.
+
+        Args:
+            key: Partition of the replica.
+            node: Id of the node.
+            first_ack_id: Number above the ids that earlier processes of the node have used.
+            session_ns: Time without a heartbeat after which a service has ended.
+            lease_ms: Time for which a service may follow its last order.
+            patience_ns: Maximum time for which a promotion waits for services.
+            compacted: True if the stream is compacted, so that it takes no services.
+            shown_ns: Time for which ``recently_ended`` returns a service.
+        """
         self._stream, self._uid, self._partition, self._node = key.stream, key.uid, key.partition, node
         self._next_ack_id = first_ack_id
         self._session_ns = session_ns
@@ -248,7 +259,10 @@ class ServiceSessions:
 
     # ---- messages of services ----------------------------------------------------------------------------------------------
     def hello(self, hello: pb.ServiceHello, inbox: str, view: ReplicaView, now_ns: int) -> list[Effect]:
-        """Process a registration or a heartbeat, and return the answer. The caller has checked ``inbox``."""
+        """Process a registration or a heartbeat of a service, and return the messages to send, such as its order.
+
+        ``inbox``: inbox of the service. The caller has checked it. ``view``: state of the replica.
+        """
         refusal = self._why_not(hello, now_ns)
         if refusal is not None:
             return [] if hello.leaving else [Tell(inbox, self._refusal(hello, *refusal))]
@@ -277,7 +291,10 @@ class ServiceSessions:
         return [self._join_log(session, view), *self._check_gate()]
 
     def ack(self, ack: pb.ServiceAck, view: ReplicaView) -> list[Effect]:
-        """Note that a service has its role, or has reached its stop position."""
+        """Process the report of a service that it has followed its order. Return the messages to send.
+
+        The service has taken its role, or has replayed the log up to its stop position.
+        """
         session = self._sessions.get(ack.service)
         order = session.order if session is not None else None
         if session is None or order is None or session.instance != ack.instance or ack.ackId != order.ack_id:
@@ -360,26 +377,29 @@ class ServiceSessions:
 
     @property
     def expires_ns(self) -> int:
-        """Time at which the first service expires unless it sends a heartbeat. At least one service must be registered."""
+        """Monotonic time in ns at which the first session ends unless its service sends a heartbeat.
+
+        At least one service must be registered.
+        """
         return min(session.expires_ns for session in self._sessions.values())
 
     def condition(self, service: str) -> tuple[object, ...]:
-        """Return a value that changes when the other nodes should soon get a new report about the service."""
+        """Return a value that describes the service here. When it changes, the caller soon sends a report to the other nodes."""
         session = self._sessions.get(service)
         if session is None:
             return ()
         return session.instance, session.failing, session.life, session.version, session.digests
 
     def held_from(self) -> int | None:
-        """Return the first offset (inclusive) that the slowest service needs. None: there is no service.
+        """Return the first offset (inclusive) that services still need, so that retention keeps it. None: there is no service.
 
-        Services that have ended also count.
+        It is the lowest snapshot position. Services that have ended also count.
         """
         here = [session.snapshot_position for session in self._sessions.values()]
         return min((*here, *(gone.snapshot_position for gone in self._gone.values())), default=None)
 
     def snapshot_wanted(self, service: str, view: ReplicaView) -> list[Effect]:
-        """Ask the service for a snapshot. Return the message to send."""
+        """Request a snapshot from the service. Return the message to send to it."""
         session = self._sessions.get(service)
         if session is None or session.order is None:
             return []
@@ -387,29 +407,32 @@ class ServiceSessions:
         return [self._join_log(session, view)]
 
     def digests(self) -> dict[str, tuple[int, dict[int, bytes]]]:
-        """Return, for each registered service, its process number and position -> digest of its newest snapshots."""
+        """Return the newest snapshots of each registered service, by its name: (process number, digest by position)."""
         return {name: (session.life, session.digests) for name, session in self._sessions.items()}
 
     def agree(self, service: str, snapshots: Mapping[int, tuple[bytes, int]]) -> None:
-        """Set the snapshots of other nodes: position -> (digest, number of nodes).
+        """Store which snapshots of ``service`` the other nodes have: (digest, number of nodes) by position.
 
-        A service that searches a snapshot gets them.
+        The next orders tell the service about them if it searches for a snapshot.
         """
         if service in self._sessions:
             told = (pb.AgreedSnapshot(position=at, digest=digest, nodes=nodes) for at, (digest, nodes) in snapshots.items())
             self._sessions[service].agreed = tuple(told)
 
     def versions(self) -> dict[str, int]:
-        """Return service -> version of its code, for the registered services."""
+        """Return the version of the code of each registered service, by its name."""
         return {name: session.version for name, session in self._sessions.items()}
 
     def can_do(self, service: str, version: int) -> None:
-        """Note that the code on the nodes of all replicas supports ``version``. 0: not known."""
+        """Store the highest version that the code of ``service`` on the nodes of all replicas supports. 0: not known."""
         if service in self._sessions:
             self._sessions[service].lowest_version = version
 
     def differs(self, service: str, difference: Difference | None) -> list[Effect]:
-        """Store the result of a comparison of the service's state with other nodes. ``difference`` None: the states are equal."""
+        """Store whether the state of ``service`` here differs from other nodes. ``difference`` None: it does not.
+
+        If it has diverged, return a message that stops the service.
+        """
         session = self._sessions.get(service)
         if session is None:
             return []
@@ -422,13 +445,16 @@ class ServiceSessions:
         return [Tell(session.inbox, refusal)]
 
     def states(self) -> dict[str, Wellbeing]:
-        """Return service -> its health, for each service that is or was registered here."""
+        """Return the health of each service that is or was registered here, by its name."""
         found = {name: Wellbeing(gone.failed_at, False) for name, gone in self._gone.items()}
         return found | {name: Wellbeing(s.position, not s.failing) for name, s in self._sessions.items()}
 
     # ---- events of the replica ---------------------------------------------------------------------------------------------
     def replay(self, view: ReplicaView, now_ns: int) -> list[Effect]:
-        """Let the services of a candidate replay the log. The effect Replayed reports the end, at once without services."""
+        """Order the services of a candidate to replay the log. Return the messages to send.
+
+        When all of them are done, a method returns the effect Replayed. Without services it is returned at once.
+        """
         stop_position = view.high_watermark + 1
         names = frozenset(name for name, s in self._sessions.items() if s.has_caught_up and not (s.excused or s.failing))
         began = {name: self._sessions[name].position for name in names}
@@ -439,14 +465,17 @@ class ServiceSessions:
 
     @property
     def waits_until_ns(self) -> int | None:
-        """Monotonic time at which to call ``lose_patience``. None: no promotion waits."""
+        """Monotonic time in ns until which a promotion waits for services. None: no promotion waits.
+
+        At this time the caller calls ``lose_patience``.
+        """
         return self._gate.ends_ns if self._gate is not None else None
 
     def lose_patience(self, now_ns: int) -> list[Effect]:
-        """Continue the promotion without the slow services.
+        """Continue a promotion without the slow services, after its wait has ended. Return the effect Replayed.
 
-        If a service hangs (it has applied nothing since) or has ended, the promotion fails once, because the service may
-        work on another node.
+        If a service hangs (it has applied nothing since) or has ended, the promotion may fail instead. Then the result is empty.
+        At most one promotion fails in this way, because the service may work on another node.
         """
         gate = self._gate
         if gate is None or now_ns < gate.ends_ns:
@@ -466,7 +495,7 @@ class ServiceSessions:
         return session is not None and session.replayed_epoch == gate.leader_epoch
 
     def role_changed(self, view: ReplicaView) -> list[Effect]:
-        """Give new orders to the services, because the role or phase of the replica has changed."""
+        """Return new orders for the services, as messages to send, because the role or phase of the replica has changed."""
         gate = self._gate
         if gate is not None and not (view.candidate and view.leader_epoch == gate.leader_epoch):
             self._gate, self._failed_one = None, True
@@ -479,7 +508,7 @@ class ServiceSessions:
         return [self._join_log(session, view) for session in self._sessions.values() if self._send_order(session, view)]
 
     def _send_order(self, session: _ServiceSession, view: ReplicaView) -> bool:
-        """Give the service the order for the current role. Return True if it is a new order."""
+        """Set the order of a service for the current role of the replica. Return True if it is a new order."""
         replayed = session.replayed_epoch == view.leader_epoch and session.position >= view.epoch_start_offset
         gate = self._gate
         role, stop_position, kind = pb.SERVICE_FOLLOWER, NO_STOP, "follow"
@@ -551,7 +580,10 @@ class ServiceSessions:
         )
 
     def report(self, high_watermark: int) -> list[dict[str, object]]:
-        """Return the services for the status. A ``since_*_s`` value is None if the event has not happened."""
+        """Return one object per registered service for the status of the node.
+
+        A ``since_*_s`` value (seconds) is None if the event has not happened.
+        """
         waiting = self._gate.names if self._gate is not None else frozenset()
         return [
             {
@@ -581,7 +613,7 @@ class ServiceSessions:
 
     @property
     def has_any(self) -> bool:
-        """True if a service is or was registered."""
+        """True if a service is or was registered for this replica."""
         return bool(self._sessions or self._gone)
 
     def recently_ended(self, now_ns: int) -> list[Ended]:
@@ -593,9 +625,9 @@ class ServiceSessions:
         ]
 
     def missing_services(self, high_watermark: int, now_ns: int) -> list[dict[str, object]]:
-        """Return at most ``MAX_SERVICES`` services that have ended and did not come back, for the status.
+        """Return one object per service that has ended and did not come back, for the status of the node.
 
-        The services that ended first come first.
+        There are at most ``MAX_SERVICES`` of them. The services that ended first come first.
         """
         return [
             {
@@ -658,7 +690,7 @@ MAX_REPORTED = 16
 class Wellbeing:
     """Health of one service on one node.
 
-    ``position``: its next offset. ``well``: True if it is registered and has not failed.
+    ``position``: offset of its next record. ``well``: True if it is registered and has not failed.
     """
 
     position: int
@@ -667,7 +699,7 @@ class Wellbeing:
 
 @dataclass(slots=True)
 class _NodeReport:
-    """The last report of one node."""
+    """The last report of one node about its services. ``heard_ns``: monotonic time of its arrival."""
 
     services: Mapping[str, Wellbeing]
     heard_ns: int
@@ -693,13 +725,13 @@ class Wellness:
             self._reports[node] = _NodeReport(dict(list(services.items())[:MAX_REPORTED]), now_ns)
 
     def knows(self, now_ns: int) -> bool:
-        """Return whether other nodes have reported services."""
+        """Return whether another node has reported services recently. ``now_ns``: monotonic time."""
         self._forget_old(now_ns)
         return any(report.services for report in self._reports.values())
 
     @property
     def anybody_is_ill(self) -> bool:
-        """True if a service was unhealthy at the last call of ``look``."""
+        """True if a service on this node was unhealthy at the last call of ``look``."""
         return bool(self._ill_since_ns)
 
     def _forget_old(self, now_ns: int) -> None:
@@ -719,9 +751,11 @@ class Wellness:
         return [name for name in ill if now_ns - self._ill_since_ns[name] >= self.grace_ns]
 
     def toward(self, own: Mapping[str, Wellbeing], members: Iterable[str], now_ns: int) -> tuple[str, str]:
-        """Return (node, reason) for a leadership transfer. ('', ''): the leadership stays.
+        """Return the node to which this leader should transfer the leadership, and the reason. ('', ''): it stays here.
 
-        ``members``: the ISR without this node.
+        Another node is better if a service that is unhealthy here is healthy there, and no other service is worse there.
+
+        ``own``: health of the services on this node. ``members``: the ISR without this node.
         """
         ill = self.look(own, now_ns)
         if not ill or now_ns < self._stays_until_ns:
@@ -741,8 +775,8 @@ class Wellness:
 
 
 def _has_passed(there: Wellbeing, here: Wellbeing | None) -> bool:
-    """Return whether the service ``there`` has passed the record at which the one ``here`` is blocked.
+    """Return whether the service on another node has passed the record at which it is blocked here.
 
-    ``here`` None: the service was never registered here.
+    ``there``: its health on the other node. ``here``: its health on this node, None: it was never registered here.
     """
     return here is None or there.position > here.position

@@ -51,7 +51,7 @@ HEADER_SIZE_BYTES = _HEAD.size + _FIELDS_3.size
 
 
 class Section(IntEnum):
-    """Optional part of a snapshot. It exists only if the service uses the feature."""
+    """Kind of an optional part of a snapshot. A snapshot has the part only if the service uses the feature."""
 
     PARAMETERS = 1
     """Digest of the arguments of the service."""
@@ -65,7 +65,7 @@ class Section(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Owner of a snapshot: the service, and the partition that it reads.
+    """Identity of a snapshot: the service, and the partition whose records it has applied.
 
     Args:
         service: Name of the service.
@@ -128,11 +128,14 @@ class Snapshot:
         return dict(self.sections).get(kind, b"")
 
     def whole(self) -> Snapshot:
-        """Return the snapshot with its state, which ``make`` may compute now. Raises ServiceFailedError."""
+        """Return the snapshot with its ``state``. If it has only the function ``make``, call it now.
+
+        Raises ServiceFailedError if the service fails.
+        """
         return self if self.make is None else replace(self, state=self.make(), make=None)
 
     def encode(self) -> bytes:
-        """Return the bytes of the snapshot file."""
+        """Return the snapshot as the bytes of its file."""
         if self.make is not None:
             return self.whole().encode()
         identity = str(self.identity).encode()
@@ -158,7 +161,7 @@ class Snapshot:
 
 
 def decode(data: bytes, identity: Identity) -> Snapshot:
-    """Read the snapshot in ``data``, including its sections. A service can start with the result.
+    """Decode the snapshot file ``data``, which must belong to ``identity``. A service can start with the result.
 
     Raises:
         UnknownFormatError: A newer version wrote it.
@@ -299,7 +302,10 @@ _SAID_BYTES = 200
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A snapshot that ``node`` offers. ``size_bytes``: size of its file."""
+    """A snapshot that ``node`` offers to other nodes for download.
+
+    ``digest``: digest of its file. ``size_bytes``: size of its file. ``output_count``: number of outputs up to it.
+    """
 
     node: str
     position: int
@@ -310,7 +316,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRange:
-    """Bounds of usable snapshots: lowest and highest position (inclusive), and the maximum size of a file."""
+    """Bounds of snapshots that a service can use: lowest and highest position (inclusive), and maximum file size in bytes."""
 
     lowest: int
     highest: int
@@ -319,7 +325,10 @@ class SnapshotRange:
 
 @dataclass(slots=True)
 class PeerSearch:
-    """A search for a snapshot of another node. ``barred``: digests of snapshots that must not be used."""
+    """A search for a snapshot on other nodes: their offers, and the downloads that failed.
+
+    ``barred``: digests of snapshots that must not be used.
+    """
 
     barred: frozenset[bytes] = frozenset()
     _offers: dict[str, tuple[Offer, ...]] = field(default_factory=dict)
@@ -331,22 +340,22 @@ class PeerSearch:
     _said: dict[str, str] = field(default_factory=dict)
 
     def set_agreed(self, snapshots: Mapping[int, tuple[bytes, int]]) -> None:
-        """Add the snapshots that the sidecar reports: position -> (digest, number of nodes)."""
+        """Add the snapshots on which nodes agree, as the sidecar reports them: (digest, number of nodes) by position."""
         known = self._agreed | {at: told for at, told in snapshots.items() if len(told[0]) == DIGEST_SIZE_BYTES and told[1] > 0}
         self._agreed = {at: known[at] for at in sorted(known)[-MAX_AGREED:]}
 
     def set_offers(self, node: str, offers: Iterable[Offer]) -> None:
-        """Set the offers of ``node``. Failed downloads from it may be retried."""
+        """Replace the offers of ``node``. Failed downloads from it may be retried."""
         self._offers[node] = tuple(offers)[:MAX_OFFERS]
         self._failed = {offer for offer in self._failed if offer.node != node}
         self.note_answer(node, f"offers {', '.join(str(offer.position) for offer in self._offers[node]) or 'no snapshot'}")
 
     def note_answer(self, node: str, what: str) -> None:
-        """Note an answer of ``node`` for the text of ``explain``."""
+        """Store a text about the answer of ``node``, which ``explain`` returns later."""
         self._said[node] = what[:_SAID_BYTES]
 
     def best(self, reach: SnapshotRange) -> Offer | None:
-        """Return the best offer. None: no offer is usable."""
+        """Return the offer to download next, within the bounds ``reach``. None: no offer is usable."""
         found = [offer for offers in self._offers.values() for offer in offers if self._is_usable(offer, reach)]
         return max(found, key=self._rank, default=None)
 
@@ -365,14 +374,17 @@ class PeerSearch:
         return min(self._agreed[offer.position][1], _CERTAIN), offer.position, offer.node
 
     def note_failure(self, offer: Offer, why: str, *, lies: bool = False) -> None:
-        """Note a failed download. ``lies``: True if the bytes did not have the offered digest."""
+        """Exclude an offer whose download failed. ``why``: reason for ``explain``.
+
+        ``lies``: True if the bytes did not have the offered digest.
+        """
         self._failed.add(offer)
         if lies:
             self._mismatched.add((offer.node, offer.digest))
         self.note_answer(offer.node, f"the snapshot at {offer.position}: {why}")
 
     def explain(self, reach: SnapshotRange) -> str:
-        """Return a text for errors that lists the answers of the nodes and the failed downloads."""
+        """Return a text for an error: the answers of the nodes, the failed downloads, and the usable positions within ``reach``."""
         if not self._said:
             return "there is no other node to ask"
         agreed = ", ".join(str(at) for at in self._agreed if reach.lowest <= at <= reach.highest)
@@ -426,13 +438,13 @@ class Difference:
 
 @dataclass(slots=True)
 class Agreement:
-    """Snapshot digests of one service on all nodes."""
+    """Digests of the snapshots of one service on all nodes, to find nodes whose state differs."""
 
     _told: dict[str, dict[int, bytes]] = field(default_factory=dict)
     _lives: dict[str, int] = field(default_factory=dict)
 
     def set_digests(self, node: str, life: int, snapshots: Mapping[int, bytes]) -> None:
-        """Store the snapshots that ``node`` reports: position -> digest.
+        """Store the snapshots that ``node`` reports. ``snapshots``: digest by position.
 
         ``life``: number of the service's process. A report of a new process removes all earlier ones, because their records
         may be deleted.
@@ -448,9 +460,10 @@ class Agreement:
         }
 
     def difference(self, own: str) -> Difference | None:
-        """Return the first position at which more nodes have another digest than the digest of ``own``. None: there is none.
+        """Return the first snapshot position at which the node ``own`` is in the minority. None: there is no difference.
 
-        If there is no such position, return the first one at which equally many nodes have another digest.
+        More nodes then have another digest than its own one. If there is no such position, return the first one at which equally
+        many nodes have another digest.
         """
         undecided = None
         for position, digest in self._told.get(own, {}).items():
@@ -467,7 +480,7 @@ class Agreement:
         return undecided
 
     def agreed(self, own: str) -> dict[int, tuple[bytes, int]]:
-        """Return position -> (digest, number of nodes) of the snapshots that most nodes other than ``own`` have.
+        """Return the snapshots that most nodes other than ``own`` have: (digest, number of nodes) by position.
 
         Positions without a majority are left out.
         """

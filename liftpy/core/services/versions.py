@@ -71,14 +71,17 @@ def decided_version(record: Record, service: str) -> int | None:
 
 
 def follows(version: int, active: int, offset: int) -> bool:
-    """Return whether a decision for ``version`` at ``offset`` counts. ``active``: active version there."""
+    """Return whether a decision to activate ``version`` counts.
+
+    ``active``: version that is active before it. ``offset``: offset of the decision. The first record may name any version.
+    """
     return version > active and (version == active + 1 or offset == 0)
 
 
 def check_code(code: int, active: int, position: int) -> None:
-    """Check that code of version ``code`` can continue at ``position``. Raises VersionError if not.
+    """Check that code of version ``code`` can apply the record at ``position``. Raises VersionError if not.
 
-    ``active``: active version there.
+    ``active``: version that is active there.
     """
     if code < active:
         raise VersionError(
@@ -93,12 +96,12 @@ def check_code(code: int, active: int, position: int) -> None:
 
 
 def encode_section(active: int) -> bytes:
-    """Return the section of a snapshot for the active version. The first version needs no section."""
+    """Return the bytes of a snapshot section that stores the active version. b"": the first version needs no section."""
     return _ACTIVE.pack(active) if active > FIRST else b""
 
 
 def from_section(content: bytes) -> int:
-    """Decode the active version in a snapshot. Raises VersionError if it is invalid."""
+    """Return the active version that the bytes of a snapshot section contain. Raises VersionError if they are invalid."""
     if not content:
         return FIRST
     active = int(_ACTIVE.unpack(content)[0]) if len(content) == _ACTIVE.size else 0
@@ -112,19 +115,22 @@ def from_section(content: bytes) -> int:
 
 @dataclass(slots=True)
 class CodeVersions:
-    """Versions that the service code on all nodes supports, as one sidecar knows them. Times are monotonic ns."""
+    """Versions of service code that the nodes have reported to this sidecar. Times are monotonic ns."""
 
     _told: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     """(service, node) -> (version of its code, monotonic time of the report)."""
 
     def note_version(self, service: str, node: str, version: int, now_ns: int) -> None:
-        """Note that the code on ``node`` supports ``version``."""
+        """Store the report that the code of ``service`` on ``node`` supports ``version``."""
         if len(self._told) >= _MAX_TOLD and (service, node) not in self._told:
             self._told = {who: told for who, told in self._told.items() if now_ns - told[1] <= _BELIEVED_S * NS_PER_S}
         if len(self._told) < _MAX_TOLD or (service, node) in self._told:
             self._told[service, node] = (version, now_ns)
 
     def lowest(self, service: str, nodes: Iterable[str], now_ns: int) -> int:
-        """Return the highest version that the code on all ``nodes`` supports. 0: some node has not reported its version."""
+        """Return the highest version of ``service`` that the code on all ``nodes`` supports.
+
+        0: some node has not reported its version recently.
+        """
         found = [self._told.get((service, node), (0, 0)) for node in nodes]
         return min((version if now_ns - at_ns <= _BELIEVED_S * NS_PER_S else 0 for version, at_ns in found), default=0)

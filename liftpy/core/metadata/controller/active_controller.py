@@ -47,7 +47,7 @@ Proposable = (
 
 
 def control_request(message: Proposable) -> pb.ControlRequest:
-    """Return a request with ``message``. The proposer sets operation id and time."""
+    """Return a control request that contains ``message``. The code that proposes it sets operation id and time."""
     match message:
         case pb.FenceNode():
             return pb.ControlRequest(fenceNode=message)
@@ -73,7 +73,7 @@ def control_request(message: Proposable) -> pb.ControlRequest:
 
 
 def merge_answers(here: pb.ControlResponse, logged: pb.ControlResponse) -> pb.ControlResponse:
-    """Merge the two parts of the answer to a batch.
+    """Combine the two parts of the answer to a batch into one answer.
 
     ``here``: items that the metadata leader answered itself. ``logged``: items that the log entry answered.
     """
@@ -83,7 +83,7 @@ def merge_answers(here: pb.ControlResponse, logged: pb.ControlResponse) -> pb.Co
 
 
 class ActiveController:
-    """Duties of one controller while it is the metadata leader.
+    """The duties of one controller while it is the metadata leader, such as sessions and election timers.
 
     On other controllers the object does nothing. Times are monotonic.
     """
@@ -109,11 +109,11 @@ class ActiveController:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters of questions to reported leaders, and of requests that were answered without a log entry."""
+        """Number of questions to reported leaders, and of requests that were answered without a log entry, by kind."""
         return {**self._failure_reports.counters, **self._answered, **self._moving.counters}
 
     def lead(self, image: ClusterImage, now_ns: int, term: int) -> None:
-        """Start the duties of the metadata leader in ``term``. ``image`` must contain all committed entries."""
+        """Start the duties of the metadata leader in the Raft term ``term``. ``image`` must contain all committed entries."""
         self._leading = True
         self._image = image
         self._in_log.clear()
@@ -136,11 +136,11 @@ class ActiveController:
         self._timers.resign()
 
     def set_preferred_leader_interval(self, every_s: float) -> None:
-        """Set the interval of the checks for preferred leaders, in seconds. 0: no checks."""
+        """Set how often the metadata leader moves leaderships back to preferred leaders. ``every_s``: seconds, 0: never."""
         self._preferred.change(every_s)
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """Update the duties after an entry was applied."""
+        """Update the duties after a log entry was applied. ``image``: image after the entry."""
         self._image = image
         self._in_log -= {done for done in self._in_log if image.operations.get(done) is not None}
         self.levels.image_changed(image)
@@ -192,16 +192,20 @@ class ActiveController:
         return response
 
     def _add_report(self, report: pb.ReportLeader, image: ClusterImage, now_ns: int) -> bool:
-        """Add a failure report. Return whether it must wait until the metadata leader has asked the reported leader."""
+        """Add a follower's report that its leader is silent.
+
+        Return whether the report must wait until the metadata leader has asked the reported leader.
+        """
         self._timers.note_report(report, now_ns)
         return self._failure_reports.add(report, image, now_ns)
 
     def split_batch(
         self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
     ) -> tuple[pb.ControlResponse, pb.ControlRequest | None]:
-        """Split a batch into the answers that are known now, and a smaller batch for the log.
+        """Answer the requests of a batch that need no log entry. Return these answers, and a batch of the others for the log.
 
         The smaller batch has the operation id of the original batch. It is None if all requests are answered.
+        ``confirmed_ns``: time at which a majority last confirmed that this controller leads.
         """
         here = pb.ControlResponse(operationId=request.operationId, index=image.index)
         here.batch.SetInParent()
@@ -226,7 +230,10 @@ class ActiveController:
     def _forecast(
         self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
     ) -> pb.ControlResponse | None:
-        """Return the answer to a request that changes nothing, or None if the request must be logged."""
+        """Return the answer to a request that changes nothing in ``image``. None: the request must be logged.
+
+        ``confirmed_ns``: time at which a majority last confirmed that this controller leads.
+        """
         if not (self._leading and self.is_confirmed(now_ns, confirmed_ns)) or self.is_logged(request.operationId):
             return None
         response = answer_without_log(image, request, image.time_ns, self._rules)
@@ -236,15 +243,18 @@ class ActiveController:
         return response
 
     def is_confirmed(self, now_ns: int, confirmed_ns: int) -> bool:
-        """Return whether this controller is certainly the only metadata leader now."""
+        """Return whether this controller is certainly the only metadata leader now.
+
+        ``confirmed_ns``: time at which a majority last confirmed that it leads.
+        """
         return now_ns - confirmed_ns <= self._confirmed_within_ns
 
     def is_logged(self, operation_id: bytes) -> bool:
-        """Return whether the log may contain an entry of the operation that is not applied yet."""
+        """Return whether the log may contain an entry of this operation that is not applied yet."""
         return operation_id in self._in_log
 
     def record_logged(self, operation_id: bytes) -> bool:
-        """Note that the operation was logged, so that repeated requests wait for its result.
+        """Record that an entry of the operation is in the log, so that repeated requests wait for its result.
 
         Return whether this was the first call for the operation.
         """
@@ -253,26 +263,29 @@ class ActiveController:
         return is_first
 
     def record_not_logged(self, operation_id: bytes) -> None:
-        """Note that no log entry of the operation exists, so that a repeated request is logged."""
+        """Record that the log has no entry of the operation, so that a repeated request is logged."""
         self._in_log.discard(operation_id)
 
     def overdue(self, now_ns: int) -> list[str]:
-        """Return nodes whose heartbeats are late.
+        """Return the nodes whose heartbeats are late.
 
         The caller probes each node on NATS and calls ``record_no_responders`` for a node without responders.
         """
         return self._sessions.overdue(now_ns) if self._leading else []
 
     def record_no_responders(self, node_id: str) -> None:
-        """Record that NATS reported no responders for this node."""
+        """Record that NATS reported no responders for this node, so that its session ends soon."""
         self._sessions.record_no_responders(node_id)
 
     def take_questions(self) -> list[LeaderQuestion]:
-        """Return the questions that the shell must send to nodes now. Each question is returned once."""
+        """Return the questions to send now, which ask nodes about a leader that was reported as silent.
+
+        Each question is returned once.
+        """
         return self._failure_reports.take_questions()
 
     def record_testimony(self, question: LeaderQuestion, testimony: ProbeResult) -> None:
-        """Record the answer of a node to a question. The caller does not report a missing answer."""
+        """Record the answer of a node to a question about a reported leader. The caller does not report a missing answer."""
         self._failure_reports.record_testimony(question, testimony)
 
     def due(self, now_ns: int) -> list[pb.ControlRequest]:
@@ -294,7 +307,7 @@ class ActiveController:
         return [*(control_request(message) for message in alone), *batches]
 
     def next_deadline_ns(self) -> int | None:
-        """Return the latest monotonic time for the next call of ``due``, or None if only an event can make a request due."""
+        """Return the monotonic time at which ``due`` must be called at the latest. None: only an event can make a request due."""
         machines = (self._sessions, self._timers, self._failure_reports, self._preferred, self._waiting, self._moving)
         deadlines = [machine.next_deadline_ns() for machine in machines]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)

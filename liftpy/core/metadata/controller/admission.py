@@ -59,7 +59,10 @@ _ERROR = pb.ControlResponse
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Result of a check that rejects a request."""
+    """Result of a check that rejects a request.
+
+    ``response``: answer to the sender, None for no answer. ``counter``: counter of such rejections, '' for none.
+    """
 
     response: pb.ControlResponse | None
     """Answer to the sender. None: the sender gets no answer."""
@@ -69,7 +72,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Check(Generic[T]):
-    """One check of the admission table: a name and a function."""
+    """One row of an admission table: the name of a check, and the function that rejects a request or returns None."""
 
     name: str
     reject: Callable[[T], Rejection | None]
@@ -77,7 +80,10 @@ class Check(Generic[T]):
 
 
 def first_rejection(checks: tuple[Check[T], ...], facts: T) -> Rejection | None:
-    """Return the rejection of the first check that rejects the request, or None if all checks accept it."""
+    """Return the rejection of the first check that rejects the request. None: all checks accept it.
+
+    ``facts``: what the checks need to know about the request.
+    """
     for check in checks:
         rejection = check.reject(facts)
         if rejection is not None:
@@ -86,7 +92,7 @@ def first_rejection(checks: tuple[Check[T], ...], facts: T) -> Rejection | None:
 
 
 class RequestAcl(Enum):
-    """Subject on which controllers listen, without the namespace and the name of the sender."""
+    """Kind of subject on which controllers receive requests: the subject without the namespace and the name of the sender."""
 
     INFO = "info"
     ADMIN = "control.admin"
@@ -94,7 +100,7 @@ class RequestAcl(Enum):
 
 
 def sender_of(acl: RequestAcl, subject: str, namespace: str) -> str:
-    """Return the node id or principal in ``subject``, or '' if the subject has none."""
+    """Return the node id or principal that a request's ``subject`` names. '': it names none. ``acl``: kind of the subject."""
     return subject.removeprefix(f"{namespace}.{acl.value}").removeprefix(".")
 
 
@@ -106,7 +112,7 @@ MAX_PRINCIPALS = 1000
 
 
 class Allowance:
-    """Token bucket for requests: a rate per second, and a burst of ``at_once`` requests."""
+    """Limits the rate of requests, as a token bucket: a rate per second, and a burst of ``at_once`` requests."""
 
     def __init__(self, per_s: float, at_once: int) -> None:
         self._per_ns = per_s / NS_PER_S
@@ -114,7 +120,7 @@ class Allowance:
         self._seen_ns = 0
 
     def take(self, now_ns: int) -> bool:
-        """Take one token. Return whether there was a token, so that one more request is allowed."""
+        """Take one token for a request. Return whether there was a token, so that the request is allowed."""
         self._look(now_ns)
         if self._left < 1:
             return False
@@ -132,7 +138,7 @@ class Allowance:
 
 
 class RequestRates:
-    """Rate limits of one metadata leader. ``now_ns`` is monotonic."""
+    """Limits the rate of requests, for each principal and for all together, on the metadata leader. ``now_ns`` is monotonic."""
 
     def __init__(self) -> None:
         self._in_all = Allowance(IN_ALL, ALL_AT_ONCE)
@@ -143,9 +149,9 @@ class RequestRates:
         return len(self._of)
 
     def wait_ms(self, principal: str, now_ns: int) -> int:
-        """Count a request of ``principal``.
+        """Take a token for a request of ``principal``. Return 0 if the request is allowed.
 
-        Return the time until the next allowed request in milliseconds, or 0 if it is allowed now.
+        Otherwise return the time until the next allowed request in milliseconds.
         """
         own = self._of.pop(principal, None)
         if own is None:
@@ -173,7 +179,7 @@ MAX_IN_PROGRESS_BYTES = 16 << 20
 
 
 class RequestLimits:
-    """Rate limits and requests in progress of one controller."""
+    """Rate limits, and number and size of the requests in progress, on one controller."""
 
     def __init__(self) -> None:
         self.allowance = Allowance(_PER_S, _AT_ONCE)
@@ -182,12 +188,12 @@ class RequestLimits:
         self.in_progress_bytes = 0
 
     def begin(self, size_bytes: int) -> None:
-        """Count an accepted request of ``size_bytes`` as in progress."""
+        """Add an accepted request of ``size_bytes`` to the requests in progress."""
         self.in_progress += 1
         self.in_progress_bytes += size_bytes
 
     def end(self, size_bytes: int) -> None:
-        """Count a request of ``size_bytes`` as done, because it was answered or dropped."""
+        """Remove a request of ``size_bytes`` from the requests in progress, because it was answered or dropped."""
         self.in_progress -= 1
         self.in_progress_bytes -= size_bytes
 
@@ -228,7 +234,7 @@ class Arrival:
 
 
 def _invalid(why_not: Callable[[Arrival], str]) -> Callable[[Arrival], Rejection | None]:
-    """Return a check that rejects a request as INVALID with the text of ``why_not``. '' accepts the request."""
+    """Return a check that rejects a request as INVALID if ``why_not`` returns a text. '' accepts the request."""
 
     def reject(arrival: Arrival) -> Rejection | None:
         detail = why_not(arrival)
@@ -242,12 +248,12 @@ def _reply_subject(arrival: Arrival) -> Rejection | None:
 
 
 def _flood(arrival: Arrival) -> Rejection | None:
-    """Drop a request above the rate limit without an answer, because decoding and answering take time."""
+    """Reject a request above the rate limit without an answer, because decoding and answering take time."""
     return None if arrival.is_registered or arrival.limits.allowance.take(arrival.now_ns) else Rejection(None, FLOODED)
 
 
 def _envelope(arrival: Arrival) -> Rejection | None:
-    """Decode the request, and set the fields that the controller adds."""
+    """Decode the request and set the fields that the controller adds. Reject a request that cannot be decoded, without an answer."""
     try:
         arrival.request = request = frames.decode(arrival.payload, pb.ControlRequest)
     except LiftError as error:
@@ -276,7 +282,7 @@ def _operator_rate(arrival: Arrival) -> Rejection | None:
 
 
 def _inbox_subjects(arrival: Arrival) -> str:
-    """Return why a new stream on inbox subjects is rejected. '': the subject is allowed. The inbox prefixes are a setting."""
+    """Return why a request for a new stream is rejected, because its subject is an inbox. '': the subject is allowed."""
     if not arrival.request.HasField("createStream"):
         return ""
     subject, detail = arrival.request.createStream.subject, ""
@@ -372,7 +378,7 @@ WITHOUT_LIMITS: tuple[Check[Arrival], ...] = (
 
 
 def refusal(acl: RequestAcl, sender: str, request: pb.ControlRequest) -> str:
-    """Return why ``sender`` must not send ``request`` on this kind of subject. '': it may.
+    """Return why ``sender`` must not send ``request`` on a subject of the kind ``acl``. '': it may.
 
     ``sender`` is the node id or principal in the subject.
     """
@@ -387,7 +393,7 @@ _NO_KIND = "a request of an unknown kind"
 
 
 def _needs_confirmation(request: pb.ControlRequest) -> str:
-    """Return why a request for an internal stream needs a confirmation, or '' if it needs none."""
+    """Return why a request must confirm that it means an internal stream (``--internal``). '': it names no internal stream."""
     for part in (request, *(item.request for item in request.batch.requests)):
         name = part.WhichOneof("request") or ""
         field = kind_of(part).names_stream
@@ -428,7 +434,7 @@ _NEW = "the metadata leader has only just been elected"
 
 @dataclass(frozen=True, slots=True)
 class LeaderFacts:
-    """Facts about a request that the metadata leader checks."""
+    """Facts about a request for the checks of the metadata leader."""
 
     request: pb.ControlRequest
     feature_level: int
@@ -442,7 +448,7 @@ class LeaderFacts:
 
 
 def _decides(request: pb.ControlRequest) -> bool:
-    """Return whether a log entry with the request could change the image."""
+    """Return whether a log entry with the request could change the image. False: the request only reads."""
     return request.HasField("batch") or not (kind_of(request).read_only or changes_nothing(request))
 
 
@@ -481,7 +487,7 @@ LEADER: tuple[Check[LeaderFacts], ...] = (
 # ---- sessions --------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
-    """Facts about a request, or one item of a batch, for checks that need the sessions of the nodes."""
+    """Facts about a request, or one item of a batch, for the checks that need the sessions of the nodes."""
 
     request: pb.ControlRequest
     image: ClusterImage
@@ -532,7 +538,7 @@ SESSIONS: tuple[Check[SessionFacts], ...] = (
 # ---- log -------------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """Facts about a request that needs a log entry."""
+    """Facts about a request for the checks before it is logged."""
 
     request: pb.ControlRequest
     is_active: bool

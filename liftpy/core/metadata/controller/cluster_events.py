@@ -90,7 +90,7 @@ _ERRORS = pb.ControlResponse.Error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterEvent:
-    """One event. Fields that do not apply are empty."""
+    """One event in the cluster, such as an election. Fields that do not apply are empty."""
 
     index: int
     """Index of the metadata log entry."""
@@ -146,12 +146,15 @@ class ClusterEvent:
 
 
 def data_loss(index: int, time_ns: int, detail: str) -> ClusterEvent:
-    """Return the event for a metadata group that was rebuilt at ``index``. The rebuilt group may lack decisions."""
+    """Return the event that reports a metadata group that was rebuilt at ``index``. The group may lack decisions.
+
+    ``time_ns``: wall clock of the event. ``detail``: text for operators.
+    """
     return ClusterEvent(index=index, number=0, time_ns=time_ns, kind="data_loss", detail=detail)
 
 
 def event_text(event: dict[str, Any], *, named: bool = True) -> str:
-    """Return one line of text for an event of ``as_object``. If ``named`` is True, the line begins with the kind."""
+    """Return one line of text for ``event``, an object from ``as_object``. ``named`` True: the line begins with the kind."""
     what = str(event.get("kind", "?")) if named else ""
     if "stream" in event:
         where = f"{event['stream']}/{event['partition']}" if "partition" in event else str(event["stream"])
@@ -165,7 +168,7 @@ def event_text(event: dict[str, Any], *, named: bool = True) -> str:
 
 
 class Causes:
-    """Causes of running elections and ISR changes, by partition. They become the details of events.
+    """Remembers why elections and ISR changes of partitions have begun. The causes become the details of events.
 
     A request names the cause, and its election ends with a later entry of the log. A controller that restarts from a
     snapshot in between does not know the cause. ``most``: maximum number of partitions.
@@ -176,18 +179,18 @@ class Causes:
         self._of: dict[tuple[str, int], str] = {}
 
     def note(self, stream: str, partition: int, cause: str) -> None:
-        """Remember the cause of the next election of a partition. Beyond the limit, forget the oldest cause."""
+        """Store the cause of the next election of a partition. Beyond the limit, forget the oldest cause."""
         self._of.pop((stream, partition), None)
         while len(self._of) >= self._most:
             del self._of[next(iter(self._of))]
         self._of[stream, partition] = cause
 
     def of(self, stream: str, partition: int) -> str:
-        """Return the cause for a partition, or ''."""
+        """Return the cause of the running election of a partition. '': not known."""
         return self._of.get((stream, partition), "")
 
     def forget(self, stream: str, partition: int) -> None:
-        """Forget the cause, because the election has ended."""
+        """Forget the cause of a partition's election, because the election has ended."""
         self._of.pop((stream, partition), None)
 
 
@@ -259,7 +262,7 @@ def _service_details(report: pb.ReportService) -> dict[str, Any]:
 
 
 def _subject_of_event(asked: Any) -> dict[str, Any]:
-    """Return the event fields that a request determines: stream, partition, node and cluster settings."""
+    """Return the fields of an event that name what the request ``asked`` is about: stream, partition, node or setting."""
     names = {one.name for one in asked.DESCRIPTOR.fields}
     said: dict[str, Any] = {}
     for field in ("stream", "name"):
@@ -280,7 +283,7 @@ def _subject_of_event(asked: Any) -> dict[str, Any]:
 
 
 def _why_isr_changes(asked: pb.ChangeIsr, before: ClusterImage) -> str:
-    """Return why a leader removes replicas from the ISR. '': it removes none."""
+    """Return why the leader's request ``asked`` removes replicas from the ISR. '': it removes none. ``before``: current image."""
     if asked.lost:
         return f"{', '.join(asked.lost)} lost acknowledged records"
     if asked.evicted:
@@ -292,7 +295,10 @@ def _why_isr_changes(asked: pb.ChangeIsr, before: ClusterImage) -> str:
 
 
 def _causes_in(parts: Iterable[pb.ControlRequest], sender: str, before: ClusterImage) -> tuple[dict[tuple[str, int], str], str]:
-    """Return the causes that requests name for their partitions, and the cause for all other partitions and nodes of the entry."""
+    """Return the causes that requests name: by partition, and for all other partitions and nodes of the entry.
+
+    ``parts``: requests of the entry. ``sender``: their sender. ``before``: image before the entry.
+    """
     named: dict[tuple[str, int], str] = {}
     whole = ""
     for part in parts:
@@ -426,9 +432,9 @@ def _partition(old: PartitionState, new: PartitionState, cause: str) -> Iterator
 
 
 class EventTrail:
-    """The newest events, in order, in the memory of each controller.
+    """The newest cluster events, in order, in the memory of each controller.
 
-    ``note_entry`` only notes an entry. ``derive_events`` derives its events in portions, because one entry may move thousands of
+    ``note_entry`` only queues an entry. ``derive_events`` derives its events in portions, because one entry may move thousands of
     partitions.
     """
 
@@ -452,7 +458,7 @@ class EventTrail:
         """Number of events that left the memory before they were written to the event stream."""
 
     def note_entry(self, index: int, events: Iterator[ClusterEvent]) -> None:
-        """Queue the applied entry ``index`` for ``derive_events``."""
+        """Queue the applied entry ``index``, so that ``derive_events`` derives its ``events`` later."""
         if len(self._noted) >= self._most_noted:
             self.begins, _ = self._noted.popleft()
             self.begins_ns = self._held[-1].time_ns if self._held else self.begins_ns
@@ -460,7 +466,7 @@ class EventTrail:
         self._noted.append((index, events))
 
     def derive_events(self, most: int) -> list[ClusterEvent]:
-        """Derive up to ``most`` further events from the noted entries, and return them."""
+        """Derive up to ``most`` further events from the queued entries, and return them."""
         found: list[ClusterEvent] = []
         while self._noted and len(found) < most:
             index, events = self._noted[0]
@@ -487,7 +493,7 @@ class EventTrail:
         self.begins_ns = time_ns
 
     def add_event(self, event: ClusterEvent) -> None:
-        """Add an event without a log entry, at the index of the last restored image."""
+        """Add an event that has no log entry, such as a rebuilt group."""
         self._held.append(event)
 
     @property
@@ -496,7 +502,7 @@ class EventTrail:
         return self._held[-1].place if self._held else (0, -1)
 
     def events_after(self, place: tuple[int, int], since_ns: int, count: int) -> list[ClusterEvent]:
-        """Return the first ``count`` events after ``place`` that are not older than ``since_ns``."""
+        """Return the first ``count`` events after ``place`` that are not older than ``since_ns`` (wall clock)."""
         return list(islice((one for one in self._held if one.place > place and one.time_ns >= since_ns), count))
 
 
@@ -527,7 +533,7 @@ def place_in(record: bytes) -> tuple[int, int]:
 
 
 def last_place_of(records: Sequence[bytes | None]) -> tuple[int, int] | None:
-    """Return the place of the last event in ``records``. None: no record is valid.
+    """Return the place of the last event in ``records``, which come from the event stream. None: no record is valid.
 
     A record may be invalid if NATS permissions let other clients publish.
     """
@@ -549,7 +555,7 @@ class EventLog:
         self.tail: Tail | None = None
 
     def set_tail(self, tail: Tail) -> None:
-        """Set the end of the event stream, which the shell has read."""
+        """Set the end of the event stream, which the caller has read. The next events to write follow it."""
         self._ends_at(tail)
 
     def forget_tail(self) -> None:
@@ -560,16 +566,16 @@ class EventLog:
         self.tail = None
 
     def resign(self) -> None:
-        """Stop writing events, because another node becomes the metadata leader."""
+        """Stop returning events to write, because another node becomes the metadata leader."""
         self.tail = self._trail.written = None
 
     @property
     def has_events_to_write(self) -> bool:
-        """True if there are events to write."""
+        """True if there are events that are not in the event stream yet."""
         return self.tail is None or self._trail.newest > self.tail.place
 
     def due(self, most: int) -> list[dict[str, Any]]:
-        """Return up to ``most`` events that must be written next, as JSON objects."""
+        """Return up to ``most`` events that must be written to the event stream next, as JSON objects."""
         if self.tail is None:
             return []
         place = self.tail.place
@@ -578,7 +584,7 @@ class EventLog:
         return [*gap, *(event.as_object() for event in found)][:most]
 
     def record_stored(self, events: list[dict[str, Any]], offset: int) -> None:
-        """Note that the events are stored. ``offset`` is the offset of the last one."""
+        """Remove ``events`` from the events to write, because they are stored in the stream. ``offset``: offset of the last one."""
         last = events[-1]
         self._ends_at(Tail(offset, (last["index"], last["number"])))
 
@@ -587,7 +593,10 @@ class EventLog:
         self._trail.written = tail.place
 
     def _gap(self, place: tuple[int, int], found: list[ClusterEvent]) -> list[dict[str, Any]]:
-        """Return one event that represents all unknown events after ``place``."""
+        """Return one event that stands for all events after ``place`` that are not in memory any more. []: there are none.
+
+        ``found``: the events after ``place`` that are in memory.
+        """
         begins = self._trail.begins
         if begins > place[0] and not (found and found[0].place <= (begins, 0)):
             number = found[0].number - 1 if found and found[0].index == begins else -1
@@ -609,5 +618,5 @@ class EventLog:
 
 
 def time_of(found: list[ClusterEvent]) -> int:
-    """Return the wall time of the first event, or 0 if there are no events."""
+    """Return the wall time of the first event in ``found``, in ns since 1970. 0: there are no events."""
     return found[0].time_ns if found else 0

@@ -25,7 +25,10 @@ _Named = pb.ReportLeader | pb.ReportPromotion | pb.PassOver | pb.ConcludeElectio
 
 
 def report_leader(draft: RecordBuilder, request: pb.ReportLeader) -> Decision:
-    """Apply a report of a follower that cannot reach its leader. In an election, apply the reported position [C9]."""
+    """Process a follower's report that it cannot reach its leader. Start an election if enough followers report it [C9].
+
+    During an election, the report contains the follower's position.
+    """
     found = _find(draft, request)
     if isinstance(found, Decision):
         return found
@@ -89,7 +92,10 @@ def give_up_leadership(draft: RecordBuilder, request: pb.GiveUpLeadership) -> De
 
 
 def report_promotion(draft: RecordBuilder, request: pb.ReportPromotion) -> Decision:
-    """Finish the election, because the candidate has replayed its log. Status, leader, epoch and ISR change together."""
+    """Make a candidate the leader, because it reports that it has replayed its log. This finishes the election.
+
+    Status, leader, epoch and ISR change together.
+    """
     found = _find(draft, request)
     if isinstance(found, Decision):
         return found
@@ -108,7 +114,7 @@ def report_promotion(draft: RecordBuilder, request: pb.ReportPromotion) -> Decis
 
 
 def pass_over(draft: RecordBuilder, request: pb.PassOver) -> Decision:
-    """Replace a candidate that showed no progress in time by the next one."""
+    """Replace a candidate that showed no progress in time by the next candidate."""
     found = _find(draft, request)
     if isinstance(found, Decision):
         return found
@@ -120,7 +126,7 @@ def pass_over(draft: RecordBuilder, request: pb.PassOver) -> Decision:
 
 
 def conclude_election(draft: RecordBuilder, request: pb.ConcludeElection) -> Decision:
-    """Choose a candidate among the nodes that have reported their positions, because the time to wait is over."""
+    """Choose a candidate among the nodes that have reported their positions, because the time to wait for others is over."""
     found = _find(draft, request)
     if isinstance(found, Decision):
         return found
@@ -204,7 +210,10 @@ def _elect_uncleanly(draft: RecordBuilder, stream: StreamImage, partition: Parti
 def _depose(
     draft: RecordBuilder, stream: StreamImage, partition: PartitionState, report: LeaderReport | None = None
 ) -> Decision:
-    """Start an election without the current leader. Keep the leader if no other node may lead."""
+    """Start an election without the current leader. Keep the leader if no other node may lead.
+
+    ``report``: report that caused the election, None for another cause.
+    """
     began = election.begin(draft, stream, partition, partition.leader, report)
     if began.status is PartitionStatus.OFFLINE:
         detail = f"nobody but {partition.leader!r} is live and holds all that was committed"
@@ -213,7 +222,7 @@ def _depose(
 
 
 def _counts(stream: StreamImage, partition: PartitionState, witness: str) -> bool:
-    """Return whether the report of ``witness`` counts.
+    """Return whether a report of ``witness`` about the partition's leader has an effect.
 
     Reports of ISR followers count. If the leader is the only ISR member, reports of all replicas count. In an election, reports of
     all nodes that may lead count.
@@ -224,7 +233,7 @@ def _counts(stream: StreamImage, partition: PartitionState, witness: str) -> boo
 
 
 def _most_have_reported(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, report: LeaderReport) -> bool:
-    """Return whether more than half of the ISR followers reported this leadership within the window [C9].
+    """Return whether more than half of the ISR followers, with ``report``, reported this leader as silent within the window [C9].
 
     A single follower is no majority: the leader is asked instead (``failure_reports.py``).
     """
@@ -241,7 +250,7 @@ def _most_have_reported(draft: RecordBuilder, stream: StreamImage, partition: Pa
 
 
 def _within_window(held: LeaderReport, report: LeaderReport) -> bool:
-    """Return whether both reports are within the window, by the clock of one metadata leader."""
+    """Return whether the reports ``held`` and ``report`` arrived at the same metadata leader within ``REPORT_WINDOW_NS``."""
     return held.stamp_term == report.stamp_term and abs(report.stamp_ns - held.stamp_ns) <= REPORT_WINDOW_NS
 
 

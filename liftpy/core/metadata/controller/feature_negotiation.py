@@ -40,13 +40,13 @@ class ReportedLevels:
         self._of.clear()
 
     def record_heartbeat(self, beat: pb.Heartbeat, image: ClusterImage) -> None:
-        """Record the levels in a heartbeat of a registered process."""
+        """Store the feature levels in a heartbeat of a registered process."""
         node = image.nodes.get(beat.nodeId)
         if node is not None and node.incarnation == beat.incarnation:
             self._of[beat.nodeId] = (beat.incarnation, level_range_in(beat))
 
     def of(self, image: ClusterImage, node_id: str) -> LevelRange | None:
-        """Return the levels of the running process of a node, or None if they are unknown or the node does not run."""
+        """Return the feature levels that the running process of a node supports. None: not known, or the node does not run."""
         incarnation, spoken = self._of.get(node_id, (0, None))
         node = image.nodes.get(node_id)
         return spoken if node is not None and node.incarnation == incarnation and not node.fenced else None
@@ -65,9 +65,9 @@ def levels_answer(
     rules: Rules,
     times: SessionTimes,
 ) -> pb.ControlResponse | None:
-    """Return the answer to SetFeatureLevel. None: the request may be logged.
+    """Return the answer to SetFeatureLevel if the level cannot be set now, or for a dry run. None: the request may be logged.
 
-    ``controllers``: other members -> their levels.
+    ``heard``: levels of the nodes. ``controllers``: levels of the other members, by node. None: not known.
     """
     asked = request.setFeatureLevel
     held = image.operations.get(request.operationId)
@@ -86,7 +86,10 @@ def levels_answer(
 def _reasons_against(
     image: ClusterImage, level: int, heard: ReportedLevels, controllers: Mapping[str, LevelRange | None], rules: Rules
 ) -> list[str]:
-    """Return the reasons why the level cannot be set now, as texts for people. [] means that it can be set."""
+    """Return the reasons why ``level`` cannot be set now, as texts for operators. []: it can be set.
+
+    ``heard``: levels of the nodes. ``controllers``: levels of the other members, by node.
+    """
     own = level_range_of(rules.features)
     if level < own.least:
         return [f"there is no level before {own.least} that the metadata leader speaks"]
@@ -116,7 +119,10 @@ def _reasons_against(
 
 
 def _dry_run_answer(image: ClusterImage, heard: ReportedLevels, reasons: list[str]) -> pb.ControlResponse:
-    """Return the answer to a dry run of SetFeatureLevel."""
+    """Return the answer to a dry run of SetFeatureLevel. ``heard``: levels of the nodes.
+
+    ``reasons``: why the level cannot be set, [] if it can.
+    """
     levels = pb.FeatureLevels(level=image.feature_level, reasons=reasons)
     for node_id in sorted(image.nodes):
         spoken = heard.of(image, node_id)
@@ -127,7 +133,7 @@ def _dry_run_answer(image: ClusterImage, heard: ReportedLevels, reasons: list[st
 
 
 def _fill(request: pb.SetFeatureLevel, image: ClusterImage, rules: Rules, times: SessionTimes) -> None:
-    """Add the facts that were checked to a SetFeatureLevel request before it is logged."""
+    """Add to a SetFeatureLevel request the facts that were checked, before it is logged: nodes, rules and session times."""
     del request.checked[:]
     request.checked.extend(pb.CheckedNode(nodeId=i, incarnation=image.nodes[i].incarnation) for i in sorted(image.nodes))
     request.rules.CopyFrom(rules_to_pb(image.rules or rules.stored_rules))
@@ -141,7 +147,8 @@ HEARD_WITHIN_NS = 3 * NS_PER_S
 def first_level_of_a_cluster(own: LevelRange, others: Mapping[str, LevelRange | None], *, waited: bool) -> int | str:
     """Return the first feature level of a new cluster, or a text with the reason why none can be chosen now.
 
-    ``others``: controller -> its levels, None if there was no contact. ``waited``: True after the maximum wait for contact.
+    ``own``: levels of this controller. ``others``: levels of the other controllers, None without contact. ``waited``: True
+    after the maximum wait for contact.
     """
     silent = sorted(node_id for node_id, spoken in others.items() if spoken is None)
     if silent and not waited:
@@ -156,13 +163,16 @@ def first_level_of_a_cluster(own: LevelRange, others: Mapping[str, LevelRange | 
 
 
 def begin_at(level: int, rules: Rules, times: SessionTimes) -> pb.ControlRequest:
-    """Return the request that sets the feature level and the settings of the leader in a new group."""
+    """Return the request that sets the first feature level of a new group, with the settings of its leader."""
     begin = pb.SetFeatureLevel(level=level, rules=rules_to_pb(rules.stored_rules), sessionTimes=times_to_pb(times))
     return pb.ControlRequest(setFeatureLevel=begin)
 
 
 class LevelBootstrap:
-    """Chooses the first feature level of a new cluster. While ``why`` is not '', the leader logs nothing else."""
+    """Chooses the first feature level of a new cluster.
+
+    ``why``: reason why none is chosen yet. While it is not '', the leader logs nothing else.
+    """
 
     def __init__(self, rules: Rules, times: SessionTimes) -> None:
         self._rules = rules
@@ -173,12 +183,18 @@ class LevelBootstrap:
         self.why = ""
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
-        """Start, because this node became the metadata leader. ``image`` must contain all committed entries."""
+        """Start to choose a level if the cluster has none, because this node became the metadata leader.
+
+        ``image`` must contain all committed entries.
+        """
         self._since_ns, self._is_ordered = now_ns, False
         self.why = "the group is new, and its feature level is being decided" if image.feature_level == NO_LEVEL else ""
 
     def due(self, image: ClusterImage, view: GroupView, now_ns: int) -> pb.ControlRequest | None:
-        """Return the request to propose now, or None. The caller must call ``request_ended`` after the request."""
+        """Return the request that sets the first level, if it must be proposed now. None: it must not.
+
+        The caller must call ``request_ended`` after the request.
+        """
         if image.feature_level != NO_LEVEL:
             self.why = ""
         if not self.why or self._is_ordered or view.halted:
@@ -192,5 +208,5 @@ class LevelBootstrap:
         return begin_at(level, self._rules, self._times)
 
     def request_ended(self) -> None:
-        """Record that the request has ended. If it was certainly not applied, ``due`` returns it again."""
+        """Record that the proposed request has ended. If it was certainly not applied, ``due`` returns it again."""
         self._is_ordered = False

@@ -89,7 +89,7 @@ def unsupported_level_of(image: ClusterImage, request: pb.RegisterNode) -> str:
 
 
 def has_all_acknowledged_records(known: NodeImage, request: pb.RegisterNode) -> bool:
-    """Return whether the directory of a known node has all records that the node ever acknowledged [C7, S15].
+    """Return whether the directory of a registering node has all records that the node ever acknowledged [C7, S15].
 
     ``previousIncarnation`` 0 means an empty directory. A directory of an older incarnation is a stale copy, with one
     exception: the directory with which the current incarnation registered. A process acts only after it has stored its new
@@ -188,7 +188,7 @@ def still_a_controller(node_id: str) -> str:
 
 
 def why_still_controller(image: ClusterImage, node_id: str) -> str:
-    """Return why a controller list in the image prevents the removal of the node. '': it does not."""
+    """Return why the node cannot be removed, because a controller list in the image contains it. '': none does."""
     node = image.nodes.get(node_id)
     if node is None:
         return _unknown(image, node_id)
@@ -233,7 +233,7 @@ def _wrong_registration(draft: RecordBuilder, request: pb.RegisterNode) -> str:
 
 
 def _make_room(draft: RecordBuilder, node_id: str) -> bool:
-    """Return whether the node can register.
+    """Return whether the node can register within the limit of ``MAX_NODES``.
 
     If the limit is reached, remove the stopped empty node that was silent the longest.
     """
@@ -269,7 +269,7 @@ def report_service(draft: RecordBuilder, request: pb.ReportService) -> Decision:
 
 
 def current_node(draft: RecordBuilder, node_id: str, incarnation: int) -> NodeImage | Decision:
-    """Return the node, or a rejection if the request names another incarnation."""
+    """Return the node from the image. If its incarnation is not ``incarnation``, or it does not exist, return a rejection."""
     node = draft.image.nodes.get(node_id)
     if node is None:
         return refuse(pb.ControlResponse.NOT_FOUND, f"there is no node {node_id!r}")
@@ -280,7 +280,7 @@ def current_node(draft: RecordBuilder, node_id: str, incarnation: int) -> NodeIm
 
 
 def change_controllers(draft: RecordBuilder, request: pb.ChangeControllers) -> Decision:
-    """Store the controller list that the metadata leader has put into the request."""
+    """Store in the image the controller list that the metadata leader has put into the request."""
     after = replace(list_from_pb(request.list), index=draft.image.index)
     if not well_formed(after) or request.after != draft.image.controllers.index:
         return refuse(pb.ControlResponse.INVALID, "a change of the controllers that no metadata leader has proposed")
@@ -301,7 +301,10 @@ Step = Callable[[RecordBuilder, StreamImage, PartitionState, str], PartitionStat
 
 
 def after_registration(draft: RecordBuilder, node_id: str, complete: bool) -> Steps[str]:
-    """Update all partitions of a registered node, and record the changes. Return a text about the changes."""
+    """Update all partitions of a registered node, and record the changes. Return a text about the changes.
+
+    ``complete``: True if its directory has all records that the node ever acknowledged.
+    """
     if complete:
         yield from _each(draft, node_id, _complete_back)
         return ""
@@ -311,7 +314,7 @@ def after_registration(draft: RecordBuilder, node_id: str, complete: bool) -> St
 
 
 def after_fencing(draft: RecordBuilder, node_id: str) -> Steps[str]:
-    """Start elections for the partitions that the fenced node leads.
+    """Start elections for the partitions that the fenced node leads. Return a text about the changes.
 
     Without a candidate the node stays the leader, although its lease ends [D22].
     """
@@ -322,13 +325,13 @@ def after_fencing(draft: RecordBuilder, node_id: str) -> Steps[str]:
 
 
 def after_return(draft: RecordBuilder, node_id: str) -> Steps[str]:
-    """Elect leaders for partitions that waited for the returned node, because it was in their last known ISR."""
+    """Elect leaders for partitions that had none until the node returned, because it was in their last known ISR. Return ''."""
     yield from _each(draft, node_id, _revive)
     return ""
 
 
 def _each(draft: RecordBuilder, node_id: str, step: Step) -> Steps[list[PartitionState]]:
-    """Run ``step`` for each partition that the node can be elected for. Record and return the changed partitions."""
+    """Call ``step`` for each partition that the node can be elected for. Record and return the partitions that it changed."""
     changes = []
     for number, (stream, partition) in enumerate(draft.image.partitions_of(node_id), 1):
         if number % PER_STEP == 0:

@@ -121,7 +121,10 @@ _ASKED_FOR = {
 
 
 def pause_partitions(draft: RecordBuilder, request: pb.PausePartitions) -> Steps[Decision]:
-    """Pause all named partitions, or none. A partition in the requested state does not change."""
+    """Pause or resume all partitions that the request names, or none if one is rejected.
+
+    A partition in the requested state does not change.
+    """
     held = draft.image.streams.get(request.stream)
     if held is None or request.uid not in ("", held.uid):
         detail = f"there is no stream {request.stream!r}" + (f" of the id {request.uid!r}" if held is not None else "")
@@ -148,9 +151,9 @@ def pause_partitions(draft: RecordBuilder, request: pb.PausePartitions) -> Steps
 
 
 def wake_partition(draft: RecordBuilder, request: pb.WakePartition) -> Decision:
-    """End a pause after a publish.
+    """Take one step to end a pause after a publish: UNTIL_PUBLISH becomes ENDING, and ENDING becomes NOT_PAUSED.
 
-    UNTIL_PUBLISH becomes ENDING. If requested, all partitions that were paused together change. ENDING becomes NOT_PAUSED.
+    If requested, all partitions that were paused together change.
     """
     found = draft.image.find(request.stream, request.uid, request.partition)
     if found is None:
@@ -172,7 +175,7 @@ def wake_partition(draft: RecordBuilder, request: pb.WakePartition) -> Decision:
 
 
 def _with_pause(partition: PartitionState, asked_for: Pause) -> PartitionState:
-    """Return the partition with the requested pause, or ``partition`` itself if nothing changes."""
+    """Return the partition with the requested pause. If it has this pause already, return ``partition`` itself."""
     if asked_for is Pause.ENDING:
         return replace(partition, pause=Pause.ENDING) if partition.pause.takes_nothing else partition
     if partition.pause is asked_for:
@@ -191,7 +194,10 @@ def _wake(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) 
 
 
 def purge_records(draft: RecordBuilder, request: pb.PurgeRecords) -> Decision:
-    """Store a purge. All replicas delete the matching records, also those that are down now."""
+    """Store the request of an operator to delete records by subject or key.
+
+    All replicas delete the matching records, also those that are down now.
+    """
     found = draft.image.find(request.stream, request.uid, request.partition) if request.uid else None
     if found is None:
         detail = f"there is no partition {request.stream}/{request.partition} of the id {request.uid!r}"
@@ -216,7 +222,10 @@ def purge_records(draft: RecordBuilder, request: pb.PurgeRecords) -> Decision:
 
 
 def report_purged(draft: RecordBuilder, request: pb.ReportPurged) -> Decision:
-    """Store the purge report of an ISR member in its registered incarnation. Other reports change nothing."""
+    """Store the report of a replica that it has deleted the records of purges.
+
+    The replica must be an ISR member in its registered incarnation. Other reports change nothing.
+    """
     found = draft.image.find(request.stream, request.uid, request.partition)
     if found is None:
         detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"

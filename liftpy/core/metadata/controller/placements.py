@@ -33,12 +33,12 @@ def facts_of(image: ClusterImage) -> list[NodeFacts]:
 
 
 def assignment_from_pb(lists: Iterable[pb.ReplicaList]) -> tuple[Assigned, ...]:
-    """Convert a manual assignment from protobuf."""
+    """Convert a manual assignment of replicas to partitions from protobuf."""
     return tuple(Assigned(partition=entry.partition, replicas=tuple(entry.replicas)) for entry in lists)
 
 
 def place_on_image(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed]:
-    """Place the requested partitions on the nodes of the image. Raises the errors of ``place``.
+    """Choose nodes of the image for the partitions ``wanted``. Raises the errors of ``place``.
 
     The start index for the next placement does not change.
     """
@@ -50,7 +50,7 @@ def place_on_image(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed]:
 
 
 def new_partitions(draft: RecordBuilder, placed: Sequence[Replicas], first: int = 0) -> tuple[PartitionState, ...]:
-    """Return new empty partitions with numbers from ``first`` on.
+    """Return new empty partitions with numbers from ``first`` on. ``placed``: replicas of each.
 
     The first live replica leads, all live replicas are in the ISR. If all are down, the partition waits.
     """
@@ -79,7 +79,10 @@ def _new_partition(number: int, replicas: Replicas, live: set[str], leader_epoch
 
 
 def plan_of(image: ClusterImage, wanted: Wanted, placed: Placed | NotEnoughNodesError) -> pb.PlacementPlan:
-    """Return the answer to a dry run: the assignment, or the reason why the stream would wait."""
+    """Return the answer to a dry run of a placement: the assignment, or the reason why the stream would wait.
+
+    ``wanted``: requested partitions. ``placed``: result of ``place``, or its error.
+    """
     nodes = facts_of(image)
     plan = pb.PlacementPlan(
         firstPartition=wanted.first,

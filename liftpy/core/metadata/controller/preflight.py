@@ -24,11 +24,11 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 class _WouldChangeError(Exception):
-    """Raised when a trial decision adds a record, takes long, or needs a log entry."""
+    """Raised when a trial decision adds a record, takes long, or needs a log entry. Then the log must decide the request."""
 
 
 class _Trial(RecordBuilder):
-    """Draft of a trial decision. It raises ``_WouldChangeError`` at the first record."""
+    """Runs a decision as a trial. It raises ``_WouldChangeError`` if the decision would add a record."""
 
     def needs_entry(self) -> None:
         """End the trial, because the request needs a log entry."""
@@ -44,9 +44,9 @@ class _Trial(RecordBuilder):
 
 
 def answer_without_log(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: Rules) -> pb.ControlResponse | None:
-    """Return the answer to a request that changes nothing in ``image``, or None if the log must decide.
+    """Return the answer to a request that changes nothing in ``image``. None: the log must decide.
 
-    ``now_ns``: as for ``decide``.
+    ``now_ns``: image time in ns since 1970.
     """
     if kind_of(request).read_only:
         return None  # a barrier, or a description that waits for one
@@ -72,7 +72,10 @@ def _try_decision(image: ClusterImage, request: pb.ControlRequest, now_ns: int, 
 
 
 def _batch(image: ClusterImage, batch: pb.Batch, now_ns: int, rules: Rules) -> pb.ControlResponse | None:
-    """Try a batch as a whole, because an earlier request of the batch may let a later one succeed."""
+    """Return the answer to a batch if none of its requests changes anything. None: the log must decide the whole batch.
+
+    The reason is that an earlier request of the batch may let a later one succeed.
+    """
     answers = pb.BatchAnswers()
     for item in batch.requests[:MAX_REQUESTS]:
         if not kind_of(item.request).batched:
@@ -85,9 +88,9 @@ def _batch(image: ClusterImage, batch: pb.Batch, now_ns: int, rules: Rules) -> p
 
 
 def reasons_to_keep_running(image: ClusterImage, node_id: str, controllers: dict[str, bool]) -> list[str]:
-    """Return the reasons why other nodes need this node, as texts. [] means none.
+    """Return the reasons why the node should not be stopped now, as texts. []: it can be stopped.
 
-    ``controllers``: voter -> True if it is connected.
+    ``controllers``: each voter of the metadata group, True if it is connected.
     """
     if node_id not in image.nodes:
         return [f"{node_id} is not known"]

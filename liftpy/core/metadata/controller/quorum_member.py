@@ -53,7 +53,10 @@ MAX_BARRIERS = 32
 
 
 def barriers(view: GroupView, under_way: int) -> Iterator[pb.ControlRequest]:
-    """Yield the barriers that the leader proposes now. ``under_way``: number of its unfinished barriers."""
+    """Yield the barriers to propose while controllers have different images, so that voters without a digest report theirs.
+
+    ``under_way``: number of barriers that the leader has proposed and that are not finished.
+    """
     if view.halted and view.voters_without_digest & view.live:
         for _ in range(MAX_BARRIERS - under_way):
             yield pb.ControlRequest(barrier=pb.Barrier())
@@ -68,7 +71,7 @@ _STOOD_STILL_NS = 1_000_000_000
 
 
 class LeaderlessTimer:
-    """Measures the time without a known metadata leader. Time in which the process did not run does not count."""
+    """Measures for how long there was no metadata leader. Time in which the process did not run does not count."""
 
     def __init__(self) -> None:
         self._since_ns = -1  # -1: there is a leader, or no tick has been
@@ -84,7 +87,7 @@ class LeaderlessTimer:
 
     @property
     def for_long(self) -> bool:
-        """True if every tick of the last ``LONG_NS`` found no leader."""
+        """True if no tick of the last ``LONG_NS`` nanoseconds found a leader."""
         return self._since_ns >= 0 and self._ticked_ns - self._since_ns >= LONG_NS
 
 
@@ -103,7 +106,7 @@ TRANSFER_EVERY_NS = NS_PER_S
 
 
 class MemberLogView(Protocol):
-    """View of a member on the log of the metadata group."""
+    """The log of the metadata group and its members, as one member knows them. ``QuorumMember`` reads it."""
 
     @property
     def leads(self) -> bool:
@@ -119,17 +122,17 @@ class MemberLogView(Protocol):
 
     @property
     def image(self) -> ClusterImage:
-        """Image as applied on this member."""
+        """Image after the last entry that this member has applied."""
 
     def confirmed_ns(self) -> int:
         """Return the monotonic time until which a majority has not voted for another leader [D22]."""
 
     def view(self) -> GroupView:
-        """Return the members of the group with the knowledge of this member about them."""
+        """Return what this member knows about all members of the group, such as which are live."""
 
 
 class EntryOutcome(Enum):
-    """Result of a proposed log entry, as this controller knows it."""
+    """Result of a proposed log entry, as far as this controller knows it."""
 
     APPLIED = "applied"
     NEVER = "it is not in the log, and never will be"
@@ -138,7 +141,7 @@ class EntryOutcome(Enum):
 
 @dataclass(slots=True, eq=False)
 class ProposedEntry:
-    """Request that must go into the log.
+    """Instruction to the shell: put the request into the log.
 
     The shell calls ``entry``, proposes the bytes, and calls ``proposal_ended``, each once.
     """
@@ -189,7 +192,7 @@ Decision = ProposedEntry | CatchUp | ProbeNode | LeaderQuestion | PublishEntry |
 
 
 class QuorumMember:
-    """Decisions of one controller.
+    """Decides what one controller does around the Raft log.
 
     ``log``: log of the group. ``feed``: receives applied entries. ``new_id``: returns a new operation id. All times are
     monotonic.
@@ -234,11 +237,11 @@ class QuorumMember:
 
     @property
     def counters(self) -> Counter[str]:
-        """Counters of ``ActiveController``."""
+        """Number of questions to reported leaders, and of requests that were answered without a log entry, by kind."""
         return Counter(self._duties.counters)
 
     def set_preferred_leader_interval(self, every_s: float) -> None:
-        """Set the interval of the preferred-leader check, in seconds."""
+        """Set how often the metadata leader moves leaderships back to preferred leaders. ``every_s``: seconds, 0: never."""
         self._duties.set_preferred_leader_interval(every_s)
 
     # ---- the leadership ------------------------------------------------------------------------------------------------
@@ -248,20 +251,20 @@ class QuorumMember:
         self._duties.resign()
 
     def leave(self) -> None:
-        """Begin no more duties, because this member stops soon."""
+        """Start no further duties of the metadata leader, because this member stops soon."""
         self._leaving = True
 
     def catching_up(self) -> None:
-        """Note that the shell carries out the instruction ``CatchUp``."""
+        """Record that the shell has begun the instruction ``CatchUp``, so that it is not returned again."""
         self._catching_up = True
 
     def caught_up(self) -> None:
-        """Note that the instruction ``CatchUp`` has ended, with or without success."""
+        """Record that the shell has ended the instruction ``CatchUp``, with or without success."""
         self._catching_up = False
 
     # ---- every tick ----------------------------------------------------------------------------------------------------
     def tick(self, now_ns: int, *, votes: bool, online: bool) -> list[Decision]:
-        """Decide what the shell does after a flush.
+        """Return the instructions that the shell must carry out now. The shell calls it after each flush of the log.
 
         ``votes``: this member is not on probation. ``online``: NATS is connected.
         """
@@ -280,14 +283,14 @@ class QuorumMember:
         return decided
 
     def rest_ns(self, now_ns: int) -> int:
-        """Return the time until a duty of the metadata leader is due, in nanoseconds, at most ``NS_PER_S``."""
+        """Return the time until the next duty of the metadata leader is due, in nanoseconds, at most ``NS_PER_S``."""
         deadline_ns = self._deadline_ns if self.is_active else None
         if deadline_ns is None or deadline_ns <= now_ns:  # what is due already waits for the end of a proposal
             return NS_PER_S
         return min(deadline_ns - now_ns, NS_PER_S)
 
     def _take_over(self) -> list[Decision]:
-        """Propose the barrier before the duties.
+        """Return the barrier that a new metadata leader proposes before its duties.
 
         When the barrier is applied, all earlier committed entries are applied, too.
         """
@@ -330,7 +333,7 @@ class QuorumMember:
         return decided
 
     def _controller_change_step(self, now_ns: int, view: GroupView) -> list[Decision]:
-        """Return the next step of a controller change, which any member may have started."""
+        """Return the next step of a running change of the controllers as instruction. Any member may have started the change."""
         if leader_must_transfer(view) and now_ns >= self._transfer_at_ns:
             self._transfer_at_ns = now_ns + TRANSFER_EVERY_NS
             return [TransferMetadataLeadership()]
@@ -341,7 +344,7 @@ class QuorumMember:
         return [ProposedEntry(pb.ControlRequest(changeControllers=pb.ChangeControllers()), own=True)]
 
     def _node_probes(self, now_ns: int) -> list[Decision]:
-        """Return the probes of nodes with late heartbeats. Each late node is probed once per ``PROBE_EVERY_NS``."""
+        """Return instructions to probe the nodes with late heartbeats. Each one is probed once per ``PROBE_EVERY_NS``."""
         if now_ns < self._probe_at_ns:
             return []
         self._probe_at_ns = now_ns + PROBE_EVERY_NS
@@ -359,23 +362,23 @@ class QuorumMember:
         return [PublishEntry(entry) for entry in entries]
 
     def probe_ended(self, node_id: str, *, absent: bool) -> None:
-        """Record the result of ``ProbeNode``. ``absent``: NATS reported no responders."""
+        """Record the result of the instruction ``ProbeNode``. ``absent``: NATS reported no responders."""
         self._probing.discard(node_id)
         if absent:
             self._duties.record_no_responders(node_id)
 
     def question_answered(self, question: LeaderQuestion, said: ProbeResult | None) -> None:
-        """Record the answer to a question. ``said`` is None if the answer is missing or invalid."""
+        """Record a node's answer to a question about a reported leader. ``said`` None: the answer is missing or invalid."""
         self._asking.discard(question)
         if said is not None:
             self._duties.record_testimony(question, said)
 
     # ---- requests ------------------------------------------------------------------------------------------------------
     def request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> pb.ControlResponse | ProposedEntry | None:
-        """Answer a control request as the metadata leader, or return the entry to log for it.
+        """As the metadata leader, return the answer to a control request, or the entry to log for it.
 
-        Return None on other members. If the controllers have different images without a majority, no decisions are
-        logged.
+        Return None on other members. While the controllers have different images without a majority, no decision is logged.
+        ``timeout_ns``: time for which the sender waits.
         """
         decided = self._request(request, timeout_ns, now_ns)
         if not isinstance(decided, ProposedEntry):
@@ -410,7 +413,7 @@ class QuorumMember:
         return ProposedEntry(request, timeout_ns) if answer is None else answer
 
     def _about_controllers(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
-        """Return the answer to a controller change that needs no log entry. None: it needs one."""
+        """Return the answer to a request to change the controllers, if it needs no log entry. None: it needs one."""
         held = self._log.image.operations.get(request.operationId)
         if held is not None:
             return pb.ControlResponse.FromString(repeated_answer(self._log.image, held))
@@ -426,8 +429,7 @@ class QuorumMember:
         return plan_change(asked, self._log.view(), frozenset(nodes), fenced)
 
     def answer_without_leader(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
-        """Return an error for an operator's request while no metadata leader is known, so that the operator need not wait
-        for a timeout.
+        """Return an error for an operator's request while no metadata leader is known, so that the operator need not wait.
 
         Return None if this member lost the leader only a short time ago.
         """
@@ -440,9 +442,9 @@ class QuorumMember:
 
     # ---- orders --------------------------------------------------------------------------------------------------------
     def entry(self, order: ProposedEntry, time_ns: int, max_bytes: int) -> bytes | pb.ControlResponse:
-        """Return the log entry of a request, or its rejection.
+        """Return the log entry for the request of ``order`` as bytes. Return a rejection if it is too large or not possible now.
 
-        ``time_ns``: wall clock. ``max_bytes``: limit of an entry, exclusive.
+        ``time_ns``: wall clock in ns since 1970. ``max_bytes``: limit of an entry, exclusive.
         """
         request = order.request
         if not request.operationId:
@@ -467,9 +469,9 @@ class QuorumMember:
     def proposal_ended(
         self, order: ProposedEntry, outcome: EntryOutcome, answer: bytes | None, now_ns: int
     ) -> pb.ControlResponse:
-        """Return the answer to the sender of a proposed entry.
+        """Return the answer to the sender of a proposed request.
 
-        ``answer``: answer of the state machine. None: the entry was not applied.
+        ``outcome``: what is known about the log entry. ``answer``: answer of the state machine, None if the entry was not applied.
         """
         self._is_over(order)
         response = self._response(order, outcome, answer)
@@ -508,9 +510,9 @@ class QuorumMember:
 
 
 def leader_to_ask_first(image: ClusterImage, request: pb.ControlRequest) -> tuple[str, replication_pb2.StepAside] | None:
-    """Return the partition leader to ask before ``request`` is logged, and the question.
+    """Return the partition leader to ask before ``request`` is logged, and the request that it stops accepting publishes.
 
-    Return None if no node must be asked.
+    Only a planned transfer of a leadership needs this. None: no node must be asked.
     """
     move = request.electLeader
     found = image.find(move.stream, move.uid, move.partition) if request.HasField("electLeader") else None

@@ -23,7 +23,10 @@ MAX_REPLICAS = 32
 
 
 def reassign(draft: RecordBuilder, request: pb.Reassign) -> Decision:
-    """Set the target replicas of a partition. If only their order changes, the change takes effect at once."""
+    """Set the target replicas of a partition, to which its replicas then move.
+
+    If only the order of the replicas changes, the change takes effect at once.
+    """
     found = draft.image.find(request.stream, request.uid, request.partition)
     if found is None:
         return _unknown(request)
@@ -95,7 +98,7 @@ def remove_replica(partition: PartitionState, node_id: str) -> PartitionState:
 
 
 def finish_reached_target(stream: StreamImage, partition: PartitionState) -> PartitionState:
-    """Return the partition without a target that is reached, with the ISR in replica order.
+    """If the replicas have reached the target, return the partition without target. Sort the ISR in replica order.
 
     Replicas outside the ISR no longer count as complete if the HW can rise without them.
     """
@@ -117,7 +120,7 @@ def finish_reached_target(stream: StreamImage, partition: PartitionState) -> Par
 
 
 def _why_not(draft: RecordBuilder, partition: PartitionState, wanted: tuple[str, ...]) -> str:
-    """Return why the replicas cannot become ``wanted``. '': they can."""
+    """Return why ``wanted`` cannot become the target replicas of the partition. '': it can."""
     if not 1 <= len(wanted) <= MAX_REPLICAS:
         return f"{len(wanted)} replicas are outside 1..{MAX_REPLICAS}"
     twice = sorted(node for node, count in Counter(wanted).items() if count > 1)

@@ -109,7 +109,7 @@ class ReassignmentPlanner:
         self._image = self._plan_at_ns = None
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """Update the plan after an entry was applied. Changed streams are checked next."""
+        """Update the planner after an entry was applied. It checks the changed streams next."""
         if self._image is None:
             return
         before, self._image = self._image, image
@@ -125,7 +125,7 @@ class ReassignmentPlanner:
             self._plan_at_ns = self._earliest_ns if self._plan_at_ns is None else min(self._plan_at_ns, self._earliest_ns)
 
     def next_deadline_ns(self) -> int | None:
-        """Return the monotonic time of the next call of ``due``, or None if only a changed image needs a call."""
+        """Return the monotonic time at which ``due`` must be called at the latest. None: only a changed image needs a call."""
         return self._plan_at_ns if self._image is not None else None
 
     def due(self, now_ns: int) -> list[Proposed]:
@@ -148,7 +148,7 @@ class ReassignmentPlanner:
 
     # ---- what there is -----------------------------------------------------------------------------------------------
     def _scan(self, image: ClusterImage) -> None:
-        """Collect the moves in the changed streams."""
+        """Update the lists of moving partitions with those of the changed streams."""
         touched, self._touched = self._touched, set()
         if touched is None:
             for places in self._lists:
@@ -188,13 +188,13 @@ class ReassignmentPlanner:
         return self._waiting, self._copying, self._finishing, self._leading
 
     def _nodes_to_replace(self, image: ClusterImage, now_ns: int) -> list[str]:
-        """Return the nodes to replace. Nodes that are down longer than the grace time come first, then drained nodes."""
+        """Return the nodes whose replicas must move: nodes that are down longer than the grace time, then drained nodes."""
         down = sorted(self._down_since_ns, key=lambda node_id: (self._down_since_ns[node_id], node_id))
         beyond = [n for n in down if self._grace_ns and now_ns - self._down_since_ns[n] >= self._grace_ns]
         return [*beyond, *sorted(n for n, node in image.nodes.items() if node.leaving and n not in beyond)]
 
     def _forget(self, image: ClusterImage, now_ns: int) -> None:
-        """Remove proposals whose change was applied, or that got no answer in time."""
+        """Forget proposals whose change was applied, or that got no answer in time. They may be proposed again."""
         self._proposed = {
             key: (epoch, at_ns)
             for key, (epoch, at_ns) in self._proposed.items()
@@ -218,9 +218,9 @@ class ReassignmentPlanner:
         return min(ends, default=None)
 
     def _propose(self, step: _PlanningStep, place: _Place) -> bool:
-        """Return whether a change of this partition may be proposed now.
+        """Register a proposal for the partition at ``place``. Return False if a recent proposal for it is not finished yet.
 
-        A recent proposal must first be applied or time out.
+        A proposal is finished when it is applied or has timed out.
         """
         stream, partition = place
         key = (stream.uid, partition.partition)
@@ -232,7 +232,7 @@ class ReassignmentPlanner:
 
     # ---- what is proposed --------------------------------------------------------------------------------------------
     def _cancellations(self, step: _PlanningStep) -> Iterator[Proposed]:
-        """Yield proposals that cancel useless copies and targets."""
+        """Yield proposals that cancel moves and copies whose reason is gone or whose node is lost, or that change their target."""
         for place in list(self._copying.values()):
             stream, partition = place
             if self._is_needless(step, partition):
@@ -262,7 +262,7 @@ class ReassignmentPlanner:
                 yield _cancel_request(place)
 
     def _corrected_targets(self, step: _PlanningStep, place: _Place) -> Iterator[Proposed]:
-        """Yield targets that the planner corrects.
+        """Yield proposals that correct the target of a partition, because a node was lost or is back.
 
         Another node replaces a lost replica that should stay. A replica that was being replaced and is back stays.
         """
@@ -285,12 +285,15 @@ class ReassignmentPlanner:
             yield _reassign(place, tuple(target), partition.moved_for)
 
     def _is_needless(self, step: _PlanningStep, partition: PartitionState) -> bool:
-        """Return whether the move replaces only nodes that are back."""
+        """Return whether all nodes that the move would replace are back, so that the move can be canceled."""
         going = [node_id for node_id in partition.replicas if node_id not in partition.target]
         return partition.moved_for in _OWN and bool(going) and not any(step.is_down_or_drained(node_id) for node_id in going)
 
     def _replaced_targets(self, step: _PlanningStep, place: _Place) -> Iterator[Proposed]:
-        """Yield a target in which another node takes the place of the next node to join."""
+        """Yield a proposal with another node in place of the one that should join next and is lost.
+
+        If an operator had chosen the node, the proposal cancels the move.
+        """
         stream, partition = place
         if partition.moved_for not in (*_OWN, MoveReason.FACTOR):
             if self._propose(step, place):
@@ -332,7 +335,7 @@ class ReassignmentPlanner:
             )
 
     def _leaderships(self, step: _PlanningStep) -> Iterator[Proposed]:
-        """Yield the leadership transfers away from drained nodes, then the transfers of a rebalance."""
+        """Yield proposals of leadership transfers: first away from drained nodes, then those of a rebalance."""
         yield from self._leaderships_of_gone(step)
         for place in list(islice(self._leading.values(), _MAX_CHECKED)):
             stream, partition = place
@@ -383,7 +386,10 @@ class ReassignmentPlanner:
                     yield _reassign(place, target, reason)
 
     def _without_gone(self, step: _PlanningStep, stream: StreamImage, partition: PartitionState) -> tuple[str, ...]:
-        """Return the replicas with other nodes in place of the lost ones, as far as there are enough nodes."""
+        """Return the partition's replicas with other nodes in place of the lost or drained ones.
+
+        A node for which there is no other one stays.
+        """
         target = list(partition.replicas)
         for number, node_id in enumerate(partition.replicas):
             if step.must_be_replaced(node_id):
@@ -406,7 +412,7 @@ class ReassignmentPlanner:
 
 
 class _PlanningStep:
-    """Facts that the planner collects for one planning step."""
+    """Facts that the planner needs for one planning step. ``gone``: nodes whose replicas must move."""
 
     def __init__(self, image: ClusterImage, now_ns: int, gone: list[str]) -> None:
         self.image = image
@@ -416,7 +422,7 @@ class _PlanningStep:
         self.destinations: DestinationNodes | None = None
 
     def must_be_replaced(self, node_id: str) -> bool:
-        """Return whether the node must be replaced or is unknown."""
+        """Return whether the replicas of the node must move: it is down for too long, drained, or unknown."""
         return node_id in self._gone or node_id not in self.image.nodes
 
     def is_down_or_drained(self, node_id: str) -> bool:
@@ -424,9 +430,9 @@ class _PlanningStep:
         return not self.image.is_live(node_id) or self.image.nodes[node_id].leaving
 
     def may_copy(self, partition: PartitionState) -> bool:
-        """Return whether the next copy of the partition may begin.
+        """Return whether the next copy of the partition's log may begin.
 
-        It needs a leader, and all live staying replicas in the ISR.
+        The partition needs a leader, and all live replicas that stay must be in the ISR.
         """
         staying = [n for n in partition.replicas if n in partition.target and self.image.is_live(n)]
         return (
@@ -437,7 +443,7 @@ class _PlanningStep:
         )
 
     def leader_candidates(self, partition: PartitionState) -> list[str]:
-        """Return the nodes that may take the leadership of the partition from a drained node."""
+        """Return the nodes to which a drained leader can transfer the leadership of the partition."""
         if partition.status is not PartitionStatus.ONLINE:
             return []
         return [

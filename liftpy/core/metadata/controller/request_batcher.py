@@ -42,7 +42,7 @@ MAX_DETAIL_LENGTH = 120
 
 
 def batch_of(requests: list[pb.ControlRequest]) -> pb.ControlRequest:
-    """Return one request with all ``requests``, numbered from 0. A single request is returned unchanged."""
+    """Combine ``requests`` into one batch request, numbered from 0. A single request is returned unchanged."""
     if len(requests) == 1:
         return requests[0]
     items = (pb.BatchedRequest(number=number, request=request) for number, request in enumerate(requests))
@@ -50,7 +50,7 @@ def batch_of(requests: list[pb.ControlRequest]) -> pb.ControlRequest:
 
 
 def answer_of(number: int, response: pb.ControlResponse) -> pb.BatchedAnswer:
-    """Return a response as an item of a batch answer.
+    """Return the answer to the request with this number in a batch.
 
     The state of the partition is left out, because the node has it in its image.
     """
@@ -89,7 +89,10 @@ def decide_batch(
 
 
 def _one_count(records: list[Record]) -> tuple[Record, ...]:
-    """Return the records with only one CountersMoved record, which has the counters after the last request."""
+    """Return the records of a batch with only one CountersMoved record, the last one.
+
+    It has the counters after the last request.
+    """
     counts = [record for record in records if isinstance(record, CountersMoved)]
     if len(counts) <= 1:
         return tuple(records)
@@ -112,7 +115,7 @@ _SUPERSEDED = pb.ControlResponse(error=pb.ControlResponse.STALE, detail="a newer
 def purge_report(
     key: PartitionKey, partition: PartitionState, node: str, incarnation: int, purged: Collection[int]
 ) -> pb.ControlRequest | None:
-    """Return the report that a replica has completed purges. None: there are no new ones to report.
+    """Return the report to the metadata group that a replica on ``node`` has completed purges. None: there is nothing new.
 
     ``purged``: numbers of the completed purges.
     """
@@ -132,7 +135,7 @@ class _QueuedRequest:
 
 
 class RequestBatcher:
-    """Collects requests of a node's replicas.
+    """Collects requests of a node's replicas to the metadata group, and sends them in batches.
 
     ``put`` adds a request, ``take`` returns a batch to send, ``batch_answered`` ends the batch.
     """
@@ -151,7 +154,10 @@ class RequestBatcher:
         return len(self._first) + len(self._then)
 
     def put(self, key: PartitionKey, request: pb.ControlRequest, on_answer: Answer) -> None:
-        """Queue a ``request`` of a kind that ``requests.py`` allows in batches."""
+        """Queue a request about the partition ``key``. It replaces a waiting request of the same kind for this partition.
+
+        ``on_answer``: called with the answer. The kind must be one that ``requests.py`` allows in batches.
+        """
         kind = request.WhichOneof("request") or ""
         waiting = self._then if kind in _LATER else self._first
         if kind == "reportService":
@@ -182,7 +188,7 @@ class RequestBatcher:
         return batch_of([wish.request for wish in self._out])
 
     def batch_answered(self, response: pb.ControlResponse | None) -> None:
-        """Process the answer to the last batch. ``response`` is None if no answer arrived."""
+        """Pass the answers to the last batch to the callbacks of its requests. ``response`` None: no answer arrived."""
         out, self._out = self._out, []
         single = len(out) == 1
         unknown = response is None or response.error in _UNKNOWN
@@ -199,6 +205,6 @@ class RequestBatcher:
             wish.on_answer(None if given is None or given.error in _UNKNOWN else given)
 
     def drop(self) -> None:
-        """Drop all waiting requests without an answer, because the node stops."""
+        """Drop all waiting requests without calling their callbacks, because the node stops."""
         self._first.clear()
         self._then.clear()

@@ -27,7 +27,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 class AskedBy(Enum):
-    """Senders that may make a request. The metadata leader may make every request."""
+    """Kinds of senders that may make a request. The metadata leader may make every request."""
 
     READERS = "whoever may read"
     OPERATORS = "operators"
@@ -74,7 +74,7 @@ def _not_logged(_draft: RecordBuilder, _: Any) -> Decision:
 
 
 def unknown(_draft: RecordBuilder, _: Any) -> Decision:
-    """Reject a request of an unknown kind, or a batch that was not split."""
+    """Return the rejection of a request of an unknown kind, or of a batch that was not split."""
     return refuse(pb.ControlResponse.INVALID, "a request of a kind that this version does not know")
 
 
@@ -126,7 +126,7 @@ _UNKNOWN = RequestKind(decide=unknown, asked_by=_BY.NOBODY)
 
 
 def kind_of(request: pb.ControlRequest) -> RequestKind:
-    """Return the rules for the kind of ``request``. No sender may make a request of an unknown kind."""
+    """Return the rules for the kind of ``request``. For an unknown kind, these rules reject every sender."""
     return REQUESTS.get(request.WhichOneof("request") or "", _UNKNOWN)
 
 
@@ -156,12 +156,12 @@ def decide(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: 
 
 
 def decide_on(draft: RecordBuilder, request: pb.ControlRequest) -> Decision:
-    """Decide ``request`` on a given draft. Return the records and the answer."""
+    """Decide ``request`` on the image of ``draft``, which collects the records. Return the records and the answer."""
     return run_to_end(deciding_on(draft, request))
 
 
 def deciding_on(draft: RecordBuilder, request: pb.ControlRequest) -> Steps[Decision]:
-    """Decide ``request`` on a given draft, in steps. A long decision then does not block the event loop."""
+    """Decide ``request`` on the image of ``draft`` in steps, so that a long decision does not block the event loop."""
     name = request.WhichOneof("request")
     decision = REQUESTS[name].decide(draft, getattr(request, name)) if name in REQUESTS else unknown(draft, None)
     if isinstance(decision, Decision):

@@ -28,7 +28,7 @@ NEW_GROUP_SAYS = 1
 
 
 def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Decision:
-    """Set the quota values that the request names. Other values do not change."""
+    """Set the values of the cluster's default quota that the request names. Other values do not change."""
     image = draft.image
     whole = quota_to_pb(image.default_quota)
     for name in ("recordsPerS", "bytesPerS", "byToken"):
@@ -44,7 +44,7 @@ def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Deci
 
 
 def set_session_times(draft: RecordBuilder, request: pb.SetSessionTimes) -> Decision:
-    """Set the requested session times. Without a change, do nothing."""
+    """Set the session and lease times of the cluster that the request names. Without a change, do nothing."""
     held = _session_times_in_effect(draft)
     try:
         check_session_times(request.sessionMs, request.leaseMs)
@@ -64,7 +64,7 @@ def set_session_times(draft: RecordBuilder, request: pb.SetSessionTimes) -> Deci
 
 
 def settle_session_times(draft: RecordBuilder, request: pb.SettleSessionTimes) -> Decision:
-    """Stop using the session times from before the last change."""
+    """Stop using the session times from before the last change, because no session and no lease with them can exist any more."""
     held = _session_times_in_effect(draft)
     if request.change != held.change:
         return refuse(pb.ControlResponse.STALE, f"the session times were changed meanwhile: {held.words}")
@@ -86,7 +86,7 @@ def _session_times_in_effect(draft: RecordBuilder) -> SessionTimes:
 
 
 def set_feature_level(draft: RecordBuilder, request: pb.SetFeatureLevel) -> Decision:
-    """Set the feature level that counts from the next entry on.
+    """Set the feature level of the cluster, which counts from the next entry on.
 
     Raise IncompatibleVersionError if this version does not support the level. Otherwise this controller would decide differently
     from the others.

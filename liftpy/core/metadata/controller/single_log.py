@@ -18,7 +18,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 class SingleLogGroup(ABC):
-    """One log of decisions, and the duties of its metadata leader."""
+    """A metadata group with one log, and the duties of its metadata leader."""
 
     def __init__(self, config: ReplicationConfig, namespace: str = "liftpy") -> None:
         self.fsm = ClusterFsm(namespace, elections=True)
@@ -43,7 +43,7 @@ class SingleLogGroup(ABC):
 
     @abstractmethod
     def response_received(self, request: pb.ControlRequest, response: pb.ControlResponse) -> None:
-        """Handle the response to ``request``. The request may have changed nothing."""
+        """Called after each decision with the request and its response. The request may have changed nothing."""
 
     @property
     def image(self) -> ClusterImage:
@@ -51,7 +51,7 @@ class SingleLogGroup(ABC):
         return self.fsm.image
 
     def decide(self, request: pb.ControlRequest) -> pb.ControlResponse:
-        """Return the decision of the metadata leader."""
+        """Decide ``request`` as the metadata leader, with a log entry if needed. Return the answer."""
         now_ns = self.now_ns()
         if request.HasField("batch"):
             here, rest = self.duties.split_batch(request, self.image, now_ns, now_ns)
@@ -71,7 +71,7 @@ class SingleLogGroup(ABC):
         return self.duties.answer(request, self.image, now_ns, now_ns)
 
     def apply(self, request: pb.ControlRequest) -> pb.ControlResponse:
-        """Commit and apply ``request`` now."""
+        """Append ``request`` to the log and apply it at once. Return the answer."""
         before = self.image
         self._index += 1
         request.operationId = request.operationId or self.new_operation_id()
@@ -83,7 +83,7 @@ class SingleLogGroup(ABC):
         return response
 
     def beat(self, node_id: str, incarnation: int) -> pb.ControlResponse:
-        """Return the answer to a heartbeat."""
+        """Process a heartbeat of a node, and return the answer of the metadata leader."""
         request = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=node_id, incarnation=incarnation))
         SPOKEN.write_to(request.heartbeat)
         now_ns = self.now_ns()

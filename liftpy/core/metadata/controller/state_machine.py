@@ -46,7 +46,7 @@ class _Applied:
 
 @dataclass(slots=True)
 class _Ahead:
-    """Decision of the next log entry that is computed before the entry is applied."""
+    """Decision on the next log entry, which is computed before the entry is applied."""
 
     entry: bytes
     index: int
@@ -55,7 +55,7 @@ class _Ahead:
     """Result of the work. None: the work is not finished."""
 
     def step(self) -> bool:
-        """Do one step of the work. Return whether the work is finished."""
+        """Do one step of the decision. Return whether it is complete."""
         if self.applied is None:
             try:
                 next(self.work)
@@ -65,7 +65,10 @@ class _Ahead:
 
 
 class ClusterFsm:
-    """The image of the metadata group. Only ``apply`` of the next log entry and ``restore`` of a snapshot change the image."""
+    """State machine of the metadata group: it holds the image.
+
+    Only ``apply`` of the next log entry and ``restore`` of a snapshot change the image.
+    """
 
     def __init__(self, namespace: str = "liftpy", *, elections: bool = False, features: tuple[Feature, ...] = FEATURES) -> None:
         self.rules = Rules(namespace, elections, features)
@@ -81,15 +84,13 @@ class ClusterFsm:
 
     @property
     def records(self) -> list[pb.Record]:
-        """Return ``last_records`` as protobufs, without the parts that only controllers need."""
+        """Return the records of the last applied entry as protobufs, without those that only controllers need."""
         return [record_to_pb(record) for record in self.last_records if not isinstance(record, OperationDone)]
 
     def work_ahead(self, entry: bytes, index: int) -> bool:
-        """Do one step of the decision on the next entry, so that ``apply`` takes less time.
+        """Compute a part of the decision on the next entry ahead of ``apply``, so that ``apply`` takes less time.
 
-        Return whether it was the last step.
-
-        The result is visible only after ``apply``. The number of calls does not change it.
+        Return whether the decision is complete. The result is visible only after ``apply``. The number of calls does not change it.
         """
         if self._ahead is None or (self._ahead.entry, self._ahead.index) != (entry, index):
             self._ahead = _Ahead(entry, index, self._apply_in_steps(entry, index))
@@ -182,7 +183,7 @@ class ClusterFsm:
         return _Applied(after, records, answer, failures)
 
     def _decide(self, image: ClusterImage, request: pb.ControlRequest) -> Steps[tuple[ClusterImage, Decision, int]]:
-        """Decide the request.
+        """Decide the request on ``image``, in steps.
 
         Return the new image, the decision, and the number of requests of a batch with an unexpected error.
         """
@@ -202,7 +203,7 @@ def _with_digest(image: ClusterImage, records: tuple[Record, ...]) -> Steps[Clus
 
 
 def refusal(request: pb.ControlRequest) -> Decision | None:
-    """Return a rejection if the request is not a valid operation. None: it is valid."""
+    """Return a rejection if the operation id or the time of the request is invalid. None: they are valid."""
     if len(request.operationId) != OPERATION_ID_SIZE_BYTES:
         return refuse(_ERROR.INVALID, f"an operation id has {OPERATION_ID_SIZE_BYTES} bytes, not {len(request.operationId)}")
     if request.timeNs >= MAX_TIME_NS:
@@ -217,7 +218,10 @@ def _finish(response: pb.ControlResponse, operation_id: bytes, index: int) -> by
 
 
 def _without_partitions(response: pb.ControlResponse, answer: bytes) -> bytes:
-    """Return the answer without the partitions of a stream. A repeated request gets them from the image."""
+    """Return ``answer``, the bytes of ``response``, without the partitions of a stream.
+
+    A repeated request gets the partitions from the image.
+    """
     if not response.HasField("stream"):
         return answer
     short = pb.ControlResponse()
@@ -227,7 +231,7 @@ def _without_partitions(response: pb.ControlResponse, answer: bytes) -> bytes:
 
 
 def repeated_answer(image: ClusterImage, done: Operation) -> bytes:
-    """Return the stored answer to a repeated operation, with the current state of its stream."""
+    """Return the stored answer of the operation ``done``, for a repeated request. It has the current state of its stream."""
     response = pb.ControlResponse.FromString(done.response)
     held = image.streams.get(response.stream.name) if response.HasField("stream") else None
     if held is None or held.uid != response.stream.uid:

@@ -131,7 +131,7 @@ def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Dec
 
 
 def delete_stream(draft: RecordBuilder, request: pb.DeleteStream) -> Decision:
-    """Delete the stream with the given name and uid. Without a uid, delete the stream that has the name now [M11]."""
+    """Delete the stream with the name and uid in the request. Without a uid, delete the stream that has the name now [M11]."""
     held = _find_stream(draft, request.name, request.uid)
     if isinstance(held, Decision):
         return held
@@ -150,7 +150,10 @@ def _find_stream(draft: RecordBuilder, name: str, uid: str) -> StreamImage | Dec
 
 
 def _check_config(draft: RecordBuilder, request: pb.CreateStream, held: StreamImage | None) -> StreamConfig:
-    """Return the configuration of a new stream. Raise ConfigError for errors that do not depend on the nodes."""
+    """Check the request for a new stream and return its settings. Raise ConfigError for errors that do not depend on the nodes.
+
+    ``held``: existing stream of this name, None if there is none.
+    """
     image = draft.image
     check_name(request.name, "stream name")
     if request.name in RESERVED_NAMES:
@@ -181,9 +184,10 @@ def _check_count(subject: str, count: int) -> None:
 
 
 def _check_overlap(image: ClusterImage, answering: SubjectIndex, subject: str, count: int, config: StreamConfig) -> None:
-    """Raise ConfigError if two streams would send acks for the same subject [A8].
+    """Raise ConfigError if the new stream and another one would send acks for the same subject [A8].
 
-    A stream without acks may use any subject. ``answering``: the other streams.
+    A stream without acks may use any subject. ``subject``, ``count``, ``config``: subject, number of partitions and settings of
+    the new stream. ``answering``: subjects of the streams that send acks.
     """
     if config.ack_policy is AckPolicy.NONE:
         return
@@ -221,7 +225,7 @@ def _partitions_to_place(draft: RecordBuilder, request: pb.CreateStream) -> Want
 
 
 def waiting_for(stream: StreamImage, start: int) -> Wanted:
-    """Return the placement request of ``stream``, which waits for nodes."""
+    """Return the partitions of ``stream`` to place. The stream waits for nodes. ``start``: start index of the placement."""
     return Wanted(
         policy=stream.placement,
         stream=stream.name,
@@ -232,7 +236,10 @@ def waiting_for(stream: StreamImage, start: int) -> Wanted:
 
 
 def _wanted_more(draft: RecordBuilder, request: pb.AddPartitions, held: StreamImage) -> Wanted | None:
-    """Return the placement that new partitions need, or None if the request adds no partitions."""
+    """Return the partitions to place for a request to add partitions. None: the request adds none.
+
+    ``held``: the stream. Raise ConfigError if the request is invalid.
+    """
     first, assignment = len(held.partitions), assignment_from_pb(request.manual)
     total = request.partitions or first + len(assignment)
     policy = MANUAL if assignment else request.placement or held.placement
@@ -272,7 +279,10 @@ def _placed_or_waits(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed | Not
 
 
 def _accept_placement(draft: RecordBuilder, placed: Placed, first: int = 0) -> tuple[PartitionState, ...]:
-    """Return the placed partitions, and advance the start index for later placements."""
+    """Return the new partitions with the replicas in ``placed``, and advance the start index for later placements.
+
+    ``first``: number of the first new partition.
+    """
     draft.placement_index = placed.next_start
     return new_partitions(draft, placed.replicas, first)
 
@@ -334,7 +344,7 @@ def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decisio
 
 
 def truncate_before(draft: RecordBuilder, request: pb.TruncateBefore) -> Decision:
-    """Raise the log start of a partition.
+    """Raise the log start of a partition, so that older records are deleted.
 
     All replicas delete the records below the new log start. Replicas that are down delete them later. The log start never
     falls.
@@ -357,12 +367,15 @@ def _with_settings(held: StreamImage, request: pb.AlterStream) -> StreamImage:
 
 
 def _rejection_rules_differ(old: StreamConfig, new: StreamConfig) -> bool:
-    """Return whether the new settings change which publishes a leader rejects, while followers buffer publishes [A2]."""
+    """Return whether a leader with the settings ``new`` rejects other publishes than with ``old`` [A2].
+
+    Then followers with a standby buffer must clear it. False for a stream without standby buffers.
+    """
     return new.failover_standby and any(getattr(old, name) != getattr(new, name) for name in REFUSED_BY)
 
 
 def _with_reset_standby_buffers(partition: PartitionState) -> PartitionState:
-    """Return the partition with a mark that makes followers clear their buffers of publishes.
+    """Return the partition with a mark that makes followers clear their standby buffers of publishes.
 
     Followers buffer publishes again when the leader knows the new settings, as after a pause.
     """
@@ -404,7 +417,7 @@ RETENTION_BYTES = 64 * 1024 * 1024
 
 
 def open_groups(draft: RecordBuilder, request: pb.OpenGroups) -> Steps[Decision]:
-    """Return the internal stream of groups, and create it if needed. All readers may request it."""
+    """Return the internal stream of consumer groups, and create it if needed. All readers may request it."""
     held = draft.image.streams.get(GROUPS_STREAM)
     if held is not None:
         return draft.done(pb.ControlResponse(stream=stream_to_pb(held)))
@@ -420,7 +433,7 @@ def open_groups(draft: RecordBuilder, request: pb.OpenGroups) -> Steps[Decision]
 
 
 def with_partition_count(request: pb.ControlRequest, config: ReplicationConfig) -> None:
-    """Set the configuration of the groups stream in the request. It comes from the settings of the metadata leader."""
+    """Set the number of partitions and replicas in a request for the groups stream, from the settings of the metadata leader."""
     if request.HasField("openGroups"):
         wanted = pb.OpenGroups(partitions=config.groups_partitions, replicationFactor=config.groups_replicas)
         request.openGroups.CopyFrom(wanted)
@@ -449,7 +462,7 @@ def why_it_waits(image: ClusterImage, stream: StreamImage) -> str:
 
 
 class WaitingStreams:
-    """Streams that wait for nodes. The metadata leader checks them. Times are monotonic."""
+    """Streams that wait for nodes. The metadata leader checks whether they can be placed. Times are monotonic."""
 
     def __init__(self) -> None:
         self._image: ClusterImage | None = None
@@ -471,7 +484,10 @@ class WaitingStreams:
         self._image = self._look_at_ns = None
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """Update the list after an entry was applied. If nodes or waiting streams changed, the next check comes soon."""
+        """Update the list of waiting streams after an entry was applied.
+
+        If nodes or waiting streams changed, the next check comes soon.
+        """
         if self._image is None:
             return
         before, self._image = self._image, image
@@ -512,5 +528,5 @@ class WaitingStreams:
         return found
 
     def next_deadline_ns(self) -> int | None:
-        """Return the monotonic time of the next call of ``due``, or None if only a changed image needs a call."""
+        """Return the monotonic time at which ``due`` must be called at the latest. None: only a changed image needs a call."""
         return self._look_at_ns if self._image is not None else None

@@ -74,7 +74,7 @@ POLICY_NAMES = (*POLICIES, MANUAL)
 
 
 def place(nodes: Sequence[NodeFacts], wanted: Wanted) -> Placed:
-    """Return the assignment of replicas to nodes.
+    """Choose the nodes for the replicas of the ``wanted`` partitions. Return the assignment.
 
     Raises:
         NotEnoughNodesError: There are fewer nodes than replicas.
@@ -86,7 +86,7 @@ def place(nodes: Sequence[NodeFacts], wanted: Wanted) -> Placed:
 
 
 def place_in_steps(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[Placed]:
-    """Return the assignment of replicas to nodes, in steps. Raises as ``place``."""
+    """Choose the nodes for the replicas of the ``wanted`` partitions, in steps. Return the assignment. Raises as ``place``."""
     if wanted.policy == MANUAL:
         return Placed(replicas=manual(nodes, wanted), next_start=wanted.start)
     candidates = candidates_for(nodes, wanted)
@@ -98,12 +98,12 @@ def place_in_steps(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[Placed]:
 
 
 def takes_long(nodes: Sequence[NodeFacts], wanted: Wanted) -> bool:
-    """Return whether ``place_in_steps`` takes so long that it should run in steps."""
+    """Return whether the placement takes so long that it should run in steps, with pauses for other work."""
     return wanted.policy == "rendezvous" and len(nodes) * wanted.partitions > _MOMENT_HASHES
 
 
 def candidates_for(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[NodeFacts]:
-    """Return the nodes from which a policy other than ``manual`` chooses, in order.
+    """Return the nodes from which a policy other than ``manual`` chooses for the partitions ``wanted``, in order.
 
     Raises as ``place``, except for lack of room. The call is cheap.
     """
@@ -130,7 +130,10 @@ def candidates_for(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[NodeFacts
 
 
 def _within_budgets(policy: Policy, row: _Row, nodes: list[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """Return an assignment within the budgets of the nodes. If a node exceeds its budget, place again without this node."""
+    """Return an assignment in which no node has more replicas than its budget.
+
+    If a node exceeds its budget, place again without this node.
+    """
     candidates, full = nodes, list[NodeFacts]()
     while True:
         try:

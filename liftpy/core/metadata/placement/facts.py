@@ -38,13 +38,13 @@ class NodeFacts:
         return self.live and not self.leaving
 
     def room(self, unlimited: int) -> int:
-        """Return how many more replicas the node accepts, or ``unlimited`` if it has no budget."""
+        """Return how many more replicas the node accepts by its budget. ``unlimited``: result for a node without a budget."""
         return self.budget - self.replicas if self.budget else unlimited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assigned:
-    """One entry of a manual assignment."""
+    """One entry of a manual assignment: the replicas of one partition, preferred leader first."""
 
     partition: int
     replicas: Replicas
@@ -52,7 +52,7 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Partitions to place: ``first`` to ``first`` + ``partitions`` - 1 of ``stream``."""
+    """Partitions to place on nodes: ``first`` to ``first`` + ``partitions`` - 1 of ``stream``."""
 
     policy: str = ""
     """Name of the policy. '': the default one."""
@@ -89,7 +89,7 @@ The result has the replicas of each partition. The caller passes at least as man
 
 
 def in_order(nodes: Sequence[str]) -> list[str]:
-    """Return the node ids in ascending order: as numbers if all are numbers, else as text."""
+    """Return the node ids in ascending order. They are compared as numbers if all are numbers, otherwise as texts."""
     if all(node.isascii() and node.isdigit() for node in nodes):
         return sorted(nodes, key=lambda node: (int(node), node))
     return sorted(nodes)
@@ -102,7 +102,7 @@ def sort_by_id(nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
 
 
 class PlacementError(ConfigError):
-    """Raised for an invalid placement request. The text says why. Correct the request."""
+    """Raised for an invalid placement request. The text says how to correct it."""
 
     code = "PLACEMENT"
 
@@ -130,7 +130,7 @@ class NotEnoughNodesError(PlacementError):
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """One error in a manual assignment."""
+    """One error in a manual assignment. ``entry``: number of the wrong entry. ``rule``: rule that it breaks, as text."""
 
     entry: int
     """Index of the wrong entry in the list, from 0. -1: the list as a whole."""
@@ -139,7 +139,7 @@ class Defect:
 
 
 class ManualError(PlacementError):
-    """Raised for an invalid manual assignment. ``defects``: all errors. The text names each error with its entry."""
+    """Raised for an invalid manual assignment. ``defects``: all its errors. The text names each error with its entry."""
 
     def __init__(self, defects: Sequence[Defect]) -> None:
         entries: dict[str, list[int]] = {}

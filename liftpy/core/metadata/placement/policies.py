@@ -167,7 +167,10 @@ def rack_strict(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replic
 
 
 def row_of(nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
-    """Return all nodes in one row. Neighbors are in different racks as far as the sizes of the racks allow (stages 1 and 2)."""
+    """Return all nodes in one row, for the policies ``rack`` and ``rack-strict`` (stages 1 and 2).
+
+    Neighbors are in different racks, as far as the sizes of the racks allow.
+    """
     racks: dict[str, list[NodeFacts]] = {}
     for node in nodes:
         racks.setdefault(node.rack, []).append(node)
@@ -227,7 +230,10 @@ def _first(best_first: Iterator[NodeFacts], factor: int) -> Replicas:
 
 
 def _spread(best_first: Iterator[NodeFacts], factor: int) -> Replicas:
-    """Return one node of each rack, best score first. If there are too few racks, the best other nodes follow."""
+    """Return ``factor`` nodes: the best node of each rack, then the best other nodes if there are too few racks.
+
+    ``best_first``: nodes in the order of their scores.
+    """
     racks: dict[str, str] = {}
     others: list[str] = []
     for node in best_first:
@@ -241,7 +247,7 @@ def _spread(best_first: Iterator[NodeFacts], factor: int) -> Replicas:
 
 
 class _Ranking:
-    """Ranks the nodes for each partition of a stream by score, best first."""
+    """Ranks the nodes for each partition of a stream by their rendezvous score, best first."""
 
     def __init__(self, nodes: Sequence[NodeFacts], stream: str) -> None:
         self._nodes = nodes
@@ -273,7 +279,7 @@ class _Ranking:
 
 
 def _scores(hashes: npt.NDArray[np.uint64], weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the scores of nodes from their hashes and weights.
+    """Return the rendezvous score of each node from its hash and weight.
 
     The best hashes are near 2^64. The logarithm is computed from the distance to 2^64, because it would lose all digits
     otherwise.
@@ -332,7 +338,10 @@ EMPTY = "no assigned partitions found"
 
 
 def manual(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[Replicas]:
-    """Return the manual assignment. ``nodes``: all nodes, live or not. Raise ManualError with all its errors."""
+    """Return the manual assignment in ``wanted`` if it is valid. Raise ManualError with all its errors.
+
+    ``nodes``: all nodes, live or not.
+    """
     defects = [*_shape(wanted), *_nodes({node.node_id: node for node in nodes}, wanted)]
     if defects:
         raise ManualError(sorted(defects, key=lambda defect: defect.entry))
@@ -340,7 +349,7 @@ def manual(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[Replicas]:
 
 
 def _shape(wanted: Wanted) -> Iterator[Defect]:
-    """Yield the errors of a manual assignment that do not depend on the nodes."""
+    """Yield the errors of the manual assignment in ``wanted`` that do not depend on the nodes, such as a missing partition."""
     entries, first = wanted.assignment, wanted.first
     if not entries:
         yield Defect(-1, EMPTY)
@@ -360,7 +369,7 @@ def _shape(wanted: Wanted) -> Iterator[Defect]:
 
 
 def _nodes(nodes: dict[str, NodeFacts], wanted: Wanted) -> Iterator[Defect]:
-    """Yield the errors of a manual assignment that depend on the nodes."""
+    """Yield the errors of the manual assignment in ``wanted`` that depend on ``nodes``, such as an unknown node."""
     given: Counter[str] = Counter()
     for number, entry in enumerate(wanted.assignment):
         for node_id in in_order(list(set(entry.replicas))):

@@ -82,7 +82,10 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Replacement of one replica: the node ``into`` gets a copy, and the node ``out`` loses its replica."""
+    """One replica to move: the node ``into`` gets a copy, then the node ``out`` loses its replica.
+
+    ``leads``: True if ``out`` is the preferred leader.
+    """
 
     stream: str
     partition: int
@@ -105,9 +108,9 @@ class MovePlan:
     """Node id -> number of its replicas after the plan, in order."""
 
     def targets(self, held: Mapping[Key, Replicas]) -> dict[Key, Replicas]:
-        """Return the changed partitions with their replicas after the plan.
+        """Return the partitions that the plan changes, with their replicas after it.
 
-        ``held``: the argument that was given to the plan.
+        ``held``: replicas of each partition before it, as they were passed to ``plan_moves``.
         """
         targets: dict[Key, Replicas] = {}
         for move in self.moves:
@@ -117,9 +120,9 @@ class MovePlan:
 
 
 def shares_of(total: float, takers: Sequence[NodeFacts], most: Mapping[str, float]) -> dict[str, float]:
-    """Divide ``total`` among the nodes by weight. Return node id -> share.
+    """Divide ``total`` among the nodes ``takers`` by weight. Return the share of each node, by its id.
 
-    A node with a smaller limit in ``most`` gets its limit. The others share the rest.
+    ``most``: maximum share of each node. A node whose share would be larger gets its maximum. The others divide the rest.
     """
     shares: dict[str, float] = {}
     open_, left = {node.node_id: node.weight for node in takers}, float(total)
@@ -135,15 +138,15 @@ def shares_of(total: float, takers: Sequence[NodeFacts], most: Mapping[str, floa
 
 
 def bounds_of(share: float) -> tuple[int, int]:
-    """Return a share rounded down and rounded up."""
+    """Return (``share`` rounded down, ``share`` rounded up)."""
     return floor(share + _ROUNDING), ceil(share - _ROUNDING)
 
 
 def plan_moves(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], leaving: Collection[str] = ()) -> MovePlan:
-    """Return the moves that balance the replicas of ``nodes``.
+    """Return the moves that balance the number of replicas on ``nodes``.
 
-    ``held``: partition -> replicas, preferred leader first. Nodes that are not live neither give nor take replicas, except
-    nodes in ``leaving``, which give all their replicas away.
+    ``held``: replicas of each partition, preferred leader first. Nodes that are not live neither give nor take replicas,
+    except nodes in ``leaving``, which give all their replicas away.
     """
     gone = frozenset(leaving) | {node.node_id for node in nodes if node.leaving}
     return _ReplicaBalancer(sort_by_id(nodes), held, gone).plan()
@@ -183,7 +186,7 @@ class _ReplicaBalancer:
         )
 
     def _shares(self) -> dict[str, float]:
-        """Return the shares of the nodes that accept replicas."""
+        """Return the number of replicas that each node should have, for the nodes that accept replicas."""
         total = sum(self._count[n] for n, node in self._nodes.items() if node.live or n in self._leaving)
         return shares_of(total, self._takers, {node.node_id: self._most(node.node_id) for node in self._takers})
 
@@ -198,7 +201,7 @@ class _ReplicaBalancer:
             self._low[node_id], self._high[node_id] = bounds_of(share)
 
     def _give(self, node_id: str, keep: int, *, only_below_share: bool = False) -> None:
-        """Move replicas from a node until it has ``keep``.
+        """Move replicas away from a node until it has ``keep`` of them.
 
         If ``only_below_share`` is True, only nodes below their share may take them.
         """
@@ -220,9 +223,10 @@ class _ReplicaBalancer:
                 self._stuck.append(key)
 
     def _taker(self, queue: list[tuple[float, int]], key: Key, out: str, limits: Mapping[str, int]) -> str | None:
-        """Return the allowed node with the fewest replicas for its weight and update the queue.
+        """Return the node that takes the replica of partition ``key`` from the node ``out``. None: no node may take it.
 
-        None: no node may take the replica.
+        It is the node with the fewest replicas for its weight. ``queue``: heap of nodes by replicas per weight. ``limits``: maximum
+        number of replicas per node.
         """
         passed: list[tuple[float, int]] = []
         found: str | None = None
@@ -259,7 +263,7 @@ RACK_STRICT = "rack-strict"
 class DestinationNodes:
     """Nodes that may take replicas: they are live, have a weight above 0, and are not drained.
 
-    ``held``: node id -> number of replicas, including those that move to the node, without those that leave it.
+    ``held``: number of replicas of each node, including those that move to the node, without those that leave it.
     """
 
     def __init__(self, nodes: Sequence[NodeFacts], held: Mapping[str, int]) -> None:
@@ -283,9 +287,10 @@ class DestinationNodes:
         return node.rack if node is not None else ""
 
     def take(self, kept: Collection[str], never: Collection[str] = (), *, strictly: bool = False) -> str | None:
-        """Choose a node for one more replica of a partition, and count the replica. Return None if no node may take it.
+        """Choose the node for one more replica of a partition, and count the replica there. None: no node may take it.
 
-        ``kept``: nodes with the other replicas. ``never``: excluded nodes.
+        ``kept``: nodes with the other replicas. ``never``: excluded nodes. ``strictly``: True to require a rack that the other
+        replicas do not have.
         """
         racks = {self.rack(node_id) for node_id in kept} if self._has_racks else set[str]()
         passed: list[tuple[float, int]] = []
@@ -335,7 +340,11 @@ class DestinationNodes:
 def with_replication_factor(
     replicas: Replicas, factor: int, takers: DestinationNodes, leader: str, isr: Collection[str], policy: str
 ) -> Replicas | None:
-    """Return the replicas changed to ``factor`` members, preferred leader first, or None if no node may take one more."""
+    """Return the replicas changed to ``factor`` members, preferred leader first. None: no node may take one more.
+
+    ``takers``: nodes that may take replicas. ``leader``, ``isr``: leader and ISR of the partition. ``policy``: placement
+    policy of its stream.
+    """
     now = list(replicas)
     while len(now) < factor:
         more = takers.take(now, strictly=policy == RACK_STRICT)
@@ -349,7 +358,7 @@ def with_replication_factor(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One transfer of a leadership."""
+    """One leadership to transfer, from the node ``out`` to the node ``into``."""
 
     stream: str
     partition: int
@@ -368,14 +377,17 @@ class LeadershipPlan:
     """Node id -> number of partitions that the node leads after the plan."""
 
     def targets(self, held: Mapping[Key, Replicas]) -> dict[Key, Replicas]:
-        """Return the replicas of the changed partitions, new leader first. ``held``: the same value as for the plan."""
+        """Return the replicas of the partitions that the plan changes, new leader first.
+
+        ``held``: replicas of each partition, as they were passed to ``plan_leaderships``.
+        """
         return {
             (t.stream, t.partition): (t.into, *(n for n in held[t.stream, t.partition] if n != t.into)) for t in self.transfers
         }
 
 
 def plan_leaderships(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas]) -> LeadershipPlan:
-    """Return the transfers that balance the leaderships. ``held``: partition -> replicas, preferred leader first."""
+    """Return the transfers that balance the leaderships. ``held``: replicas of each partition, preferred leader first."""
     return _LeadershipBalancer(sort_by_id(nodes), held).plan()
 
 
@@ -430,9 +442,9 @@ class _LeadershipBalancer:
         return len(self._led[node_id]) < self._high.get(node_id, 0)
 
     def _move_along_path(self, source: str, wanted: Callable[[str], bool]) -> bool:
-        """Move one leadership from ``source`` to the nearest ``wanted`` node, over other nodes if needed.
+        """Move one leadership from ``source`` to the nearest node for which ``wanted`` is true, over other nodes if needed.
 
-        Return whether a wanted node can be reached.
+        Return False if there is no such path.
         """
         came: dict[str, tuple[str, Key]] = {}
         queue = deque([source])
@@ -477,7 +489,11 @@ class SizePlan:
 
 
 def plan_sizes(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], sizes_bytes: Mapping[Key, int]) -> SizePlan:
-    """Return the moves that balance the bytes. A partition whose size is not in ``sizes_bytes`` stays."""
+    """Return the moves that balance the bytes on the nodes.
+
+    ``held``: replicas of each partition, preferred leader first. ``sizes_bytes``: size of each partition. A partition whose
+    size is not known stays.
+    """
     return _SizeBalancer(sort_by_id(nodes), held, sizes_bytes).plan()
 
 
@@ -531,7 +547,7 @@ class _SizeBalancer:
         )
 
     def _fill(self) -> None:
-        """Move replicas from the fullest nodes to nodes that are far below their share."""
+        """Move replicas to nodes that are far below their share of bytes, from the nodes with most bytes."""
         given_up: set[str] = set()
         while True:
             poor = next((n for above, n in self._poorest if n not in given_up), "")
@@ -551,7 +567,7 @@ class _SizeBalancer:
         return self._bytes[node_id] - self._share[node_id]
 
     def _give(self, giver: str) -> str | None:
-        """Move one replica of ``giver`` to a node that is far below its share. Return this node, or None."""
+        """Move one replica of ``giver`` to a node that is far below its share of bytes. Return this node, or None."""
         for above, taker in self._poorest[:_TAKERS_TRIED]:
             if above >= 0:
                 break
