@@ -50,7 +50,10 @@ async def drill(
     step: Callable[[str], None] = lambda name: None,
     tell: Tell = lambda step, unit, done, total: None,
 ) -> Drilled:
-    """Run the drill. All restored streams are removed afterwards, except after a kill.
+    """Restore the backup ``manifest`` under other stream names, compare the copies with the backup, and return the result.
+
+    All restored streams are removed afterwards, except if the process is killed. ``step`` is called with the name of each step.
+    ``tell`` is called with (step, unit, number of finished units, number of all units).
 
     Raises the errors of ``Restore.run``, and CorruptionError if a replica differs from the backup.
     """

@@ -29,9 +29,9 @@ Only then the unfinished one may count as dead, because the own clock alone is n
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A backup with a manifest.
+    """One backup that has a manifest file in the store.
 
-    ``manifest`` None: it cannot be read. ``faults``: problems of names and sizes. The data is not read.
+    ``manifest`` None: the file cannot be read. ``faults``: problems of file names and sizes. The data itself is not read.
     """
 
     backup: str
@@ -203,14 +203,14 @@ def _reference_time(now: datetime, ids: Iterable[str]) -> datetime:
 
 
 def _may_run(backup: str, by: datetime) -> bool:
-    """Return whether the backup may still be running at the time ``by``."""
+    """Return whether an unfinished backup may still be running at the time ``by``: its id is valid and less than a day old."""
     return is_backup_id(backup) and by - backup_moment(backup) < RUNNING_AGE
 
 
 def _running_backups(store: Store, now: datetime, ids: Iterable[str], died: Collection[str]) -> dict[str, str]:
-    """Return running backup -> the backup whose pieces it uses ('': none, '?': not known).
+    """Return the ids of running backups, each with the id of the earlier backup whose pieces it uses ('': none, '?': not known).
 
-    ``ids``: complete backups. ``died``: backups that count as dead.
+    ``ids``: complete backups, for the age of the others. ``died``: ids of backups that count as dead.
     """
     found = {}
     marks = [(path, path.split("/")[1]) for path in store.sizes("running")]
