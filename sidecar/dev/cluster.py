@@ -37,7 +37,10 @@ LineSink = Callable[[str, str], None]
 
 
 class DevNode:
-    """One sidecar process. ``log``: its last lines. ``ready``: its ready line, None: it is not ready."""
+    """One node of a local cluster: a sidecar process.
+
+    ``log``: last lines of its log. ``ready``: the values of its ready line. None: the node is not ready.
+    """
 
     def __init__(self, node_id: str, command: list[str], environment: Mapping[str, str], on_line: LineSink | None) -> None:
         self.node_id = node_id
@@ -56,7 +59,7 @@ class DevNode:
 
     @property
     def pid(self) -> int:
-        """Process id. After the end: that of the last process."""
+        """Id of the process. After its end, the id of the last process."""
         return self._process.pid if self._process is not None else 0
 
     @property
@@ -69,7 +72,7 @@ class DevNode:
 
     @property
     def status_url(self) -> str:
-        """URL of its status page. '': it is not ready, or has no page."""
+        """URL of the status page of the node. '': the node is not ready, or has no status page."""
         return str((self.ready or {}).get("status", ""))
 
     def start(self) -> None:
@@ -178,10 +181,13 @@ class DevCluster:
     """A local cluster of sidecars n1, n2... The first three (or the only one) form the metadata group.
 
     Args:
-        data: Directory for the data. It is kept. None: a temporary one.
-        nats_url: URL of an existing server. None: start one.
-        settings: Environment settings of all nodes.
-        node_nats_urls: Node id -> NATS URL of that node.
+        data: Directory for the data, which remains after the stop. None: a temporary directory.
+        port: Port of nats-server. 0: any free port.
+        nats_url: URL of an existing NATS server. '': start nats-server.
+        settings: Environment variables with settings for all nodes.
+        on_line: Called with (node id, line) for each output line of a node.
+        node_nats_urls: NATS URL of single nodes, by node id.
+        max_payload_bytes: Maximum size of a NATS message. 0: that of nats-server.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class ClusterUnderTest:
 
     @property
     def client(self) -> sync.SyncClient:
-        """The client of the cluster itself, for questions about its state. It exists until the cluster stops."""
+        """A synchronous client that the cluster uses for requests about its state. It exists until the cluster stops."""
         if self._asking is None:
             self._asking = sync.connect(self.url, self.namespace, name="liftpy-cluster-under-test")
         return self._asking
@@ -148,7 +148,10 @@ class ClusterUnderTest:
         self._cluster.nats.restart()
 
     def heal(self, timeout_s: float = WAIT_S) -> None:
-        """Resume or restart every node. Return when all of them are live in the cluster. Raises UnavailableError."""
+        """Resume all paused nodes and start all stopped ones. Return when all nodes are live in the cluster.
+
+        Raises UnavailableError after ``timeout_s`` seconds.
+        """
         deadline = time.monotonic() + timeout_s
         down = [found for found in self._cluster.nodes.values() if not found.running]
         for found in self._cluster.nodes.values():
