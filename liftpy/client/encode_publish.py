@@ -27,10 +27,10 @@ _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address of a partition.
+    """Address to which messages for one partition are published.
 
-    ``uid``: uid of the stream, '' if unknown. ``answers``: True if the stream sends acks. ``window_s``: deduplication
-    window of the stream in seconds.
+    ``uid``: uid of the stream, '' if unknown. ``answers``: True if the stream sends acks. ``window_s``: deduplication window of the
+    stream, in seconds.
     """
 
     subject: str
@@ -190,11 +190,14 @@ class Addressing:
         """
 
     def sure(self) -> None:
-        """Note that the partition has answered, so the address is right."""
+        """Note that the partition has answered, so the address is right. Pauses between requests for the address become short again."""
         self._wait_s = _FIRST_WAIT_S
 
     def doubt(self) -> None:
-        """Request the address in the background. The interval between requests grows until ``sure`` is called."""
+        """Request the address again in the background, because it may be out of date.
+
+        The pause between two requests grows until ``sure`` is called.
+        """
         now = asyncio.get_running_loop().time()
         if self._find is None or now < self._ask_at or (self.task is not None and not self.task.done()):
             return
@@ -210,7 +213,7 @@ class Addressing:
             pass  # no answer, or no permission to ask: the address stays
 
     async def look(self) -> None:
-        """Request the address now and wait for it. Raises NotFoundError, ConfigError and the errors of requests."""
+        """Request the address now and store it. Raises NotFoundError, ConfigError and the errors of requests."""
         assert self._find is not None
         try:
             address = await self._find()

@@ -202,6 +202,9 @@ def _names_a_node(node: object) -> bool:
 
 
 def tally_rows(tallies: Mapping[str, ReplicaCounts]) -> Iterable[Sequence[str]]:
-    """Yield table rows of text: node or rack, leaders, replicas. Each number also shows how many the plan adds."""
+    """Yield (node or rack, leaders, replicas) as texts for a table. Each number is followed by the part that the plan adds.
+
+    ``tallies``: load after the plan, by node or rack.
+    """
     for place, tally in tallies.items():
         yield (place or "(none)", f"{tally.leaders} (+{tally.new_leaders})", f"{tally.replicas} (+{tally.new_replicas})")

@@ -58,9 +58,9 @@ class StreamDirectory:
         return known
 
     async def current_stream(self, stream: str) -> StreamImage:
-        """Return the current stream.
+        """Request the stream from the metadata group and return it.
 
-        Simultaneous callers share one request. Raises NotFoundError and the errors of requests.
+        Callers that ask at the same time share one request. Raises NotFoundError and the errors of requests.
         """
         asking = self._describing.get(stream)
         if asking is None:
@@ -69,7 +69,10 @@ class StreamDirectory:
         return await asyncio.shield(asking)
 
     async def describe(self, stream: str) -> StreamImage:
-        """Request the stream. If a controller does not know it, ask the metadata leader."""
+        """Request the stream from the metadata group, store it in the cache and return it.
+
+        If the answering controller does not know the stream, the metadata leader is asked.
+        """
         self.cached.pop(stream, None)
         try:
             found = await self.requests.stream(stream)
@@ -102,7 +105,7 @@ class StreamDirectory:
         return self.factories.reader(self.requests.transport, self.requests.subjects, stream, partition, chosen, now, nearest)
 
     def read(self, progress: ReadProgress, options: ReadOptions | None = None) -> Iteration[BatchSlice]:
-        """Return the records of an offset range."""
+        """Return an iterator over the records from the start to the end of ``progress``."""
         place = progress.stream, progress.partition
         return read_range(self.reader(*place, options), progress, self.factories.handing_on(*place))
 
