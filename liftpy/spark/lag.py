@@ -23,7 +23,7 @@ class Lag:
     """Lag of one liftpy source of a query.
 
     Attributes:
-        behind: (stream, partition) -> committed records that no micro-batch has read yet.
+        behind: Number of committed records that no micro-batch has read yet, by (stream, partition).
     """
 
     behind: dict[tuple[str, int], int]
@@ -94,7 +94,7 @@ def _of(source: Mapping[str, Any]) -> Lag | None:
 
 
 def _offsets(text: object) -> StreamOffsets:
-    """Parse offsets from Spark: an object in a Python progress, text in a listener's JSON, nothing before the first micro-batch."""
+    """Parse the offsets in a progress report of Spark, an object or JSON text. Before the first micro-batch there are none."""
     try:
         document = load_json(text) if isinstance(text, str) else text
     except ValueError:

@@ -456,7 +456,7 @@ TABLE = (
 
 
 def options_of(takers: Iterable[str]) -> dict[str, Option]:
-    """Return the options that one of ``takers`` accepts, by name."""
+    """Return the options that at least one of ``takers`` (kinds of queries and writes) accepts, by name."""
     wanted = set(takers)
     return {option.name: option for option in TABLE if wanted & set(option.takers)}
 
@@ -528,13 +528,19 @@ class GivenOptions:
         return option.choices[0][0] if option.choices else option.default
 
     def fields(self, *tables: str) -> dict[str, Any]:
-        """Return the values of the options that set one field each, by field. ``tables``: tables of the options to return."""
+        """Return the value of each option that sets one field of the parsed options, by field.
+
+        ``tables``: tables of ``docs/spark.md`` whose options are returned.
+        """
         own = (one for one in self._known.values() if one.field and one.table in tables)
         return {one.field: self.value(one.name) for one in own}
 
 
 def _spelled(name: str, known: Mapping[str, Option]) -> str:
-    """Return the known spelling of an option. Raise ConfigError that names the closest option if it is unknown."""
+    """Return the option ``name`` in its documented spelling. Case does not matter.
+
+    Raise ConfigError that names the most similar option if ``known`` has no such option.
+    """
     lower, reads = name.lower(), known is _SOURCE
     spelled = next((one for one in known if one.lower() == lower), None)
     if spelled is not None:
@@ -556,7 +562,7 @@ def _spelled(name: str, known: Mapping[str, Option]) -> str:
 
 
 def _check_taker(parsed: object, taker: str, known: Mapping[str, Option]) -> None:
-    """Raise ConfigError if an option is set that the query or write ``taker`` does not accept."""
+    """Raise ConfigError if the options ``parsed`` have an option that the query or write ``taker`` does not accept."""
     others: dict[str, list[Option]] = {}
     for option in known.values():
         if option.field and taker not in option.takers:
@@ -763,7 +769,10 @@ class SourceOptions:
 
 
 def _position(given: GivenOptions, which: str) -> OffsetSpec | None:
-    """Return the start or the end of a query. Options take effect in this order: one time, times of partitions, offsets."""
+    """Return the start or the end of a query. None: no option sets it. ``which``: "starting" or "ending".
+
+    Options take effect in this order: one time for all partitions, times of partitions, offsets.
+    """
     must_match = which == "starting" and given.value("startingOffsetsByTimestampStrategy") == "error"
     for name in (f"{which}Timestamp", f"{which}OffsetsByTimestamp"):
         if name in given:

@@ -156,7 +156,7 @@ class AuditReport:
         return all(one.is_proven for one in self.partitions)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain values."""
+        """Return the report as a JSON object."""
         first = self.first
         return {
             "agrees": first is None,
@@ -167,9 +167,9 @@ class AuditReport:
 
 
 def deviants(digests: Mapping[str, str], reference: str) -> tuple[str, bool, list[str]]:
-    """Return (expected digest, whether more than half have it, nodes with another digest). ``digests``: node -> digest.
+    """Return (expected digest, True if more than half of the nodes have it, nodes with another digest).
 
-    If no digest has more nodes than every other, the digest of the node ``reference`` is expected.
+    ``digests``: digest of each node. The most frequent digest is expected. In a tie, the digest of the node ``reference`` is expected.
     """
     counts = Counter(digests.values()).most_common(2)
     tied = len(counts) > 1 and counts[0][1] == counts[1][1]
@@ -207,7 +207,7 @@ class HeldRecords:
         return cls(rows["offset"].combine_chunks().to_numpy(zero_copy_only=False), rows)
 
     def at(self, offset: int) -> int:
-        """Return the row of ``offset``, -1 for none."""
+        """Return the number of the row with the record at ``offset``. -1: there is no such record."""
         row = int(np.searchsorted(self.offsets, offset))
         return row if row < len(self.offsets) and self.offsets[row] == offset else -1
 
@@ -222,10 +222,10 @@ class HeldRecords:
 
 @dataclass(frozen=True, slots=True)
 class RecordDifference:
-    """Differences between two replicas.
+    """Differences between the records of two replicas, here and there.
 
-    ``differs``: first MAX_ROWS offsets with different records. ``only_here``, ``only_there``: int64 arrays of offsets
-    that only one of them has.
+    ``differs``: first MAX_ROWS offsets at which both have a record, and the records differ. ``only_here``, ``only_there``: offsets of
+    records that only one of them has, as int64 arrays.
     """
 
     differs: tuple[int, ...]
@@ -234,7 +234,7 @@ class RecordDifference:
 
 
 def difference(here: HeldRecords, there: HeldRecords) -> RecordDifference:
-    """Return the differences between two replicas in the same range."""
+    """Return the differences between the records of two replicas in one range of offsets."""
     common, own, other = np.intersect1d(here.offsets, there.offsets, assume_unique=True, return_indices=True)
     rows = differing_rows(_rows(here, own), _rows(there, other))
     return RecordDifference(
@@ -249,7 +249,7 @@ def _rows(held: HeldRecords, wanted: NDArray[np.int64]) -> pa.Table:
 
 
 def differing_rows(here: pa.Table, there: pa.Table) -> list[int]:
-    """Return the first MAX_ROWS rows in which two tables of as many rows differ."""
+    """Return the numbers of the first MAX_ROWS rows that differ between two tables with an equal number of rows."""
     found: list[int] = []
     begin = 0
     while len(found) < MAX_ROWS:
@@ -262,7 +262,7 @@ def differing_rows(here: pa.Table, there: pa.Table) -> list[int]:
 
 
 def first_difference(here: pa.Table, there: pa.Table) -> int | None:
-    """Return the first row in which two tables of equal length differ. None: they are equal."""
+    """Return the number of the first row that differs between two tables of equal length. None: they are equal."""
     if here.equals(there):
         return None
     low, high = 0, here.num_rows  # it is in [low, high)
@@ -276,7 +276,7 @@ def first_difference(here: pa.Table, there: pa.Table) -> int | None:
 
 
 def first_other_batch(here: Sequence[RecordBatch], there: Sequence[RecordBatch]) -> int | None:
-    """Return the base offset of the first batch that differs in its bytes. None: all are equal."""
+    """Return the base offset of the first batch whose bytes differ between two replicas. None: all batches are equal."""
     for one, other in zip(here, there, strict=False):
         if one.view != other.view:
             return min(one.base_offset, other.base_offset)
