@@ -474,7 +474,10 @@ def run_in_child() -> None:
 
 
 def _module(name: str, file: Path) -> Any:
-    """Return the imported module ``name``. If it cannot be imported by name, load it from ``file``. A script is ``__main__``."""
+    """Return the module ``name``. If it cannot be imported by name, load it from ``file``.
+
+    A script has the name ``__main__`` and is always loaded from its file.
+    """
     if name != "__main__":
         try:
             return importlib.import_module(name)

@@ -113,7 +113,7 @@ class MemoryPublishers:
             self.states.write(unwritten)
 
     def committed(self, high_watermark: int) -> None:
-        """Send the acks of committed publishes, because the HW has increased to ``high_watermark``."""
+        """Tell the state of producers and the standby buffer that the HW has increased to ``high_watermark``."""
         self.derived.committed(high_watermark)
         self.standby.committed(high_watermark)
 

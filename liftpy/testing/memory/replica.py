@@ -226,7 +226,7 @@ class MemoryReplica(MemoryAsking, Peers):
         self.readers.advanced()
 
     def stop(self, *, clean: bool = True) -> None:
-        """Stop the replica and close its log. ``clean``: True if the log is flushed and its state stored first."""
+        """Stop the replica and close its log. ``clean``: True to flush the log and to store its checkpoint first."""
         self.feed(ev.StopRequested())
         self.die()
         if not self.log.closed:
