@@ -79,7 +79,7 @@ class ReplicaMove:
 def _must_fit(request: cluster_pb2.CreateStream | cluster_pb2.AddPartitions, what: str) -> None:
     """Raise ConfigError if the replica lists in ``request`` are too large for one control request.
 
-    The error names the number of partitions that fit.
+    ``what``: the action, such as "create the stream", for the error text. The error names the number of partitions that fit.
     """
     beyond_bytes = request.ByteSize() + _REQUEST_BYTES - MAX_REQUEST_BYTES
     if beyond_bytes <= 0 or not request.manual:
@@ -1046,10 +1046,9 @@ class Admin(NodeRequests):
             await asyncio.sleep(0 if are_live else _LIVE_AGAIN_S)
 
     async def _wait_for_leader(self, stream: StreamImage, partition: int, ready_s: float) -> None:
-        """Wait until the leader of a partition accepts messages.
+        """Wait at most ``ready_s`` seconds until the leader of a partition accepts messages.
 
-        The leader itself is asked for its bounds. A client without read permissions asks the node of the leader for its
-        status.
+        The leader itself is asked for its bounds. A client without read permissions asks the node of the leader for its status.
         """
         try:
             options = ReadOptions(patience_s=ready_s, answer_timeout_s=1.0)

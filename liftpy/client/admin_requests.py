@@ -376,7 +376,8 @@ async def connect_for_requests(
 ) -> AsyncIterator[NodeRequests]:
     """Connect to NATS, yield a NodeRequests, and close the connection at the end of the block.
 
-    Raises UnavailableError, NotAllowedError or ConfigError if the connection fails.
+    ``servers``: NATS URLs. ``name``: name of the connection. ``timeout_s``: time limit for connecting, in seconds. Raises
+    UnavailableError, NotAllowedError or ConfigError if the connection fails.
     """
     connection = await open_connection(servers, credentials=credentials, name=name, timeout_s=timeout_s)
     transport = Transport(connection)

@@ -359,7 +359,10 @@ class PartitionReader:
         logger.warning("%s/%s: %s", self.stream, self.partition, error)
 
     async def _complain(self, progress: ReadProgress) -> None:
-        """Tell the node that sent damaged records about them, so that it checks its log."""
+        """Tell the node that sent damaged records about them, so that it checks its log.
+
+        ``progress``: knows the node and the offset.
+        """
         node = progress.suspect[0] if progress.suspect is not None else ""
         complaint = progress.complaint()
         if complaint is not None and node:

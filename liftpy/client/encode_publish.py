@@ -91,9 +91,10 @@ def envelope_of(
 
 
 def headers_with_conditions(headers: HeadersLike | None, msg_id: str, expected_last: int | None) -> Pairs:
-    """Return the headers with the conditions of a publish: message id and expected last offset (-1: none).
+    """Return ``headers`` with the conditions of a publish, which are headers too. Raise ConfigError if one is invalid.
 
-    Raise ConfigError if one is invalid.
+    ``msg_id``: id for deduplication, '': none. ``expected_last``: offset directly after which the record is stored. -1: only as the
+    first record. None: no condition.
     """
     pairs = pairs_of(headers)
     names = {name for name, _ in pairs}
@@ -116,7 +117,7 @@ def headers_with_conditions(headers: HeadersLike | None, msg_id: str, expected_l
 
 
 def with_new_uid(payload: bytes, uid: str) -> bytes:
-    """Return a copy of the envelope with another stream uid."""
+    """Return a copy of the envelope ``payload`` that names the stream with the uid ``uid``."""
     message = frames.decode(payload, client_pb2.Message)
     message.streamUid = uid
     return frames.seal(message)

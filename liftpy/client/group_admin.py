@@ -126,7 +126,7 @@ class GroupDescription:
     Attributes:
         summary: The summary.
         members: The members.
-        positions: Partition -> committed offset of the next record.
+        positions: Committed offset of the next record, by partition.
         queues: The partitions of its work queues.
     """
 
@@ -448,7 +448,7 @@ class Cursors:
             name: Name of the cursor.
 
         Returns:
-            Partition -> offset of the next record.
+            The offset of the next record in each partition.
 
         Raises:
             NotFoundError: No such cursor, or the name belongs to a group.

@@ -176,7 +176,10 @@ class Window:
         return True
 
     async def enter(self, size_bytes: int, count: int = 1) -> None:
-        """Wait for room and add messages to the window. Call ``leave`` when they are no longer in flight."""
+        """Wait until the window has room, and add ``count`` messages with a total size of ``size_bytes``.
+
+        Call ``leave`` when they are no longer in flight.
+        """
         if self.try_enter(size_bytes, count):
             return
         place = (asyncio.get_running_loop().create_future(), size_bytes, count)
@@ -193,7 +196,7 @@ class Window:
             raise
 
     def leave(self, size_bytes: int, count: int = 1) -> None:
-        """Remove messages from the window, so that waiting senders can continue."""
+        """Remove ``count`` messages with a total size of ``size_bytes``, so that waiting senders can continue."""
         self.count -= count
         self.size_bytes -= size_bytes
         if self._waiting:

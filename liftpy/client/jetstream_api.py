@@ -170,7 +170,7 @@ def _stream(kind: Kind, name: str) -> tuple[str, int]:
 
 
 def not_found(kind: Kind) -> JsRefusal:
-    """Return the rejection for an unknown stream. DIRECT answers like NATS without responders."""
+    """Return the rejection of a request for an unknown stream. A request of the kind DIRECT is rejected like one without responders."""
     return JsRefusal(503, 0, "No Responders") if kind is Kind.DIRECT else JsRefusal(404, 10059, "stream not found")
 
 
@@ -212,7 +212,10 @@ def _subject(kind: Kind, subject: object) -> str:
 
 
 def _moment(kind: Kind, text: object) -> int:
-    """Return an RFC 3339 time as nanoseconds since 1970. Raise JsRefusal if it is not valid."""
+    """Return the RFC 3339 time ``text`` as nanoseconds since 1970. Raise JsRefusal if it is not valid.
+
+    ``kind``: kind of the request, for the rejection.
+    """
     found = _TIME.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         raise _bad(kind, "bad request: the time is not valid, use a time such as 2026-01-31T10:00:00Z")
@@ -343,7 +346,8 @@ def account(domain: str, streams: int) -> JsAnswer:
 def page(kind: Kind, question: JsQuestion, total: int, items: Sequence[Any]) -> JsAnswer:
     """Return the answer with one page of a list of streams or consumers.
 
-    ``total``: number of entries of the whole list. ``items``: entries of this page.
+    ``question``: the request with the number of the first entry. ``total``: number of entries of the whole list. ``items``: entries of
+    this page.
     """
     limit = LIST_PAGE if kind in (Kind.LIST, Kind.CONSUMER_LIST) else NAMES_PAGE
     what = "consumers" if kind in (Kind.CONSUMER_NAMES, Kind.CONSUMER_LIST) else "streams"
@@ -352,7 +356,7 @@ def page(kind: Kind, question: JsQuestion, total: int, items: Sequence[Any]) -> 
 
 
 def stream_info(place: JsPlace, now_ns: int) -> JsAnswer:
-    """Return the answer to a stream information request."""
+    """Return the answer to a request for information about the stream ``place``. ``now_ns``: current time, in ns since 1970."""
     leader = {"cluster": {"leader": place.bounds.leader}} if place.bounds.leader else {}
     return _json(Kind.STREAM, total=0, offset=0, limit=0, **describe_stream(place, now_ns), **leader)
 
@@ -448,7 +452,7 @@ def header_block(record: Record) -> bytes:
 
 
 def time_text(at_ns: int | None) -> str:
-    """Return the time as RFC 3339 in UTC, with nanoseconds if they are not zero, as Go does."""
+    """Return the time ``at_ns`` (ns since 1970) as RFC 3339 text in UTC. Like Go, it omits a fraction of zero nanoseconds."""
     if at_ns is None or at_ns <= 0:
         return _ZERO
     seconds, rest = divmod(at_ns, _NS)

@@ -425,7 +425,7 @@ class MetadataRequests:
 
 
 def control_error(response: cluster_pb2.ControlResponse) -> LiftError:
-    """Return the error that a negative answer of the metadata group stands for."""
+    """Return the error for ``response``, a negative answer of the metadata group."""
     name = _Error.Name(response.error) if response.error in _Error.values() else str(response.error)
     kind = _ERRORS.get(response.error, LiftError)
     return kind(response.detail or f"the metadata group answered {name}")

@@ -81,7 +81,7 @@ def positions_from(text: str) -> dict[Place, Position]:
         text: The text.
 
     Returns:
-        (stream, partition) -> Position, for ``client.consume_many(positions=...)``.
+        The positions by (stream, partition), for ``client.consume_many(positions=...)``.
 
     Raises:
         ConfigError: The text has another form.
@@ -303,7 +303,7 @@ class ManyConsumer:
         """Return the position of each partition, after the last record that was returned.
 
         Returns:
-            (stream, partition) -> Position, for ``client.consume_many(positions=...)``.
+            The positions by (stream, partition), for ``client.consume_many(positions=...)``.
         """
         await self._look()
         waiting = {place: task for task, place in self._coming.items()}

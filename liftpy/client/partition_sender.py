@@ -267,7 +267,10 @@ async def _result_of(ticket: BatchFuture) -> BatchResult:
 
 
 def _offset_of(placed: BatchResult, index: int) -> int:
-    """Return the offset of a record of a batch. Return -1 if the batch was a duplicate whose offsets are not known."""
+    """Return the offset of record ``index`` of a batch with the result ``placed``.
+
+    -1: the offset is not known, because the record was stored before.
+    """
     if placed.offset < 0:
         return -1
     return placed.offset + index - placed.known_records if index >= placed.known_records else -1

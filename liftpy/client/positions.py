@@ -152,7 +152,7 @@ class Bounds:
 
 
 def start_offset(start: Start, bounds: Bounds) -> int:
-    """Return the first offset to read, inclusive. Raise OffsetOutOfRangeError outside the bounds.
+    """Return the first offset to read, inclusive. Raise OffsetOutOfRangeError if it is outside ``bounds``.
 
     ``start`` must not be a time, because only a replica can turn a time into an offset.
     """
@@ -174,9 +174,9 @@ def start_offset(start: Start, bounds: Bounds) -> int:
 
 
 def end_offset(until: Until, bounds: Bounds) -> int | None:
-    """Return the offset to stop before, exclusive.
+    """Return the offset at which a read ends, exclusive. ``until``: end that the user gave. ``bounds``: bounds of the partition.
 
-    None: never stop, or the end is a time that a replica must turn into an offset.
+    None: the read never ends, or the end is a time that a replica must turn into an offset.
     """
     if until is None or isinstance(until, datetime):
         return None

@@ -439,7 +439,7 @@ class BackwardProgress(ReadProgress):
         return self.next_offset <= max(self.end_offset or 0, self.log_start_offset)
 
     def request(self, max_bytes: int, wait_ms: int, request_id: int = 0) -> client_pb2.ReadRequest:
-        """Return the next request. It never waits for new records."""
+        """Return the request for the next lower offsets. The replica answers at once, because it need not wait for new records."""
         asked = ReadProgress.request(self, max_bytes, 0, request_id)
         asked.backwards = True
         return asked

@@ -60,7 +60,14 @@ class FireAndForget:
     async def send(
         self, address: Address, value: bytes | None, key: bytes | None, headers: HeadersLike | None, *, addressed: bool
     ) -> None:
-        """Send one message.
+        """Send one message without requesting an ack.
+
+        Args:
+            address: Subject and uid to publish to.
+            value: Payload. None: a tombstone.
+            key: Key of the record. None: no key.
+            headers: Headers of the record.
+            addressed: True to send an envelope that only the addressed stream accepts.
 
         Raises:
             ConfigError: NATS cannot carry the message.
@@ -89,7 +96,7 @@ class FireAndForget:
             self.raise_denied()
 
     def remember_denial(self, denial: NotAllowedError) -> None:
-        """Store a permission error of NATS. The next call raises it."""
+        """Store the permission error ``denial`` of NATS, so that the next call of this object raises it."""
         if self._some:
             self._denied = denial
 

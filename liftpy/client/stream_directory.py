@@ -126,7 +126,11 @@ def partition_state(stream: StreamImage, partition: int) -> PartitionState:
 
 
 def subject_address(subject: str, uid: str = "", answers: bool = True, window_s: float = 0.0) -> Address:
-    """Return an address for a subject. Raise ConfigError if the subject has wildcards or is not text."""
+    """Return the address for publishing to ``subject``. Raise ConfigError if the subject has wildcards or is not text.
+
+    ``uid``: uid of the stream, '' if unknown. ``answers``: True if the stream sends acks. ``window_s``: deduplication window in
+    seconds.
+    """
     if any(token in ("*", ">") for token in subject.split(".")):
         raise ConfigError(f"Cannot publish on {subject}, because it has wildcards. Name one subject (subject=, --subject).")
     if not is_utf8(subject):

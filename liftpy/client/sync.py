@@ -81,9 +81,10 @@ class _Loop:
         self.ended = False
 
     def run(self, work: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
-        """Run a coroutine in the loop and return its result.
+        """Run the coroutine ``work`` in the event loop, wait for it, and return its result.
 
-        Ctrl-C in the caller cancels it. Raises ConfigError in a forked child.
+        ``timeout_s``: time limit in seconds, None: no limit. Ctrl-C in the calling thread cancels the coroutine. Raises ConfigError in
+        a forked child.
         """
         if os.getpid() != self._process:  # before the lock: a thread of the parent process may have held it at the fork
             work.close()
@@ -110,7 +111,10 @@ class _Loop:
             raise
 
     def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a last coroutine, then stop the loop. A second call does nothing. A call in a forked child does nothing."""
+        """Run the coroutine that ``last`` returns, then stop the event loop.
+
+        A second call does nothing, and nor does a forked child.
+        """
         if os.getpid() != self._process:
             return
         with self._ending:

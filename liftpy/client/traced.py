@@ -213,7 +213,7 @@ class TracedPublisher(Publisher):
     async def send(
         self, value: bytes | None, *, headers: HeadersLike | None = None, **as_given: Any
     ) -> asyncio.Future[PublishAck]:
-        """Send a message and create a span that ends with the answer."""
+        """Send a message as ``Publisher.send`` does. Record a span that ends when the ack or the error arrives."""
         span = None
         if self._spans.can_send():
             headers, span = self._spans.sending(self._stream, self._partition, pairs_of(headers))
@@ -229,7 +229,7 @@ class TracedPublisher(Publisher):
         return coming
 
     async def post(self, value: bytes | None, *, headers: HeadersLike | None = None, **as_given: Any) -> None:
-        """Post a message and create a span that ends when the message is written."""
+        """Send a message without an ack, as ``Publisher.post`` does. Record a span that ends when the message is written."""
         pairs, span = self._spans.sending(self._stream, self._partition, pairs_of(headers))
         try:
             await super().post(value, headers=pairs, **as_given)

@@ -400,10 +400,10 @@ def _view_of(
 
 
 async def wanted_streams(requests: MetadataRequests, wanted: Selection) -> tuple[StreamImage, ...]:
-    """Return the wanted streams.
+    """Request the streams that the user wants to read, and return them.
 
     Raises:
-        NotFoundError: A named stream does not exist. The text names the closest one.
+        NotFoundError: A named stream does not exist. The text names the most similar one.
     """
     if not wanted.pattern:
         with suppress(NotFoundError):

@@ -119,17 +119,17 @@ def lag_listener(tell: Callable[[str, list[Lag]], None]) -> StreamingQueryListen
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
     class LagListener(StreamingQueryListener):
-        """Listener that reports the lag after each progress."""
+        """Spark listener that calls ``tell`` with the lag after each micro-batch."""
 
         def onQueryStarted(self, event: Any) -> None:
-            """Do nothing."""
+            """Do nothing, because a query that starts has no lag to report yet."""
 
         def onQueryProgress(self, event: Any) -> None:
-            """Report the lag."""
+            """Call ``tell`` with the lag in the progress report of a micro-batch."""
             told = json.loads(event.progress.json)
             tell(told.get("name") or str(event.progress.id), lag(told))
 
         def onQueryTerminated(self, event: Any) -> None:
-            """Do nothing."""
+            """Do nothing, because a query that has ended reports no lag."""
 
     return LagListener()

@@ -134,7 +134,7 @@ class StreamOffsets:
 
     @classmethod
     def from_json(cls, document: Mapping[str, object]) -> StreamOffsets:
-        """Decode the dict of a checkpoint. Raise ConfigError if it is invalid."""
+        """Decode ``document``, the dict that a checkpoint contains. Raise ConfigError if it is invalid."""
         offsets, uids, epochs, began = _entries(document, "the checkpoint's offset")
         if lacking := sorted({stream for stream, _ in offsets} - set(uids)):
             raise ConfigError(
@@ -145,8 +145,9 @@ class StreamOffsets:
 
 
 def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tuple[int, ...]) -> OffsetSpec:
-    """Parse the text of an option for a start or an end.
+    """Parse ``text``, the value of an option for the start or the end of a query.
 
+    ``option``: name of the option. ``words``: allowed words. ``specials``: allowed special offsets (-2 is earliest, -1 is latest).
     Raises ConfigError that names the option and the allowed values.
     """
     if text.lower() in words:
@@ -193,7 +194,11 @@ def relative(text: str) -> OffsetSpec | None:
 
 
 def parse_times(text: str, option: str, *, must_match: bool) -> OffsetSpec:
-    """Parse a time for each partition, from JSON with milliseconds since 1970. Raises ConfigError that names the option."""
+    """Parse JSON that gives a time for each partition, in milliseconds since 1970.
+
+    ``option``: name of the option, for the error text. ``must_match``: True if a partition without a record at or after its time is an
+    error. Raises ConfigError.
+    """
     problem = f'Invalid {option} = {quote(text)}. Use JSON such as {{"orders": {{"0": 1767225600000}}}}, in ms since 1970.'
     try:
         document = load_json(text)

@@ -400,7 +400,7 @@ class LocalFiles:
 
 
 def find_offered_files(link: Link, planned: PlannedRange) -> RangeFiles | None:
-    """Return the files of a replica on this host that has the range. None: no replica offers them now."""
+    """Return the segment files of a replica on this host that has the whole range. None: no replica offers its files now."""
     now_s = time.monotonic()
     asked = [node for node in planned.replicas if link.elsewhere.get(node, 0.0) <= now_s]
     if not asked or not this_host():
@@ -615,7 +615,7 @@ class PipelinedRequests:
             self._asked_to = self._reader.position
 
     def _cancel(self, line: BlockingConnection) -> None:
-        """Cancel the requests in flight."""
+        """Cancel the requests in flight on the blocking connection ``line``."""
         line.forget([asked.answer for asked in self._flying])
         self._flying.clear()
 

@@ -303,7 +303,10 @@ class LiftStreamWriter(DataSourceStreamArrowWriter):
         return write_round(link_to(self.options.access), self.options, iterator, round, task.attemptNumber(), settings)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Check the results: the records are already stored. Raise SourceError if the tasks differ from an earlier run."""
+        """Check the results of all tasks of a micro-batch, whose records are already stored.
+
+        Raise SourceError if an earlier run of the micro-batch had other tasks.
+        """
         check_tasks(link_to(self.options.access), self.options, messages)
         _logger.info("micro-batch %d: %s", batchId, summary(messages))
 

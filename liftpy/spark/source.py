@@ -142,26 +142,26 @@ class LiftDataSource(DataSource):
             return from_arrow_schema(arrow_schema(self._parse_options().columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the batch reader."""
+        """Return the reader of a batch query. ``schema``: columns that the query returns."""
         with with_error_code():
             options = _with_schema(self._parse_options(), schema)
             options.check_batch()
             return LiftReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the streaming reader."""
+        """Return the reader of a streaming query. ``schema``: columns that the query returns."""
         with with_error_code():
             options = _with_schema(self._parse_options(), schema)
             options.check_streaming()
             return LiftStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the batch writer."""
+        """Return the writer of a batch write of rows with this ``schema``. ``overwrite`` must be False."""
         with with_error_code():
             return LiftWriter(sink_options(dict(self.options.items()), schema, overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Return the streaming writer."""
+        """Return the writer of a streaming query of rows with this ``schema``. ``overwrite`` must be False."""
         with with_error_code():
             options = sink_options(dict(self.options.items()), schema, overwrite)
             options.check_streaming()
@@ -385,7 +385,10 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return _ends(self._open_catalog().views(max_age_s=BOUNDS_AGE_S)).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the ranges of one micro-batch. Equal offsets give equal records, also after a restart."""
+        """Return the ranges of the micro-batch from ``start`` to ``end``, one for each task.
+
+        Equal positions give equal records, also after a restart.
+        """
         with with_error_code():
             begun, ended = StreamOffsets.from_json(start), StreamOffsets.from_json(end)
             if ended.began and not begun.began:  # micro-batch 0, perhaps again: startingOffsets may mean another offset by now

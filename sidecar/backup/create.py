@@ -318,7 +318,10 @@ class _BackupRun:
                 self.store.remove(path)
 
     async def _bounds(self, streams: list[StreamImage]) -> dict[tuple[str, int], Barrier]:
-        """Return the barrier of each partition from its leader. The state of its producers is read before."""
+        """Return the barrier of each partition, the offset up to which it is copied, with the state of its producers.
+
+        The state is read from a replica before the offset is read from the leader.
+        """
         room, states = asyncio.Semaphore(_AT_ONCE * 4), asyncio.Semaphore(_AT_ONCE)
 
         async def ask(stream: StreamImage, number: int) -> Barrier:
@@ -408,7 +411,7 @@ class Barrier:
 
 
 def _cursors(described: Iterable[tuple[str, bool, dict[PartitionKey, int]]], streams: set[str]) -> tuple[CursorCopy, ...]:
-    """Return the groups and cursors that have positions in ``streams``."""
+    """Return the groups and cursors in ``described`` that have positions in ``streams`` (uids), without their other positions."""
     found = []
     for name, is_cursor, positions in described:
         kept = sorted(
@@ -634,7 +637,7 @@ class _PieceWriter:
         self.size_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Append whole batches."""
+        """Append ``data``, which consists of whole batches, to the file."""
         self._stream.write(data)
         self._sha256.update(data)
         self.size_bytes += len(data)

@@ -26,8 +26,8 @@ from sidecar.backup.store import Store
 class Drilled:
     """Result of a restore drill.
 
-    ``rto_s``: time until all records were replicated and readable. ``rpo_s``: age of the backup. ``states_left_out``:
-    "stream/partition" -> why the producers of deleted records are not restored.
+    ``rto_s``: time until all records were replicated and readable, in seconds. ``rpo_s``: age of the backup, in seconds.
+    ``states_left_out``: reason why the producers of deleted records are not restored, by "stream/partition".
     """
 
     backup: str
@@ -104,7 +104,10 @@ async def drill(
 
 
 async def _compare(client: Client, one: RestoredStream, namespace: str) -> None:
-    """Compare the restored data with each planned replica and its producers. Raises CorruptionError if they differ."""
+    """Compare a restored stream with the backup: each planned replica, and the state of its producers.
+
+    Raises CorruptionError if they differ.
+    """
     for number, log in enumerate(one.logs):
         for node in one.plan[number]:
             found = LogDigest()

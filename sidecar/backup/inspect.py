@@ -63,7 +63,7 @@ class Pruned:
 
 
 def list_backups(store: Store) -> list[Listed]:
-    """Return all backups, oldest first."""
+    """Return all backups in ``store`` that have a manifest, oldest first."""
     sizes = store.sizes("pieces") | store.sizes("backups")
     found = []
     for backup in store.backup_ids():
@@ -97,9 +97,10 @@ def read_image(store: Store, manifest: Manifest) -> ClusterImage:
 
 
 def verify_backup(store: Store, manifest: Manifest, tell: Callable[[str], None] = lambda path: None) -> Verified:
-    """Read every byte of a backup and check it.
+    """Read every byte of a backup, check it, and return the faults.
 
-    The checks are digests, the CRC of each batch, the order of offsets and epochs, the chains of pieces, and the states.
+    ``tell`` is called with the path of each file. The checks are digests, the CRC of each batch, the order of offsets and epochs, the
+    chains of pieces, and the states of producers.
     """
     found = Verified(manifest.backup, files=1, size_bytes=manifest.image.size_bytes)
     try:
@@ -194,9 +195,9 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
 
 
 def _reference_time(now: datetime, ids: Iterable[str]) -> datetime:
-    """Return the time by which the age of unfinished backups is measured.
+    """Return the time from which the age of unfinished backups is measured. ``ids``: ids of all backups.
 
-    It is ``now``, but at most half a day after the newest backup or mark of the store. So a wrong clock makes no backup dead.
+    It is ``now``, but at most half a day after the newest backup of the store. So a wrong clock makes no backup dead.
     """
     newest = max((backup_moment(backup) for backup in ids if is_backup_id(backup)), default=now)
     return min(now, newest + (RUNNING_AGE - NEWER_AGE))

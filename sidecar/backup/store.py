@@ -89,7 +89,7 @@ class Store:
                 self._sync(Path(whole))
 
     def put(self, path: str, data: bytes) -> None:
-        """Write a small file atomically."""
+        """Write ``data`` to a small file atomically."""
         part = path if self._fs.type_name in _ATOMIC else path + _PART
         try:
             with self.open_for_writing(part) as stream:

@@ -78,7 +78,7 @@ def _publishers(system: System, asked: Asked, size_bytes: int, window: int, *, e
 
 
 def publish_with_acks(system: System, asked: Asked) -> Iterator[Row]:
-    """Publish with an ack for each message. The number of messages without an ack is limited."""
+    """Publish with an ack for each message, for each message size and each number of messages in flight."""
     for size_bytes in asked.sizes:
         for window in asked.windows:
             yield _row(f"acked, {size_bytes} B, {window:,} in flight", _publishers(system, asked, size_bytes, window))

@@ -32,7 +32,10 @@ class Dialect(NamedTuple):
     refused: Callable[[bytes], object]
 
     def publish(self, subject: bytes, value: bytes, inbox: bytes = b"") -> bytes:
-        """Return the NATS protocol line of a publish, with its payload."""
+        """Return the bytes of a NATS publish: the protocol line and the encoded ``value``.
+
+        ``inbox``: subject for the ack, b'': none.
+        """
         payload = self.message(value, inbox)
         reply = b" " + inbox if self.by_reply and inbox else b""
         return b"PUB %s%s %d\r\n%s\r\n" % (subject, reply, len(payload), payload)

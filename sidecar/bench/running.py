@@ -102,7 +102,7 @@ def median(same: Sequence[Figures]) -> Figures:
 
 
 def rows(runs: Runs) -> list[dict[str, Any]]:
-    """Return one row for each case and system: ``case``, ``system``, medians, ``rounds``, and ``ratios``.
+    """Return one row for each case and system: ``case``, ``system``, medians of the values in ``runs``, ``rounds``, and ``ratios``.
 
     A ratio is liftpy's value divided by the system's value.
     """
@@ -125,9 +125,10 @@ def report(
     say: Say,
     out: Path | None = None,
 ) -> dict[str, Any]:
-    """Run the cases and return the object for ``--json``: ``how``, ``load_alone``, ``rows``, ``failures`` and ``is_complete``.
+    """Measure all systems, and return the object for ``--json``: ``how``, ``load_alone``, ``rows``, ``failures`` and ``is_complete``.
 
-    Ctrl-C and SIGTERM end the run. The report then has the results so far, and ``is_complete`` is False.
+    ``say`` is called with lines of text about the progress. ``out``: file for each result, None: none. Ctrl-C and SIGTERM end the run.
+    The report then has the results so far, and ``is_complete`` is False.
     """
     results = Results(out)
     alone: dict[int, Figures] = {}

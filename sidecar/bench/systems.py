@@ -626,7 +626,7 @@ class Kafka(KafkaCluster):
         self.create(STREAM, flushed=self._flushed)
 
     def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
-        """Return the command of Kafka's producer: acks=all, idempotent, batches of up to 1 MB."""
+        """Return the command line of Kafka's producer: acks=all, idempotent, batches of up to 1 MB. ``window`` is not used."""
         return [*self.client(), "produce", self.servers, STREAM, str(seconds), str(size_bytes), _JAVA_WARM_S]
 
     def readers(self, seconds: float) -> dict[str, list[str]]:

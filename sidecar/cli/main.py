@@ -146,7 +146,7 @@ class LazyGroup(HelpGroup):
         return list(self._rows)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command."""
+        """Import the command ``cmd_name`` and return it. None: there is no such command."""
         return self._load(self._rows[cmd_name][0], cmd_name) if cmd_name in self._rows else None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
@@ -244,7 +244,7 @@ def _ended_by_signals() -> Iterator[list[int]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line. It always ends by SystemExit."""
+    """Run the command line with ``arguments`` (None: those of the process). It always ends with SystemExit and the exit code."""
     atexit.register(gc.freeze)  # to look for garbage in all modules at the end takes a quarter of the time of a short command
     with _ended_by_signals() as came:
         try:

@@ -193,7 +193,7 @@ def _first(image: ClusterImage, key: Key, node_id: str) -> Replicas:
 
 
 def _sizes(image: ClusterImage, reports: NodeReports) -> Iterator[tuple[Key, int]]:
-    """Yield the size of each partition: that of the leader's log, or of the largest replica."""
+    """Yield (partition, size in bytes of its log on the leader). If the leader reports none, it is the size of the largest replica."""
     for stream in image.streams.values():
         for p in stream.partitions:
             said = {n: reports.get(n, {}).get((stream.uid, p.partition)) for n in p.replicas}

@@ -129,9 +129,9 @@ class DevNode:
         return self._end(signal.SIGKILL, _STOP_TIMEOUT_S)
 
     def send(self, with_signal: int) -> None:
-        """Send a signal to the node. The call does not wait for its effect.
+        """Send the signal ``with_signal`` to the node. The call does not wait for its effect.
 
-        SIGSTOP and SIGCONT go to all processes of the node, other signals to the first one.
+        SIGSTOP and SIGCONT go to all processes of the node, other signals only to the first one.
         """
         if self._process is None:
             return

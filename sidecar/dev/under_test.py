@@ -171,8 +171,8 @@ class ClusterUnderTest:
     def wait_until(self, condition: Callable[[], _T], timeout_s: float = WAIT_S, what: str = "the condition") -> _T:
         """Call ``condition()`` until its result is true, and return the result.
 
-        Raises UnavailableError after ``timeout_s`` seconds. Until then, errors that mean no answer (UnavailableError,
-        OutcomeUnknownError...) are ignored. ConfigError is raised at once.
+        Raises UnavailableError after ``timeout_s`` seconds. ``what``: name of the condition in its text. Until then, errors that mean
+        no answer (UnavailableError, OutcomeUnknownError...) are ignored. ConfigError is raised at once.
         """
         deadline = time.monotonic() + timeout_s
         while True:

@@ -51,11 +51,11 @@ class Reloaded:
 
 
 class SettingsSource(Protocol):
-    """Reads the settings of a node."""
+    """Reads the settings of a node from file, environment and flags."""
 
     @property
     def sources(self) -> Mapping[str, str]:
-        """Setting -> ``file``, ``env`` or ``flag``, as of the last ``load``."""
+        """Source of each setting (``file``, ``env`` or ``flag``) after the last ``load``. Settings with defaults are missing."""
 
     def load(self) -> NodeSettings:
         """Read and check the settings. Raises ConfigError."""
@@ -163,9 +163,9 @@ class Reloading:
             parts.prefer(self._preferred_every)
 
     async def reload_after_signal(self, supervisor: Supervisor) -> dict[str, Any]:
-        """Reload the settings after SIGHUP or ``liftpy settings reload``.
+        """Reload the settings after SIGHUP or ``liftpy settings reload``, and report it to the supervisor.
 
-        Return ``applied`` and ``wait``. After an error, nothing is changed and the result has ``error``.
+        Return the names ``applied`` and ``wait`` (for a restart). After an error nothing is changed, and the result has only ``error``.
         """
         supervisor.reloading()
         try:

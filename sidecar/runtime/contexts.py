@@ -114,7 +114,7 @@ class Contexts:
 
 
 def check_values(name: str, values: Mapping[str, str]) -> None:
-    """Check a context before it is stored.
+    """Check the name and the ``values`` of a context before it is stored.
 
     Raises:
         ConfigError: The name or a value is not valid.

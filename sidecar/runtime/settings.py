@@ -557,7 +557,7 @@ _MAX_SHOWN = 80
 
 
 def _value_text(name: str, raw: Any) -> str:
-    """Return the value of a setting for an error text: shortened, and without secrets."""
+    """Return the value ``raw`` of the setting ``name`` as text for an error: shortened, and without secrets."""
     if name in _SECRET:
         return "***"
     if name == "nats":

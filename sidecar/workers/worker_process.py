@@ -126,7 +126,10 @@ class WorkerHandle(asyncio.Protocol):
         return self._process.pid if self._process is not None else 0
 
     def send(self, kind: FrameKind, token: int = 0, body: bytes = b"") -> None:
-        """Send a frame. The call has no effect if the worker has ended."""
+        """Send a frame to the worker. The call has no effect if the worker has ended.
+
+        ``token``: number that the worker returns in its answer, 0 for none. ``body``: content of the frame.
+        """
         self.send_bytes(encode(kind, token, body))
 
     def send_bytes(self, frame: bytes) -> None:
@@ -139,7 +142,10 @@ class WorkerHandle(asyncio.Protocol):
             self._fail(WorkerError(f"Worker {self.share.number} does not read its messages. The node stops with exit code 1."))
 
     async def wait_for_event(self, kind: FrameKind) -> Frame:
-        """Wait for one of the events RECOVERED, SETTLED, CLOSED or STOPPED. Raises WorkerError if the worker ends before it."""
+        """Wait for a frame of the worker and return it. ``kind``: RECOVERED, SETTLED, CLOSED or STOPPED.
+
+        Raises WorkerError if the worker ends before it.
+        """
         return await asyncio.shield(self._events[kind])
 
     def event(self, kind: FrameKind) -> asyncio.Future[Frame]:
@@ -192,7 +198,10 @@ class WorkerHandle(asyncio.Protocol):
 
     # ---- requests --------------------------------------------------------------------------------------------------------
     async def ask(self, kind: FrameKind, body: bytes, timeout_s: float) -> bytes | None:
-        """Send a request and return the body of the answer. None: no answer came within ``timeout_s``."""
+        """Send a request of this ``kind`` to the worker, and return the body of the answer.
+
+        None: no answer within ``timeout_s`` seconds.
+        """
         self._token += 1
         token = self._token
         answer = self._asked[token] = asyncio.get_running_loop().create_future()

@@ -77,7 +77,8 @@ class Workers:
     async def start(self, folder: DataFolder, *, clean_stop: bool, flushed_always: bool) -> None:
         """Start the worker processes, which recover the logs of their partitions at once.
 
-        ``clean_stop``: True if the node stopped cleanly before. ``flushed_always``: True if each record was flushed before its ack.
+        ``folder``: data directory. ``clean_stop``: True if the node stopped cleanly before. ``flushed_always``: True if the last stop
+        could not lose acknowledged records.
         """
         if not self.handles:
             return
@@ -256,7 +257,7 @@ DIVIDED_LIMITS = {
 
 
 def divided_settings(settings: NodeSettings) -> NodeSettings:
-    """Return the settings for each process of the node: its limits are divided by the number of processes."""
+    """Return the settings for each process of a node with several processes: its limits are divided by the number of processes."""
     count = settings.workers
     if count == 1:
         return settings
@@ -274,7 +275,7 @@ def divided_settings(settings: NodeSettings) -> NodeSettings:
 
 
 def folder_of(data: Path, share: WorkerShare) -> Path:
-    """Return the directory for the files of one process. For the first process it is the data directory."""
+    """Return the directory for the files of one process of the node. For the first process, it is the data directory ``data``."""
     return data if not share.number else data / "workers" / str(share.number)
 
 
@@ -284,7 +285,7 @@ def settings_to_json(settings: NodeSettings) -> dict[str, Any]:
 
 
 def settings_from_json(said: dict[str, Any]) -> NodeSettings:
-    """Decode settings. Raises ConfigError if they are invalid."""
+    """Decode settings that ``settings_to_json`` has encoded. Raises ConfigError if they are invalid."""
     try:
         lists = {f.name for f in fields(NodeSettings) if isinstance(said[f.name], list)}
         values: dict[str, Any] = {name: tuple(value) if name in lists else value for name, value in said.items()}

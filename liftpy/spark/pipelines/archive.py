@@ -199,7 +199,7 @@ def find_orphans(table: Table, age_s: float = DEFAULT_AGE_S) -> Orphans:
 
 
 def remove_orphans(orphans: Orphans) -> None:
-    """Delete the files. A file that does not exist is no error."""
+    """Delete the files of failed attempts that ``orphans`` names. A file that does not exist is no error."""
     for path in orphans.files:
         try:
             Path(path).unlink(missing_ok=True)

@@ -38,11 +38,11 @@ class ManifestDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return the schema: one row for each range."""
+        """Return the schema of the rows. One row describes one written range."""
         return from_arrow_schema(MANIFEST)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of a query."""
+        """Return the reader of a streaming query that archives streams."""
         with with_error_code():
             return ManifestStreamReader(*split_options(dict(self.options.items())))
 

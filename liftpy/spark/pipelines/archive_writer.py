@@ -146,7 +146,7 @@ def _publish(begun: Path, final: Path) -> None:
 
 
 def _range_in_file(final: Path, planned: PlannedRange, name: FileName) -> ArchivedRange:
-    """Return the range that a finished file contains. Raise StorageError if the content does not match the file name."""
+    """Return the description of the finished file ``final``. Raise StorageError if its content does not match its ``name``."""
     said = (pq.read_metadata(final).metadata or {}).get(_SAYS)
     try:
         written = ArchivedRange(**load_json(said or b""))

@@ -138,7 +138,7 @@ class Dropped:
         self.keyless += [_gap_at(held, int(offset)) for offset in alone[: MAX_FINDINGS - len(self.keyless)]]
 
     def learn_ends(self, node: str, ends: CompactionEnds) -> None:
-        """Store how far the log of a node is compacted."""
+        """Store the progress ``ends`` of the compaction on a node. Earlier progress is never lowered."""
         known = self.ends.get(node, ends)
         self.ends[node] = CompactionEnds(*map(max, known, ends))
 
@@ -149,7 +149,7 @@ class Dropped:
             self.is_complete = False
 
     def add(self, other: Dropped) -> None:
-        """Add the result of another part of the partition."""
+        """Add the records ``other``, which were found in another part of the partition."""
         self.count += other.count
         self.is_complete = self.is_complete and other.is_complete
         self.keyless += other.keyless[: MAX_FINDINGS - len(self.keyless)]

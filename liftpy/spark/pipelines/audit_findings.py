@@ -285,13 +285,16 @@ def first_other_batch(here: Sequence[RecordBatch], there: Sequence[RecordBatch])
 
 
 def digest_at(batches: Sequence[RecordBatch], offset: int) -> str:
-    """Return the hexadecimal digest of the batch that begins at ``offset``."""
+    """Return the hexadecimal digest of that one of ``batches`` which begins at ``offset``."""
     found = next((batch for batch in batches if batch.base_offset == offset), None)
     return ABSENT if found is None else hashlib.blake2b(found.view, digest_size=16).hexdigest()
 
 
 def reference_of(held: Mapping[str, HeldRecords], leader: str) -> str:
-    """Return the node with the records that most replicas have. In a tie, return the leader, or else the first node."""
+    """Return the node whose records most replicas have. ``held``: records of each node in one range.
+
+    In a tie, return ``leader`` if it is one of these nodes, otherwise the first of them.
+    """
     shared = {node: sum(_same(own, other) for other in held.values()) for node, own in held.items()}
     return max(shared, key=lambda node: (shared[node], node == leader))
 

@@ -282,7 +282,10 @@ def _offsets(ends: Mapping[tuple[str, int], int], uid: str) -> str:
 
 
 def _latest_of_each_key(frame: DataFrame) -> DataFrame:
-    """Return the latest record of each key: by offset within a partition, by timestamp between partitions."""
+    """Return the rows of ``frame`` with the latest record of each key.
+
+    Within a partition the highest offset counts, and between partitions the highest timestamp.
+    """
     from pyspark.sql import functions as f
 
     row = f.struct(*[f.col(name) for name in COLUMNS])

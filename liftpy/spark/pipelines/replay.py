@@ -295,7 +295,10 @@ def _watch(plan: ReplayPlan, over: threading.Event, tell: Callable[[int], None])
 
 
 def replay_share(plan: ReplayPlan, tasks: int, share: ReplayShare) -> ShareDone:
-    """Run one part of a replay. A Spark task calls it."""
+    """Write the records of one part of a replay to the target stream, and return the result. A Spark task calls it.
+
+    ``tasks``: number of tasks that share the rate limit of the plan.
+    """
     options, planned = plan.options(), share.planned
     round = Round(f"replay:{plan.name}", planned.partition, 0)
     with _explain_errors(plan, planned.partition):

@@ -458,13 +458,13 @@ class Measures:
         self.last_ns = int(stamps[-1])
 
     def count_subjects(self, counts: Mapping[str, int]) -> None:
-        """Count records by subject, for at most MAX_SUBJECTS subjects."""
+        """Add ``counts``, numbers of records by subject. At most MAX_SUBJECTS subjects are counted."""
         for name, count in counts.items():
             known = name in self.subjects or len(self.subjects) < MAX_SUBJECTS
             self.subjects[name if known else OTHERS] += count
 
     def join(self, later: Measures) -> None:
-        """Add the statistics of the next range of the same partition."""
+        """Add the statistics ``later`` of the range that follows in the same partition."""
         self.missing += later.missing
         self.end_offset = later.end_offset
         if later.records:

@@ -191,7 +191,10 @@ def commit_of(
 
 
 def check_uid(stream: str, uid: str, marks: Mapping[str, int]) -> None:
-    """Raise NotFoundError if the records of ``stream`` in the table have another uid [R9]."""
+    """Raise NotFoundError if the table has records of an earlier stream with this name, which had another uid [R9].
+
+    ``marks``: values of the marks in the table.
+    """
     if uid_mark(stream, uid) not in marks:
         raise NotFoundError(
             f"The table has records of a deleted stream {stream}. The current stream of this name has uid {uid}. "
@@ -235,7 +238,7 @@ def starts_after(
 
 
 def check_table_columns(there: pa.Schema, wanted: pa.Schema, table: str) -> None:
-    """Raise ConfigError if the columns of the table and the archive differ."""
+    """Raise ConfigError if the columns ``there`` of the table differ from the columns ``wanted`` of the archive."""
     if there.names != wanted.names:
         text = f"Table {table} has the columns {', '.join(there.names)}, but the archive has {', '.join(wanted.names)}"
         raise ConfigError(f"{text}. Archive the same columns, or use another table.")

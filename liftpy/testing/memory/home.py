@@ -34,7 +34,10 @@ class FellowReplica(Protocol):
     """Methods of a replica that the other replicas of its partition call."""
 
     def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
-        """Run ``callback`` in a later turn of the loop, unless the replica is closed by then."""
+        """
+
+        Run ``callback`` in a later turn of the loop, after at least ``delay_ns`` nanoseconds, unless the replica is closed by then.
+        """
 
     def feed(self, event: ev.Event) -> None:
         """Pass an event to the state machine of the replica."""
@@ -69,7 +72,10 @@ class HeldReplica(Protocol):
         """Pass an event to the state machine of the replica."""
 
     def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
-        """Run ``callback`` in a later turn of the loop, unless the replica is closed by then."""
+        """
+
+        Run ``callback`` in a later turn of the loop, after at least ``delay_ns`` nanoseconds, unless the replica is closed by then.
+        """
 
     def now_ns(self) -> int:
         """Return the monotonic time, in nanoseconds."""
@@ -116,4 +122,4 @@ class HomeNode(Protocol):
         """Return the replica of the partition on the node ``node_id``. None: there is none."""
 
     def is_up(self, node_id: str) -> bool:
-        """Return whether a node runs."""
+        """Return whether the node with this id runs."""

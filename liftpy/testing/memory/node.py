@@ -195,6 +195,6 @@ class MemoryNode:
         return None if other is None else other.replicas.get(key)
 
     def is_up(self, node_id: str) -> bool:
-        """Return whether a node runs."""
+        """Return whether the node with this id runs."""
         other = self._others.get(node_id)
         return other is not None and other.up

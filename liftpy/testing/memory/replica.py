@@ -159,7 +159,7 @@ class Readers:
         raise error
 
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Start a timer of the event loop. Return a function that cancels it."""
+        """Call ``callback`` at the monotonic time ``at_ns``, in nanoseconds. Return a function that cancels the timer."""
         return self._replica.node.loop.call_at(at_ns / NS_PER_S, callback).cancel
 
 
@@ -244,7 +244,7 @@ class MemoryReplica(MemoryAsking, Peers):
 
     # ---- events in, effects out --------------------------------------------------------------------------------------
     def feed(self, event: ev.Event) -> None:
-        """Feed an event. Events that its effects cause are processed after all its effects."""
+        """Pass an event to the state machine, and carry out its effects. Events that the effects cause are processed afterwards."""
         if self.gone:
             return
         self._inbox.append(event)
@@ -264,7 +264,10 @@ class MemoryReplica(MemoryAsking, Peers):
         return self.node.now_ns()
 
     def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
-        """Run ``callback`` in a later turn of the loop, unless the replica is closed by then."""
+        """
+
+        Run ``callback`` in a later turn of the loop, after at least ``delay_ns`` nanoseconds, unless the replica is closed by then.
+        """
 
         def call() -> None:
             if not self.gone:
