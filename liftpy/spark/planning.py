@@ -234,7 +234,7 @@ def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss
 def before_cuts(starts: Bounds, views: Views) -> Bounds:
     """Return ``starts``, with earlier starts for partitions in which records before the start were lost.
 
-    Such a start moves back to the first offset at which the log differs.
+    These starts move back to the first offset at which the log differs.
     """
     cuts = {key: views[key].cut_at for key, start in starts.items() if start in views[key].lost_ends}
     return starts | {key: min(starts[key], cut) for key, cut in cuts.items() if cut is not None}

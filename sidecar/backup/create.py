@@ -411,7 +411,7 @@ class Barrier:
 
 
 def _cursors(described: Iterable[tuple[str, bool, dict[PartitionKey, int]]], streams: set[str]) -> tuple[CursorCopy, ...]:
-    """Return the groups and cursors in ``described`` that have positions in ``streams`` (uids), without their other positions."""
+    """Return the groups and cursors in ``described`` that have positions in ``streams`` (names), without their other positions."""
     found = []
     for name, is_cursor, positions in described:
         kept = sorted(
