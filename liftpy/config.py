@@ -174,7 +174,7 @@ class DefaultQuota:
 
     @property
     def words(self) -> str:
-        """Text of the quota for users."""
+        """Text of the quota for users, such as its records and bytes per second."""
         said = [f"{self.records_per_s} records/s"] if self.records_per_s else []
         said += [f"{self.bytes_per_s} bytes/s"] if self.bytes_per_s else []
         if not said:
@@ -266,7 +266,7 @@ class SessionTimes:
 
     @property
     def words(self) -> str:
-        """Text of the times for users."""
+        """Text of the current and the previous times, for users."""
         said = f"session {self.session_ms / 1000:g} s, lease {self.lease_ms / 1000:g} s"
         if self.is_settled:
             return said

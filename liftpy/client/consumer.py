@@ -56,7 +56,7 @@ _SAY_EVERY_S = 1.0
 
 
 class EventKind(Enum):
-    """Kind of a ReadEvent."""
+    """Kind of an event that a reader reports to ``ReadOptions.on_event``."""
 
     ANSWERED = "answered"
     """A replica sent ``records`` records of ``size_bytes`` bytes, ``took_s`` seconds after the request."""

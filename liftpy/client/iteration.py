@@ -126,7 +126,7 @@ class ReadAhead:
 
     @property
     def is_empty(self) -> bool:
-        """True if the fetch task runs and all fetched slices were returned."""
+        """True if fetching has started and the application has received all fetched slices."""
         return self._fetching is not None and not self._pieces and not self._seen and self._ready.empty()
 
     def put_back(self, piece: BatchSlice) -> None:
@@ -147,12 +147,12 @@ class ReadAhead:
         self._forget = self._home.tell_of_close(closed)
 
     async def close(self) -> None:
-        """Stop fetching and wait until the tasks have ended."""
+        """Stop fetching, and wait until the background tasks have ended."""
         beginning = self._beginning
         await end_tasks([self._let_go(), beginning])
 
     def abandon(self) -> None:
-        """Stop fetching without waiting for the tasks."""
+        """Stop fetching, without waiting for the end of the background tasks."""
         fetching = self._let_go()
         if fetching is not None and not fetching.done() and not fetching.get_loop().is_closed():
             fetching.get_loop().call_soon_threadsafe(_end_later, fetching)
@@ -204,7 +204,7 @@ def _do_nothing() -> None:
 
 
 def whole(piece: BatchSlice) -> Iterator[BatchSlice]:
-    """Yield the slice itself as the only item."""
+    """Yield only ``piece`` itself. It is the ``unfold`` function of a read that returns slices as they were fetched."""
     return iter((piece,))
 
 

@@ -285,7 +285,7 @@ class MetadataRequests:
         return codec.stream_from_pb(pages.stream)
 
     async def read(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
-        """Send a read-only request. It may be repeated safely."""
+        """Send a read-only request and return the answer. The request may be sent several times."""
         try:
             return await self._ask_on(self.subjects.info(), request)
         except OutcomeUnknownError as error:
@@ -294,7 +294,7 @@ class MetadataRequests:
             raise UnavailableError(str(error)) from None
 
     async def command(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
-        """Send a request that needs operator permissions."""
+        """Send a request that needs operator permissions, and return the answer."""
         request.internal = self.internal
         return await self._ask_on(self.subjects.control_admin(), request)
 

@@ -42,7 +42,7 @@ class PlacementOptions:
     """Placement policy for partitions that are added later to a stream with an assignment. '': they need an assignment."""
 
     def lists(self) -> list[cluster_pb2.ReplicaList]:
-        """Return the assignment in the form of the request."""
+        """Return the assignment as the list of replica lists that a request to the metadata group contains."""
         return [cluster_pb2.ReplicaList(partition=number, replicas=replicas) for number, replicas in self.assignment]
 
 
@@ -138,7 +138,7 @@ _NODE = MessageCodec(PlannedNode, cluster_pb2.PlannedNode)
 
 
 def plan_from_pb(plan: cluster_pb2.PlacementPlan) -> PlacementPlan:
-    """Decode a plan. Raise ValueError if it is inconsistent."""
+    """Decode a placement plan from its protobuf message. Raise ValueError if the message is inconsistent."""
     factor, places = plan.replicationFactor, list(plan.replicas)
     if places and (not factor or len(places) % factor or max(places) >= len(plan.nodes)):
         raise ValueError(

@@ -435,7 +435,7 @@ class BackwardProgress(ReadProgress):
 
     @property
     def done(self) -> bool:
-        """True if no wanted record remains."""
+        """True if all records down to the lowest wanted offset are delivered."""
         return self.next_offset <= max(self.end_offset or 0, self.log_start_offset)
 
     def request(self, max_bytes: int, wait_ms: int, request_id: int = 0) -> client_pb2.ReadRequest:

@@ -78,7 +78,7 @@ class TakePace:
         self._taken.append((now_ns, count))
 
     def ahead(self, now_ns: int) -> int:
-        """Return the number of records to prefetch."""
+        """Return the number of records to prefetch at the time ``now_ns``, in monotonic nanoseconds."""
         if len(self._taken) <= _FEWEST or now_ns - self._taken[-1][0] > _PAUSE_NS:
             return 0
         began_ns = self._taken[0][0]
@@ -332,7 +332,7 @@ class _Place:
 
     @property
     def key(self) -> PartitionKey:
-        """Key of the partition."""
+        """Stream, uid and number of the partition."""
         return self.log.key
 
     def is_due(self, now_ns: int) -> bool:

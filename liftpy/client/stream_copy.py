@@ -153,7 +153,7 @@ class _Course:
         return self._home.group.generation_of(self._key) == self._generation
 
     async def run(self) -> None:
-        """Send the results until another member owns the partition."""
+        """Send the results of the queued batches until another member owns the source partition."""
         loop, home, refused_until = asyncio.get_running_loop(), self._home, 0.0
         try:
             while self._is_ours:

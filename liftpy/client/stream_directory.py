@@ -25,11 +25,11 @@ from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 
 
 class StreamDirectory:
-    """The streams that a client knows.
+    """Cache of the descriptions of streams. It also makes readers of their partitions.
 
     Args:
-        requests: The way to the metadata group.
-        factories: Factories that add traces. Default None: no traces.
+        requests: Requests to the metadata group.
+        factories: Factories of readers that add traces. Default None: no traces.
     """
 
     def __init__(self, requests: MetadataRequests, factories: ClientFactories | None = None) -> None:
@@ -92,7 +92,7 @@ class StreamDirectory:
         return address_of(await self.cached_stream(stream, partition, refresh=refresh), partition)
 
     def reader(self, stream: str, partition: int, options: ReadOptions | None = None) -> PartitionReader:
-        """Return a reader of one partition."""
+        """Return a reader that sends read requests for one partition."""
         check_name(stream, "stream")
         check_partition(partition)
 

@@ -64,7 +64,7 @@ class Sending:
         self._span.end()
 
     def set_record_count(self, records: int) -> None:
-        """Set the number of records in the batch."""
+        """Store the number of records in the batch as an attribute of the span."""
         self._span.set_attribute("messaging.batch.message_count", records)
 
 

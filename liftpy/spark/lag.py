@@ -30,7 +30,7 @@ class Lag:
 
     @property
     def total(self) -> int:
-        """Number of records over all partitions."""
+        """Number of committed records that no micro-batch has read yet, over all partitions."""
         return sum(self.behind.values())
 
     @property

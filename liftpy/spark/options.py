@@ -96,7 +96,7 @@ class Option:
 
     @property
     def expected(self) -> str:
-        """Text about valid values."""
+        """Text for users that says which values of the option are valid."""
         *firsts, last = (word for word, _ in self.choices) if self.choices else ("",)
         words = " or ".join(filter(None, (", ".join(firsts), last)))
         return self.kind.expects.format(low=_number(self.low), high=_number(self.high), unit=self.unit, choices=words)
@@ -115,7 +115,7 @@ class Option:
 
     @property
     def description(self) -> str:
-        """The meaning, the valid values and the default."""
+        """Text for the documentation: the meaning, the valid values and the default of the option."""
         default = f" Default: {self.shown_default}." if self.shown_default else ""
         return f"{self.meaning} Use {self.expected}.{default}"
 
@@ -124,7 +124,7 @@ class Option:
         return self.kind.parse(self, text)
 
     def invalid(self, text: str) -> ConfigError:
-        """Return the error for an invalid value."""
+        """Return the error for the invalid value ``text`` of the option."""
         return ConfigError(f"Invalid {self.name} = {quote(text)}. Use {self.expected}.")
 
 
@@ -724,7 +724,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
-        """Parse Spark's option map.
+        """Return the checked options of a query. ``given``: Spark's option map.
 
         Raises:
             ConfigError: An option is unknown, missing or invalid, or two options contradict each other.
@@ -746,7 +746,7 @@ class SourceOptions:
         )
 
     def check_batch(self) -> None:
-        """Raise ConfigError if an option is not for batch queries."""
+        """Raise ConfigError if an option is set that batch queries do not accept."""
         if self.starting is not None and (self.starting.word == "latest" or LATEST in dict(self.starting.offsets).values()):
             raise ConfigError(
                 "startingOffsets cannot be latest (or -1) in a batch query, because it would read nothing. Use "
@@ -755,7 +755,7 @@ class SourceOptions:
         _check_taker(self, BATCH_QUERY, _SOURCE)
 
     def check_streaming(self) -> None:
-        """Raise ConfigError if an option is not for streaming queries."""
+        """Raise ConfigError if an option is set that streaming queries do not accept."""
         _check_taker(self, STREAMING_QUERY, _SOURCE)
         if 0 < self.max_records_per_trigger < self.min_records_per_trigger:
             raise ConfigError(
@@ -819,7 +819,7 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SinkOptions:
-        """Parse Spark's option map.
+        """Return the checked options of a write. ``given``: Spark's option map.
 
         Raises:
             ConfigError: An option is unknown or invalid.
@@ -834,5 +834,5 @@ class SinkOptions:
         )
 
     def check_streaming(self) -> None:
-        """Raise ConfigError if an option is only for batch writes."""
+        """Raise ConfigError if an option is set that only batch writes accept."""
         _check_taker(self, STREAMING_WRITE, _SINK)

@@ -289,7 +289,7 @@ class LiftStreamWriter(DataSourceStreamArrowWriter):
         self.options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write the rows of one task of a micro-batch."""
+        """Store the rows of one task of a micro-batch, each row exactly once, and return what was stored."""
         with with_error_code():
             task = _task()
             query, batch = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
@@ -311,7 +311,7 @@ class LiftStreamWriter(DataSourceStreamArrowWriter):
         _logger.info("micro-batch %d: %s", batchId, summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: stored records are skipped when the micro-batch runs again."""
+        """Do nothing after a failed micro-batch, because its next run skips the stored records."""
 
 
 class LiftWriter(DataSourceArrowWriter):
@@ -321,7 +321,7 @@ class LiftWriter(DataSourceArrowWriter):
         self.options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Store the rows of one task."""
+        """Store the rows of one task of a batch write, and return what was stored."""
         options, task = self.options, _task()
         link, attempt = link_to(options.access), task.attemptNumber()
         if not options.write_id:
@@ -330,12 +330,12 @@ class LiftWriter(DataSourceArrowWriter):
         return write_round(link, options, iterator, round, attempt, counting_settings(task.getLocalProperty, streaming=False))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log what was stored. With a ``writeId``, raise SourceError if an earlier run had more tasks."""
+        """Log what the tasks have stored. With a ``writeId``, raise SourceError if an earlier run had more tasks."""
         check_tasks(link_to(self.options.access), self.options, messages)
         _logger.info("batch write: %s", summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing: stored records stay."""
+        """Do nothing after a failed write, because stored records stay in the stream."""
 
 
 def check_tasks(link: Link, options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:

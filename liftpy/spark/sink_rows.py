@@ -179,7 +179,7 @@ def _records(rows: pa.Table) -> RecordColumns:
 
 
 def bytes_of(column: pa.ChunkedArray | pa.Array) -> ByteArray:
-    """Return a column of bytes or text without a copy of Arrow's buffers."""
+    """Return the Arrow column as a ByteArray, which shares the memory of Arrow's buffers."""
     array = _one(column).cast(pa.large_binary())
     valid = pc.is_valid(array).to_numpy(zero_copy_only=False) if array.null_count else None
     if array.null_count:

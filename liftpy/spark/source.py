@@ -201,7 +201,7 @@ class LiftReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        """Return the current ranges between startingOffsets and endingOffsets."""
+        """Plan the query: return the ranges between startingOffsets and endingOffsets, one for each task."""
         options, now_ns = self.options, time.time_ns()
         starting = (options.starting or OffsetSpec("earliest")).as_of(now_ns)
         ending = (options.ending or OffsetSpec("latest")).as_of(now_ns)
@@ -375,7 +375,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**added, **starts}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end of this run: it reads the records that are committed now."""
+        """Fix the end of this run, so that it reads only the records that are committed now."""
         with with_error_code():
             self._target = _ends(self._open_catalog().views())
 

@@ -308,7 +308,7 @@ class _BackupRun:
         return False
 
     def _remove_unused(self, streams: list[StreamCopy]) -> None:
-        """Remove the files of streams that are not in the backup."""
+        """Remove the files of streams that were copied but are not in the backup. ``streams``: the streams in the backup."""
         copies = [copy for stream in streams for copy in stream.partitions]
         used = {piece.file.path for copy in copies for piece in copy.pieces}
         used |= {copy.state.file.path for copy in copies if copy.state is not None}
@@ -629,7 +629,7 @@ class _TombstonesGoneError(Exception):
 
 
 class _PieceWriter:
-    """A piece that is being written. ``write`` blocks."""
+    """Writes one piece, a file with consecutive batches of a partition. ``write`` blocks."""
 
     def __init__(self, path: str, start: int, stream: Any) -> None:
         self._path, self._start, self._stream = path, start, stream

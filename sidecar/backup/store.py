@@ -74,7 +74,7 @@ class Store:
 
     @contextmanager
     def open_for_writing(self, path: str) -> Iterator[Any]:
-        """Yield a new file to write to. It is durable when the context ends."""
+        """Open a new file and yield it, to write to it. The file is durable when the context ends."""
         whole = self._whole(path)
         with _storage_errors(path):
             try:

@@ -52,7 +52,7 @@ def number_field(number: int, value: int) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """Return a number from 0 on as a varint, seven bits per byte."""
+    """Return the protobuf varint of a number from 0 on: seven bits per byte."""
     found = bytearray()
     while value > 127:
         found.append(value & 127 | 128)

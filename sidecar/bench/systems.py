@@ -59,7 +59,7 @@ class NatsCluster:
 
     @property
     def ports(self) -> list[int]:
-        """Ports for clients."""
+        """Ports of the nats-servers, for clients."""
         return [server.port for server in self.servers]
 
     @property
@@ -161,7 +161,7 @@ _IS_LEADER = number_field(2, 1)
 
 
 def find_liftbridge() -> Path:
-    """Return the path of the binary. Raises ConfigError if there is none."""
+    """Return the path of the Liftbridge binary. Raises ConfigError if it is not on the PATH."""
     found = shutil.which(BINARY, path=search_path())
     if found is None:
         raise ConfigError(f"`{BINARY}` is not on the PATH. Build Liftbridge (`go build`), or leave it out (--system).")
@@ -469,7 +469,7 @@ class System(AbstractContextManager["System"], Protocol):
 
 
 class _OverNats(ABC):
-    """A system whose publishers use NATS."""
+    """Base class of the systems whose publishers use NATS."""
 
     dialect_name = "plain"
     lacks: frozenset[str] = frozenset()
@@ -554,7 +554,7 @@ class Liftpy(_OverNats):
 
 
 class JetStream(JetStreamCluster, _OverNats):
-    """JetStream with one server or three."""
+    """JetStream as a system under test, with one server or three."""
 
     kind = "jetstream"
     reads = (("batches", "py-pull"), ("one by one", "py-ordered"))
@@ -634,11 +634,11 @@ class Kafka(KafkaCluster):
         return {"batches": [*self.client(), "consume", self.servers, STREAM, str(seconds), _JAVA_WARM_S]}
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        """Raise UnavailableError, because Kafka does not use NATS."""
+        """Raise UnavailableError, because Kafka accepts no messages over NATS."""
         raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")
 
     def kill_leader(self) -> int:
-        """Raise UnavailableError, because the case needs publishers over NATS."""
+        """Raise UnavailableError, because the failover case publishes over NATS, which Kafka does not support."""
         raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")
 
 

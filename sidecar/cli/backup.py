@@ -288,7 +288,7 @@ def _wish(image: ClusterImage, manifest: Manifest, name: str, into: str, subject
 
 
 def until_of(text: str | None) -> Until:
-    """Parse an offset or a time from the command line. Raises ConfigError."""
+    """Return the end of a restore. ``text``: an offset or a time from the command line, None: no end. Raises ConfigError."""
     found = parse_until(text, datetime.now(UTC), "--until")
     if found is None:
         return Until()

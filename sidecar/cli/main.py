@@ -164,7 +164,7 @@ class LazyGroup(HelpGroup):
         return check_texts(command)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command. A closed output (``| head``) ends it without an error."""
+        """Run the command. If the reader of its output has closed the pipe (``| head``), the command ends without an error."""
         try:
             code = super().invoke(ctx)
             sys.stdout.flush()

@@ -93,7 +93,7 @@ class _Report:
 
     @property
     def as_json(self) -> dict[str, object]:
-        """Result for ``--json``."""
+        """The report as the object that ``--json`` prints."""
         found: dict[str, object] = {"published": self.published, "refused": self.refused}
         found |= {"first_offset": self.first_offset, "last_offset": self.last_offset, "last_line": self.last_line}
         if self.first_error is not None:

@@ -41,7 +41,7 @@ move_timeout_option = click.option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveProgress:
-    """Progress of moving replicas."""
+    """Total progress of several moves of replicas."""
 
     partitions: int
     """Number of partitions that still move."""

@@ -33,7 +33,7 @@ _SHOWN = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebalancePlan:
-    """Planned moves of a rebalance."""
+    """Moves that a rebalance would request, and the load of the nodes before and after them."""
 
     by: str
     unit: str

@@ -680,7 +680,7 @@ async def _known_partitions(partitions: Sequence[int]) -> Sequence[int]:
 
 
 async def _all_partitions(settings: ServiceSettings, target: Target) -> Sequence[int]:
-    """Wait for the stream and return all its partitions."""
+    """Return the numbers of all partitions of the stream. Wait until the stream exists."""
     connection = await _connect(settings, target)
     announced = False
     try:

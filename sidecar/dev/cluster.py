@@ -125,7 +125,7 @@ class DevNode:
         return self._end(signal.SIGINT, timeout_s)
 
     def kill(self) -> int:
-        """Send SIGKILL and wait. Return the exit code."""
+        """Send SIGKILL to the process and wait for its end. Return the exit code."""
         return self._end(signal.SIGKILL, _STOP_TIMEOUT_S)
 
     def send(self, with_signal: int) -> None:
@@ -223,7 +223,7 @@ class DevCluster:
 
     @property
     def data(self) -> Path:
-        """Directory with one data directory per node."""
+        """Directory that contains the data directory of each node."""
         folder = self._data or self._own_data
         if folder is None:
             raise UnavailableError("The cluster is not running. Start it first.")
@@ -299,7 +299,7 @@ class DevCluster:
             self._own_data = None
 
     def ended_nodes(self) -> list[str]:
-        """Return the nodes whose process ended unexpectedly."""
+        """Return the ids of the nodes whose process has ended unexpectedly."""
         return [name for name, node in self.nodes.items() if not node.running]
 
     def __enter__(self) -> DevCluster:

@@ -52,7 +52,7 @@ def delays_by_carrier(frame: Any) -> Delays:
 
 
 def run_job(spark: Any, urls: str, namespace: str, stream: str, folder: Path) -> None:
-    """Read the stream, compute the table, and write both into ``folder``."""
+    """Read the stream with Spark, compute the table of delays, and write records and table into ``folder``."""
     import pyarrow as pa
 
     started = time.monotonic()

@@ -355,13 +355,13 @@ class LineProcess:
         return cls(module.rpartition(".")[2], process, log)
 
     def say(self, line: str) -> None:
-        """Write one line. The call has no effect if the process has ended."""
+        """Write one line to the standard input of the process. The call has no effect if the process has ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(ConnectionError, RuntimeError):
             self._process.stdin.write(line.encode() + b"\n")
 
     async def lines(self) -> AsyncIterator[str]:
-        """Yield its output lines until it ends. Raises LiftError with its last log lines if it failed."""
+        """Yield the output lines of the process until it ends. Raises LiftError with its last log lines if it failed."""
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             yield line.decode(errors="replace").rstrip()
@@ -383,7 +383,7 @@ class LineProcess:
         raise LiftError(f"The {self.name} process of the demo ended before it printed {wanted!r}: {self.last_words()}")
 
     def last_words(self) -> str:
-        """Return the end of the process's standard error."""
+        """Return the last part of what the process has written to its standard error."""
         return self._log.read_bytes()[-_LAST_WORDS_BYTES:].decode(errors="replace").strip() or "it said nothing"
 
     async def __aenter__(self) -> LineProcess:
@@ -393,7 +393,10 @@ class LineProcess:
         await self.end(_STOP_TIMEOUT_S if kind is None else _ABANDON_TIMEOUT_S)
 
     async def end(self, timeout_s: float) -> None:
-        """Close its input and wait for its end. Kill its process group if it does not end, or if it leaves processes."""
+        """Close the standard input of the process and wait for its end.
+
+        Its process group is killed if it does not end within ``timeout_s`` seconds, or if it leaves processes behind.
+        """
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -408,9 +411,9 @@ class LineProcess:
             await self._read_to_the_end()
 
     async def _read_to_the_end(self) -> None:
-        """Read the pipe to its end, because asyncio closes it only then.
+        """Read the output of the process to its end, because asyncio closes the pipe only then.
 
-        An open pipe would cause a warning when the loop closes.
+        An open pipe would cause a warning when the event loop closes.
         """
         assert self._process.stdout is not None
         with contextlib.suppress(TimeoutError):

@@ -71,7 +71,7 @@ class ClusterUnderTest:
         self._cluster.start(WAIT_S)
 
     def stop(self) -> None:
-        """End all processes. It may be called twice."""
+        """End all processes of the cluster. A second call has no effect."""
         asking, self._asking = self._asking, None
         if asking is not None:
             asking.close()
@@ -95,7 +95,7 @@ class ClusterUnderTest:
 
     # ---- faults ------------------------------------------------------------------------------------------------------
     def kill(self, node: str) -> None:
-        """End a node's process with SIGKILL. It may be paused."""
+        """End the process of a node, which may be paused, with SIGKILL."""
         self._node(node).kill()
 
     def start(self, node: str, timeout_s: float = WAIT_S) -> None:

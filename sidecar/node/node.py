@@ -699,7 +699,7 @@ class Node:
             await registered.leave(_LEAVE_TIMEOUT_S)
 
     def _end_cleanly(self) -> None:
-        """Write the clean-stop marker if all data is on disk [S9]."""
+        """Write the clean-stop marker at the end of a stop, unless some data is not on disk [S9]."""
         self.was_clean = stopped_cleanly(
             failed=self._failure is not None,
             opened=self.partitions is not None,

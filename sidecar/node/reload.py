@@ -178,5 +178,5 @@ class Reloading:
         return said
 
     def setting_rows(self) -> list[dict[str, Any]]:
-        """Return a row for each setting (``settings_names.rows``)."""
+        """Return a row for each setting of the node, with its value, source and default."""
         return rows(self.running, self.read, self._given.sources if self._given is not None else {}, LIVE)

@@ -59,7 +59,7 @@ class _NodesDesk(StatusDesk):
         self._sampled = sampled
 
     def begin_history(self) -> None:
-        """Start to take samples of the counters. The first process keeps the history of the node."""
+        """Start to take samples of the counters and to send them to the first process, which keeps the history of the node."""
         assert self.reporter is not None
         self._sampler = Sampler(self.history, self.reporter, tell=self._sampled)
         self._sampler.start()
@@ -235,7 +235,7 @@ class WorkerNode(Node):
 
     # ---- frames to the node-------------------------------------------------------------------------------------------------
     def fatal(self, error: Exception) -> None:
-        """Report a fatal error to the node, which stops."""
+        """Report a fatal error of this worker to the node, which then stops."""
         is_news = self._failure is None
         super().fatal(error)
         if is_news:
@@ -243,7 +243,7 @@ class WorkerNode(Node):
             self._channel.send(FrameKind.FATAL, 0, json.dumps(said).encode())
 
     def repair(self, reason: str) -> None:
-        """Report damage to the node, which restarts for the given reason."""
+        """Report a damaged log to the node, which restarts to repair it. ``reason``: the damaged log."""
         is_news = self._failure is None and not self._repairs
         super().repair(reason)
         if is_news:

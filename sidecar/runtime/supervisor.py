@@ -76,15 +76,15 @@ class Supervisor:
         return False
 
     def reloading(self) -> None:
-        """Report that the settings are read again. Call ``reloaded`` afterwards."""
+        """Tell the supervisor that the node reads its settings again. Call ``reloaded`` afterwards."""
         self.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def reloaded(self) -> None:
-        """Report the end of a reload. It may have failed."""
+        """Tell the supervisor that a reload has ended, successfully or not."""
         self.tell("READY=1", "STATUS=ready")
 
     def stopping(self) -> None:
-        """Report that the node stops. No report follows."""
+        """Tell the supervisor that the node stops. No report follows."""
         if self._task is not None:
             self._task.cancel()
             self._task = None

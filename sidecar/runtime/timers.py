@@ -67,7 +67,7 @@ class Timers:
             self._push(timer, slot_ns)
 
     def cancel(self, timer: Timer) -> None:
-        """Cancel a timer. The call has no effect if it is not set."""
+        """Cancel ``timer``. The call has no effect if the timer is not set."""
         timer._wanted_ns = None
 
     def _push(self, timer: Timer, slot_ns: int) -> None:

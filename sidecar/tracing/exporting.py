@@ -32,7 +32,7 @@ _LAST_EXPORT_S = 1.0
 
 
 class Exporter(Protocol):
-    """The methods of OpenTelemetry's SpanExporter that are used."""
+    """The methods of OpenTelemetry's SpanExporter that this module calls."""
 
     def export(self, spans: Sequence[ReadableSpan], /) -> Any:
         """Export the spans and return a SpanExportResult."""

@@ -81,7 +81,7 @@ class Channel:
         self._unsent.put(frame)
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until all frames are sent, at most ``timeout_s``."""
+        """Wait until all queued frames are sent to the node, at most ``timeout_s`` seconds."""
         self._unsent.put(None)
         self._writer.join(timeout_s)
 

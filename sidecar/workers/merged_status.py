@@ -82,7 +82,7 @@ def _add_histogram(found: Figures, name: str, labels: tuple[str, ...], counts: l
 def joined_rows(own: dict[str, Any], told: Iterable[dict[str, Any]], limit: int) -> dict[str, Any]:
     """Return the ``limit`` most urgent partition rows of all processes, sorted by urgency.
 
-    ``own``: rows of the first process with their counts. ``told``: the same of each worker.
+    ``own``: rows of the first process with their counts. ``told``: rows of each worker in an equal form.
     """
     rows, count, problems, more = list(own["rows"]), own["count"], own["problems"], own["more"]
     for one in told:

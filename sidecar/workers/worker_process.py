@@ -133,7 +133,7 @@ class WorkerHandle(asyncio.Protocol):
         self.send_bytes(encode(kind, token, body))
 
     def send_bytes(self, frame: bytes) -> None:
-        """Send an encoded frame."""
+        """Send an already encoded frame to the worker."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -230,7 +230,7 @@ class WorkerHandle(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the methods, but not the type
 
     def data_received(self, data: bytes) -> None:
-        """Process data from the worker."""
+        """Decode bytes that the worker has sent into frames, and process each frame."""
         try:
             for frame in self._reader.feed(data):
                 self._process_frame(frame)

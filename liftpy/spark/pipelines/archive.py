@@ -301,7 +301,7 @@ class ArchivePlan:
         return offsets.is_dir() and any(path.name.isdigit() for path in offsets.iterdir())
 
     def options(self) -> dict[str, str]:
-        """Return the options of the source."""
+        """Return the options of Spark's format ``liftpy`` for the query of the archive."""
         chosen = {"startingOffsets": "earliest", "includeHeaders": "true", "maxOffsetsPerTrigger": str(self.batch_records)}
         if self.columns:
             chosen |= {"columns": self.columns, "includeHeaders": "false"}

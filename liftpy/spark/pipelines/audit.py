@@ -308,7 +308,7 @@ class AuditSpan:
 
 @dataclass(slots=True)
 class SpanAudit:
-    """Result of one span: the findings, and the results by node."""
+    """Result of comparing one part of a partition: the findings, and the results by node."""
 
     replicas: dict[str, ReplicaAudit] = field(default_factory=dict)
     findings: list[AuditFinding] = field(default_factory=list)
@@ -493,7 +493,7 @@ def audit_span(access: Access, span: AuditSpan) -> SpanAudit:
 
 
 class _SpanWork:
-    """Compares the replicas of one span."""
+    """Compares the replicas in one part of a partition (``AuditSpan``)."""
 
     def __init__(self, transport: Transport, subjects: Subjects, span: AuditSpan) -> None:
         self._transport = transport
@@ -512,7 +512,10 @@ class _SpanWork:
         return self._asked[-1]
 
     async def run(self) -> SpanAudit:
-        """Compare block after block. If a replica becomes unreachable, skip it from this block on."""
+        """Compare the replicas block after block, and return the result.
+
+        A replica that becomes unreachable is left out from then on.
+        """
         span = self._span
         asked = {node: InBlocks(self._reads(node), span.start_offset, from_log_start=span.is_first) for node in span.nodes}
         for start in range(span.start_offset, span.end_offset, BLOCK_OFFSETS):

@@ -126,7 +126,7 @@ class PartitionAudit:
 
     @property
     def is_proven(self) -> bool:
-        """True if two replicas, or all existing ones, were compared."""
+        """True if at least two replicas were compared, or the only replica that exists was read."""
         return len(self.compared) > 1 or len(self.compared) == len(self.replicas)
 
 
@@ -152,7 +152,7 @@ class AuditReport:
 
     @property
     def is_proven(self) -> bool:
-        """True if replicas were compared in every partition."""
+        """True if the replicas of every partition were compared, so that no finding means no difference."""
         return all(one.is_proven for one in self.partitions)
 
     def to_json(self) -> dict[str, Any]:

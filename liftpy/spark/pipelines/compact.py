@@ -119,7 +119,7 @@ class CompactStep:
 
     @property
     def waiting(self) -> int:
-        """Number of offsets to read."""
+        """Number of offsets that the run will read."""
         return sum(end - self.starts[key] for key, end in self.ends.items())
 
 

@@ -64,7 +64,7 @@ class ReplayShare:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFile:
-    """A file of an archive's table."""
+    """A data file of an archive, with the offset range that its name contains."""
 
     name: FileName
     path: str

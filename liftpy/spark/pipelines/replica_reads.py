@@ -95,12 +95,12 @@ class HeldBlock:
 
     @property
     def is_whole(self) -> bool:
-        """True if the replica served the whole block."""
+        """True if the replica returned all batches of the block, without damage."""
         return self.damaged is None and not self.away
 
 
 class ReplicaReads:
-    """Reads one replica on the transport's loop, one request at a time."""
+    """Sends read requests to one replica, one at a time, on the event loop of the NATS connection."""
 
     def __init__(self, transport: Transport, subjects: Subjects, replica: ReplicaAddress) -> None:
         self.replica = replica

@@ -138,7 +138,7 @@ class StatsReport:
         return max((one.measures.width_ns for one in self.partitions), default=WIDTHS_NS[0]) / _NS_PER_S
 
     def streams(self) -> list[PartitionStats]:
-        """Return the statistics of each stream over all its partitions."""
+        """Return the statistics of each stream, combined over all its partitions."""
         found: dict[str, PartitionStats] = {}
         for one in self.partitions:
             whole = found.get(one.stream)
@@ -149,7 +149,7 @@ class StatsReport:
         return list(found.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain values."""
+        """Return the report as a JSON object."""
         return {
             "width_s": self.width_s,
             "partitions": [{**one.summary(), "series": one.series()} for one in self.partitions],
@@ -322,7 +322,7 @@ class Sketch:
     registers: NDArray[np.uint8] = field(default_factory=_registers)
 
     def add(self, hashes: NDArray[np.uint32]) -> None:
-        """Add entries by their uint32 hashes."""
+        """Count entries that are given as uint32 hashes."""
         index = (hashes >> np.uint32(_RANK_BITS)).astype(np.int64)
         rest = hashes & np.uint32((1 << _RANK_BITS) - 1)
         # frexp gives the exponent of the highest bit: the rank is the number of leading zeros of the rest, and one

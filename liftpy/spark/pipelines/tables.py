@@ -41,7 +41,7 @@ class TableState:
 
 
 class Table(Protocol):
-    """Interface of a table."""
+    """Interface of a table in a directory, which both formats implement."""
 
     @property
     def root(self) -> Path:
@@ -280,7 +280,7 @@ class FileName(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Path below the table's directory."""
+        """Path of the file, relative to the directory of the table."""
         return f"{DATA}/{self.stream}/{self.partition}/{self.name}"
 
 
@@ -304,7 +304,7 @@ def temporary(name: str, attempt: str) -> str:
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether ``temporary`` made this name."""
+    """Return whether the file ``name`` is one that is still being written, as ``temporary`` names it."""
     found = _TEMPORARY.fullmatch(name)
     return found is not None and parse_file(found[1]) is not None
 

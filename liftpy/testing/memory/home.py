@@ -46,9 +46,9 @@ class FellowReplica(Protocol):
         """Store that the replica ``peer`` has sent the request ``request_id``. Return a token for the answer."""
 
     def give_state(self, question: StateQuestion) -> StatePiece | None:
-        """Return the requested piece of the state of producers and message ids, which deleted records also belong to.
+        """Return the requested piece of the replica's state of producers and message ids. None: not ready.
 
-        None: not ready.
+        The state includes that of deleted records.
         """
 
     def answer_arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:

@@ -356,7 +356,7 @@ class MemoryTransport(Transport):
         self._line = _Line(self._server, self._reader)
 
     async def connect_tls(self, uri: Any, ssl_context: Any, buffer_size: int, connect_timeout: int) -> None:
-        """Reject TLS: no data leaves the process."""
+        """Raise an error, because the in-memory connection does not support TLS."""
         raise ConnectionRefusedError("an in-memory cluster does not support TLS")
 
     def write(self, payload: bytes) -> None:

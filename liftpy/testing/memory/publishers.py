@@ -84,7 +84,7 @@ class MemoryPublishers:
         self.ingest.stop()
 
     def close(self) -> None:
-        """Stop permanently."""
+        """Stop accepting publishes permanently, because the replica is closed."""
         self.standby.cancel()
         self.standby.stop()
         self.ingest.stop()
@@ -172,13 +172,13 @@ class _Hearing:
         self._replica.later(callback)
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` at once, because no message is ever in flight."""
+        """Call ``callback`` at once. A real connection would first wait for messages in flight, and this bus has none."""
         self._replica.later(callback)
 
     def leave(self) -> None:
-        """Unsubscribe from the inbox."""
+        """End the subscription at once, because no message is in flight."""
         self._subscription.close()
 
     def close(self) -> None:
-        """Unsubscribe."""
+        """End the subscription to the data subject."""
         self._subscription.close()

@@ -143,11 +143,11 @@ class Readers:
 
     @property
     def has_room(self) -> bool:
-        """Always True, because answers are only in memory."""
+        """Always True: answers are only in memory, so the connection is never full."""
         return True
 
     def now_ns(self) -> int:
-        """Return the monotonic time."""
+        """Return the monotonic time, in nanoseconds."""
         return self._replica.now_ns()
 
     def answer(self, asker: str, chunks: Chunks) -> None:
@@ -260,7 +260,7 @@ class MemoryReplica(MemoryAsking, Peers):
             self._stepping = False
 
     def now_ns(self) -> int:
-        """Return the monotonic time."""
+        """Return the monotonic time, in nanoseconds."""
         return self.node.now_ns()
 
     def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
