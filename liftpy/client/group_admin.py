@@ -329,7 +329,7 @@ class Groups:
 
         Args:
             name: Name of the group.
-            positions: Partition -> offset of the next record. -1 deletes the position.
+            positions: Offset of the next record, by partition. -1 deletes the position.
 
         Raises:
             GroupRejectedError: The group has members.
@@ -466,7 +466,7 @@ class Cursors:
 
         Args:
             name: Name of the cursor.
-            positions: Partition -> offset of the next record. -1 deletes the position.
+            positions: Offset of the next record, by partition. -1 deletes the position.
 
         Raises:
             GroupRejectedError: The name belongs to a group.

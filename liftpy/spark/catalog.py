@@ -369,8 +369,8 @@ async def _bounds(
 ) -> tuple[Bounds, int]:
     """Return (bounds of the partition, offset for the time ``at_ns``) from the leader.
 
-    If the leader's log lacks the record ``last`` (offset, LeaderEpoch), the end of the unchanged part of the log is stored in ``cuts``,
-    under the offset after that record.
+    The leader checks whether its log has the record ``last`` (offset, LeaderEpoch). If not, ``cuts`` gets an entry. Its key is the
+    offset after ``last``, and its value the end of the unchanged part of the log.
     """
     try:
         return await reader.bounds(uid, at_ns, last)

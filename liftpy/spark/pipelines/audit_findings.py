@@ -102,7 +102,7 @@ class PartitionAudit:
     Attributes:
         start_offset: First compared offset, inclusive.
         end_offset: End of the compared range, exclusive.
-        replicas: Node -> result for its replica.
+        replicas: Result for the replica of each node, by node id.
         findings: Differences.
         dropped: Number of records that some replicas have already removed by compaction.
         dropped_checked: True if the audit checked that later records replace them.

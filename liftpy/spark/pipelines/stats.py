@@ -377,7 +377,7 @@ class Measures:
     """Statistics of a range of one partition, from ``start_offset`` (inclusive) to ``end_offset`` (exclusive).
 
     Attributes:
-        buckets: Number (time // ``width_ns``) -> Bucket.
+        buckets: Time buckets by their number, which is time // ``width_ns``.
         is_fixed: True if ``width_ns`` must not grow.
         missing: Number of offsets without a record.
         first_ns: Timestamp of the first record.
@@ -535,7 +535,10 @@ def _count_entries(column: DictionaryColumn, index: NDArray[np.uint32]) -> dict[
 
 
 def _powers(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the class of each size, its number of binary digits: 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, and so on."""
+    """Return the class of each size: 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, and so on.
+
+    The class is the number of binary digits of the size.
+    """
     return np.minimum(np.frexp(sizes.astype(np.float64))[1], _SIZES - 1).astype(np.int64)
 
 
