@@ -136,7 +136,7 @@ class Bounds:
 
 
 def _bounds_of(kind: type) -> dict[str, tuple[float, float]]:
-    """Return field -> (lowest, highest) value of the annotated fields."""
+    """Return the (lowest, highest) value of each field of the class ``kind`` that has limits, by name."""
     hints = get_type_hints(kind, include_extras=True)
     found = {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}
     return {name: (bounds.low, bounds.high) for name, bounds in found.items()}
@@ -169,12 +169,12 @@ class DefaultQuota:
 
     @property
     def has_rates(self) -> bool:
-        """True if it limits anything."""
+        """True if a rate is limited."""
         return self.records_per_s > 0 or self.bytes_per_s > 0
 
     @property
     def words(self) -> str:
-        """Text of the quota for users."""
+        """Text of the quota for users, such as its records and bytes per second."""
         said = [f"{self.records_per_s} records/s"] if self.records_per_s else []
         said += [f"{self.bytes_per_s} bytes/s"] if self.bytes_per_s else []
         if not said:
@@ -261,12 +261,12 @@ class SessionTimes:
         return SessionTimes(session_ms, lease_ms, self.session_ms, self.lease_ms, self.change + 1)
 
     def settled(self) -> SessionTimes:
-        """Return the times without the previous ones."""
+        """Return these times after the change is complete, so that the previous times no longer count."""
         return replace(self, session_before_ms=0, lease_before_ms=0)
 
     @property
     def words(self) -> str:
-        """Text of the times for users."""
+        """Text of the current and the previous times, for users."""
         said = f"session {self.session_ms / 1000:g} s, lease {self.lease_ms / 1000:g} s"
         if self.is_settled:
             return said
@@ -377,7 +377,7 @@ class StreamConfig:
 
     @property
     def is_cleaned(self) -> bool:
-        """True if later records replace earlier ones, by key or by subject."""
+        """True if a later record can replace an earlier one, by key (compaction) or by subject (``max_per_subject``)."""
         return self.compaction or self.max_per_subject > 0
 
     @property

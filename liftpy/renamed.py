@@ -713,10 +713,10 @@ _OLD_PACKAGE_OF = {MODULES[old]: old for old in _OLD_PACKAGES}
 
 
 class RenamedModules:
-    """Import hook that finds modules by their old names. Names that exist in a new package are never replaced.
+    """Import hook that finds modules by their old names. A name that exists in a new package is never replaced.
 
-    Python has two of these hooks. The first one runs before all others, because the path of an old package would load a
-    second copy of a module. The second one (``in_packages``) runs after all others. For ``from liftpy.group import shown``,
+    Python has two of these hooks. The first one runs before all other finders, because the path of an old package would load a
+    second copy of a module. The second one (``in_packages``) runs after all other finders. For ``from liftpy.group import shown``,
     Python searches ``shown`` under the package's new name.
     """
 
@@ -724,7 +724,7 @@ class RenamedModules:
         self._in_packages = in_packages
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return a spec that loads the module of the new name. None: ``fullname`` is no old name."""
+        """Return a spec that imports the module under its new name. None: ``fullname`` is not an old name."""
         old = fullname
         if self._in_packages:
             package, _, name = fullname.rpartition(".")
@@ -747,7 +747,10 @@ class RenamedModules:
 
 
 def accept_old_keywords(made: _Made) -> _Made:
-    """Let callers of a function or constructor use the old names of SETTINGS. They get a DeprecationWarning."""
+    """Return ``made``, a function or class, changed so that it accepts old names of settings as keyword arguments.
+
+    A call with an old name gives a DeprecationWarning.
+    """
     call = made.__init__ if isinstance(made, type) else made  # type: ignore[misc]  # of the class itself
     own = inspect.signature(call).parameters
     renamed = {old: new for old, new in SETTINGS.items() if new in own}
@@ -776,7 +779,10 @@ def install() -> None:
 
 
 def client_method(client: Any, name: str) -> Any:
-    """Return the method that replaces ``client.<name>``, with a DeprecationWarning. Raises AttributeError for an unknown name."""
+    """Return the method of ``client`` that has replaced the method with the old ``name``, and warn with a DeprecationWarning.
+
+    Raises AttributeError if ``name`` is not an old name.
+    """
     new = CLIENT_METHODS.get(name)
     if new is None:
         raise AttributeError(f"{type(client).__name__!r} object has no attribute {name!r}")
@@ -785,9 +791,9 @@ def client_method(client: Any, name: str) -> Any:
 
 
 def info_attribute(info: Any, holder: str, name: str) -> Any:
-    """Return an attribute that only the metadata behind a StreamInfo or PartitionInfo has, with a DeprecationWarning.
+    """Return the attribute ``name`` of the metadata behind a StreamInfo or PartitionInfo, and warn with a DeprecationWarning.
 
-    Raises AttributeError for another name.
+    ``holder``: attribute of ``info`` that has the metadata. Raises AttributeError if the metadata has no such attribute.
     """
     kind = type(info).__name__
     if name.startswith("_") or name == holder or not hasattr(held := getattr(info, holder), name):
@@ -799,9 +805,9 @@ def info_attribute(info: Any, holder: str, name: str) -> Any:
 
 
 def client_function(module: str, name: str) -> Any:
-    """Return the function that replaces ``name`` of ``module``, with a DeprecationWarning.
+    """Return the function that has replaced the old function ``name`` of ``module``, and warn with a DeprecationWarning.
 
-    Raises AttributeError for an unknown name.
+    Raises AttributeError if ``name`` is not an old name.
     """
     new = GROUP_FUNCTIONS.get(name)
     if new is None:

@@ -79,7 +79,7 @@ class ReplicaMove:
 def _must_fit(request: cluster_pb2.CreateStream | cluster_pb2.AddPartitions, what: str) -> None:
     """Raise ConfigError if the replica lists in ``request`` are too large for one control request.
 
-    The error names the number of partitions that fit.
+    ``what``: the action, such as "create the stream", for the error text. The error names the number of partitions that fit.
     """
     beyond_bytes = request.ByteSize() + _REQUEST_BYTES - MAX_REQUEST_BYTES
     if beyond_bytes <= 0 or not request.manual:
@@ -97,7 +97,7 @@ def _must_fit(request: cluster_pb2.CreateStream | cluster_pb2.AddPartitions, wha
 
 
 def _count(count: int, what: str) -> int:
-    """Return ``count`` if it fits into 32 bits, else raise ConfigError. ``what`` names the argument in the error."""
+    """Return ``count``, a number in a request. Raise ConfigError if it does not fit into 32 bits. ``what``: its name in the error."""
     if not 0 <= count < _MAX_COUNT:
         raise ConfigError(f"Invalid number for {what}: {count}. Use a number from 0 to {_MAX_COUNT - 1}.")
     return count
@@ -216,7 +216,10 @@ class Admin(NodeRequests):
         return await self._until_ready(stream.image, ready_s, first)
 
     async def _until_ready(self, stream: StreamImage, ready_s: float, first: int = 0) -> StreamInfo:
-        """Wait at most ``ready_s`` seconds until the leaders accept messages."""
+        """Wait until the leaders of the partitions from number ``first`` on accept messages, and return the stream.
+
+        ``ready_s``: time limit in seconds.
+        """
         give_up_at = asyncio.get_running_loop().time() + ready_s
         while stream.waiting:
             left_s = give_up_at - asyncio.get_running_loop().time()
@@ -601,7 +604,7 @@ class Admin(NodeRequests):
         return found
 
     async def _batch_start(self, stream: StreamImage, partition: int, offset: int, bounds: Bounds) -> int:
-        """Return where the log starts after the records below ``offset`` are deleted. Batches stay whole."""
+        """Return the first offset that remains if the records below ``offset`` are deleted. Batches stay whole."""
         if offset <= bounds.log_start_offset:
             return bounds.log_start_offset
         if offset < bounds.end_offset:
@@ -685,7 +688,7 @@ class Admin(NodeRequests):
     async def _pause(
         self, name: str, partitions: Iterable[int] | None, pause: Pause, uid: str, config_version: int | None
     ) -> StreamInfo:
-        """Set the pause state of some partitions. ``Pause.NOT_PAUSED`` resumes them."""
+        """Set the pause state of some partitions (None: all) and return the stream. ``Pause.NOT_PAUSED`` resumes them."""
         check_name(name, "stream")
         wish = cluster_pb2.PausePartitions(stream=name, uid=check_uid(uid), pause=codec.pause_to_pb(pause))
         if partitions is not None:
@@ -1025,9 +1028,9 @@ class Admin(NodeRequests):
         self._requests.internal = True
 
     async def _with_live_nodes(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
-        """Send a change that needs live nodes, and retry it for a short time while nodes are fenced.
+        """Send a change that needs live nodes, and return the answer.
 
-        A fenced node usually registers again within its session timeout.
+        While there are too few live nodes, the change is retried for a short time. A fenced node usually registers again by then.
         """
         until_s = asyncio.get_running_loop().time() + min(_LIVE_S, self._requests.deadline_s)
         are_live = False
@@ -1043,10 +1046,9 @@ class Admin(NodeRequests):
             await asyncio.sleep(0 if are_live else _LIVE_AGAIN_S)
 
     async def _wait_for_leader(self, stream: StreamImage, partition: int, ready_s: float) -> None:
-        """Wait until the leader of a partition accepts messages.
+        """Wait at most ``ready_s`` seconds until the leader of a partition accepts messages.
 
-        The leader itself is asked for its bounds. A client without read permissions asks the node of the leader for its
-        status.
+        The leader itself is asked for its bounds. A client without read permissions asks the node of the leader for its status.
         """
         try:
             options = ReadOptions(patience_s=ready_s, answer_timeout_s=1.0)
@@ -1073,7 +1075,7 @@ _Asked = tuple[ReplicaMove, cluster_pb2.ControlRequest]
 
 
 def _batches(wishes: Iterable[ReplicaMove]) -> Iterator[list[_Asked]]:
-    """Split requests into batches that are small enough for one metadata entry."""
+    """Divide the requests to move replicas into lists that are small enough for one metadata entry."""
     batch: list[_Asked] = []
     size_bytes = 0
     for wish in wishes:
@@ -1109,9 +1111,9 @@ def _milliseconds(seconds: float) -> int:
 
 
 async def _until(reader: PartitionReader, stream: StreamImage, before: SupportsIndex | datetime | None) -> tuple[int, Bounds]:
-    """Return the exclusive offset that ``before`` stands for, and the bounds of the partition.
+    """Return (exclusive end of a deletion, bounds of the partition).
 
-    The offset is at most the high watermark + 1.
+    ``before``: an offset, a time, or None for all committed records. The end is at most the high watermark + 1.
     """
     at_ns = timestamp_ns(before, "before") if isinstance(before, datetime) else None
     bounds, found = await reader.bounds(stream.uid, at_ns)

@@ -31,7 +31,7 @@ SETTINGS = b'{"settings": true}'
 
 
 def object_of(node_id: str, answer: bytes) -> dict[str, Any]:
-    """Return the JSON object in ``answer`` of node ``node_id``. Raises ProtocolError."""
+    """Decode the answer of a node, which is a JSON object. Raises ProtocolError that names the node if it is not valid."""
     try:
         said = load_json(answer)
     except ValueError as error:
@@ -46,7 +46,10 @@ def object_of(node_id: str, answer: bytes) -> dict[str, Any]:
 
 
 async def whole_status(ask: Callable[[bytes], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-    """Return the status of a node with all its partitions. ``ask`` sends a request body and returns one page of the answer."""
+    """Return the status of a node with all its partitions, which may need several requests.
+
+    ``ask``: function that sends a request body and returns one page of the status.
+    """
     status = page = await ask(envelope.encode(MessageType.STATUS_REQUEST, b""))
     while page.get("more") and page["partitions"]:
         last = page["partitions"][-1]
@@ -336,7 +339,10 @@ class NodeRequests:
         return object_of(controller, await self._transport.request(subject, question, timeout_s))
 
     async def _ask_node(self, node_id: str, subject: str, question: bytes, timeout_s: float) -> dict[str, Any]:
-        """Send a request to one node. If it does not answer and the cluster has no such node, raise NotFoundError."""
+        """Send the request ``question`` to a node on ``subject`` and return its answer.
+
+        Raise NotFoundError if the node does not answer and the cluster has no node with this id.
+        """
         try:
             return object_of(node_id, await self._transport.request(subject, question, timeout_s))
         except NoRespondersError:
@@ -370,7 +376,8 @@ async def connect_for_requests(
 ) -> AsyncIterator[NodeRequests]:
     """Connect to NATS, yield a NodeRequests, and close the connection at the end of the block.
 
-    Raises UnavailableError, NotAllowedError or ConfigError if the connection fails.
+    ``servers``: NATS URLs. ``name``: name of the connection. ``timeout_s``: time limit for connecting, in seconds. Raises
+    UnavailableError, NotAllowedError or ConfigError if the connection fails.
     """
     connection = await open_connection(servers, credentials=credentials, name=name, timeout_s=timeout_s)
     transport = Transport(connection)

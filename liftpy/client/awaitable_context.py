@@ -11,7 +11,10 @@ _T = TypeVar("_T", bound=AbstractAsyncContextManager[Any])
 
 
 class Opening(Coroutine[Any, Any, _T], Generic[_T]):
-    """A coroutine that is also an asynchronous context manager. Use it once."""
+    """The result of a call such as ``connect``: await it for the object, or use it with ``async with`` to also close the object.
+
+    Use it once.
+    """
 
     def __init__(self, opening: Coroutine[Any, Any, _T]) -> None:
         self._opening = opening
@@ -21,11 +24,11 @@ class Opening(Coroutine[Any, Any, _T], Generic[_T]):
         return self._opening.__await__()
 
     def send(self, value: Any) -> Any:
-        """Send a value into the coroutine."""
+        """Resume the coroutine with ``value``, as ``coroutine.send`` does."""
         return self._opening.send(value)
 
     def throw(self, *what: Any) -> Any:
-        """Throw an exception into the coroutine."""
+        """Raise an exception inside the coroutine, as ``coroutine.throw`` does."""
         return self._opening.throw(*what)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from liftpy.core.wire.batch import Record, RecordBatch
 
 
 def one_by_one(pieces: list[BatchSlice]) -> Iterator[BatchSlice]:
-    """Yield the slices in ``pieces`` and remove each from the list, so that its memory can be freed after its use."""
+    """Yield the slices of the list ``pieces``, and empty the list, so that the memory of each slice is freed after its use."""
     pieces.reverse()
     while pieces:
         yield pieces.pop()

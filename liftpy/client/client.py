@@ -113,7 +113,7 @@ async def _connect(
 def _of_admin(
     method: Callable[Concatenate[Admin, _P], Coroutine[Any, Any, _T]],
 ) -> Callable[Concatenate[Client, _P], Coroutine[Any, Any, _T]]:
-    """Return a method of Client that calls ``method`` of ``client.admin``."""
+    """Return a method for Client that calls the method ``method`` of ``client.admin``."""
 
     @functools.wraps(method)
     async def call(self: Client, /, *arguments: _P.args, **named: _P.kwargs) -> _T:
@@ -724,7 +724,7 @@ class Client:
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     async def _own_publisher(self, stream: str, partition: int) -> Publisher:
-        """Return the publisher that ``publish`` uses for a partition. Concurrent callers share it."""
+        """Return the publisher that ``Client.publish`` uses for a partition. All callers share it."""
         self._transport.must_be_usable()
         async with self._making:
             found = self._publishers.get((stream, partition))

@@ -16,7 +16,7 @@ from liftpy.client.stream_info import StreamInfo
 
 
 class ClientHome(Protocol):
-    """Methods of ``Client`` that a group member, a queue worker and a cursor call."""
+    """Methods of ``Client`` that a group member, a queue worker and a cursor use."""
 
     admin: Admin
     groups: Groups
@@ -24,7 +24,7 @@ class ClientHome(Protocol):
     _streams: StreamDirectory
 
     async def stream(self, name: str) -> StreamInfo:
-        """Return the stream from the metadata group."""
+        """Request the description of the stream ``name`` from the metadata group."""
         ...
 
     @property

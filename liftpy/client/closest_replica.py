@@ -57,7 +57,10 @@ class Nearest:
         self._look_at = 0.0
 
     async def instead_of(self, node: str) -> str:
-        """Return a close replica without recent failures, or ``node`` if there is none. ``node`` '' means any replica."""
+        """Return the id of a close replica that has not failed recently, if possible ``node``.
+
+        If there is no such replica, return ``node``. '' means any replica.
+        """
         now = asyncio.get_running_loop().time()
         fit = self._fit(now)
         if not fit and now >= self._look_at:

@@ -101,7 +101,7 @@ _CONSUMED_OF: Callable[[tuple[object, ...]], ConsumedRecord] = type(
 
 
 def records_of(stream: str, partition: int, piece: BatchSlice) -> Iterator[ConsumedRecord]:
-    """Yield the records of a slice as ConsumedRecord, with their stream and partition."""
+    """Yield each record of the slice ``piece`` as a ConsumedRecord, which also has the stream and the partition."""
     return map(_CONSUMED_OF, zip(repeat(stream), repeat(partition), piece.records()))
 
 

@@ -56,7 +56,7 @@ _SAY_EVERY_S = 1.0
 
 
 class EventKind(Enum):
-    """Kind of a ReadEvent."""
+    """Kind of an event that a reader reports to ``ReadOptions.on_event``."""
 
     ANSWERED = "answered"
     """A replica sent ``records`` records of ``size_bytes`` bytes, ``took_s`` seconds after the request."""
@@ -115,7 +115,7 @@ class Teller:
     def tell(
         self, kind: EventKind, node: str = "", *, records: int = 0, size_bytes: int = 0, took_s: float = 0.0, detail: str = ""
     ) -> None:
-        """Report one event."""
+        """Pass a ReadEvent with these values to ``on_event``. An exception of ``on_event`` is only logged."""
         if self._on_event is None:
             return
         event = ReadEvent(kind, self._stream, self._partition, node, records, size_bytes, took_s, detail)
@@ -128,7 +128,10 @@ class Teller:
                 logger.error("on_event has failed at %s: %r", event, error, exc_info=error)
 
     def report_answer(self, node: str, records: int, size_bytes: int, took_s: float) -> None:
-        """Report a valid answer with records, and a change of the replica that answers."""
+        """Pass an ANSWERED event to ``on_event`` if an answer had records, and a MOVED event if another node answered than before.
+
+        ``size_bytes``: size of the answer. ``took_s``: time between request and answer, in seconds.
+        """
         if self._on_event is None:
             return
         before, self._node = self._node, node
@@ -255,14 +258,17 @@ class PartitionReader:
         self._transport.must_be_usable()
 
     def ahead(self, begin: Callable[[], Awaitable[Fetch]]) -> ReadAhead:
-        """Return a ReadAhead that prefetches up to ``read_ahead`` answers.
+        """Return a queue that fetches up to ``options.read_ahead`` answers in the background.
 
-        ``begin`` opens the read and returns the fetch function.
+        ``begin``: function that starts the read and returns its fetch function.
         """
         return ReadAhead(f"{self.stream}/{self.partition}", self._transport, self.options.read_ahead, begin)
 
     def fetching(self, progress: ReadProgress, until_ns: int | None = None) -> Fetch:
-        """Return a function that fetches the next slices. ``until_ns``: stop at the first record at or after this time."""
+        """Return a function that fetches the next slices of the read ``progress``. It returns None at the end.
+
+        ``until_ns``: time at which the read ends, in ns since 1970. The first record at or after it is not returned.
+        """
 
         async def fetch() -> list[BatchSlice] | None:
             if until_ns is not None and progress.end_offset is None and time.time_ns() >= until_ns:
@@ -307,9 +313,9 @@ class PartitionReader:
         raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
     async def _fetch_from(self, asked: str, progress: ReadProgress, opinion: SecondOpinion, max_bytes: int) -> list[BatchSlice]:
-        """Send one read request to ``asked`` ('': any replica) and process the answer.
+        """Send one read request to the node ``asked`` ('': any replica), check the answer and return its slices.
 
-        After a failure, ``node`` is the replica to ask next.
+        ``opinion``: makes sure that a second node confirms a final error. After a failure, ``node`` is the replica to ask next.
         """
         wait_s, asked_at = self.options.wait_s, time.perf_counter()
         request = progress.request(max_bytes, round(wait_s * 1000), secrets.randbits(_ID_BITS))
@@ -348,12 +354,15 @@ class PartitionReader:
         return slices
 
     def _report_bad_batch(self, error: CorruptionError) -> None:
-        """Log a batch whose checksum is right but which cannot be decompressed. The producer that wrote it made the error."""
+        """Log and count a batch that cannot be decompressed although its checksum is right. Its producer has made the error."""
         self._transport.counters["batches that do not decompress"] += 1
         logger.warning("%s/%s: %s", self.stream, self.partition, error)
 
     async def _complain(self, progress: ReadProgress) -> None:
-        """Report damaged records to the node that sent them. The node then checks its log."""
+        """Tell the node that sent damaged records about them, so that it checks its log.
+
+        ``progress``: knows the node and the offset.
+        """
         node = progress.suspect[0] if progress.suspect is not None else ""
         complaint = progress.complaint()
         if complaint is not None and node:
@@ -396,10 +405,18 @@ class PartitionReader:
         every_records: int = 0,
         last: tuple[int, int] = (-1, 0),
     ) -> RangeFacts:
-        """Ask the leader for the size and the LeaderEpochs of a committed range.
+        """Return the size in bytes and the LeaderEpochs of a committed range, as the leader reports them.
 
-        With ``every_bytes`` or ``every_records``, the answer also has up to 128 batch boundaries. To get more, send a
-        request that starts at the last one.
+        Args:
+            start: First offset, inclusive.
+            end: End offset, exclusive.
+            uid: Expected uid of the stream. Default '': any.
+            every_bytes: Distance of batch boundaries to return, in bytes. Default 0: none.
+            every_records: Distance of batch boundaries to return, in records. Default 0: none.
+            last: Offset and LeaderEpoch of a record that must still be in the log. Epoch 0: no check.
+
+        Returns:
+            The facts, with up to 128 batch boundaries. To get more, send a request that starts at the last boundary.
         """
         request = client_pb2.ReadRequest(boundsOnly=True, offset=start, rangeEnd=end, lastOffset=last[0], lastEpoch=last[1])
         request.borderBytes, request.borderRecords = every_bytes, every_records
@@ -407,12 +424,15 @@ class PartitionReader:
         return facts_of(await self._ask_leader(request, uid), start, end)
 
     async def files(self, start: int, end: int, uid: str) -> RangeFiles:
-        """Ask ``options.node`` for the files that hold a committed range."""
+        """Return the segment files on the host of ``options.node`` that contain a committed range.
+
+        ``start``: first offset, inclusive. ``end``: end offset, exclusive. ``uid``: expected uid of the stream.
+        """
         request = client_pb2.ReadRequest(boundsOnly=True, offset=start, rangeEnd=end, asksFiles=True, minHighWatermark=end - 1)
         return files_of(await self._ask_leader(request, uid))
 
     async def _ask_leader(self, request: client_pb2.ReadRequest, uid: str) -> client_pb2.ReadResponse:
-        """Send a request with ``boundsOnly`` to the leader and return its answer."""
+        """Send a request that returns no records (``boundsOnly``) to the leader, and return its answer."""
         last = (request.lastOffset, request.lastEpoch)
         request.streamUid = check_uid(uid)
         if not request.HasField("rangeEnd"):
@@ -446,7 +466,11 @@ class PartitionReader:
         raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
     async def _answer(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
-        """Send a request and return its first answer. If NATS reports no responders, check that the partition exists."""
+        """Send a request to ``node`` ('': any replica) and return the first answer.
+
+        ``wait_s``: time that the replica may hold the request, in seconds. If NATS reports no responders, check that the partition
+        exists.
+        """
         try:
             return await self._ask(node, request, wait_s)
         except NoRespondersError:
@@ -477,9 +501,10 @@ class PartitionReader:
                 raise error
 
     async def _ask(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
-        """Send a request and return the first answer.
+        """Send a request to ``node`` ('': any replica) and return the first answer.
 
-        If no answer arrives within ``_HEDGE_S`` after the long poll, send the request again, at most twice.
+        ``wait_s``: time that the replica may hold the request, in seconds. If no answer arrives within ``_HEDGE_S`` after that, the
+        request is sent again, at most twice.
         """
         payload, timeout_s = frames.seal(request), wait_s + self.options.answer_timeout_s
         group = self._subjects.read(self.stream, self.partition)
@@ -515,15 +540,15 @@ async def _first(asked: set[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
 
 
 def _looked_at(task: asyncio.Future[Any]) -> None:
-    """Mark the error of an abandoned task as retrieved, so that asyncio does not log it."""
+    """Read the error of a task whose result is not needed, so that asyncio does not log the error."""
     if not task.cancelled():
         task.exception()
 
 
 def _cut(slices: list[BatchSlice], until_ns: int, progress: ReadProgress) -> list[BatchSlice]:
-    """Return the slices before the first record at or after ``until_ns``.
+    """Return the slices before the first record whose timestamp is ``until_ns`` or later.
 
-    If there is such a record, end ``progress`` before it.
+    If there is such a record, set the end of ``progress`` to its offset.
     """
     kept: list[BatchSlice] = []
     for piece in slices:
@@ -623,7 +648,7 @@ class Consumer:
         return self.bounds
 
     async def _begin_at(self, bounds: Bounds, at_offset: int | None, last: tuple[int, int]) -> ReadProgress:
-        """Return the progress at the start of the read.
+        """Return the state of a read that starts now.
 
         Args:
             bounds: Bounds of the partition.
@@ -656,7 +681,7 @@ class Consumer:
         )
 
     async def _lowest(self, bounds: Bounds) -> int | None:
-        """Return the lowest wanted offset of a backward read, None for the log start."""
+        """Return the lowest offset that a backward read returns, inclusive. None: it ends at the log start."""
         if isinstance(self._until, datetime):
             return (await self._reader.bounds(bounds.uid, at_ns=positions.timestamp_ns(self._until)))[1]
         return None if self._until in (None, "end") else positions.end_offset(self._until, bounds) - 1  # type: ignore[operator]
@@ -818,7 +843,7 @@ class Consumer:
         return self.records()
 
     def _begin(self, iteration: Iteration[Item]) -> Iteration[Item]:
-        """Return ``iteration``, or raise ConfigError if another iteration is running. An abandoned iteration does not count."""
+        """Make ``iteration`` the current one and return it. Raise ConfigError if another iteration is running."""
         earlier = self._iteration() if self._iteration is not None else None
         if earlier is not None:
             if earlier.alive and earlier is not self._one:  # the application cannot hold that one
@@ -846,7 +871,7 @@ class Consumer:
         return self._reader.ahead(begin)
 
     def _position(self) -> ReadProgress:
-        """Return the position after the last delivered record."""
+        """Return the state of the read directly after the last record that the application received."""
         assert self._origin is not None
         last = self._handed_on.last
         if last is None:
@@ -861,7 +886,10 @@ class Consumer:
 def read_range(
     reader: PartitionReader, progress: ReadProgress, unfold: Callable[[BatchSlice], Iterator[BatchSlice]] = whole
 ) -> Iteration[BatchSlice]:
-    """Iterate over slices from the start to the end of ``progress``. ``unfold`` returns the items of a slice."""
+    """Return an iterator over the records of ``reader`` from the start to the end of ``progress``.
+
+    ``unfold``: function that turns a fetched slice into the slices to return.
+    """
 
     async def begin() -> Fetch:
         return reader.fetching(progress)

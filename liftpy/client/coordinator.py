@@ -19,9 +19,10 @@ class GroupRejectedError(LiftError):
 
 
 async def ask_coordinator(services: Services, partition: int, command: pb.GroupCommand, timeout_s: float) -> pb.GroupAnswer:
-    """Send a command to the coordinator of a partition of the groups stream. Return its answer after the commit.
+    """Send a command to the coordinator of groups, and return its answer after the command is committed.
 
-    Raises UnavailableError, OutcomeUnknownError or GroupCommandError.
+    ``partition``: partition of the groups stream that holds the group. ``timeout_s``: time limit in seconds. Raises UnavailableError,
+    OutcomeUnknownError or GroupCommandError.
     """
     answer = await services.call(
         GROUPS_SERVICE, GROUPS_STREAM, encode_command(command), partition=partition, timeout_s=timeout_s
@@ -30,5 +31,5 @@ async def ask_coordinator(services: Services, partition: int, command: pb.GroupC
 
 
 def name_of(code: int) -> str:
-    """Return the name of a coordinator's error code. Return the number if this client version does not know it."""
+    """Return the name of an error code of the coordinator. For an unknown code, return the number as text."""
     return pb.GroupCode.Name(code) if code in pb.GroupCode.values() else str(code)

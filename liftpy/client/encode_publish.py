@@ -27,10 +27,10 @@ _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address of a partition.
+    """Address to which messages for one partition are published.
 
-    ``uid``: uid of the stream, '' if unknown. ``answers``: True if the stream sends acks. ``window_s``: deduplication
-    window of the stream in seconds.
+    ``uid``: uid of the stream, '' if unknown. ``answers``: True if the stream sends acks. ``window_s``: deduplication window of the
+    stream, in seconds.
     """
 
     subject: str
@@ -91,9 +91,10 @@ def envelope_of(
 
 
 def headers_with_conditions(headers: HeadersLike | None, msg_id: str, expected_last: int | None) -> Pairs:
-    """Return the headers with the conditions of a publish: message id and expected last offset (-1: none).
+    """Return ``headers`` with the conditions of a publish, which are headers too. Raise ConfigError if one is invalid.
 
-    Raise ConfigError if one is invalid.
+    ``msg_id``: id for deduplication, '': none. ``expected_last``: offset directly after which the record is stored. -1: only as the
+    first record. None: no condition.
     """
     pairs = pairs_of(headers)
     names = {name for name, _ in pairs}
@@ -116,7 +117,7 @@ def headers_with_conditions(headers: HeadersLike | None, msg_id: str, expected_l
 
 
 def with_new_uid(payload: bytes, uid: str) -> bytes:
-    """Return a copy of the envelope with another stream uid."""
+    """Return a copy of the envelope ``payload`` that names the stream with the uid ``uid``."""
     message = frames.decode(payload, client_pb2.Message)
     message.streamUid = uid
     return frames.seal(message)
@@ -190,11 +191,14 @@ class Addressing:
         """
 
     def sure(self) -> None:
-        """Note that the partition has answered, so the address is right."""
+        """Note that the partition has answered, so the address is right. Pauses between requests for the address become short again."""
         self._wait_s = _FIRST_WAIT_S
 
     def doubt(self) -> None:
-        """Request the address in the background. The interval between requests grows until ``sure`` is called."""
+        """Request the address again in the background, because it may be out of date.
+
+        The pause between two requests grows until ``sure`` is called.
+        """
         now = asyncio.get_running_loop().time()
         if self._find is None or now < self._ask_at or (self.task is not None and not self.task.done()):
             return
@@ -210,7 +214,7 @@ class Addressing:
             pass  # no answer, or no permission to ask: the address stays
 
     async def look(self) -> None:
-        """Request the address now and wait for it. Raises NotFoundError, ConfigError and the errors of requests."""
+        """Request the address now and store it. Raises NotFoundError, ConfigError and the errors of requests."""
         assert self._find is not None
         try:
             address = await self._find()

@@ -30,9 +30,12 @@ class ClientFactories:
         self.consumer: Callable[..., Consumer] = Consumer
 
     def handing_on(self, stream: str, partition: int) -> Callable[[BatchSlice], Iterator[BatchSlice]]:
-        """Return the function that turns a fetched slice into the slices for the application."""
+        """Return a function that yields the slices for the application from a fetched slice.
+
+        Without traces, it yields the fetched slice itself.
+        """
         return whole
 
     def around(self, stream: str, what: Record | BatchSlice, partition: int) -> AbstractContextManager[Any]:
-        """Return a context manager for the processing of a record or slice. Without traces it does nothing."""
+        """Return the context manager of ``Client.processing``, which without traces does nothing. ``what``: record or slice."""
         return nullcontext()

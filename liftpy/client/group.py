@@ -93,7 +93,7 @@ class GroupOptions:
 
 
 class _Pump:
-    """Task that reads one owned partition and queues at most one slice for the application."""
+    """Background task that reads one partition of this member. At most one slice is queued for the application."""
 
     def __init__(self, gained: PartitionGained) -> None:
         self.gained = gained
@@ -252,7 +252,7 @@ class Group:
         return record
 
     def next_fetched(self) -> ConsumedRecord | None:
-        """Return the next record of the batch that is being iterated, without waiting.
+        """Return the next record of the current batch, without waiting.
 
         Returns:
             The record. None at the end of the batch, or if this member may not deliver the record now.
@@ -266,7 +266,7 @@ class Group:
         return record
 
     def _is_held_back(self) -> bool:
-        """Return whether the member must get a heartbeat answer before it may return more records of the current batch."""
+        """Return whether the member must wait for a heartbeat answer before it may return more records of the current batch."""
         part, machine = self._handed, self._machine
         if part is None or self._records is None or machine is None or self._error is not None:
             return False
@@ -300,7 +300,7 @@ class Group:
         return part
 
     def _rest_of_batch(self) -> GroupBatch | None:
-        """Return the records of the current batch that the iteration over records did not return. None: no such records."""
+        """Return those records of the current batch that the iteration over records has not returned. None: there are none."""
         part, record, records = self._handed, self._record, self._records
         self._records = self._record = self._past = None
         if part is None or records is None or self.generation_of(part.key) != part.generation:
@@ -409,7 +409,7 @@ class Group:
             )
 
     def _note_finished(self, record: ConsumedRecord | None) -> None:
-        """Mark ``record`` of the current batch, and all records before it, as finished."""
+        """Mark all records of the current batch up to ``record`` (inclusive) as finished, so that they can be committed."""
         part = self._handed
         if part is not None and record is not None and self.generation_of(part.key) == part.generation:
             self._done[part.key] = (record.offset + 1, record.leader_epoch)
@@ -451,7 +451,10 @@ class Group:
         return pump.gained.generation if pump is not None else self._leaving.get(key)
 
     def _pass_over(self) -> None:
-        """Advance the positions over records that were filtered out or deleted, if all earlier records are finished."""
+        """Move the positions of owned partitions past records that were filtered out or deleted.
+
+        A position moves only if all earlier records of its partition are finished.
+        """
         for key, pump in self._pumps.items():
             if self._in_hand[key, pump.gained.generation] or pump.consumer is None:
                 continue
@@ -461,7 +464,7 @@ class Group:
 
     # ---- the member's life -------------------------------------------------------------------------------------------------
     async def _beat_on(self, machine: MemberMachine) -> None:
-        """Send heartbeats until the group is closed. A slow commit does not delay them."""
+        """Send the heartbeats of the member until the group is closed. ``machine``: state of the membership."""
         try:
             while True:
                 self._beat_soon.clear()
@@ -539,7 +542,10 @@ class Group:
             hook(keys)
 
     async def _give_up(self, machine: MemberMachine) -> None:
-        """Commit and release the partitions in ``_leaving`` whose batches are finished."""
+        """Release the partitions that the member must give up, if the application has finished their batches.
+
+        The positions are committed first. ``machine``: state of the membership.
+        """
         held = {key for key, _ in self._in_hand}
         for key in [key for key in self._leaving if key not in held]:
             if key in self._done and not await self._try_commit(machine, {key: self._done[key]}):
@@ -564,7 +570,10 @@ class Group:
     async def _commit(
         self, machine: MemberMachine, positions: dict[PartitionKey, tuple[int, int]], timeout_s: float
     ) -> list[PartitionKey]:
-        """Commit positions. Return the partitions whose commit the coordinator rejected."""
+        """Commit positions, and return the partitions whose position was not committed, because this member no longer owns them.
+
+        ``positions``: (offset of the next record, LeaderEpoch) of each partition. ``timeout_s``: time limit in seconds.
+        """
         refused: list[PartitionKey] = []
         async with self._committing:
             news = sorted((key, at) for key, at in positions.items() if self._committed.get(key) != at)
@@ -653,9 +662,9 @@ class Group:
             self._fail(error)
 
     def _start_of(self, gained: PartitionGained) -> Start:
-        """Return where to start in a partition without a committed position.
+        """Return where to start in a new partition without a committed position.
 
-        A partition that was added after the member joined starts at its first record.
+        A partition that was created after the member joined starts at its first record.
         """
         key = gained.key
         if gained.position == ADDED_LATER:
@@ -691,6 +700,6 @@ async def _wait(event: asyncio.Event, timeout_s: float) -> None:
 
 
 def now_ns() -> int:
-    """Return the time of a clock that also runs while the machine sleeps, if there is one."""
+    """Return monotonic nanoseconds from a clock that also runs while the machine sleeps, if the system has one."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic_ns() if clock is None else time.clock_gettime_ns(clock)

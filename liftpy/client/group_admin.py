@@ -126,7 +126,7 @@ class GroupDescription:
     Attributes:
         summary: The summary.
         members: The members.
-        positions: Partition -> committed offset of the next record.
+        positions: Committed offset of the next record, by partition.
         queues: The partitions of its work queues.
     """
 
@@ -184,7 +184,7 @@ class GroupCoordinator:
         return sorted(found, key=lambda one: one[0].group)
 
     async def describe(self, name: str, what: str) -> tuple[GroupDescription, bool]:
-        """Return the description of a group or cursor, and True if it is a cursor. ``what`` names the kind in error texts."""
+        """Return (description of a group or cursor, True if it is a cursor). ``what``: "group" or "cursor", for error texts."""
         partition = await self._partition_of(check_name(name, what), what)
         try:
             answer = await self._ask(pb.GroupQuery(group=name), partition)
@@ -215,7 +215,7 @@ class GroupCoordinator:
         return GroupDescription(_summary(answer.summary, partition), members, positions, queues), answer.summary.cursor
 
     async def reset(self, name: str, positions: Mapping[PartitionKey, int]) -> None:
-        """Set the committed positions of a group without members, or of a cursor."""
+        """Set the committed positions (offsets of the next records) of a cursor, or of a group without members."""
         for key, position in positions.items():
             check_name(key.stream, "stream")
             check_uid(key.uid)
@@ -233,7 +233,10 @@ class GroupCoordinator:
         await self.tell(pb.GroupCommand(group=check_name(name, "group"), delete=pb.DeleteGroup()))
 
     async def tell(self, command: pb.GroupCommand) -> None:
-        """Send a command. Raise NotFoundError or GroupRejectedError if the coordinator rejects it."""
+        """Send a command to the coordinator of its group or cursor.
+
+        Raise NotFoundError or GroupRejectedError if the coordinator rejects it.
+        """
         if command.HasField("delete"):
             partition = await self._partition_of(command.group, "group")
         else:  # a group may be given positions before it has had a member
@@ -326,7 +329,7 @@ class Groups:
 
         Args:
             name: Name of the group.
-            positions: Partition -> offset of the next record. -1 deletes the position.
+            positions: Offset of the next record, by partition. -1 deletes the position.
 
         Raises:
             GroupRejectedError: The group has members.
@@ -445,7 +448,7 @@ class Cursors:
             name: Name of the cursor.
 
         Returns:
-            Partition -> offset of the next record.
+            The offset of the next record in each partition.
 
         Raises:
             NotFoundError: No such cursor, or the name belongs to a group.
@@ -463,7 +466,7 @@ class Cursors:
 
         Args:
             name: Name of the cursor.
-            positions: Partition -> offset of the next record. -1 deletes the position.
+            positions: Offset of the next record, by partition. -1 deletes the position.
 
         Raises:
             GroupRejectedError: The name belongs to a group.

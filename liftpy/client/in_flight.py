@@ -105,18 +105,24 @@ class InFlight:
     refusal: LiftError | None = None
 
     def schedule_retry(self, refusal: LiftError, now: float, after_s: float) -> None:
-        """Schedule another attempt after ``after_s`` seconds. 0: after a pause that grows with each attempt."""
+        """Schedule another attempt after the rejection ``refusal``. ``now``: time of the event loop.
+
+        ``after_s``: pause before the attempt, in seconds. 0: a pause that grows with each attempt.
+        """
         self.refusal, self.not_before = refusal, now + after_s
         self.resend_at = now + (after_s or self.wait_s)
         if not after_s:
             self.wait_s = min(self.wait_s * 2, LONGEST_WAIT_S)
 
     def connection_renewed(self, attempt_s: float) -> None:
-        """Reset the pauses after a reconnect: a lost connection says nothing about the leader."""
+        """Make the pauses short again after a reconnect, because a lost connection says nothing about the leader.
+
+        ``attempt_s``: timeout of the next attempt, in seconds.
+        """
         self.attempt_s, self.wait_s = attempt_s, FIRST_WAIT_S
 
     def deadline_from(self, now: float) -> float:
-        """Return the deadline of an attempt that starts at ``now``."""
+        """Return the deadline for the ack of an attempt that starts at ``now``, as a time of the event loop."""
         return min(now + self.attempt_s, self.give_up) if self.known_until else now + self.attempt_s
 
 
@@ -133,10 +139,10 @@ class MessageIds:
 
 
 def is_final(error: LiftError) -> bool:
-    """Return whether a negative answer also means that no earlier attempt was stored.
+    """Return whether a rejection with ``error`` proves that no attempt of the message was stored.
 
-    The leader checks the message id before it checks the last offset and the size limit of the stream. A malformed
-    message is never stored. A deleted stream holds nothing.
+    The leader checks the message id before the expected offset and the size limit of the stream. A malformed message is never
+    stored. A deleted stream contains nothing.
     """
     if isinstance(error, PublishRejectedError):
         return error.reason in ("INCORRECT_OFFSET", "TOO_LARGE", "MALFORMED")
@@ -170,7 +176,10 @@ class Window:
         return True
 
     async def enter(self, size_bytes: int, count: int = 1) -> None:
-        """Wait for room and add messages to the window. Call ``leave`` when they are no longer in flight."""
+        """Wait until the window has room, and add ``count`` messages with a total size of ``size_bytes``.
+
+        Call ``leave`` when they are no longer in flight.
+        """
         if self.try_enter(size_bytes, count):
             return
         place = (asyncio.get_running_loop().create_future(), size_bytes, count)
@@ -187,14 +196,14 @@ class Window:
             raise
 
     def leave(self, size_bytes: int, count: int = 1) -> None:
-        """Remove messages from the window, so that waiting senders can continue."""
+        """Remove ``count`` messages with a total size of ``size_bytes``, so that waiting senders can continue."""
         self.count -= count
         self.size_bytes -= size_bytes
         if self._waiting:
             self._wake()
 
     def end(self) -> None:
-        """Remove the limits and wake all waiting senders, because the publisher is closed."""
+        """Remove the limits and wake all waiting senders. Called when the publisher is closed."""
         self._most = self._most_bytes = 1 << 62
         self._wake()
 

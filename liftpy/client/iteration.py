@@ -25,7 +25,7 @@ Fetch = Callable[[], Awaitable[list[BatchSlice] | None]]
 
 
 class Home(Protocol):
-    """The methods of the client that an iteration calls."""
+    """Methods of the NATS connection that a read calls."""
 
     def must_be_usable(self) -> None:
         """Raise ClientClosedError if the client is closed, or ConfigError in another event loop than the client's."""
@@ -35,9 +35,9 @@ class Home(Protocol):
 
 
 class ReadAhead:
-    """Queue of fetched slices. A background task prefetches up to ``depth`` answers.
+    """Queue of slices that a background task fetches ahead of the application.
 
-    ``begin`` opens the read once and returns the fetch function.
+    ``depth``: maximum number of queued answers. ``begin``: function that starts the read once and returns its fetch function.
     """
 
     def __init__(self, name: str, home: Home, depth: int, begin: Callable[[], Awaitable[Fetch]]) -> None:
@@ -90,9 +90,9 @@ class ReadAhead:
         return self._pieces.popleft()
 
     async def _start_fetching(self) -> Fetch | None:
-        """Open the read and return the fetch function. Return None if the read was closed.
+        """Start the read and return its fetch function. None: the read was closed.
 
-        Opening asks a replica. It continues in the background if the caller has a shorter timeout.
+        The start asks a replica. If the caller is canceled, it continues in the background.
         """
         if self._beginning is None:
             self._beginning = asyncio.ensure_future(self._begin())
@@ -112,7 +112,10 @@ class ReadAhead:
             self._getting = False
 
     def at_once(self) -> BatchSlice | None:
-        """Return the next slice if it has arrived, else None. Keep an end or an error for the next call of ``next``."""
+        """Return the next slice if it is in the queue, else None. It never waits.
+
+        An end or an error in the queue is kept for the next call of ``next``.
+        """
         if not self._pieces and not self.ended and not self._seen and not self._ready.empty():
             found = self._ready.get_nowait()
             if not isinstance(found, list):
@@ -123,11 +126,11 @@ class ReadAhead:
 
     @property
     def is_empty(self) -> bool:
-        """True if the fetch task runs and all fetched slices were returned."""
+        """True if fetching has started and the application has received all fetched slices."""
         return self._fetching is not None and not self._pieces and not self._seen and self._ready.empty()
 
     def put_back(self, piece: BatchSlice) -> None:
-        """Return ``piece`` again at the next call. It must be the slice that was returned last."""
+        """Put ``piece``, the slice that was returned last, back to the front of the queue."""
         self._pieces.appendleft(piece)
 
     def _start(self, fetch: Fetch) -> None:
@@ -144,12 +147,12 @@ class ReadAhead:
         self._forget = self._home.tell_of_close(closed)
 
     async def close(self) -> None:
-        """Stop fetching and wait until the tasks have ended."""
+        """Stop fetching, and wait until the background tasks have ended."""
         beginning = self._beginning
         await end_tasks([self._let_go(), beginning])
 
     def abandon(self) -> None:
-        """Stop fetching without waiting for the tasks."""
+        """Stop fetching, without waiting for the end of the background tasks."""
         fetching = self._let_go()
         if fetching is not None and not fetching.done() and not fetching.get_loop().is_closed():
             fetching.get_loop().call_soon_threadsafe(_end_later, fetching)
@@ -201,14 +204,14 @@ def _do_nothing() -> None:
 
 
 def whole(piece: BatchSlice) -> Iterator[BatchSlice]:
-    """Yield the slice itself as the only item."""
+    """Yield only ``piece`` itself. It is the ``unfold`` function of a read that returns slices as they were fetched."""
     return iter((piece,))
 
 
 class HandedOn:
-    """The items that an iteration has returned. ``last`` is the newest one.
+    """Stores the last item that an iteration has returned to the application (``last``).
 
-    The position follows these items. Items that were only fetched do not count.
+    The position of a consumer follows this item. Items that were only fetched do not count.
     """
 
     __slots__ = ("last",)
@@ -218,9 +221,9 @@ class HandedOn:
 
 
 class Following(Generic[_T]):
-    """Asynchronous iterator that awaits ``following`` for each item until it returns None.
+    """Asynchronous iterator over the results of the function ``following``, until it returns None.
 
-    The object behind ``following`` holds all state, so the iterator may be dropped at any time.
+    The iterator itself has no state, so it may be dropped at any time.
     """
 
     def __init__(self, following: Callable[[], Awaitable[_T | None]]) -> None:
@@ -241,8 +244,8 @@ class Iteration(Generic[Item]):
 
     Args:
         ahead: Queue of fetched slices.
-        unfold: Returns the items of a slice.
-        handed_on: Records the last returned item. Default None: a new object.
+        unfold: Function that returns the items of a slice, such as its records.
+        handed_on: Stores the last returned item. Default None: a new object.
     """
 
     def __init__(
@@ -260,17 +263,20 @@ class Iteration(Generic[Item]):
 
     @property
     def alive(self) -> bool:
-        """True while no other iteration may start: this one runs, or a task waits for its next item."""
+        """True while no other iteration of the same reader may start.
+
+        This is so while this iteration runs, or while a task waits for its next item.
+        """
         return not (self._ahead.ended or (self.interrupted and not self._waiting))
 
     @property
     def may_go_on(self) -> bool:
-        """True if the next item follows the last returned one. A canceled wait does not change this."""
+        """True if the iteration can continue after the last item that it returned. A canceled wait does not change this."""
         return not (self._ahead.ended or self.replaced)
 
     @property
     def is_idle(self) -> bool:
-        """True if every fetched item was returned."""
+        """True if all fetched items were returned to the application."""
         return self._waiting and self._ahead.is_empty
 
     def __aiter__(self) -> Iteration[Item]:
@@ -297,7 +303,7 @@ class Iteration(Generic[Item]):
                 return item
 
     def _take_up(self, piece: BatchSlice) -> None:
-        """Start to return the items of a slice.
+        """Begin to return the items of ``piece``.
 
         If its records cannot be decoded, the slice goes back into the queue, so that no record is skipped.
         """
@@ -308,7 +314,7 @@ class Iteration(Generic[Item]):
             raise
 
     def at_once(self, count: int) -> list[Item]:
-        """Return up to ``count`` next items that are fetched already. It never waits and never raises."""
+        """Return up to ``count`` next items that are already fetched. The call never waits and never raises an error."""
         found: list[Item] = []
         while not (self._waiting or self.replaced):
             found += islice(self._items, count - len(found))
@@ -329,7 +335,7 @@ class Iteration(Generic[Item]):
         await self._ahead.close()
 
     def replace(self) -> None:
-        """Mark the iteration as replaced by another one."""
+        """Mark this iteration as replaced by a newer one. It returns no more items."""
         self.replaced, self._items = True, iter(())
         self._ahead.abandon()
 

@@ -121,9 +121,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def kind_of(rest: str) -> tuple[Kind, str]:
-    """Return the kind of a request, and the rest of its subject: the stream name, for DIRECT also the record subject.
+    """Return (kind of a request, rest of its subject). The rest is the stream name, and for DIRECT also the record subject.
 
-    ``rest`` is the request subject without ``$JS.<domain>.API.``.
+    ``rest``: the request subject without ``$JS.<domain>.API.``.
     """
     if rest in _ALONE:
         return _ALONE[rest], ""
@@ -170,7 +170,7 @@ def _stream(kind: Kind, name: str) -> tuple[str, int]:
 
 
 def not_found(kind: Kind) -> JsRefusal:
-    """Return the rejection for an unknown stream. DIRECT answers like NATS without responders."""
+    """Return the rejection of a request for an unknown stream. A request of the kind DIRECT is rejected like one without responders."""
     return JsRefusal(503, 0, "No Responders") if kind is Kind.DIRECT else JsRefusal(404, 10059, "stream not found")
 
 
@@ -212,7 +212,10 @@ def _subject(kind: Kind, subject: object) -> str:
 
 
 def _moment(kind: Kind, text: object) -> int:
-    """Return an RFC 3339 time as nanoseconds since 1970. Raise JsRefusal if it is not valid."""
+    """Return the RFC 3339 time ``text`` as nanoseconds since 1970. Raise JsRefusal if it is not valid.
+
+    ``kind``: kind of the request, for the rejection.
+    """
     found = _TIME.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         raise _bad(kind, "bad request: the time is not valid, use a time such as 2026-01-31T10:00:00Z")
@@ -233,7 +236,10 @@ def _list_question(kind: Kind, stream: str, partition: int, fields: Mapping[str,
 
 
 def _get(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsQuestion:
-    """Parse which record a get request selects. Exactly one kind of selection is allowed, as in nats-server."""
+    """Return the record selection in the JSON ``fields`` of a get request.
+
+    As in nats-server, a request must have exactly one kind of selection. Otherwise JsRefusal is raised.
+    """
     sequence, batch = _number(kind, fields, "seq"), _number(kind, fields, "batch")
     last, following = fields.get("last_by_subj"), fields.get("next_by_subj")
     multi, start = fields.get("multi_last"), fields.get("start_time")
@@ -265,7 +271,7 @@ def _get(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> 
 
 
 def overlap(one: str, other: str) -> bool:
-    """Return whether a subject can match both filters, wildcards included."""
+    """Return whether there is a subject that matches both filters ``one`` and ``other``, which may have wildcards."""
     pairs = list(zip_longest(one.split("."), other.split(".")))
     for mine, theirs in pairs:
         if ">" in (mine, theirs):
@@ -293,9 +299,9 @@ class JsAnswer(NamedTuple):
 
 
 class JsPlace(NamedTuple):
-    """One partition, shown as a stream of JetStream.
+    """One partition that is shown as a JetStream stream.
 
-    ``first`` and ``last``: times of the first and the last record in nanoseconds. None: no records.
+    ``first_ns``, ``last_ns``: timestamps of the first and the last record, in ns since 1970. None: there are no records.
     """
 
     stream: StreamInfo
@@ -311,7 +317,7 @@ def name_of(stream: str, partition: int) -> str:
 
 
 def rejection_answer(kind: Kind, refusal: JsRefusal) -> JsAnswer:
-    """Return the answer for a rejection."""
+    """Return the answer message that reports the rejection ``refusal`` of a request of this kind."""
     if kind in (Kind.DIRECT, Kind.NEXT):
         return status(refusal.code, refusal.text)
     said = {"code": refusal.code, "err_code": refusal.err_code, "description": refusal.text}
@@ -319,7 +325,7 @@ def rejection_answer(kind: Kind, refusal: JsRefusal) -> JsAnswer:
 
 
 def status(code: int, text: str, *more: tuple[str, int]) -> JsAnswer:
-    """Return a status line without a payload. ``more``: additional headers."""
+    """Return an answer that is a NATS status line without payload. ``more``: additional headers, as (name, number)."""
     lines = "".join(f"{name}: {number}\r\n" for name, number in more)
     return JsAnswer(b"", f"NATS/1.0 {code} {text}\r\n{lines}\r\n".encode())
 
@@ -329,7 +335,7 @@ def _json(kind: Kind, **fields: Any) -> JsAnswer:
 
 
 def account(domain: str, streams: int) -> JsAnswer:
-    """Return the answer to an account information request, without limits."""
+    """Return the answer to a request for account information. It has the number of streams and no limits."""
     limits = dict.fromkeys(("max_memory", "max_storage", "max_streams", "max_consumers", "max_ack_pending"), -1)
     limits |= {"memory_max_stream_bytes": -1, "storage_max_stream_bytes": -1, "max_bytes_required": False}
     nothing = dict.fromkeys(("memory", "storage", "reserved_memory", "reserved_storage"), 0)
@@ -338,7 +344,11 @@ def account(domain: str, streams: int) -> JsAnswer:
 
 
 def page(kind: Kind, question: JsQuestion, total: int, items: Sequence[Any]) -> JsAnswer:
-    """Return one page of a list of streams. ``items`` are the entries of this page."""
+    """Return the answer with one page of a list of streams or consumers.
+
+    ``question``: the request with the number of the first entry. ``total``: number of entries of the whole list. ``items``: entries of
+    this page.
+    """
     limit = LIST_PAGE if kind in (Kind.LIST, Kind.CONSUMER_LIST) else NAMES_PAGE
     what = "consumers" if kind in (Kind.CONSUMER_NAMES, Kind.CONSUMER_LIST) else "streams"
     numbers = {"total": total, "offset": min(question.page_offset, total), "limit": limit}
@@ -346,13 +356,13 @@ def page(kind: Kind, question: JsQuestion, total: int, items: Sequence[Any]) -> 
 
 
 def stream_info(place: JsPlace, now_ns: int) -> JsAnswer:
-    """Return the answer to a stream information request."""
+    """Return the answer to a request for information about the stream ``place``. ``now_ns``: current time, in ns since 1970."""
     leader = {"cluster": {"leader": place.bounds.leader}} if place.bounds.leader else {}
     return _json(Kind.STREAM, total=0, offset=0, limit=0, **describe_stream(place, now_ns), **leader)
 
 
 def describe_stream(place: JsPlace, now_ns: int) -> dict[str, Any]:
-    """Return the configuration and the state of a stream for an answer.
+    """Return the JetStream configuration and state of a stream, as a JSON object. ``now_ns``: current time, in ns since 1970.
 
     ``messages`` includes records that compaction removed. ``bytes`` is always 0, because the size is not known.
     """
@@ -405,7 +415,7 @@ def describe_stream(place: JsPlace, now_ns: int) -> dict[str, Any]:
 
 
 def message(record: Record, default_subject: str) -> JsAnswer:
-    """Return the answer of MSG.GET for a record."""
+    """Return the answer to MSG.GET for a record. ``default_subject``: subject to show if the record has none."""
     block = header_block(record)
     said: dict[str, Any] = {"subject": record.subject or default_subject, "seq": record.offset + 1}
     if block:
@@ -416,9 +426,10 @@ def message(record: Record, default_subject: str) -> JsAnswer:
 
 
 def direct(stream: str, record: Record, default_subject: str, numbers: Iterable[tuple[str, int]] = ()) -> JsAnswer:
-    """Return the answer of DIRECT.GET for a record.
+    """Return the answer to DIRECT.GET for a record.
 
-    ``stream``: JetStream name to show. ``numbers``: additional headers of a batch.
+    ``stream``: JetStream name to show. ``default_subject``: subject to show if the record has none. ``numbers``: additional headers
+    of a batch, as (name, number).
     """
     own = [
         ("Nats-Stream", stream),
@@ -441,7 +452,7 @@ def header_block(record: Record) -> bytes:
 
 
 def time_text(at_ns: int | None) -> str:
-    """Return the time as RFC 3339 in UTC, with nanoseconds if they are not zero, as Go does."""
+    """Return the time ``at_ns`` (ns since 1970) as RFC 3339 text in UTC. Like Go, it omits a fraction of zero nanoseconds."""
     if at_ns is None or at_ns <= 0:
         return _ZERO
     seconds, rest = divmod(at_ns, _NS)
@@ -450,7 +461,7 @@ def time_text(at_ns: int | None) -> str:
 
 
 def places(streams: Iterable[StreamInfo]) -> list[tuple[StreamInfo, int]]:
-    """Return all partitions of the streams as pairs of stream and number, ordered by name."""
+    """Return (stream, partition number) of all partitions of ``streams``, sorted by name."""
     return [(stream, p.partition) for stream in sorted(streams, key=lambda one: one.name) for p in stream.partitions]
 
 
@@ -463,7 +474,7 @@ _NO_MESSAGE = JsRefusal(404, 10037, "no message found")
 
 
 class _Ends(Exception):
-    """Raised inside the module to answer a request with ``refusal``."""
+    """Raised inside this module to end a request with the rejection ``refusal``."""
 
     def __init__(self, refusal: JsRefusal) -> None:
         self.refusal = refusal
@@ -614,15 +625,16 @@ class StatelessReads:
         yield direct(name, found, subject) if question.kind is Kind.DIRECT else message(found, subject)
 
     async def _start(self, question: JsQuestion) -> int:
-        """Return the offset at which the search for the requested record begins."""
+        """Return the offset from which on the requested record is searched."""
         if question.start_ns is None:
             return question.sequence - 1
         return await self.client.offset_at(question.stream, question.partition, question.start_ns, options=_OPTIONS)
 
     async def _batch(self, question: JsQuestion, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
-        """Yield the records of a batch get.
+        """Yield the answers to a batch get: the matching records in log order, and a final status line.
 
-        ``Nats-Num-Pending`` is exact without a filter and without compaction. Otherwise it is an upper bound.
+        ``name``: JetStream name of the partition. ``subject``: subject to show for records without one. ``Nats-Num-Pending`` is exact
+        without a filter and without compaction. Otherwise it is an upper bound.
         """
         start, most_bytes = await self._start(question), min(question.max_bytes or MAX_BYTES, MAX_BYTES)
         records = self._forwards(question.stream, question.partition, bounds, start, question.subjects)
@@ -644,9 +656,10 @@ class StatelessReads:
         yield status(204, "EOB", ("Nats-Num-Pending", pending), ("Nats-Last-Sequence", last))
 
     async def _newest_of_each(self, question: JsQuestion, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
-        """Yield the newest record of each matching subject, in log order, up to the requested end.
+        """Yield the newest record of each subject that matches the request, in log order, up to the requested end.
 
-        It reads the whole log, unless the request names the subjects without wildcards.
+        ``name``: JetStream name of the partition. ``subject``: subject to show for records without one. The whole log is read, unless
+        the request names the subjects without wildcards.
         """
         newest = await self._up_to(question, bounds)
         literal = {one for one in question.subjects if "*" not in one and ">" not in one}
@@ -678,7 +691,7 @@ class StatelessReads:
         yield status(204, "EOB", *rest, ("Nats-UpTo-Sequence", newest + 1))
 
     async def _up_to(self, question: JsQuestion, bounds: Bounds) -> int:
-        """Return the offset of the newest record that the answer may contain, inclusive."""
+        """Return the offset of the newest record that the answer may contain, inclusive. The request may set an end."""
         newest = bounds.high_watermark
         if question.up_to_ns is not None:
             after = await self.client.offset_at(question.stream, question.partition, question.up_to_ns, options=_OPTIONS)
@@ -701,6 +714,6 @@ async def _none() -> AsyncIterator[Record]:
 
 
 async def _close(records: Any) -> None:
-    """Close an iteration and stop its read-ahead."""
+    """Close an iteration of records, so that its read-ahead stops."""
     if close := getattr(records, "aclose", None):
         await close()

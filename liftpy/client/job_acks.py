@@ -23,11 +23,11 @@ MAX_RANGES = 2000
 
 
 class Leased(Protocol):
-    """A record that was delivered to a worker."""
+    """A record that a queue worker has received and not yet settled."""
 
     @property
     def record(self) -> Record:
-        """Record of the job."""
+        """The record itself."""
 
     @property
     def key(self) -> PartitionKey:
@@ -35,7 +35,7 @@ class Leased(Protocol):
 
     @property
     def lease(self) -> int:
-        """Lease of the record."""
+        """Number that the coordinator gave to this delivery of the record."""
 
 
 J = TypeVar("J", bound=Leased)
@@ -43,7 +43,7 @@ J = TypeVar("J", bound=Leased)
 
 @dataclass(slots=True, eq=False)
 class _Telling(Generic[J]):
-    """A settlement that waits to be sent. Each entry of ``asked`` covers one partition."""
+    """Settlements of some jobs that wait to be sent. Each settlement covers one partition."""
 
     jobs: Sequence[J]
     settlements: list[pb.Settlement]
@@ -52,7 +52,10 @@ class _Telling(Generic[J]):
 
 
 class Settlements(Generic[J]):
-    """Queue of the settlements of one worker. ``say`` sends one command and returns the ranges whose lease was lost."""
+    """Queue of the settlements (acks, returns, extensions, rejections) of one worker.
+
+    ``say``: function that sends settlements in one command, and returns the offset ranges that the worker no longer owns.
+    """
 
     def __init__(self, name: str, say: Callable[[list[pb.Settlement]], Awaitable[list[pb.LostRange]]]) -> None:
         self._name = name
@@ -61,10 +64,10 @@ class Settlements(Generic[J]):
         self._telling: asyncio.Task[None] | None = None
 
     def tell(self, jobs: Sequence[J], asked: list[pb.Settlement]) -> asyncio.Future[list[J]]:
-        """Queue a settlement of ``jobs``.
+        """Queue the settlements ``asked`` of ``jobs`` to be sent.
 
         Returns:
-            A future of the jobs whose lease was lost. The caller may ignore it.
+            A future of the jobs that this worker no longer owns. The caller may ignore it.
         """
         told = _Telling(jobs, asked, asyncio.get_running_loop().create_future())
         told.done.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -149,7 +152,11 @@ def combine_settlements(settlements: list[pb.Settlement]) -> list[pb.Settlement]
 def settlement(
     kind: Any, key: PartitionKey, ranges: Sequence[pb.RecordRange], delay_s: float = 0.0, reason: str = ""
 ) -> pb.Settlement:
-    """Return one settlement of one partition."""
+    """Return a settlement of offset ranges of one partition.
+
+    ``kind``: ack, return, extension or rejection. ``delay_s``: delay before the next delivery, in seconds. ``reason``: reason of a
+    rejection.
+    """
     return pb.Settlement(
         kind=kind, stream=key.stream, uid=key.uid, partition=key.partition, ranges=ranges,
         delayMs=round(delay_s * 1000), reason=reason,
@@ -157,9 +164,9 @@ def settlement(
 
 
 def ranges_of(jobs: Sequence[Leased]) -> list[pb.RecordRange]:
-    """Return the jobs as offset ranges.
+    """Return the offset ranges of ``jobs``. Adjacent records with an equal lease are one range.
 
-    Neighbors with one lease share a range. For a record that occurs twice, its newest lease counts.
+    If a record occurs twice, the range has its newest lease.
     """
     newest: dict[int, int] = {}
     for job in jobs:
@@ -181,7 +188,7 @@ def _neighbours_together(parts: Iterable[tuple[int, int, int]]) -> list[pb.Recor
 
 
 def gaps(part: pb.GrantedRange, offsets: Sequence[int]) -> list[pb.RecordRange]:
-    """Return the offset ranges of ``part`` that are not in ``offsets``, which ascend."""
+    """Return the parts of the granted range ``part`` whose offsets are not in ``offsets``, which is sorted."""
     found, at = [], part.start
     for offset in (*offsets, part.end):
         if offset > at:
@@ -191,6 +198,6 @@ def gaps(part: pb.GrantedRange, offsets: Sequence[int]) -> list[pb.RecordRange]:
 
 
 def is_in(job: Leased, lost: Iterable[pb.LostRange]) -> bool:
-    """Return whether the job is in the lost ranges."""
+    """Return whether the record of ``job`` is in one of the ranges ``lost``, which this worker no longer owns."""
     place = job.key.stream, job.key.partition
     return any((one.stream, one.partition) == place and one.start <= job.record.offset < one.end for one in lost)

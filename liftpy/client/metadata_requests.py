@@ -141,9 +141,10 @@ class _Majority:
         return self._missing_since_s is not None
 
     def add_answer(self, cluster: cluster_pb2.ClusterDescription | None, now_s: float) -> None:
-        """Add the answer of a controller at time ``now_s``. None: no controller answered.
+        """Take an answer of a controller into account. ``now_s``: time of the answer, in seconds.
 
-        Raises NoMajorityError if the answers have shown no majority for ``MAJORITY_S``.
+        ``cluster``: the answer. None: no controller answered. Raises NoMajorityError if the answers have shown no majority for
+        ``MAJORITY_S`` seconds.
         """
         voters = [one for one in cluster.controllers if not one.learner] if cluster is not None else []
         missing = sorted(one.nodeId for one in voters if not one.connected)
@@ -276,7 +277,7 @@ class MetadataRequests:
         return list(pages.cluster.image.nodes)
 
     async def whole(self, response: cluster_pb2.ControlResponse) -> StreamImage:
-        """Return the complete stream of an answer. Request the partitions that did not fit into the answer."""
+        """Return the stream in ``response`` with all its partitions. Partitions that did not fit into the answer are requested."""
         pages = StreamPages()
         pages.add(response)
         while pages.request is not None:
@@ -284,7 +285,7 @@ class MetadataRequests:
         return codec.stream_from_pb(pages.stream)
 
     async def read(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
-        """Send a read-only request. It may be repeated safely."""
+        """Send a read-only request and return the answer. The request may be sent several times."""
         try:
             return await self._ask_on(self.subjects.info(), request)
         except OutcomeUnknownError as error:
@@ -293,7 +294,7 @@ class MetadataRequests:
             raise UnavailableError(str(error)) from None
 
     async def command(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
-        """Send a request that needs operator permissions."""
+        """Send a request that needs operator permissions, and return the answer."""
         request.internal = self.internal
         return await self._ask_on(self.subjects.control_admin(), request)
 
@@ -362,7 +363,10 @@ class MetadataRequests:
             await asyncio.sleep(MAJORITY_S / 5)
 
     async def _controllers(self, left_s: float) -> cluster_pb2.ClusterDescription | None:
-        """Ask any controller for the members and the leader of the metadata group. Return None without an answer."""
+        """Ask any controller for the members and the leader of the metadata group. None: no controller answered.
+
+        ``left_s``: remaining time, in seconds.
+        """
         if left_s < _LEAST_S:
             return None
         request = cluster_pb2.ControlRequest(operationId=secrets.token_bytes(OPERATION_ID_SIZE_BYTES))
@@ -376,7 +380,7 @@ class MetadataRequests:
         return response.cluster if response.error == _Error.OK else None
 
     def _is_behind(self, response: cluster_pb2.ControlResponse, request: cluster_pb2.ControlRequest, subject: str) -> bool:
-        """Return whether an answer is older than the last command of this client. Such an answer may name a deleted stream."""
+        """Return whether ``response`` is older than the last command of this client. It may then describe a deleted stream."""
         if subject != self.subjects.info() or request.linearizable:
             if response.error == _Error.OK and response.index:
                 self._done_index = response.index  # it may fall: a rescued metadata group may begin again below it
@@ -387,8 +391,9 @@ class MetadataRequests:
         return True
 
     def _check_cluster(self, waited_s: float) -> None:
-        """Raise NoClusterError if no node of the namespace has ever answered and NATS reports no responders for
-        ``waited_s``.
+        """Raise NoClusterError if no node of the namespace has ever answered this client.
+
+        ``waited_s``: time since the start of the request, in seconds. A short time raises no error.
         """
         if not self._has_answered and waited_s >= min(_NO_RESPONDERS_S, self.deadline_s / 2):
             raise NoClusterError(
@@ -398,10 +403,9 @@ class MetadataRequests:
             )
 
     def _decode(self, answer: bytes, subject: str, operation_id: bytes) -> cluster_pb2.ControlResponse:
-        """Return the decoded answer.
+        """Return the decoded answer to the request with this ``operation_id``.
 
-        If the answer is unreadable or belongs to another request, raise an error that makes the client retry with the
-        same operation id.
+        An unreadable answer, or the answer to another request, raises an error that makes the client retry with the same id.
         """
         try:
             response = frames.decode(answer, cluster_pb2.ControlResponse)
@@ -421,7 +425,7 @@ class MetadataRequests:
 
 
 def control_error(response: cluster_pb2.ControlResponse) -> LiftError:
-    """Return the error for a negative answer of the metadata group."""
+    """Return the error for ``response``, a negative answer of the metadata group."""
     name = _Error.Name(response.error) if response.error in _Error.values() else str(response.error)
     kind = _ERRORS.get(response.error, LiftError)
     return kind(response.detail or f"the metadata group answered {name}")

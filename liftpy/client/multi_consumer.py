@@ -39,9 +39,9 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Functions of a ManyConsumer that list partitions and open a Consumer for each.
+    """Functions that a ManyConsumer needs from the client.
 
-    ``consumer`` takes the maximum read-ahead in bytes.
+    ``places``: lists all partitions. ``consumer``: opens a Consumer of a partition, at a start, with a maximum read-ahead in bytes.
     """
 
     places: Callable[[], Awaitable[Iterable[Place]]]
@@ -49,16 +49,19 @@ class Places:
 
 
 def bounded_ahead(options: ReadOptions, ahead_bytes: int) -> ReadOptions:
-    """Return a copy of ``options`` whose read-ahead is at most ``ahead_bytes``: first fewer answers, then smaller ones."""
+    """Return a copy of ``options`` whose read-ahead is at most ``ahead_bytes`` bytes.
+
+    The number of answers is reduced first, and then their size.
+    """
     depth = max(min(options.read_ahead, ahead_bytes // options.max_bytes), 1)
     return replace(options, read_ahead=depth, max_bytes=max(min(options.max_bytes, ahead_bytes // depth), 4096))
 
 
 def selects(names: Iterable[str]) -> Callable[[str], bool]:
-    """Return a function that checks whether a stream name matches one of ``names``, which may be patterns.
+    """Return a function that tells whether a stream name matches one of ``names``, which may be patterns.
 
-    A pattern matches an internal stream only if the pattern itself begins with ``_``. Raises ConfigError or
-    InvalidNameError for a name that is not valid.
+    A pattern matches an internal stream only if the pattern itself begins with ``_``. Raises ConfigError or InvalidNameError for a
+    name that is not valid.
     """
     wanted = tuple(names)
     if not wanted:
@@ -78,7 +81,7 @@ def positions_from(text: str) -> dict[Place, Position]:
         text: The text.
 
     Returns:
-        (stream, partition) -> Position, for ``client.consume_many(positions=...)``.
+        The positions by (stream, partition), for ``client.consume_many(positions=...)``.
 
     Raises:
         ConfigError: The text has another form.
@@ -183,7 +186,7 @@ class ManyConsumer:
         self._paused.difference_update(places)
 
     async def _look(self) -> None:
-        """List the partitions and start to read new ones, at most every ``LOOK_EVERY_S``."""
+        """List the partitions and start to read the new ones. Do nothing if the last call was less than ``LOOK_EVERY_S`` ago."""
         now = asyncio.get_running_loop().time()
         if now < self._look_at:
             return
@@ -264,7 +267,7 @@ class ManyConsumer:
             self._waiting = False
 
     def _arm(self) -> None:
-        """Start a task for each partition that has none. The task waits for the next slice of the partition."""
+        """For each partition that is read and not paused, start a task that waits for its next slice, unless one is waiting."""
         waited_for = set(self._coming.values())
         for place, reader in self._readers.items():
             if place in waited_for or place in self._ended or place in self._paused:
@@ -278,12 +281,12 @@ class ManyConsumer:
         return Following(self.next_record)
 
     def next_fetched(self) -> ConsumedRecord | None:
-        """Return the next record of the slice that is being read. None at its end."""
+        """Return the next record of the current slice, without waiting. None at the end of the slice."""
         self._last = next(self._rest, None)
         return self._last
 
     async def next_record(self) -> ConsumedRecord | None:
-        """Return the next record. None at the end of all partitions."""
+        """Return the next record of any partition. None when ``until`` is reached in all partitions."""
         while True:
             self._last = found = next(self._rest, None)  # as next_fetched, without a call for each record
             if found is not None:
@@ -300,7 +303,7 @@ class ManyConsumer:
         """Return the position of each partition, after the last record that was returned.
 
         Returns:
-            (stream, partition) -> Position, for ``client.consume_many(positions=...)``.
+            The positions by (stream, partition), for ``client.consume_many(positions=...)``.
         """
         await self._look()
         waiting = {place: task for task, place in self._coming.items()}
@@ -327,7 +330,7 @@ class ManyConsumer:
         return json.dumps(by_stream)
 
     async def lag(self) -> dict[Place, int]:
-        """Return the number of committed offsets that were not returned yet, for each partition."""
+        """Return the number of committed offsets after the position, for each (stream, partition)."""
         await self._look()
         behind = await asyncio.gather(*(reader.lag() for reader in self._readers.values()))
         return dict(zip(self._readers, behind, strict=True))

@@ -48,7 +48,7 @@ Leaders reconnect to NATS in this time, too.
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ProducerBatch:
-    """One closed batch. ``ticket`` is the object that passes the result to the senders of its records."""
+    """One batch that is complete and has a sequence number. ``ticket``: object that passes the result to the senders of its records."""
 
     sequence: int
     record_count: int
@@ -73,10 +73,10 @@ class ProducerBatch:
 
 
 class BatchResult(NamedTuple):
-    """Answer of the leader to a batch.
+    """Answer of the leader to a batch that is stored.
 
-    ``offset``: offset of the first new record. If all records are new or all are duplicates, offset of the first
-    record. -1: not known.
+    ``offset``: offset of the first new record. If all records are new, or all were stored before, it is the offset of the first
+    record. -1: not known. ``known_records``: number of records that were stored before.
     """
 
     offset: int
@@ -113,9 +113,9 @@ class _Open:
 
 
 class PartitionQueue:
-    """Send queue of one partition.
+    """Send queue of one partition: it builds batches and decides which batch is sent next.
 
-    Sequence numbers have 32 bits and wrap around. Times are times of the event loop in seconds.
+    Sequence numbers have 32 bits and wrap around. Times are times of the event loop, in seconds.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class PartitionQueue:
 
     @property
     def asks(self) -> bool:
-        """True if the queue needs an epoch. Call ``begin`` or ``begin_again`` with one."""
+        """True if the queue needs a producer epoch from the leader. Call ``begin`` or ``begin_again`` with one."""
         return self._asks
 
     def begin(
@@ -198,9 +198,9 @@ class PartitionQueue:
             self._digest = RollingDigest()
 
     def begin_again(self, epoch: int) -> None:
-        """Continue with a new epoch, because the log has no record of the last epoch.
+        """Continue with a new producer ``epoch``, because the log has no record of the last epoch.
 
-        Unanswered batches are sent again with the same sequence numbers.
+        Unanswered batches are sent again with equal sequence numbers.
         """
         self.epoch, self._asks, self._out_count = epoch, False, 0
         for parcel in self._parcels:
@@ -212,10 +212,7 @@ class PartitionQueue:
 
     @property
     def unanswered(self) -> tuple[int, RollingDigest | None]:
-        """Sequence of the first unanswered record, and digest of all earlier records.
-
-        The digest is None if it is unknown.
-        """
+        """(sequence number of the first unanswered record, digest of all earlier records). The digest is None if it is not known."""
         first = self.first_unanswered
         return (self.next_sequence, self._digest) if first is None else (first.sequence, first.digest)
 
@@ -231,7 +228,10 @@ class PartitionQueue:
 
     # ---- what comes in -----------------------------------------------------------------------------------------------
     def add(self, value: bytes | None, key: bytes | None, headers: Pairs, size_bytes: int, now: float) -> tuple[Any, int]:
-        """Add one record. Return the ticket of its batch and its index there."""
+        """Add one record to the open batch. Return the ticket of its batch and the index of the record in the batch.
+
+        ``size_bytes``: size of the record. ``now``: time of the event loop, in seconds.
+        """
         gathered = self._open
         index = len(gathered.values)
         if index and (index >= self._batch_records or gathered.size_bytes + size_bytes > self._batch_bytes):
@@ -299,7 +299,10 @@ class PartitionQueue:
         return shares
 
     def add_columns(self, columns: ColumnSet, size_bytes: int, position: int = -1) -> Any:
-        """Add a complete batch and return its ticket. ``position``: source position of its last record."""
+        """Add records as one complete batch, and return its ticket.
+
+        ``size_bytes``: total size of the records. ``position``: source offset of the last record. -1: there is no source.
+        """
         if self._open.values:
             self._close()
         ticket, count = self._new_ticket(), len(columns.values.ends)
@@ -312,9 +315,10 @@ class PartitionQueue:
         return ticket
 
     def _whole_end(self, positions: Sequence[int], start: int, end: int) -> int:
-        """Return an index at or before ``end`` that does not separate the results of one source record.
+        """Return the index at which a batch should end, so that all results of one source record are in one batch.
 
-        If the batch would be empty, return a later index.
+        ``positions``: source offset of each record. ``start``: index of the first record of the batch. ``end``: largest index that has
+        room. The result is larger if the results of one source record have no room.
         """
         if end == len(positions) or positions[end] != positions[end - 1]:
             return end
@@ -333,11 +337,11 @@ class PartitionQueue:
 
     @property
     def takes_a_new_batch(self) -> bool:
-        """True if the next record is the first of its batch."""
+        """True if the next record that is added begins a new batch."""
         return not self._open.values
 
     def hurry(self) -> None:
-        """Send incomplete batches as soon as there is room."""
+        """Do not wait for more records: send the open batch as soon as fewer batches are in flight than the window allows."""
         self._hurries = True
 
     def _close(self) -> None:
@@ -375,7 +379,10 @@ class PartitionQueue:
 
     # ---- what goes out -----------------------------------------------------------------------------------------------
     def next_to_send(self, now: float) -> ProducerBatch | None:
-        """Return the next batch to send. Call it until it returns None. Under load batches grow by themselves."""
+        """Return the next batch to send at the time ``now``. None: there is none. Call it until it returns None.
+
+        While the window is full, records collect in the open batch. So batches become larger under load.
+        """
         if now < self.resume_at or self._asks:
             return None
         if now >= self._probing_until:
@@ -406,7 +413,10 @@ class PartitionQueue:
         return 1 if self._probing_until or (self._parcels and self._parcels[0].reset) else self._window
 
     def wake_at(self) -> float | None:
-        """Return the time at which the queue must act if no answer arrives. None: it has nothing to do."""
+        """Return the time at which the queue must be asked again if no answer arrives before.
+
+        None: there is nothing to send or wait for.
+        """
         if self._asks:
             return None
         if self._out_count:
@@ -420,7 +430,7 @@ class PartitionQueue:
         return None if due == math.inf else due
 
     def late(self, now: float) -> bool:
-        """Return whether the oldest batch has no answer in time. In this case, all batches are sent again."""
+        """Return whether the deadline for the answer to the oldest batch is over. The queue then sends all batches again."""
         if not self._parcels or not self._out_count or now < self._parcels[0].answer_by:
             return False
         self._go_back(now)
@@ -436,10 +446,10 @@ class PartitionQueue:
 
     # ---- answers -----------------------------------------------------------------------------------------------------
     def acked(self, sequence: int, answer: BatchResult) -> list[tuple[ProducerBatch, BatchResult]]:
-        """Process an ack, which may belong to any attempt.
+        """Process the ack of the batch that begins at ``sequence``. The ack may belong to any attempt.
 
         Returns:
-            The batches that now have their results, in order.
+            The batches whose results can be reported now, in order, each with its result.
         """
         parcel = next((parcel for parcel in self._parcels if parcel.sequence == sequence), None)
         if parcel is None:
@@ -478,11 +488,11 @@ class PartitionQueue:
 
     @property
     def tickets(self) -> list[tuple[Any, int]]:
-        """Tickets of all unanswered batches in order, with their number of attempts."""
+        """(ticket, number of attempts) of each unanswered batch, in order."""
         closed = [(parcel.ticket, parcel.attempt) for parcel in self._parcels]
         return [*closed, (self._open.ticket, 0)] if self._open.values else closed
 
     def connection_renewed(self, now: float) -> None:
-        """Send all unanswered batches again after a reconnect: the first one alone, the others after its answer."""
+        """Send all unanswered batches again after a reconnect. The first batch is sent alone, and the others after its answer."""
         self._probing_until, self._pause_s = now + _PROBING_S, FIRST_PAUSE_S
         self._out_count, self.resume_at = 0, max(now, self._quota_until)

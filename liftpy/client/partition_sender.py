@@ -158,7 +158,7 @@ ANONYMOUS = "anonymous-"
 
 
 def name_for(name: str, source: Source | None) -> str:
-    """Return the name of a producer: the given one, or a random one."""
+    """Return the id of a producer: ``name``, or a random id if ``name`` is ''. Raises ConfigError if a source needs an id."""
     if source is not None and not name:
         raise ConfigError("A producer with a source needs an id, so that the next process can resume. Set the id.")
     return name or f"{ANONYMOUS}{secrets.token_hex(12)}"
@@ -267,7 +267,10 @@ async def _result_of(ticket: BatchFuture) -> BatchResult:
 
 
 def _offset_of(placed: BatchResult, index: int) -> int:
-    """Return the offset of a record of a batch. Return -1 if the batch was a duplicate whose offsets are not known."""
+    """Return the offset of record ``index`` of a batch with the result ``placed``.
+
+    -1: the offset is not known, because the record was stored before.
+    """
     if placed.offset < 0:
         return -1
     return placed.offset + index - placed.known_records if index >= placed.known_records else -1
@@ -275,7 +278,10 @@ def _offset_of(placed: BatchResult, index: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderContext:
-    """Values that all partition senders of a producer share. ``instance`` is a random number of this process."""
+    """Values that all partition senders of a producer share.
+
+    ``instance``: random number of this process. ``name``: id of the producer.
+    """
 
     transport: Transport
     stream: str
@@ -299,7 +305,10 @@ class SenderContext:
 
 
 class PartitionSender:
-    """Sends the batches of a producer to one partition."""
+    """Sends the batches of a producer to one partition.
+
+    ``errand``: values that all senders share. ``lane``: send queue of the partition. ``find``: requests the current address.
+    """
 
     def __init__(
         self,
@@ -346,7 +355,10 @@ class PartitionSender:
             self.lane.begin(state.epoch, 0, RollingDigest(), reset=how == "anew")
 
     async def _begin_again(self) -> None:
-        """Request a new epoch. The leader that assigned the last epoch has failed, and the log has no record of that epoch."""
+        """Request a new producer epoch and continue with it. The leader that assigned the last epoch has failed without a record of it.
+
+        Raises PublishRejectedError if another process has used the producer since then.
+        """
         state = await self._ask()
         sequence, digest = self.lane.unanswered
         same = state.nextSequence == sequence and (digest is None or state.digest in (b"", digest.encode()))
@@ -372,9 +384,10 @@ class PartitionSender:
         return state.HasField("position") and source is not None and state.position.generation == source.generation
 
     def add_columns(self, columns: RecordColumns, start: int, end: int, size_bytes: int, partitions: int) -> BatchFuture:
-        """Add the records from ``start`` (inclusive) to ``end`` (exclusive) as one batch.
+        """Add a part of ``columns`` to the send queue as one batch, and return the future of its result.
 
-        ``partitions`` is the number of partitions when the round began. Only a round uses it.
+        ``start``: index of the first record. ``end``: index after the last record. ``size_bytes``: their total size. ``partitions``:
+        number of partitions when the round began, which only a round uses.
         """
         last = self.lane.next_sequence + end - start - 1
         round = self._errand.round
@@ -431,7 +444,7 @@ class PartitionSender:
 
     # ---- sending -------------------------------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Send the queued batches until the task is canceled."""
+        """Send the queued batches until the task is canceled, or until an error ends the producer."""
         loop, transport = asyncio.get_running_loop(), self._transport
         renewed = transport.reconnected
         while True:
@@ -454,7 +467,7 @@ class PartitionSender:
             await self._until(self.lane.wake_at(), renewed)
 
     async def _until(self, at: float | None, renewed: asyncio.Future[None]) -> None:
-        """Wait until the time ``at``, or until the queue or the connection has a new event."""
+        """Wait until the time ``at`` (None: no time), until the queue has work, or until the connection was renewed."""
         loop, awake = asyncio.get_running_loop(), self.awake
         timer = None if at is None else loop.call_at(at, awake.set)
         wake = lambda _: awake.set()  # noqa: E731
@@ -495,7 +508,10 @@ class PartitionSender:
 
     # ---- answers -------------------------------------------------------------------------------------------------------
     def process_answer(self, sequence: int, attempt: int, message: Any) -> None:
-        """Process an answer to a batch."""
+        """Process the answer to an attempt to store the batch that begins at ``sequence``.
+
+        ``attempt``: number of the attempt. ``message``: the received NATS message.
+        """
         now = asyncio.get_running_loop().time()
         if nobody_there(message):
             error = UnavailableError(
@@ -544,7 +560,7 @@ class PartitionSender:
         self.awake.set()
 
     def _ack_in(self, message: Any) -> _Ack | None:
-        """Return the ack in a message. Return None if it comes from another partition."""
+        """Return the ack in a received message. None: it is no ack of the addressed partition, which is counted."""
         payload = message if isinstance(message, bytes) else bytes(message.data)
         try:
             ack = frames.decode(payload, _Ack)

@@ -42,7 +42,7 @@ class PlacementOptions:
     """Placement policy for partitions that are added later to a stream with an assignment. '': they need an assignment."""
 
     def lists(self) -> list[cluster_pb2.ReplicaList]:
-        """Return the assignment in the form of the request."""
+        """Return the assignment as the list of replica lists that a request to the metadata group contains."""
         return [cluster_pb2.ReplicaList(partition=number, replicas=replicas) for number, replicas in self.assignment]
 
 
@@ -138,7 +138,7 @@ _NODE = MessageCodec(PlannedNode, cluster_pb2.PlannedNode)
 
 
 def plan_from_pb(plan: cluster_pb2.PlacementPlan) -> PlacementPlan:
-    """Decode a plan. Raise ValueError if it is inconsistent."""
+    """Decode a placement plan from its protobuf message. Raise ValueError if the message is inconsistent."""
     factor, places = plan.replicationFactor, list(plan.replicas)
     if places and (not factor or len(places) % factor or max(places) >= len(plan.nodes)):
         raise ValueError(
@@ -202,6 +202,9 @@ def _names_a_node(node: object) -> bool:
 
 
 def tally_rows(tallies: Mapping[str, ReplicaCounts]) -> Iterable[Sequence[str]]:
-    """Yield table rows of text: node or rack, leaders, replicas. Each number also shows how many the plan adds."""
+    """Yield (node or rack, leaders, replicas) as texts for a table. Each number is followed by the part that the plan adds.
+
+    ``tallies``: load after the plan, by node or rack.
+    """
     for place, tally in tallies.items():
         yield (place or "(none)", f"{tally.leaders} (+{tally.new_leaders})", f"{tally.replicas} (+{tally.new_replicas})")

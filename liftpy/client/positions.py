@@ -152,7 +152,7 @@ class Bounds:
 
 
 def start_offset(start: Start, bounds: Bounds) -> int:
-    """Return the first offset to read, inclusive. Raise OffsetOutOfRangeError outside the bounds.
+    """Return the first offset to read, inclusive. Raise OffsetOutOfRangeError if it is outside ``bounds``.
 
     ``start`` must not be a time, because only a replica can turn a time into an offset.
     """
@@ -174,9 +174,9 @@ def start_offset(start: Start, bounds: Bounds) -> int:
 
 
 def end_offset(until: Until, bounds: Bounds) -> int | None:
-    """Return the offset to stop before, exclusive.
+    """Return the offset at which a read ends, exclusive. ``until``: end that the user gave. ``bounds``: bounds of the partition.
 
-    None: never stop, or the end is a time that a replica must turn into an offset.
+    None: the read never ends, or the end is a time that a replica must turn into an offset.
     """
     if until is None or isinstance(until, datetime):
         return None
@@ -188,7 +188,7 @@ def end_offset(until: Until, bounds: Bounds) -> int | None:
 
 
 def out_of_range(offset: int, log_start_offset: int, high_watermark: int) -> OffsetOutOfRangeError:
-    """Return an OffsetOutOfRangeError whose text names the valid range."""
+    """Return an OffsetOutOfRangeError for ``offset``. Its text names the valid range."""
     return OffsetOutOfRangeError(
         f"Offset {offset} is outside {log_start_offset}..{high_watermark + 1}. The log starts at "
         f"{log_start_offset} and is committed up to {high_watermark}. Choose an offset in this range, or "
@@ -351,7 +351,10 @@ def _is_offset(text: str) -> bool:
 
 
 def _moment(text: str, now: datetime | None, name: str) -> datetime | None:
-    """Return the time that the text names. Return None if the text is not a time. Raise ConfigError if it is out of range."""
+    """Return the time in ``text``. None: the text is not a time. Raise ConfigError if the time is out of range.
+
+    ``now``: time that ``-10m`` is relative to. None: such texts are no times. ``name``: name of the argument in the error text.
+    """
     relative = _RELATIVE.fullmatch(text) if now is not None else None
     try:
         if relative is None or now is None:

@@ -280,7 +280,7 @@ class Producer:
 
     @property
     def left_out(self) -> int:
-        """Number of records of a round that were stored before."""
+        """Number of records of the round that were not sent, because they were stored before."""
         return sum(course.repeat.passed for course in self._courses)
 
     async def end_round(self) -> None:
@@ -434,7 +434,7 @@ class Producer:
         return Receipt(ticket, index)
 
     async def _let_others_go(self) -> None:
-        """Yield to the event loop once per batch, before a record is taken. So a canceled ``send`` has taken no record."""
+        """Let other tasks run once per batch, before a record is added. So a canceled ``send`` has added no record."""
         self._yielding += 1
         try:
             await asyncio.sleep(0)
@@ -611,9 +611,10 @@ class Producer:
         return shares
 
     def _not_there(self, known: int, positions: Sequence[int], sizes: Sequence[int], at: Sequence[int]) -> list[int]:
-        """Return the indexes of the records that were made from source records after ``known``.
+        """Return the indexes in ``at`` of the records that are not stored yet: their source offset is above ``known``.
 
-        Free the buffer space of the others.
+        ``positions``: source offset of each record. ``sizes``: size of each record, in bytes. The buffer space of stored records is
+        freed.
         """
         first = bisect_right(at, known, key=positions.__getitem__)
         if first:
@@ -623,7 +624,11 @@ class Producer:
     def _shared_out(
         self, count: int, keys: Sequence[bytes | None] | None, partition: int | None
     ) -> list[tuple[PartitionSender, list[int] | None]]:
-        """Return the senders to use, each with the indexes of its records. None instead of indexes: all records."""
+        """Divide ``count`` records between the partitions, and return each partition's sender with the indexes of its records.
+
+        None instead of indexes means all records. ``keys``: key of each record. ``partition``: the only partition, None: the
+        partitioner chooses.
+        """
         if partition is not None:
             return [(self._course(partition), None)]
         if len(self._courses) == 1:
@@ -665,7 +670,10 @@ class Producer:
 
     # ---- the same partitions again ---------------------------------------------------------------------------------------------
     def _choose_partitioning(self) -> None:
-        """Choose the partitioning method. A process that repeats records uses the method of the earlier process [A18]."""
+        """Choose the method by which records get their partitions.
+
+        A process that repeats the records of an earlier process must use the method of that process [A18].
+        """
         if self._source is not None:
             return
         own = PartitioningMethod.FUNCTION if callable(self._partitioner) else _METHODS[self._partitioner, self._is_numbered]
@@ -721,7 +729,7 @@ class Producer:
             self._courses[partition].process_answer(sequence, attempt, message)
 
     def _fail(self, error: LiftError) -> None:
-        """Fail all batches with OutcomeUnknownError if they were sent, else with ``error``."""
+        """End the producer with ``error``. Its batches without an ack fail, with OutcomeUnknownError if they may be stored."""
         if self._failure is not None:
             return
         self._failure = error
@@ -758,7 +766,7 @@ class Producer:
 
 
 def _number_of(name: str) -> int:
-    """Return the 64-bit producer id: a hash of the producer's name."""
+    """Return the 64-bit number of a producer in batches: a hash of the id ``name``."""
     if not name or not is_utf8(name) or len(name.encode()) > MAX_NAME_BYTES:
         raise ConfigError(f"Invalid id of a producer: {quote(name)}. Use 1 to {MAX_NAME_BYTES} bytes of UTF-8 text.")
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8, person=b"liftpy-producer").digest(), "big") or 1
@@ -798,7 +806,11 @@ def _sizes_of(values: Sequence[bytes | None], keys: Sequence[bytes | None] | Non
 
 
 def _chunk_end(ends: list[int], start: int, most_bytes: int, most_records: int) -> int:
-    """Return the exclusive end of the next chunk from ``start`` on. A chunk has at least one record."""
+    """Return the index after the last record of the batch that begins with the record ``start``.
+
+    ``ends``: end of each record, in bytes from the first record. The batch has at most ``most_bytes`` and ``most_records``, but at
+    least one record.
+    """
     before = ends[start - 1] if start else 0
     end = bisect_right(ends, before + most_bytes, start, min(len(ends), start + most_records))
     return max(end, start + 1)

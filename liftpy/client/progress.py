@@ -63,7 +63,7 @@ class NotServedError(UnavailableError):
 
 
 class SecondOpinion:
-    """Accepts a final error only if a second node, or the leader, reports it, too.
+    """Requires that a second node, or the leader, confirms an error that would end a reader.
 
     So a single wrong answer cannot end a reader.
     """
@@ -72,7 +72,10 @@ class SecondOpinion:
         self._heard: type[LiftError] | None = None
 
     def ask_again(self, error: LiftError, leader: str) -> NotServedError:
-        """Return a retryable error if ``error`` was reported once. Raise ``error`` itself at the second report."""
+        """Return a retryable error at the first report of ``error``. Raise ``error`` itself at the second report.
+
+        ``leader``: id of the leader, which the reader asks next.
+        """
         if type(error) is self._heard:
             raise error
         self._heard = type(error)
@@ -152,7 +155,10 @@ class ReadProgress:
         return self.end_offset is not None and self.next_offset >= self.end_offset
 
     def request(self, max_bytes: int, wait_ms: int, request_id: int = 0) -> client_pb2.ReadRequest:
-        """Return the next request. A replica that lacks the delivered records does not answer it, because it is behind."""
+        """Return the next read request. A replica that lacks records which this reader has must not answer it.
+
+        ``max_bytes``: maximum size of the answer. ``wait_ms``: time that the replica may wait for new records, in milliseconds.
+        """
         held = self.assembly.held
         self._request_id = request_id
         return client_pb2.ReadRequest(
@@ -175,14 +181,14 @@ class ReadProgress:
         )
 
     def expect(self, request_id: int) -> None:
-        """Accept the answer to the request ``request_id`` next, instead of the answer to the newest request."""
+        """Let ``accept`` take the answer to the request ``request_id``, instead of the answer to the newest request."""
         self._request_id = request_id
 
     def accept(self, answer: bytes | memoryview) -> list[BatchSlice]:
-        """Check an answer, advance the position and return the new slices.
+        """Check the answer of a replica, advance the position, and return the new slices.
 
-        It raises a LiftError without moving the position if the answer is not acceptable. The result is empty after the
-        first pieces of a large batch. Send the next request to get the rest.
+        If the answer is not acceptable, a LiftError is raised and the position stays. The result is empty while a large batch arrives
+        in pieces. The next request gets the next piece.
         """
         head, body = frames.decode_read_response(answer)
         must_be_for(head, self.partition, stream=self.stream, requestId=self._request_id)
@@ -233,13 +239,19 @@ class ReadProgress:
         return slices
 
     def learn_compacted(self, compacted_end: int) -> None:
-        """Note the exclusive offset below which the log was compacted when earlier records were read."""
+        """Store that the log below the offset ``compacted_end`` (exclusive) was compacted when earlier records were read.
+
+        If the read has a moving end, it then ends there at the earliest.
+        """
         self.compacted_end = max(self.compacted_end, compacted_end)
         if self.moves_end and self.end_offset is not None:
             self.end_offset = max(self.end_offset, self.compacted_end)
 
     def _learn_compaction(self, head: client_pb2.ReadResponse) -> None:
-        """Check how far the answering replica has compacted, before its records are delivered. Raises TombstonesMissedError."""
+        """Store how far the answering replica has compacted its log, from the header of its answer.
+
+        Raises TombstonesMissedError if it has removed tombstones that this read did not reach, and that the read needs.
+        """
         known = head.deletesEnd
         if (
             self.tombstones is not None
@@ -264,9 +276,9 @@ class ReadProgress:
             raise
 
     def complaint(self) -> client_pb2.ReadRequest | None:
-        """Return a damage report for the ``suspect`` node, once.
+        """Return a request that reports damaged records to the node that sent them, once per damage.
 
-        Return None without a suspect. The report requests no records.
+        None: no node has sent damaged records. The request reads no records.
         """
         suspect, self.suspect = self.suspect, None
         if suspect is None:
@@ -318,9 +330,9 @@ class ReadProgress:
         self._answered_by(head)
 
     def _may_skip(self, head: client_pb2.ReadResponse) -> None:
-        """Check whether the reader may skip the offsets that this answer lacks.
+        """Check whether the reader may skip offsets for which the answer has no records, because the stream is compacted.
 
-        Raises NotServedError for the first such answer, so that another replica or the leader confirms it.
+        The first answer of this kind raises NotServedError, so that another replica or the leader must confirm it.
         """
         if self.compacted:
             return
@@ -335,9 +347,9 @@ class ReadProgress:
 
 
 def must_agree(head: client_pb2.ReadResponse, uid: str, last_offset: int, last_epoch: int) -> None:
-    """Raise ProtocolError if the header of an answer contradicts itself or the request.
+    """Raise ProtocolError if the header ``head`` of an answer contradicts itself or the request. The client then asks another node.
 
-    The client then asks another node. ``last_offset``, ``last_epoch``: last record of the reader, epoch 0 for none.
+    ``uid``: requested stream, '' for any. ``last_offset``, ``last_epoch``: last record that the reader has, epoch 0: none.
     """
     wrong = ""
     if not (is_name(head.node) or not head.node) or not (is_name(head.leader) or not head.leader):
@@ -355,9 +367,9 @@ def must_agree(head: client_pb2.ReadResponse, uid: str, last_offset: int, last_e
 
 
 def check_head(head: client_pb2.ReadResponse, uid: str, stream: str, partition: int, offset: int) -> None:
-    """Raise the error that an answer's header reports, if any.
+    """Raise the error that the header ``head`` of an answer reports. Return if it reports none.
 
-    ``uid`` '': accept any stream. ``offset``: the requested offset, for the error text.
+    ``uid``: requested stream, '' for any. ``offset``: requested offset, for the error text.
     """
     error: LiftError | None = None
     name, text = f"{stream}/{partition}", f"{head.node or 'a replica'}: {head.detail or 'no detail'}"
@@ -423,11 +435,11 @@ class BackwardProgress(ReadProgress):
 
     @property
     def done(self) -> bool:
-        """True if no wanted record remains."""
+        """True if all records down to the lowest wanted offset are delivered."""
         return self.next_offset <= max(self.end_offset or 0, self.log_start_offset)
 
     def request(self, max_bytes: int, wait_ms: int, request_id: int = 0) -> client_pb2.ReadRequest:
-        """Return the next request. It never waits for new records."""
+        """Return the request for the next lower offsets. The replica answers at once, because it need not wait for new records."""
         asked = ReadProgress.request(self, max_bytes, 0, request_id)
         asked.backwards = True
         return asked

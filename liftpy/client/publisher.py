@@ -47,7 +47,7 @@ from liftpy.nats.transport import SILENT_S, Transport, nobody_there
 class FireAndForget:
     """Sends messages without acks.
 
-    ``timeout_s``: maximum time to pass a message to the NATS connection, in seconds.
+    ``timeout_s``: maximum time to pass one message to the NATS connection, in seconds.
     """
 
     def __init__(self, transport: Transport, stream: str, partition: int, timeout_s: float) -> None:
@@ -60,7 +60,14 @@ class FireAndForget:
     async def send(
         self, address: Address, value: bytes | None, key: bytes | None, headers: HeadersLike | None, *, addressed: bool
     ) -> None:
-        """Send one message.
+        """Send one message without requesting an ack.
+
+        Args:
+            address: Subject and uid to publish to.
+            value: Payload. None: a tombstone.
+            key: Key of the record. None: no key.
+            headers: Headers of the record.
+            addressed: True to send an envelope that only the addressed stream accepts.
 
         Raises:
             ConfigError: NATS cannot carry the message.
@@ -79,7 +86,7 @@ class FireAndForget:
         await self._transport.publish(address.subject, payload, headers=nats_headers, give_up_at=give_up_at)
 
     async def settle(self) -> None:
-        """Wait until the NATS server has received all messages.
+        """Wait until the NATS server has received all messages that were sent so far.
 
         Raises UnavailableError, or NotAllowedError if the server denied one.
         """
@@ -89,12 +96,12 @@ class FireAndForget:
             self.raise_denied()
 
     def remember_denial(self, denial: NotAllowedError) -> None:
-        """Store a permission error of NATS. The next call raises it."""
+        """Store the permission error ``denial`` of NATS, so that the next call of this object raises it."""
         if self._some:
             self._denied = denial
 
     def raise_denied(self) -> None:
-        """Raise the stored permission error, once."""
+        """Raise the permission error that ``remember_denial`` has stored, if there is one. It is raised only once."""
         denied, self._denied = self._denied, None
         if denied is not None:
             raise denied
@@ -466,7 +473,7 @@ class Publisher:
             self._fail(number, OutcomeUnknownError(why))
 
     def _on_close(self) -> None:
-        """Close the publisher because the client closes: no ack will arrive, and no message is sent again."""
+        """Close the publisher, because its client closes. Messages in flight fail, because no ack will arrive."""
         self._end("the client was closed before the ack came")
         for task in (self._sweeper, self._addressing.task):
             if task is not None:
@@ -522,7 +529,10 @@ class Publisher:
             self._must_be_open()
 
     async def _room(self, number: int, message: InFlight) -> bool:
-        """Wait until the connection has room. Return whether the message must still be sent. A canceled call sends nothing."""
+        """Wait until the connection has room for message ``number``. Return whether the message must still be sent.
+
+        The result is False if the message has failed, or if it was scheduled for another attempt. A canceled call sends nothing.
+        """
         try:
             await self._transport.room(message.deadline)
         except UnavailableError as error:  # the sweeper tries on, for as long as the patience lasts
@@ -602,8 +612,9 @@ class Publisher:
             self._refusal(number, waiting, ack, other)
 
     def _messages_stored(self, first: int, ack: _Ack) -> None:
-        """Complete several messages with one ack: the first one with the offset of the ack, the next ones with the next
-        offsets.
+        """Complete the messages that one ack answers: message ``first``, and the messages sent directly after it.
+
+        The first message gets the offset of the ack, and the others get the offsets after it.
         """
         in_flight, refused, uid = self._in_flight, self._refused, ack.streamUid
         named, epoch, behind, duplicate = (ack.stream, ack.partition), ack.leaderEpoch, ack.offset - first, ack.duplicate
@@ -630,7 +641,7 @@ class Publisher:
             self._window.leave(size_bytes, count)
 
     def _first_is_taken(self) -> None:
-        """Send the waiting messages, because the leader accepted the probe."""
+        """Send all messages that wait for another attempt, because the leader has accepted the first one."""
         self._taken, self._first, now = True, -1, asyncio.get_running_loop().time()
         for other in map(self._in_flight.__getitem__, self._refused):
             other.resend_at = max(now, other.not_before)
@@ -648,9 +659,9 @@ class Publisher:
             self._fail(number, refusal)
 
     def _not_ours(self, why: str) -> None:
-        """Count an answer from another sender than the addressed partition [A9].
+        """Count an ack that does not come from the addressed partition, and continue to wait for the right one [A9].
 
-        The publisher keeps waiting for the right one.
+        ``why``: description of the ack, for error texts.
         """
         self.foreign_answers += 1
         self._transport.counters["acks by somebody else"] += 1
@@ -658,7 +669,7 @@ class Publisher:
         self._addressing.doubt()
 
     def _on_denial(self, is_publish: bool, subject: str) -> None:
-        """Fail the messages in flight, because NATS denies publishing or subscribing."""
+        """Fail the messages in flight, because NATS denies publishing (``is_publish``) or subscribing to ``subject``."""
         if (is_publish and subject != self._addressing.address.subject) or (not is_publish and subject != f"{self._inbox}.*"):
             return
         what = f"publish on {subject}" if is_publish else f"subscribe for acks on {subject}"
@@ -673,7 +684,7 @@ class Publisher:
             self._fail(number, OutcomeUnknownError(str(denial)) if self._has_right else denial)
 
     def _use_new_address(self) -> None:
-        """Send rejected messages to the new stream, after the stream was deleted and created again.
+        """Send rejected messages to the new stream, because the stream was deleted and created again.
 
         Messages that may be stored in the old stream are never sent to the new one.
         """
@@ -689,7 +700,7 @@ class Publisher:
 
     # ---- what is not answered ----------------------------------------------------------------------------------------
     def _send_again(self, number: int, message: InFlight, refusal: LiftError, after_s: float = 0.0) -> None:
-        """Schedule another attempt for a rejected message.
+        """Schedule another attempt for message ``number``, which was rejected with ``refusal``.
 
         ``after_s``: time to wait that the leader requested, in seconds. 0: a pause that grows with each attempt.
         """
@@ -702,7 +713,10 @@ class Publisher:
             self._refused.add(number)
 
     def _take_future(self, number: int) -> asyncio.Future[PublishAck]:
-        """Remove a message and return its future. The future is already done if its caller canceled it."""
+        """Remove message ``number`` from the messages in flight and return its future.
+
+        The future may already be done, because its caller canceled it.
+        """
         message = self._in_flight.pop(number)
         self._refused.discard(number)
         self._window.leave(message.size_bytes)
@@ -728,7 +742,10 @@ class Publisher:
             answer.exception()  # it counts as looked at: one error is enough for flush()
 
     async def _sweep(self, renewed: asyncio.Future[None]) -> None:
-        """Send rejected messages again at every tick. At every tenth tick, resend or fail messages without an answer."""
+        """Run until canceled. At every tick, send rejected messages again. At every tenth tick, resend or fail messages without an ack.
+
+        ``renewed``: future that is done after a reconnect.
+        """
         loop = asyncio.get_running_loop()
         for tick in itertools.count():
             await asyncio.sleep(_SWEEP_S)
@@ -750,14 +767,20 @@ class Publisher:
                     self._addressing.doubt()
 
     def _check_server(self, now: float) -> None:
-        """Ping the NATS server if messages wait and no answer has arrived for ``SILENT_S``."""
+        """Ping the NATS server if messages are in flight and no ack has arrived for ``SILENT_S`` seconds.
+
+        ``now``: time of the event loop.
+        """
         if not self._in_flight or self._quiet_since is None:
             self._quiet_since = now
         elif now >= self._quiet_since + SILENT_S:
             self._transport.check_server()
 
     def _resume_sending(self, now: float) -> None:
-        """Continue after a reconnect, or after a silence of the server: one message probes, the others follow."""
+        """Send messages in flight again after a reconnect, or after a silence of the server.
+
+        One message is sent first, as a probe. The others follow when a leader has accepted it. ``now``: time of the event loop.
+        """
         self._probing_until = now + PROBING_S
         known = [number for number, message in self._in_flight.items() if message.known_until]
         self._may_be_stored(known, now, "the connection broke, or the NATS server was silent")
@@ -767,11 +790,14 @@ class Publisher:
                 message.resend_at = max(now, message.not_before)
 
     def _first_is_silent(self, now: float) -> bool:
-        """Return whether a probe was sent and has no answer within PROBE_S."""
+        """Return whether the probe, the message that is sent alone, has no answer for ``PROBE_S`` seconds."""
         return self._first in self._in_flight and self._first not in self._refused and now >= self._first_sent_at + PROBE_S
 
     async def _send_refused(self, now: float) -> None:
-        """Send rejected messages in their first order: one alone, and the others after a leader accepts it."""
+        """Send rejected messages again, in the order of their numbers.
+
+        The first one is sent alone, as a probe. The others follow when a leader has accepted it. ``now``: time of the event loop.
+        """
         waits = self._first in self._in_flight and self._first not in self._refused
         if waits and now < self._probing_until and self._first_is_silent(now):
             waits = False  # it can't go again, for it has no id: the next one is the probe
@@ -787,9 +813,10 @@ class Publisher:
                 self._first, self._first_sent_at, waits = number, now, True
 
     def _may_be_stored(self, numbers: Iterable[int], now: float, why: str, growth: int = 2) -> None:
-        """Resend messages without an answer if the leader still knows their message ids. Fail the others.
+        """Resend messages without an ack whose message ids the leader still knows. Fail the others with OutcomeUnknownError.
 
-        ``growth``: factor by which the timeout of the next attempt may grow.
+        ``numbers``: the messages. ``now``: time of the event loop. ``why``: reason for the error text. ``growth``: factor by which the
+        timeout of the next attempt grows.
         """
         for number in numbers:
             message = self._in_flight[number]
@@ -824,5 +851,5 @@ class Publisher:
 
 
 def _was_looked_at(failed: asyncio.Future[PublishAck]) -> bool:
-    """Return whether the application has read the error of a failed future."""
+    """Return whether the application has read the error of the future ``failed``."""
     return not getattr(failed, "_log_traceback", True)

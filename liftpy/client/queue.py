@@ -61,9 +61,9 @@ _NS_PER_S = 1_000_000_000
 
 
 class TakePace:
-    """Decides how many records to prefetch.
+    """Decides how many records a worker prefetches, from the rate at which the application takes records.
 
-    ``most``: maximum number. Times are monotonic, in nanoseconds.
+    ``most``: maximum number of records. Times are monotonic, in nanoseconds.
     """
 
     def __init__(self, most: int) -> None:
@@ -72,13 +72,13 @@ class TakePace:
         """Time and number of records of the last takes, the newest last."""
 
     def took(self, count: int, now_ns: int) -> None:
-        """Note that ``count`` records were returned to the application at ``now_ns``."""
+        """Store that the application has received ``count`` records at the time ``now_ns``."""
         if self._taken and now_ns - self._taken[-1][0] > _PAUSE_NS:
             self._taken.clear()
         self._taken.append((now_ns, count))
 
     def ahead(self, now_ns: int) -> int:
-        """Return the number of records to prefetch."""
+        """Return the number of records to prefetch at the time ``now_ns``, in monotonic nanoseconds."""
         if len(self._taken) <= _FEWEST or now_ns - self._taken[-1][0] > _PAUSE_NS:
             return 0
         began_ns = self._taken[0][0]
@@ -92,7 +92,10 @@ _AHEAD = 256
 
 
 class NextKeys:
-    """Digests of the record keys from offset ``start`` on, 8 bytes per offset, at most ``MAX_KEYS``."""
+    """Digests of the keys of the next records of an ordered queue, one per offset, from offset ``start`` on.
+
+    A digest has 8 bytes. There are at most ``MAX_KEYS`` of them.
+    """
 
     def __init__(self) -> None:
         self.start = 0
@@ -101,14 +104,14 @@ class NextKeys:
         """True if the coordinator has confirmed that new records begin at ``start``."""
 
     def begin(self, offset: int) -> bool:
-        """Set the offset of the first record that was never delivered. Return whether it changed."""
+        """Let the digests begin at ``offset``, the first record that was never delivered. Return whether the offset has changed."""
         moved = not self._known or offset != self.start
         self.digests = self.digests[offset - self.start :] if offset >= self.start else []
         self.start, self._known = offset, True
         return moved
 
     async def read_on(self, log: QueueLog, bounds: Bounds, wanted: int) -> None:
-        """Read the keys that a take of ``wanted`` records may need. Raises the errors of reading."""
+        """Read the keys that a request for ``wanted`` records may need from ``log``. Raises the errors of reading."""
         if not self._known:
             return
         self.begin(max(self.start, bounds.log_start_offset))
@@ -316,10 +319,10 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """One partition of a queue.
+    """One partition that the queue worker reads.
 
-    ``ended``: log end (exclusive) at which no more records were available. -1: not known. ``again_ns``: when to ask
-    again. ``keys``: keys of the next new records of an ordered queue.
+    ``ended``: log end (exclusive) at which the coordinator had no more records. -1: not known. ``again_ns``: monotonic time at which
+    the coordinator is asked again. ``keys``: keys of the next records of an ordered queue.
     """
 
     log: QueueLog
@@ -329,11 +332,11 @@ class _Place:
 
     @property
     def key(self) -> PartitionKey:
-        """Key of the partition."""
+        """Stream, uid and number of the partition."""
         return self.log.key
 
     def is_due(self, now_ns: int) -> bool:
-        """Return whether the coordinator may have records for a take now."""
+        """Return whether the coordinator may have records now: the log has grown, or the time to ask again has come."""
         return self.log.end_offset != self.ended or now_ns >= self.again_ns
 
 
@@ -442,7 +445,7 @@ class Queue:
             logger.warning("queue %s: not left in order: %s", self.name, error)
 
     def _give_back(self) -> asyncio.Future[list[Job]]:
-        """Return the prefetched records to the queue."""
+        """Return the prefetched records to the queue, for other workers. The future is done when the coordinator has answered."""
         jobs, self._ready = list(self._ready), deque()
         return self._begin_settling(pb.SETTLE_RELEASE, jobs)
 
@@ -507,7 +510,7 @@ class Queue:
         return []
 
     def _handed_on(self, count: int) -> list[Job]:
-        """Return up to ``count`` prefetched jobs of one partition."""
+        """Return up to ``count`` prefetched jobs of one partition for the application. Jobs whose ack wait is over are dropped."""
         now_ns, jobs = _now_ns(), list[Job]()
         while self._ready and len(jobs) < count and (not jobs or self._ready[0].key == jobs[0].key):
             job = self._ready.popleft()
@@ -521,7 +524,7 @@ class Queue:
         return jobs
 
     def _run_shielded(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work`` in its own task, so that it continues if the caller is canceled."""
+        """Run ``work`` in a task of its own, so that it continues if the caller is canceled. Return the task."""
         coming = self._coming = asyncio.create_task(work, name=f"records of {self.name}")
         coming.add_done_callback(self._brought)
         return coming
@@ -535,7 +538,10 @@ class Queue:
             self._untouched = asyncio.get_running_loop().call_later(UNTOUCHED_S, self._look_whether_touched)
 
     def _look_whether_touched(self) -> None:
-        """Return prefetched jobs to the queue if the application has requested none for ``UNTOUCHED_S``."""
+        """Return the prefetched jobs to the queue if the application has taken none for ``UNTOUCHED_S`` seconds.
+
+        Else check again later.
+        """
         self._untouched = None
         left_s = UNTOUCHED_S - (_now_ns() - self._touched_ns) / 1e9
         if left_s <= 0 and self._ready:
@@ -545,7 +551,10 @@ class Queue:
             self._untouched = asyncio.get_running_loop().call_later(left_s, self._look_whether_touched)
 
     async def _take_somewhere(self, wanted: int) -> None:
-        """Ask the coordinators for records, one partition after the other, until one grants some."""
+        """Request ``wanted`` records from one partition after the other, until one has some.
+
+        Raises GroupRejectedError if no partition has records and the coordinator rejected a request.
+        """
         refused: GroupRejectedError | None = None
         if _now_ns() >= self._look_at_ns:
             await self._look_for_partitions()
@@ -563,7 +572,10 @@ class Queue:
             raise refused
 
     async def _take_of(self, place: _Place, wanted: int) -> bool:
-        """Take records of one partition. Return True if there were some, or if the same partition must be asked again."""
+        """Request records of one partition. Return whether it had some, or whether it must be asked again at once.
+
+        ``wanted``: number of records that the application needs now.
+        """
         log = place.log
         if log.bounds is None or not log.has_more or _now_ns() >= place.again_ns > 0:
             bounds = await log.look()
@@ -591,7 +603,7 @@ class Queue:
         return False
 
     async def _look_for_partitions(self) -> None:
-        """List the partitions of the stream and add new ones."""
+        """List the partitions of the stream, and start to read the new ones."""
         self._look_at_ns = _now_ns() + round(_ASK_AGAIN_S * 1e9)
         try:
             await self._look_anew()
@@ -600,14 +612,20 @@ class Queue:
             logger.debug("queue %s: %s", self.name, error)
 
     def _note_end(self, place: _Place, answer: pb.GroupAnswer) -> None:
-        """Note that the partition has no more records for now."""
+        """Store that the coordinator has no more records of the partition, and when to ask it again.
+
+        ``answer``: answer to the request.
+        """
         place.ended = place.log.end_offset
         known = answer.nextReadyMs >= 0 and not answer.granted
         ready_s = answer.nextReadyMs / 1000 if known else _ASK_AGAIN_S
         place.again_ns = _now_ns() + round(min(ready_s, _ASK_AGAIN_S) * 1e9)
 
     async def _news(self, until_ns: int) -> None:
-        """Wait until new records are committed, or until other workers may have returned records."""
+        """Wait until new records are committed, or until other workers may have returned records.
+
+        ``until_ns``: monotonic time at which the wait ends, in nanoseconds.
+        """
         if any(place.log.bounds is None for place in self._places):
             return  # not looked at yet
         now_ns = _now_ns()
@@ -622,7 +640,10 @@ class Queue:
             await asyncio.sleep(wait_s)
 
     async def _ask(self, place: _Place, wanted: int) -> pb.GroupAnswer:
-        """Send a take request for one partition and return the answer. An ordered queue adds the keys of the next records."""
+        """Ask the coordinator for up to ``wanted`` records of a partition, and return its answer.
+
+        For an ordered queue, the request has the keys of the next records.
+        """
         while True:
             bounds = place.log.bounds
             assert bounds is not None
@@ -653,7 +674,10 @@ class Queue:
         )  # fmt: skip
 
     async def _receive(self, place: _Place, answer: pb.GroupAnswer, sent_ns: int, wanted: int) -> None:
-        """Fetch the records that the coordinator granted and prepare their jobs."""
+        """Fetch the records that the coordinator has granted in ``answer``, and queue them as jobs for the application.
+
+        ``sent_ns``: time at which the request was sent. ``wanted``: number of requested records.
+        """
         place.ended = -1
         try:
             self._ready.extend(await self._fetch(place.log, list(answer.granted), sent_ns + answer.waitMs * commands.NS_PER_MS))
@@ -666,7 +690,11 @@ class Queue:
     async def _receive_along(
         self, place: _Place, coming: asyncio.Future[pb.GroupAnswer | None], sent_ns: int, wanted: int
     ) -> None:
-        """Process a grant that came with the answer to an ack. ``coming`` None: no grant."""
+        """Process the records that the coordinator has granted together with the answer to an ack.
+
+        ``coming``: future of the answer, None if the command failed. ``sent_ns``: time at which the command was sent. ``wanted``:
+        number of requested records.
+        """
         answer = await coming
         if answer is not None and answer.granted:
             await self._receive(place, answer, sent_ns, wanted)
@@ -674,9 +702,9 @@ class Queue:
             self._note_end(place, answer)
 
     async def _fetch(self, log: QueueLog, granted: list[pb.GrantedRange], over_ns: int) -> list[Job]:
-        """Return jobs for the granted records.
+        """Fetch granted records and return their jobs. ``over_ns``: time at which their ack wait ends.
 
-        Deleted records count as acked. Another task stores records with too many deliveries as dead letters.
+        Records that were deleted are acked. Records with too many deliveries are stored as dead letters by another task.
         """
         key, found, done, dead = log.key, list[Job](), list[pb.RecordRange](), list[tuple[pb.GrantedRange, list[Job]]]()
         try:
@@ -706,7 +734,11 @@ class Queue:
         return found
 
     async def _bury_all(self, key: PartitionKey, dead: Sequence[tuple[pb.GrantedRange, Sequence[Job]]], over_ns: int) -> None:
-        """Store dead letters in order. After a failure, return the remaining records to the queue for ``_BURY_AGAIN_S``."""
+        """Store records as dead letters, in order, and then ack them.
+
+        After a failure, the remaining records return to the queue for ``_BURY_AGAIN_S`` seconds. ``over_ns``: time at which the ack
+        wait of the records ends.
+        """
         left = deque((part, job) for part, jobs in dead for job in jobs)
         stored: list[Job] = []
         try:
@@ -729,7 +761,10 @@ class Queue:
                 self._begin_settling(kind, jobs, delay_s=delay_s)
 
     async def _bury(self, key: PartitionKey, part: pb.GrantedRange, jobs: Sequence[Job], timeout_s: float = _BURY_S) -> None:
-        """Store records as dead letters. The message id prevents duplicates. Raises the errors of a publish."""
+        """Publish the records of ``jobs`` to the stream for dead letters. Raises the errors of a publish.
+
+        ``part``: grant of the records, with the number of deliveries. A message id prevents duplicates.
+        """
         for job in jobs:
             record = job.record
             said = {
@@ -851,7 +886,10 @@ class Queue:
         return self._settlements.tell(jobs, asked)
 
     async def _settle_and_take(self, settlements: list[pb.Settlement]) -> list[pb.LostRange]:
-        """Send settlements. If useful, the same command also requests more records."""
+        """Send settlements, and return the offset ranges that this worker no longer owns.
+
+        If the worker can use more records, the command also requests them.
+        """
         settle = pb.SettleRecords(member=self._member, settlements=settlements)
         along = self._along(settlements, _now_ns())
         answer = None if along is None else await self._say_both(settle, *along)
@@ -869,9 +907,9 @@ class Queue:
         return list(answer.lost)
 
     async def _say_both(self, settle: pb.SettleRecords, place: _Place, take: pb.TakeRecords) -> pb.GroupAnswer | None:
-        """Send settlements and a take request in one command. Return None if the coordinator rejected the command.
+        """Send settlements and a request for records of ``place`` in one command, and return the answer.
 
-        Acks may be repeated safely.
+        None: the coordinator rejected the command. Acks may be sent again safely.
         """
         coming: asyncio.Future[pb.GroupAnswer | None] = asyncio.get_running_loop().create_future()
         self._run_shielded(self._receive_along(place, coming, _now_ns(), take.maxRecords))
@@ -884,7 +922,7 @@ class Queue:
         return answer if answer.code in (pb.GROUP_OK, pb.GROUP_STALE, pb.GROUP_FULL) else None
 
     def _along(self, settlements: list[pb.Settlement], now_ns: int) -> tuple[_Place, pb.TakeRecords] | None:
-        """Return the partition and the take request to send together with acks. None: request nothing."""
+        """Return the partition and the request for records to send together with ``settlements``. None: request no records."""
         ahead = self._pace.ahead(now_ns)
         busy = self._closed or self._coming is not None or self._options.order_by_key or not self._places
         if busy or 2 * len(self._ready) > ahead or ahead == 0 or any(one.kind != pb.SETTLE_ACK for one in settlements):

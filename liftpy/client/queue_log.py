@@ -34,9 +34,9 @@ _FAILED_S = 0.25
 
 
 class ReadSpan:
-    """Result of a read of the offsets ``start`` to ``end`` (exclusive).
+    """Result of reading the offsets ``start`` to ``end`` (exclusive), in the cache.
 
-    ``piece``: the records. None: there are no records. Reading in order decodes each record once.
+    ``piece``: the records. None: there are no records. If the records are read in order, each is decoded once.
     """
 
     __slots__ = ("_at", "_rows", "end", "piece", "start")
@@ -49,7 +49,7 @@ class ReadSpan:
 
     @property
     def cost_bytes(self) -> int:
-        """Approximate memory use, in bytes."""
+        """Approximate memory that the cached records use, in bytes."""
         if self.piece is None:
             return _RECORD_COST_BYTES
         header = self.piece.batch.header
@@ -98,11 +98,14 @@ class QueueLog:
 
     @property
     def has_more(self) -> bool:
-        """True if this client knows committed records beyond all its grants."""
+        """True if this worker knows of committed records above all records that it was granted."""
         return self.end_offset > self.granted_below
 
     async def look(self) -> Bounds:
-        """Ask the leader for the bounds. A stream that was created again has another ``uid``."""
+        """Ask the leader for the bounds of the partition, and store and return them.
+
+        The bounds of a stream that was created again have another ``uid`` and are not stored.
+        """
         bounds = (await self._reader.bounds())[0]
         if bounds.uid == self.key.uid:
             self.bounds = bounds
@@ -118,7 +121,7 @@ class QueueLog:
         return found
 
     async def spans_between(self, start: int, end: int) -> list[ReadSpan]:
-        """Return the spans that cover ``start`` to ``end`` (exclusive), in order."""
+        """Return the records from ``start`` to ``end`` (exclusive) as cached or newly read spans, in order."""
         found: list[ReadSpan] = []
         alone = start == self._read_below
         self._read_below = max(self._read_below, end)
@@ -136,7 +139,11 @@ class QueueLog:
         return found
 
     async def _fetch(self, start: int, end: int, *, alone: bool) -> list[ReadSpan]:
-        """Fetch one answer from ``start`` on. ``alone``: no other worker uses this partition, so read beyond ``end``, too."""
+        """Read one answer from offset ``start`` on, and return its spans.
+
+        ``end``: end of the needed offsets, exclusive. ``alone``: True to read beyond the end, because no other worker seems to use the
+        partition.
+        """
         key = self.key
         progress = ReadProgress(
             key.stream, key.partition, start, uid=key.uid, floor_high_watermark=end - 1, compacted=self._compacted
@@ -184,7 +191,7 @@ class QueueLog:
             await asyncio.sleep(_FAILED_S)
 
     def close(self) -> asyncio.Task[None] | None:
-        """Cancel the current read. Return its task, which ends soon."""
+        """Stop waiting for new records. Return the canceled task, which ends soon. None: no task was waiting."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.cancel()

@@ -47,7 +47,7 @@ class RangeFiles:
 
 
 def files_of(head: client_pb2.ReadResponse) -> RangeFiles:
-    """Return the files in an answer. Raise ProtocolError if they are invalid."""
+    """Return the segment files that the answer with the header ``head`` names. Raise ProtocolError if they are invalid."""
     bases, begins, ends = tuple(head.fileBases), tuple(head.fileBegins), tuple(head.fileEnds)
     ascending = all(low < high for low, high in itertools.pairwise(bases))
     if not len(bases) == len(begins) == len(ends) or not ascending or any(a >= b for a, b in zip(begins, ends, strict=True)):
@@ -59,7 +59,10 @@ def files_of(head: client_pb2.ReadResponse) -> RangeFiles:
 
 
 def facts_of(head: client_pb2.ReadResponse, start: int, end: int) -> RangeFacts:
-    """Return the facts in an answer. Raise ProtocolError if they are invalid for the range."""
+    """Return the facts about the offsets ``start`` to ``end`` (exclusive) in the answer with the header ``head``.
+
+    Raise ProtocolError if they are invalid.
+    """
     if not head.HasField("rangeBytes"):
         return RangeFacts(start, end)
     size_bytes, borders, positions = head.rangeBytes, tuple(head.borders), tuple(head.borderPositions)

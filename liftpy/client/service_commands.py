@@ -75,7 +75,7 @@ class CommandAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command to a service. ``message_id`` '': a random id."""
+    """One command to a service. ``message_id``: id for deduplication, '' for a random one."""
 
     service: str
     stream: str
@@ -89,10 +89,9 @@ class Command:
 async def call(
     transport: Transport, find: Callable[[bool], Awaitable[Address]], command: Command, timeout_s: float
 ) -> CommandAnswer:
-    """Send a command until the service replies, at most ``timeout_s`` seconds.
+    """Send a command, again and again until the service replies or ``timeout_s`` seconds are over. Return the reply.
 
-    ``find`` returns the address of the stream. Its argument True skips the cache. ``Services.call`` describes the
-    errors.
+    ``find``: returns the address of the stream. Its argument True skips the cache. ``Services.call`` describes the errors.
     """
     if not is_utf8(command.message_id):
         raise ConfigError(f"Invalid message id {quote(command.message_id)}. Use UTF-8 text.")
@@ -171,7 +170,10 @@ async def _once(
 
 
 def _look_at(message: Any, subject: str, command: Command) -> None:
-    """Return the ack in a message, or raise the error of a rejection. Return None for an answer of another partition [A9]."""
+    """Raise the error if ``message`` is the rejection of a command. Return otherwise, also for an answer of another partition [A9].
+
+    ``subject``: subject of the command, for the error text.
+    """
     if not message.data:
         raise NoRespondersError(f"No responders on {subject}. Check that the stream has a leader: `liftpy status`.")
     try:

@@ -65,10 +65,9 @@ async def ask_for(
     at_least: int | None,
     timeout_s: float,
 ) -> QueryAnswer:
-    """Send a query to the instance of ``partition``, or to the instance that has the records of ``key``.
+    """Send a query to the instance of ``partition``, or to the instance that has the records of ``key``. Return the answer.
 
-    The number of partitions is needed for a key. The instance of partition 0 is asked for it first. ``Services.query``
-    describes the arguments.
+    For a key, the instance of partition 0 is first asked for the number of partitions. ``Services.query`` describes the arguments.
     """
     for what, given in (("query", query), ("key", b"" if key is None else key)):
         if not isinstance(given, bytes | bytearray | memoryview):
@@ -97,7 +96,10 @@ async def ask_for(
 async def ask(
     transport: Transport, subjects: Subjects, service: str, query: bytes, partition: int, at_least: int | None, timeout_s: float
 ) -> QueryAnswer:
-    """Send a query to one instance. Retry until it answers or ``timeout_s`` have passed."""
+    """Send a query to the instance of ``partition`` and return the answer. Retry for at most ``timeout_s`` seconds.
+
+    ``at_least``: offset below which the state must contain all records. None: linearizable.
+    """
     subject = data_subject(subjects.service_query(check_name(service, "service")), partition)
     headers = None if at_least is None else {AT_LEAST_HEADER: str(at_least)}
     async for attempt in retry_attempts(timeout_s):
@@ -115,7 +117,10 @@ async def ask(
 
 
 async def _check_partition(transport: Transport, subjects: Subjects, service: str, query: bytes, partition: int) -> None:
-    """Raise NotFoundError if the service has no such partition. The instance of partition 0 knows their number."""
+    """Raise NotFoundError if the service has no partition with this number.
+
+    The instance of partition 0 is asked for the number of partitions. If it does not answer, no error is raised.
+    """
     if partition == 0:
         return
     subject = data_subject(subjects.service_query(service), 0)

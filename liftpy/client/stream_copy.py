@@ -51,7 +51,7 @@ _FAREWELLS = 3
 
 
 class CopyingMember(Protocol):
-    """Methods and attributes of ``Group`` that a copy uses."""
+    """Methods and attributes of a group member that a copy uses."""
 
     name: str
     counters: Counter[str]
@@ -70,10 +70,10 @@ class CopyingMember(Protocol):
 
 
 class Copying:
-    """Copies records until ``run`` is cancelled.
+    """The work of ``Group.into``: copies the records of a group member to another stream, until ``run`` is canceled.
 
-    ``partition_for``: function of (key, number of partitions) that returns the target partition. It must return the
-    same result in every run.
+    ``transform``: returns the results of a record. ``partition_for``: function of (key, number of partitions) that returns the
+    target partition. It must return an equal result in every run.
     """
 
     def __init__(
@@ -127,7 +127,10 @@ class Copying:
 
 
 class _Course:
-    """Copy of one source partition in one generation: its batches without acks, and its producer."""
+    """Copy of one source partition while this member owns it: its batches without acks, and its producer.
+
+    ``generation``: number of the ownership.
+    """
 
     def __init__(self, home: Copying, key: PartitionKey, generation: int) -> None:
         self._home = home
@@ -141,7 +144,7 @@ class _Course:
         self._news = asyncio.Event()
 
     def add(self, part: GroupBatch) -> None:
-        """Add the next batch of source records."""
+        """Queue the next batch of source records."""
         self._parts.append(part)
         self._news.set()
 
@@ -150,7 +153,7 @@ class _Course:
         return self._home.group.generation_of(self._key) == self._generation
 
     async def run(self) -> None:
-        """Send the results until another member owns the partition."""
+        """Send the results of the queued batches until another member owns the source partition."""
         loop, home, refused_until = asyncio.get_running_loop(), self._home, 0.0
         try:
             while self._is_ours:
@@ -195,7 +198,10 @@ class _Course:
             await producer.close()
 
     async def _send_all(self, producer: Producer) -> None:
-        """Send the results of all batches in order, several in flight. Include batches that an earlier producer has sent."""
+        """Send the results of all queued batches in order, several at once.
+
+        Batches that an earlier producer has sent are sent again. The producer skips the stored results.
+        """
         home = self._home
         while self._is_ours:
             self._news.clear()
@@ -215,7 +221,7 @@ class _Course:
                 home.room.set()
 
     async def _send(self, producer: Producer, part: GroupBatch) -> ManyReceipt:
-        """Send the results of one batch. The producer skips results that the target has already."""
+        """Send the results of one batch and return their future acks. The producer skips results that are stored already."""
         known, transform = producer.begin_after, self._home.transform
         values: list[bytes | None] = []
         keys: list[bytes | None] = []
@@ -229,7 +235,10 @@ class _Course:
         return await producer.send_many(values, keys=keys, positions=positions)
 
     def _partition(self, key: bytes | None, count: int) -> int:
-        """Return the target partition of a result. Without a key it depends on the source partition."""
+        """Return the target partition of a result with this ``key``. Without a key, the source partition decides.
+
+        ``count``: number of partitions of the target.
+        """
         return self._key.partition % count if key is None else partition_of(key, count)
 
 

@@ -25,11 +25,11 @@ from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 
 
 class StreamDirectory:
-    """The streams that a client knows.
+    """Cache of the descriptions of streams. It also makes readers of their partitions.
 
     Args:
-        requests: The way to the metadata group.
-        factories: Factories that add traces. Default None: no traces.
+        requests: Requests to the metadata group.
+        factories: Factories of readers that add traces. Default None: no traces.
     """
 
     def __init__(self, requests: MetadataRequests, factories: ClientFactories | None = None) -> None:
@@ -58,9 +58,9 @@ class StreamDirectory:
         return known
 
     async def current_stream(self, stream: str) -> StreamImage:
-        """Return the current stream.
+        """Request the stream from the metadata group and return it.
 
-        Simultaneous callers share one request. Raises NotFoundError and the errors of requests.
+        Callers that ask at the same time share one request. Raises NotFoundError and the errors of requests.
         """
         asking = self._describing.get(stream)
         if asking is None:
@@ -69,7 +69,10 @@ class StreamDirectory:
         return await asyncio.shield(asking)
 
     async def describe(self, stream: str) -> StreamImage:
-        """Request the stream. If a controller does not know it, ask the metadata leader."""
+        """Request the stream from the metadata group, store it in the cache and return it.
+
+        If the answering controller does not know the stream, the metadata leader is asked.
+        """
         self.cached.pop(stream, None)
         try:
             found = await self.requests.stream(stream)
@@ -89,7 +92,7 @@ class StreamDirectory:
         return address_of(await self.cached_stream(stream, partition, refresh=refresh), partition)
 
     def reader(self, stream: str, partition: int, options: ReadOptions | None = None) -> PartitionReader:
-        """Return a reader of one partition."""
+        """Return a reader that sends read requests for one partition."""
         check_name(stream, "stream")
         check_partition(partition)
 
@@ -102,7 +105,7 @@ class StreamDirectory:
         return self.factories.reader(self.requests.transport, self.requests.subjects, stream, partition, chosen, now, nearest)
 
     def read(self, progress: ReadProgress, options: ReadOptions | None = None) -> Iteration[BatchSlice]:
-        """Return the records of an offset range."""
+        """Return an iterator over the records from the start to the end of ``progress``."""
         place = progress.stream, progress.partition
         return read_range(self.reader(*place, options), progress, self.factories.handing_on(*place))
 
@@ -123,7 +126,11 @@ def partition_state(stream: StreamImage, partition: int) -> PartitionState:
 
 
 def subject_address(subject: str, uid: str = "", answers: bool = True, window_s: float = 0.0) -> Address:
-    """Return an address for a subject. Raise ConfigError if the subject has wildcards or is not text."""
+    """Return the address for publishing to ``subject``. Raise ConfigError if the subject has wildcards or is not text.
+
+    ``uid``: uid of the stream, '' if unknown. ``answers``: True if the stream sends acks. ``window_s``: deduplication window in
+    seconds.
+    """
     if any(token in ("*", ">") for token in subject.split(".")):
         raise ConfigError(f"Cannot publish on {subject}, because it has wildcards. Name one subject (subject=, --subject).")
     if not is_utf8(subject):

@@ -81,9 +81,10 @@ class _Loop:
         self.ended = False
 
     def run(self, work: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
-        """Run a coroutine in the loop and return its result.
+        """Run the coroutine ``work`` in the event loop, wait for it, and return its result.
 
-        Ctrl-C in the caller cancels it. Raises ConfigError in a forked child.
+        ``timeout_s``: time limit in seconds, None: no limit. Ctrl-C in the calling thread cancels the coroutine. Raises ConfigError in
+        a forked child.
         """
         if os.getpid() != self._process:  # before the lock: a thread of the parent process may have held it at the fork
             work.close()
@@ -110,7 +111,10 @@ class _Loop:
             raise
 
     def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a last coroutine, then stop the loop. A second call does nothing. A call in a forked child does nothing."""
+        """Run the coroutine that ``last`` returns, then stop the event loop.
+
+        A second call does nothing, and nor does a forked child.
+        """
         if os.getpid() != self._process:
             return
         with self._ending:
@@ -181,14 +185,14 @@ _SYNCHRONOUS = (
 
 
 def _named(call: Callable[_P, _T], method: Callable[..., Any]) -> Callable[_P, _T]:
-    """Give ``call`` the name, the signature and the docstring of ``method``, and return it."""
+    """Give the function ``call`` the name, the signature and the docstring of ``method``, and return ``call``."""
     functools.update_wrapper(call, method)
     call.__doc__ = without_await(method.__doc__ or "")
     return call
 
 
 def _copy_docstring(method: Callable[..., Any]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Return a decorator that gives a method the docstring of ``method``."""
+    """Return a decorator that gives a method the docstring of ``method``, without ``await``."""
 
     def with_text(call: Callable[_P, _T]) -> Callable[_P, _T]:
         call.__doc__ = without_await(method.__doc__ or "")
@@ -198,7 +202,7 @@ def _copy_docstring(method: Callable[..., Any]) -> Callable[[Callable[_P, _T]], 
 
 
 def _sync_method(method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]) -> Callable[Concatenate[Any, _P], _T]:
-    """Return a method that waits for the coroutine ``method`` and returns its result."""
+    """Return a method that runs the coroutine method ``method`` of the asynchronous object, waits, and returns its result."""
     name = method.__name__
 
     def call(self: _Synchronous[Any], /, *arguments: _P.args, **named: _P.kwargs) -> _T:
@@ -211,7 +215,7 @@ def _sync_method(method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]
 def _waiting_as(
     made: Callable[[_Loop, _A], _S], method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _A]]
 ) -> Callable[Concatenate[Any, _P], _S]:
-    """Return a method that waits for the coroutine ``method`` and wraps its result in the synchronous class ``made``."""
+    """Return a method that runs the coroutine method ``method``, waits, and wraps its result in the synchronous class ``made``."""
     name = method.__name__
 
     def call(self: _Synchronous[Any], /, *arguments: _P.args, **named: _P.kwargs) -> _S:
@@ -224,14 +228,14 @@ def _waiting_as(
 
 
 def _calling(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[Any, _P], _T]:
-    """Return a method that calls ``method``, which is not a coroutine, in the event loop."""
+    """Return a method that calls ``method`` of the asynchronous object in the event loop. ``method`` is not a coroutine."""
     return _calling_as(lambda _, result: result, method)
 
 
 def _calling_as(
     made: Callable[[_Loop, _A], _S], method: Callable[Concatenate[Any, _P], _A]
 ) -> Callable[Concatenate[Any, _P], _S]:
-    """Return a method that calls ``method`` in the event loop and wraps its result in the synchronous class ``made``."""
+    """Return a method that calls ``method`` in the event loop, and wraps its result in the synchronous class ``made``."""
     name = method.__name__
 
     def call(self: _Synchronous[Any], /, *arguments: _P.args, **named: _P.kwargs) -> _S:
@@ -244,9 +248,9 @@ def _calling_as(
 
 
 def _iterate(loop: _Loop, items: AsyncIterator[_T]) -> Generator[_T, None, None]:
-    """Yield the items of an asynchronous iterator that runs in the event loop.
+    """Yield the items of the asynchronous iterator ``items``, which runs in the event loop ``loop``.
 
-    Close it at the end or when the caller leaves.
+    Close the iterator at its end, or when the caller leaves the iteration.
     """
 
     async def following() -> _T | None:
@@ -264,14 +268,14 @@ def _iterate(loop: _Loop, items: AsyncIterator[_T]) -> Generator[_T, None, None]
 def _iterating(
     method: Callable[Concatenate[Any, _P], AsyncIterator[_T]],
 ) -> Callable[Concatenate[Any, _P], Generator[_T, None, None]]:
-    """Return a method that iterates over the asynchronous iterator that ``method`` returns."""
+    """Return a generator method that yields the items of the asynchronous iterator that ``method`` returns."""
     return _calling_as(_iterate, method)
 
 
 class _Attribute(Generic[_T]):
-    """An attribute of the asynchronous object.
+    """Attribute of a synchronous object that returns the attribute of the asynchronous object with an equal name.
 
-    ``source``: the property of the asynchronous class, which gives the name and the docstring. Or the docstring.
+    ``source``: property of the asynchronous class, whose docstring is copied, or the docstring itself.
     """
 
     def __init__(self, source: Any) -> None:
@@ -332,7 +336,7 @@ class SyncReceipt(Generic[_T]):
 
 
 async def _shielded(coming: Awaitable[_T]) -> _T:
-    """Wait for ``coming``. If the wait is cancelled, the future itself is not."""
+    """Wait for ``coming`` and return its result. If the wait is canceled, ``coming`` itself continues."""
     return await (asyncio.shield(coming) if isinstance(coming, asyncio.Future) else coming)
 
 
@@ -589,7 +593,7 @@ class SyncJob(_Synchronous[Job]):
 def _settling(
     method: Callable[Concatenate[Any, Iterable[Job], _P], Coroutine[Any, Any, _T]],
 ) -> Callable[Concatenate[Any, Iterable[SyncJob], _P], _T]:
-    """Return a method that waits for the coroutine ``method``, which settles jobs."""
+    """Return a method that waits for ``method``, a coroutine of the queue that takes jobs, such as ``ack``."""
     settle: Callable[..., _T] = _sync_method(method)
 
     def call(self: SyncQueue, jobs: Iterable[SyncJob], /, *arguments: _P.args, **named: _P.kwargs) -> _T:
@@ -892,7 +896,7 @@ def connect(
 
 
 def sync_client_of(opened: Callable[[], Coroutine[Any, Any, Client]]) -> SyncClient:
-    """Return a synchronous client for the client that ``opened`` connects, in a thread of its own.
+    """Return a synchronous client. Its thread runs an event loop with the client that ``opened`` connects.
 
     Args:
         opened: Connects the asynchronous client.

@@ -44,7 +44,7 @@ DROPPED = "spans dropped"
 
 
 class Sending:
-    """Span ``send`` of a message or batch. It ends when the answer arrives."""
+    """Span for sending one message or batch. It ends when the ack or the error arrives."""
 
     __slots__ = ("_span",)
 
@@ -54,7 +54,7 @@ class Sending:
     def end_span(self, error: BaseException | None = None, **attributes: AttributeValue) -> None:
         """End the span, with ``error`` if the message was not stored.
 
-        ``attributes`` are names without the prefix ``liftpy.``.
+        ``attributes``: attributes of the span, by name without the prefix ``liftpy.``.
         """
         for name, value in attributes.items():
             self._span.set_attribute(f"liftpy.{name}", value)
@@ -64,14 +64,14 @@ class Sending:
         self._span.end()
 
     def set_record_count(self, records: int) -> None:
-        """Set the number of records in the batch."""
+        """Store the number of records in the batch as an attribute of the span."""
         self._span.set_attribute("messaging.batch.message_count", records)
 
 
 class ClientSpans:
     """Creates the spans of one client.
 
-    ``provider``: tracer provider. None: the global one. ``counters``: counts dropped spans.
+    ``provider``: OpenTelemetry tracer provider. None: the global one. ``counters``: counters of the client, for dropped spans.
     """
 
     def __init__(self, provider: trace.TracerProvider | None, counters: Counter[str]) -> None:
@@ -80,9 +80,9 @@ class ClientSpans:
         self._sent, self._read = SpanBudget(), SpanBudget()
 
     def can_send(self) -> bool:
-        """Return whether the client may create a span ``send`` now.
+        """Return whether the client may create a span for a message that it sends now.
 
-        If not, count it as dropped. The message is sent without a span.
+        If not, the span is counted as dropped, and the message is sent without a span.
         """
         if self._sent.has(1, time.monotonic_ns()) or trace.get_current_span().get_span_context().is_valid:
             return True
@@ -90,15 +90,18 @@ class ClientSpans:
         return False
 
     def can_receive(self) -> bool:
-        """Return whether the client may create a span ``receive`` now."""
+        """Return whether the client may create a span for received records now. It has a limit of spans per second."""
         return self._read.has(1, time.monotonic_ns())
 
     def not_received(self) -> None:
-        """Count a delivered batch without a span, because the client has reached its limit of spans."""
+        """Count a span for received records as dropped, because the client has reached its limit."""
         self._counters[DROPPED] += 1
 
     def sending(self, stream: str, partition: int, pairs: Pairs) -> tuple[Pairs, Sending | None]:
-        """Start a span for a message. Return the headers to send, and the span or None."""
+        """Start a span for a message to a partition. Return (headers to send, span). The span is None if the message is not traced.
+
+        ``pairs``: headers of the message.
+        """
         bears = bears_one(pairs)
         own = created_in(pairs) if bears else None
         around = trace.get_current_span().get_span_context()
@@ -116,9 +119,10 @@ class ClientSpans:
     def record_delivery(
         self, stream: str, partition: int, created: Sequence[TraceContext], arrived_ns: int, offset: int, count: int
     ) -> None:
-        """Create a span for delivered records with the trace contexts ``created``.
+        """Record a span for received records.
 
-        ``arrived_ns``: wall clock time of the arrival, in nanoseconds.
+        ``created``: trace contexts that the records carry. ``arrived_ns``: wall-clock time of the arrival, in ns since 1970.
+        ``offset``: first offset. ``count``: number of records.
         """
         if created:
             said = {
@@ -134,9 +138,10 @@ class ClientSpans:
     def process(
         self, stream: str, partition: int, created: Sequence[TraceContext], offset: int, count: int | None
     ) -> Iterator[trace.Span | None]:
-        """Create a span around the processing of records with the trace contexts ``created``.
+        """Create a span around the block, in which the application processes records.
 
-        Messages that the application publishes inside the span belong to the same trace.
+        ``created``: trace contexts that the records carry. ``offset``: first offset. ``count``: number of records, None for one record.
+        Messages that the application publishes inside the block belong to the trace of the span.
         """
         if not created:
             yield None
@@ -159,7 +164,11 @@ class ClientSpans:
         self, budget: SpanBudget, name: str, kind: trace.SpanKind, said: dict[str, AttributeValue], links: Sequence[TraceContext],
         start_ns: int | None = None,
     ) -> trace.Span | None:  # fmt: skip
-        """Start a span. Return None if the client has reached its limit of spans, or if the span is not sampled."""
+        """Start a span and return it. None: the client has reached its limit of spans, or the span is not sampled.
+
+        ``budget``: limit of the direction. ``said``: attributes. ``links``: trace contexts to link to. ``start_ns``: start time in ns
+        since 1970, None: now.
+        """
         if not budget.takes(1, time.monotonic_ns()):
             self._counters[DROPPED] += 1
             return None
@@ -173,7 +182,7 @@ class ClientSpans:
         return None
 
     def _below(self, created: Sequence[TraceContext]) -> contexts.Context:
-        """Return the parent of a span: the current context of the application, else the context of the first message."""
+        """Return the parent context for a span: that of the application's current span, otherwise the first one in ``created``."""
         now = contexts.get_current()
         if not created or trace.get_current_span(now).get_span_context().is_valid:
             return now
@@ -204,7 +213,7 @@ class TracedPublisher(Publisher):
     async def send(
         self, value: bytes | None, *, headers: HeadersLike | None = None, **as_given: Any
     ) -> asyncio.Future[PublishAck]:
-        """Send a message and create a span that ends with the answer."""
+        """Send a message as ``Publisher.send`` does. Record a span that ends when the ack or the error arrives."""
         span = None
         if self._spans.can_send():
             headers, span = self._spans.sending(self._stream, self._partition, pairs_of(headers))
@@ -220,7 +229,7 @@ class TracedPublisher(Publisher):
         return coming
 
     async def post(self, value: bytes | None, *, headers: HeadersLike | None = None, **as_given: Any) -> None:
-        """Post a message and create a span that ends when the message is written."""
+        """Send a message without an ack, as ``Publisher.post`` does. Record a span that ends when the message is written."""
         pairs, span = self._spans.sending(self._stream, self._partition, pairs_of(headers))
         try:
             await super().post(value, headers=pairs, **as_given)
@@ -280,7 +289,7 @@ def _end_with_batch(span: Sending, ticket: BatchFuture, coming: asyncio.Future[B
 
 
 class TracedReader(PartitionReader):
-    """Reader that stores the arrival time of each batch."""
+    """Reader that stores in each batch when it arrived, for spans."""
 
     async def _fetch_from(self, asked: str, progress: ReadProgress, opinion: SecondOpinion, max_bytes: int) -> list[BatchSlice]:
         slices = await super()._fetch_from(asked, progress, opinion, max_bytes)
@@ -352,10 +361,10 @@ class TracedMaking(ClientFactories):
         self.consumer = partial(TracedConsumer, spans)
 
     def handing_on(self, stream: str, partition: int) -> Callable[[BatchSlice], Iterator[BatchSlice]]:
-        """Return a function that yields the slices of a range and creates a span for each."""
+        """Return a function that yields the slices for the application from a fetched slice, and records a span for each."""
         return _record_deliveries(self._spans, stream, partition, whole)
 
     def around(self, stream: str, what: Record | BatchSlice, partition: int) -> AbstractContextManager[Span | None]:
-        """Return a span around the processing of a record or slice."""
+        """Return a context manager that records a span around the processing of ``what``, a record or a slice."""
         offset, count = (what.offset, 1) if isinstance(what, Record) else (what.first_offset, what.record_count)
         return self._spans.process(stream, partition, contexts_of(what), offset, count)

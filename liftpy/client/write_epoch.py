@@ -75,16 +75,17 @@ class Round(NamedTuple):
 
 
 class PlanChangedError(PublishRejectedError):
-    """Records of the round are stored that another plan has distributed. Nothing of this producer was stored."""
+    """Records of the round are stored that were distributed by another plan. Nothing of this producer was stored."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, "DIVERGED_PRODUCER")
 
 
 def offset_in(partitions: int, last_sequence: int, plan: int = 0) -> int:
-    """Return the source offset after record ``last_sequence`` of a round.
+    """Return the number that batches of a round carry as source offset.
 
-    It encodes the sequence, the number of ``partitions`` when the round began, and ``plan``.
+    It contains the number of ``partitions`` when the round began, the sequence number ``last_sequence`` of the last record of the
+    batch, and ``plan``.
     """
     return plan << PLAN_SHIFT | partitions << _ROWS_BITS | last_sequence
 
@@ -96,9 +97,9 @@ def partitions_in(offset: int) -> int:
 
 @dataclass(slots=True)
 class Repeat:
-    """The part of a repeated round that one partition has stored already.
+    """State of a round that one partition had when the round was opened again.
 
-    ``stored``: number of stored records. ``expected``: their digest, None if unknown. ``partitions``: number of
+    ``stored``: number of records that are stored. ``expected``: digest of these records, None if unknown. ``partitions``: number of
     partitions when the round began.
     """
 
@@ -110,7 +111,7 @@ class Repeat:
 
     @property
     def left(self) -> int:
-        """Number of the next records that are stored already."""
+        """Number of the following records that must be skipped, because they are stored already."""
         return self.stored - self.passed
 
     def leave_out(self, columns: RecordColumns, start: int, end: int) -> None:

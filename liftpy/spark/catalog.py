@@ -51,9 +51,10 @@ AskLeader = Callable[[PartitionView, float], Coroutine[None, None, PartitionView
 
 
 class Watch:
-    """Watches the committed ends of the partitions of one query.
+    """Keeps the committed ends of the partitions of one streaming query up to date, in the background.
 
-    ``follow`` and ``end`` run on the event loop. Any thread may call ``views``.
+    ``ask``: sends a request to a leader that waits for new records. Call ``follow`` and ``end`` on the event loop. Any thread may call
+    ``views``.
     """
 
     def __init__(self, ask: AskLeader, clock: Callable[[], float] = time.monotonic) -> None:
@@ -66,12 +67,12 @@ class Watch:
         """True if the watch has no views."""
 
     def views(self) -> Views | None:
-        """Return the newest views. None: the watch has ended."""
+        """Return the newest state of each partition. None: the watch has ended."""
         self._wanted_s = self._clock()
         return None if self.ended else dict(self._views)
 
     def follow(self, views: Mapping[tuple[str, int], PartitionView]) -> None:
-        """Watch these partitions instead of the earlier ones."""
+        """Watch the partitions in ``views``, which is their current state, instead of the earlier ones."""
         self.end()
         if not views:
             return
@@ -84,7 +85,7 @@ class Watch:
             task.add_done_callback(self._tasks.discard)
 
     def end(self) -> None:
-        """Stop the requests and drop the views."""
+        """Stop watching: cancel the requests and drop the stored states."""
         self.ended = True
         for task in self._tasks:
             task.cancel()
@@ -117,18 +118,18 @@ _ANY = OffsetSpec()
 
 
 def _is_behind(view: PartitionView, end: int) -> bool:
-    """Return whether the high watermark (HW) in ``view`` may still reach ``end``. False if records are known to be lost."""
+    """Return whether the high watermark in ``view`` is below ``end`` and may still reach it. False if records were lost."""
     return view.end_offset < end and view.cut_at is None
 
 
 @dataclass(frozen=True, slots=True)
 class BoundsQuestion:
-    """Request for the bounds of partitions, to be sent to their leaders.
+    """Request to the leaders for the bounds of partitions.
 
     Attributes:
-        starting: Start whose times leaders convert into offsets.
-        ending: End whose times leaders convert into offsets.
-        known: Positions that leaders compare with their logs.
+        starting: Start of the query. Leaders convert its times into offsets.
+        ending: End of the query. Leaders convert its times into offsets.
+        known: Positions of records that leaders compare with their logs.
     """
 
     starting: OffsetSpec = _ANY
@@ -136,13 +137,13 @@ class BoundsQuestion:
     known: tuple[StreamOffsets, ...] = ()
 
     def is_known_by(self, earlier: BoundsQuestion) -> bool:
-        """Return whether an answer to the request ``earlier`` also answers this request."""
+        """Return whether the answer to the request ``earlier`` compared all positions that this request has."""
         return all(one in earlier.known for one in self.known)
 
     def lasts(self, key: tuple[str, int], uid: str) -> list[tuple[int, int]]:
-        """Return (offset, LeaderEpoch) of the records of a partition that the leader must still have.
+        """Return (offset, LeaderEpoch) of each record that the log of partition ``key`` must still have.
 
-        These records were committed in the stream with this ``uid``.
+        The records were committed in the stream with this ``uid``.
         """
         known = (one.lasts[key] for one in self.known if one.uids.get(key[0], uid) == uid and key in one.lasts)
         return sorted(set(known), reverse=True)
@@ -209,12 +210,15 @@ class Catalog:
         return views
 
     def vouch(self, offsets: StreamOffsets) -> None:
-        """Note that the leaders have confirmed ``offsets`` since the watch began."""
+        """Store that the leaders have confirmed the records before ``offsets`` since the watch began."""
         if not any(_same(offsets, one) for one in self._vouched):
             self._vouched.append(offsets)
 
     def _watched_views(self, known: Sequence[StreamOffsets]) -> Views | None:
-        """Return the views of the watch. None: the catalog must ask the leaders."""
+        """Return the state of each partition from the watch. None: the leaders must be asked.
+
+        ``known``: positions whose records must be confirmed. If one is not confirmed yet, the result is None.
+        """
         watched = None if self._watch is None else self._watch.views()
         streams_s = None if self._streams is None else self._clock() - self._streams[0]
         if watched is None or streams_s is None or streams_s > STREAMS_AGE_S:
@@ -230,9 +234,10 @@ class Catalog:
         return _without_answers(view, bounds)
 
     def views_reaching(self, ends: Mapping[tuple[str, int], int], known: Sequence[StreamOffsets] = ()) -> Views:
-        """Return the views after the committed ends reach ``ends``, or after the option ``patience``.
+        """Return the state of all partitions as soon as their committed ends have reached ``ends``, or after the option ``patience``.
 
-        These ends were committed before. A new leader may need a moment until its HW reaches them again.
+        ``ends``: end offset of each partition, exclusive. These ends were committed before. A new leader may need a moment until its HW
+        reaches them again. ``known``: positions whose records were committed once.
         """
         watched = self._watched_views(known)
         if watched is not None and all(watched[key].end_offset >= end for key, end in ends.items() if key in watched):
@@ -246,7 +251,10 @@ class Catalog:
             self._wait(_BEHIND_WAIT_S)
 
     def measure(self, questions: Sequence[RangeQuestion]) -> list[RangeFacts]:
-        """Return the sizes and batch boundaries of offset ranges, in order. For a deleted range the facts are empty."""
+        """Return the size and the batch boundaries of each requested offset range, in order.
+
+        For a deleted range the facts are empty.
+        """
         if not questions:
             return []
         return self._link.call(self._measure(questions), 4 * self._options.patience_s)
@@ -317,12 +325,12 @@ class Catalog:
 
 
 def _same(one: StreamOffsets, other: StreamOffsets) -> bool:
-    """Return whether both offsets name the same records. Partitions without a known LeaderEpoch are not compared."""
+    """Return whether two positions name the same records of the same streams. Partitions without a LeaderEpoch are not compared."""
     return one.uids == other.uids and one.lasts == other.lasts
 
 
 def _without_answers(view: PartitionView, bounds: Bounds) -> PartitionView:
-    """Return ``view`` with new bounds, and without the offsets that leaders found for times and positions."""
+    """Return ``view`` with the new ``bounds``, and without the offsets for the start and end times of the query."""
     return replace(
         view,
         uid=bounds.uid,
@@ -359,9 +367,10 @@ async def _view(
 async def _bounds(
     reader: PartitionReader, uid: str, at_ns: int | None, last: tuple[int, int], cuts: dict[int, int]
 ) -> tuple[Bounds, int]:
-    """Return the bounds from the leader, and the offset for ``at_ns``.
+    """Return (bounds of the partition, offset for the time ``at_ns``) from the leader.
 
-    If the leader's log lacks the record ``last``, add the last common offset to ``cuts``.
+    The leader checks whether its log has the record ``last`` (offset, LeaderEpoch). If not, ``cuts`` gets an entry. Its key is the
+    offset after ``last``, and its value the end of the unchanged part of the log.
     """
     try:
         return await reader.bounds(uid, at_ns, last)
@@ -391,10 +400,10 @@ def _view_of(
 
 
 async def wanted_streams(requests: MetadataRequests, wanted: Selection) -> tuple[StreamImage, ...]:
-    """Return the wanted streams.
+    """Request the streams that the user wants to read, and return them.
 
     Raises:
-        NotFoundError: A named stream does not exist. The text names the closest one.
+        NotFoundError: A named stream does not exist. The text names the most similar one.
     """
     if not wanted.pattern:
         with suppress(NotFoundError):

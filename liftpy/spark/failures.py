@@ -77,7 +77,7 @@ class WorkerStartError(UnavailableError):
 
 
 def error_of(text: str) -> LiftError:
-    """Return the error that a text of a Spark exception describes."""
+    """Return the error that ``text``, the text of a Spark exception, describes. Without an error code it is a LiftError."""
     found = _CODED.search(text)
     if found is None and _NOT_STARTED in text:
         return WorkerStartError(
@@ -94,7 +94,7 @@ def error_of(text: str) -> LiftError:
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Convert Spark errors in this block into the original liftpy errors."""
+    """Replace Spark errors and SourceErrors of this block by the liftpy errors that have caused them."""
     try:
         yield
     except LiftError as error:

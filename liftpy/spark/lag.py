@@ -23,14 +23,14 @@ class Lag:
     """Lag of one liftpy source of a query.
 
     Attributes:
-        behind: (stream, partition) -> committed records that no micro-batch has read yet.
+        behind: Number of committed records that no micro-batch has read yet, by (stream, partition).
     """
 
     behind: dict[tuple[str, int], int]
 
     @property
     def total(self) -> int:
-        """Number of records over all partitions."""
+        """Number of committed records that no micro-batch has read yet, over all partitions."""
         return sum(self.behind.values())
 
     @property
@@ -94,7 +94,7 @@ def _of(source: Mapping[str, Any]) -> Lag | None:
 
 
 def _offsets(text: object) -> StreamOffsets:
-    """Parse offsets from Spark: an object in a Python progress, text in a listener's JSON, nothing before the first micro-batch."""
+    """Parse the offsets in a progress report of Spark, an object or JSON text. Before the first micro-batch there are none."""
     try:
         document = load_json(text) if isinstance(text, str) else text
     except ValueError:
@@ -119,17 +119,17 @@ def lag_listener(tell: Callable[[str, list[Lag]], None]) -> StreamingQueryListen
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
     class LagListener(StreamingQueryListener):
-        """Listener that reports the lag after each progress."""
+        """Spark listener that calls ``tell`` with the lag after each micro-batch."""
 
         def onQueryStarted(self, event: Any) -> None:
-            """Do nothing."""
+            """Do nothing, because a query that starts has no lag to report yet."""
 
         def onQueryProgress(self, event: Any) -> None:
-            """Report the lag."""
+            """Call ``tell`` with the lag in the progress report of a micro-batch."""
             told = json.loads(event.progress.json)
             tell(told.get("name") or str(event.progress.id), lag(told))
 
         def onQueryTerminated(self, event: Any) -> None:
-            """Do nothing."""
+            """Do nothing, because a query that has ended reports no lag."""
 
     return LagListener()

@@ -47,7 +47,7 @@ Bounds = dict[tuple[str, int], int]
 
 @dataclass(frozen=True, slots=True)
 class OffsetSpec:
-    """Start or end of a query, in one of six forms.
+    """Start or end of a query, as the user gave it. Exactly one of the forms is set.
 
     Attributes:
         word: ``earliest`` or ``latest``, for all partitions.
@@ -55,7 +55,7 @@ class OffsetSpec:
         uids: (stream, uid) of the streams that the user names with a uid.
         timestamp_ns: Time for all partitions, in ns since 1970.
         times: ((stream, partition), ns since 1970) of each partition.
-        must_match: True if a partition without a record that is new enough is an error.
+        must_match: True if a partition without a record at or after the time is an error.
         back_ns: Time before now for all partitions, in ns.
         back_records: Number of records before the end of each partition.
         epochs: ((stream, partition), LeaderEpoch) of the record before an offset.
@@ -91,19 +91,22 @@ class OffsetSpec:
         return self.timestamp_ns if not self.times else dict(self.times).get(key)
 
     def as_of(self, now_ns: int) -> OffsetSpec:
-        """Return the spec with a fixed time: ``back_ns`` before ``now_ns``. So it always means the same records."""
+        """Return a copy whose relative time (``back_ns``) is replaced by a fixed time, relative to ``now_ns``.
+
+        The copy means the same records whenever it is used.
+        """
         return replace(self, timestamp_ns=max(0, now_ns - self.back_ns), back_ns=0) if self.back_ns else self
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOffsets:
-    """Offsets of a checkpoint.
+    """Position of a query in a checkpoint.
 
     Attributes:
-        next_offsets: (stream, partition) -> next offset to read.
-        uids: Stream -> uid.
-        epochs: (stream, partition) -> LeaderEpoch of the record before the offset.
-        began: (stream, partition) -> first offset of the query. Only the end of micro-batch 0 has it.
+        next_offsets: Next offset to read, by (stream, partition).
+        uids: Uid of each stream, by name.
+        epochs: LeaderEpoch of the record before the offset, by (stream, partition).
+        began: First offset of the query, by (stream, partition). Only the end of micro-batch 0 has it.
     """
 
     next_offsets: Bounds
@@ -113,12 +116,12 @@ class StreamOffsets:
 
     @property
     def lasts(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """(stream, partition) -> (offset, LeaderEpoch) of the record before the next offset, if the epoch is known."""
+        """(offset, LeaderEpoch) of the last record that was read of each partition. Partitions without a known epoch are missing."""
         known = ((key, offset, self.epochs.get(key, 0)) for key, offset in self.next_offsets.items())
         return {key: (offset - 1, epoch) for key, offset, epoch in known if epoch and offset > 0}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the dict that Spark stores. Equal offsets give equal text."""
+        """Return the position as the dict that Spark stores in the checkpoint. Equal positions give equal text."""
         found: dict[str, dict[str, Any]] = {stream: {_UID: self.uids[stream]} for stream in sorted(self.uids)}
         for (stream, partition), offset in self.next_offsets.items():
             found[stream][str(partition)] = offset
@@ -131,7 +134,7 @@ class StreamOffsets:
 
     @classmethod
     def from_json(cls, document: Mapping[str, object]) -> StreamOffsets:
-        """Decode the dict of a checkpoint. Raise ConfigError if it is invalid."""
+        """Decode ``document``, the dict that a checkpoint contains. Raise ConfigError if it is invalid."""
         offsets, uids, epochs, began = _entries(document, "the checkpoint's offset")
         if lacking := sorted({stream for stream, _ in offsets} - set(uids)):
             raise ConfigError(
@@ -142,8 +145,9 @@ class StreamOffsets:
 
 
 def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tuple[int, ...]) -> OffsetSpec:
-    """Parse the text of an option for a start or an end.
+    """Parse ``text``, the value of an option for the start or the end of a query.
 
+    ``option``: name of the option. ``words``: allowed words. ``specials``: allowed special offsets (-2 is earliest, -1 is latest).
     Raises ConfigError that names the option and the allowed values.
     """
     if text.lower() in words:
@@ -178,9 +182,9 @@ def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tupl
 
 
 def relative(text: str) -> OffsetSpec | None:
-    """Parse ``-10m`` or ``-1000``. Return None for any other text.
+    """Parse a relative start, ``-10m`` or ``-1000``. None: ``text`` has another form.
 
-    -1 and -2 mean the end and the beginning, as in Spark's Kafka source, so they also return None.
+    -1 and -2 mean the end and the beginning, as in Spark's Kafka source. For these texts, the result is also None.
     """
     if (records := _RELATIVE_RECORDS.fullmatch(text)) and int(text) not in (EARLIEST, LATEST):
         return OffsetSpec(back_records=int(records[1]))
@@ -190,7 +194,11 @@ def relative(text: str) -> OffsetSpec | None:
 
 
 def parse_times(text: str, option: str, *, must_match: bool) -> OffsetSpec:
-    """Parse a time for each partition, from JSON with milliseconds since 1970. Raises ConfigError that names the option."""
+    """Parse JSON that gives a time for each partition, in milliseconds since 1970.
+
+    ``option``: name of the option, for the error text. ``must_match``: True if a partition without a record at or after its time is an
+    error. Raises ConfigError.
+    """
     problem = f'Invalid {option} = {quote(text)}. Use JSON such as {{"orders": {{"0": 1767225600000}}}}, in ms since 1970.'
     try:
         document = load_json(text)
@@ -206,7 +214,10 @@ def parse_times(text: str, option: str, *, must_match: bool) -> OffsetSpec:
 
 
 def _entries(document: Mapping[str, object], what: str) -> tuple[Bounds, dict[str, str], Bounds, Bounds]:
-    """Return (offsets, uids, epochs, began) from a JSON object of a user or a checkpoint. Raises ConfigError."""
+    """Return (offsets, uids, epochs, began) from a JSON object that a user or a checkpoint contains.
+
+    ``what``: name of the option, for the error text. Raises ConfigError if the object is not valid.
+    """
     offsets: Bounds = {}
     uids: dict[str, str] = {}
     epochs: Bounds = {}
@@ -243,12 +254,15 @@ def _is_partition(key: object) -> bool:
 
 
 def _brief(value: object) -> str:
-    """Return a short text of a value for errors. Python refuses to print huge numbers."""
+    """Return a short text of ``value`` for an error. Python itself refuses to print huge numbers."""
     return "a number above all offsets" if type(value) is int and abs(value) >= _BEYOND_OFFSETS else str(value)
 
 
 def check_uids(known: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raise NotFoundError if a stream was deleted and created again, so it has another uid [R9]."""
+    """Raise NotFoundError if a stream was deleted and created again [R9].
+
+    ``known``: earlier uid of each stream. ``now``: current uid of each stream.
+    """
     for stream in sorted(made_again(known, now)):
         raise NotFoundError(
             f"Stream {stream} was deleted and created again: the offsets belong to uid {known[stream]}, the uid "
@@ -258,17 +272,20 @@ def check_uids(known: Mapping[str, str], now: Mapping[str, str]) -> None:
 
 
 def made_again(known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
-    """Return the streams that were deleted and created again: their uid differs."""
+    """Return the names of the streams that were deleted and created again.
+
+    ``known``: earlier uid of each stream. ``now``: current uid of each stream.
+    """
     return {stream for stream, uid in known.items() if stream in now and now[stream] != uid}
 
 
 def without(offsets: Mapping[tuple[str, int], int], streams: set[str]) -> Bounds:
-    """Return ``offsets`` without the partitions of ``streams``."""
+    """Return ``offsets`` without the partitions of the named ``streams``."""
     return {key: offset for key, offset in offsets.items() if key[0] not in streams}
 
 
 def never_back(end: Bounds, start: Mapping[tuple[str, int], int]) -> Bounds:
-    """Return ``end`` with all partitions of ``start``, and with no offset below that of ``start``.
+    """Return the end ``end`` of a micro-batch, raised to ``start`` where it is lower, with all partitions of ``start``.
 
     Spark does not check that offsets only grow.
     """
@@ -277,10 +294,10 @@ def never_back(end: Bounds, start: Mapping[tuple[str, int], int]) -> Bounds:
 
 
 def share_out(limit_records: int, start: Mapping[tuple[str, int], int], end: Bounds) -> Bounds:
-    """Return ends that together include at most ``limit_records``, in proportion to the unread records of each partition.
+    """Return the ends of a micro-batch that has at most ``limit_records`` records, from ``start`` (inclusive) on.
 
-    At least one record is included if there is one. Each partition gets its share, rounded down. The rest goes to the
-    partitions with the largest remainders, one record each.
+    ``end``: ends without the limit, exclusive. Each partition gets a share in proportion to its unread records, rounded down. The rest
+    goes to the partitions with the largest remainders, one record each. There is at least one record if any is unread.
     """
     waiting = {key: max(0, offset - start.get(key, offset)) for key, offset in end.items()}
     total = sum(waiting.values())

@@ -96,7 +96,7 @@ class Option:
 
     @property
     def expected(self) -> str:
-        """Text about valid values."""
+        """Text for users that says which values of the option are valid."""
         *firsts, last = (word for word, _ in self.choices) if self.choices else ("",)
         words = " or ".join(filter(None, (", ".join(firsts), last)))
         return self.kind.expects.format(low=_number(self.low), high=_number(self.high), unit=self.unit, choices=words)
@@ -115,7 +115,7 @@ class Option:
 
     @property
     def description(self) -> str:
-        """The meaning, the valid values and the default."""
+        """Text for the documentation: the meaning, the valid values and the default of the option."""
         default = f" Default: {self.shown_default}." if self.shown_default else ""
         return f"{self.meaning} Use {self.expected}.{default}"
 
@@ -124,7 +124,7 @@ class Option:
         return self.kind.parse(self, text)
 
     def invalid(self, text: str) -> ConfigError:
-        """Return the error for an invalid value."""
+        """Return the error for the invalid value ``text`` of the option."""
         return ConfigError(f"Invalid {self.name} = {quote(text)}. Use {self.expected}.")
 
 
@@ -456,7 +456,7 @@ TABLE = (
 
 
 def options_of(takers: Iterable[str]) -> dict[str, Option]:
-    """Return the options that one of ``takers`` accepts, by name."""
+    """Return the options that at least one of ``takers`` (kinds of queries and writes) accepts, by name."""
     wanted = set(takers)
     return {option.name: option for option in TABLE if wanted & set(option.takers)}
 
@@ -528,13 +528,19 @@ class GivenOptions:
         return option.choices[0][0] if option.choices else option.default
 
     def fields(self, *tables: str) -> dict[str, Any]:
-        """Return the values of the options that set one field each, by field. ``tables``: tables of the options to return."""
+        """Return the value of each option that sets one field of the parsed options, by field.
+
+        ``tables``: tables of ``docs/spark.md`` whose options are returned.
+        """
         own = (one for one in self._known.values() if one.field and one.table in tables)
         return {one.field: self.value(one.name) for one in own}
 
 
 def _spelled(name: str, known: Mapping[str, Option]) -> str:
-    """Return the known spelling of an option. Raise ConfigError that names the closest option if it is unknown."""
+    """Return the option ``name`` in its documented spelling. Case does not matter.
+
+    Raise ConfigError that names the most similar option if ``known`` has no such option.
+    """
     lower, reads = name.lower(), known is _SOURCE
     spelled = next((one for one in known if one.lower() == lower), None)
     if spelled is not None:
@@ -556,7 +562,7 @@ def _spelled(name: str, known: Mapping[str, Option]) -> str:
 
 
 def _check_taker(parsed: object, taker: str, known: Mapping[str, Option]) -> None:
-    """Raise ConfigError if an option is set that the query or write ``taker`` does not accept."""
+    """Raise ConfigError if the options ``parsed`` have an option that the query or write ``taker`` does not accept."""
     others: dict[str, list[Option]] = {}
     for option in known.values():
         if option.field and taker not in option.takers:
@@ -718,7 +724,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
-        """Parse Spark's option map.
+        """Return the checked options of a query. ``given``: Spark's option map.
 
         Raises:
             ConfigError: An option is unknown, missing or invalid, or two options contradict each other.
@@ -740,7 +746,7 @@ class SourceOptions:
         )
 
     def check_batch(self) -> None:
-        """Raise ConfigError if an option is not for batch queries."""
+        """Raise ConfigError if an option is set that batch queries do not accept."""
         if self.starting is not None and (self.starting.word == "latest" or LATEST in dict(self.starting.offsets).values()):
             raise ConfigError(
                 "startingOffsets cannot be latest (or -1) in a batch query, because it would read nothing. Use "
@@ -749,7 +755,7 @@ class SourceOptions:
         _check_taker(self, BATCH_QUERY, _SOURCE)
 
     def check_streaming(self) -> None:
-        """Raise ConfigError if an option is not for streaming queries."""
+        """Raise ConfigError if an option is set that streaming queries do not accept."""
         _check_taker(self, STREAMING_QUERY, _SOURCE)
         if 0 < self.max_records_per_trigger < self.min_records_per_trigger:
             raise ConfigError(
@@ -763,7 +769,10 @@ class SourceOptions:
 
 
 def _position(given: GivenOptions, which: str) -> OffsetSpec | None:
-    """Return the start or the end of a query. Options take effect in this order: one time, times of partitions, offsets."""
+    """Return the start or the end of a query. None: no option sets it. ``which``: "starting" or "ending".
+
+    Options take effect in this order: one time for all partitions, times of partitions, offsets.
+    """
     must_match = which == "starting" and given.value("startingOffsetsByTimestampStrategy") == "error"
     for name in (f"{which}Timestamp", f"{which}OffsetsByTimestamp"):
         if name in given:
@@ -810,7 +819,7 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SinkOptions:
-        """Parse Spark's option map.
+        """Return the checked options of a write. ``given``: Spark's option map.
 
         Raises:
             ConfigError: An option is unknown or invalid.
@@ -825,5 +834,5 @@ class SinkOptions:
         )
 
     def check_streaming(self) -> None:
-        """Raise ConfigError if an option is only for batch writes."""
+        """Raise ConfigError if an option is set that only batch writes accept."""
         _check_taker(self, STREAMING_WRITE, _SINK)

@@ -122,7 +122,7 @@ class PlannedRange:
 
 
 def resolve_starts(spec: OffsetSpec, views: Views) -> Bounds:
-    """Return (stream, partition) -> first offset to read, inclusive.
+    """Return the first offset to read of each partition, inclusive. ``spec``: start of the query.
 
     Raises OffsetOutOfRangeError for an offset past the committed end. ``plan_ranges`` checks offsets below the log start.
     """
@@ -135,7 +135,10 @@ def resolve_starts(spec: OffsetSpec, views: Views) -> Bounds:
 
 
 def resolve_ends(spec: OffsetSpec, views: Views) -> Bounds:
-    """Return (stream, partition) -> end, exclusive. Raises OffsetOutOfRangeError for an end that is not committed yet [R1]."""
+    """Return the end offset of each partition, exclusive. ``spec``: end of the query.
+
+    Raises OffsetOutOfRangeError for an end that is not committed yet [R1].
+    """
     ends = {
         key: _resolve(spec, key, view, view.end_offset, view.ending_at)
         for key, view in _check_coverage(spec, views, "endingOffsets").items()
@@ -170,7 +173,10 @@ def _resolve(spec: OffsetSpec, key: tuple[str, int], view: PartitionView, defaul
 
 
 def _check_coverage(spec: OffsetSpec, views: Views, option: str) -> Views:
-    """Return ``views``. Raise ConfigError if the offsets in ``spec`` do not name exactly these partitions."""
+    """Return ``views``. Raise ConfigError if the user's offsets or times do not name exactly the partitions in ``views``.
+
+    ``option``: name of the option, for the error text.
+    """
     if not spec.offsets and not spec.times:
         return views
     named = {key for key, _ in spec.offsets or spec.times}
@@ -187,10 +193,10 @@ def _names(keys: Iterable[tuple[str, int]]) -> str:
 
 
 def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss: bool) -> tuple[list[PlannedRange], list[str]]:
-    """Return the tasks that read ``starts`` (inclusive) to ``ends`` (exclusive), and a text about lost records.
+    """Return (ranges to read, texts about lost records) of a query from ``starts`` (inclusive) to ``ends`` (exclusive).
 
-    With ``fail_on_data_loss``, a loss raises DataLossError. Without it, the rest is read. Partitions of ``ends`` that
-    ``starts`` does not name are read from the oldest record that is kept. Empty ranges make no task.
+    With ``fail_on_data_loss``, a loss raises DataLossError. Without it, the remaining records are read. Partitions of ``ends`` that
+    ``starts`` does not name are read from the oldest record that is kept. Empty ranges are left out.
     """
     ranges: list[PlannedRange] = []
     losses: list[str] = []
@@ -226,25 +232,24 @@ def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss
 
 
 def before_cuts(starts: Bounds, views: Views) -> Bounds:
-    """Return ``starts``.
+    """Return ``starts``, with earlier starts for partitions in which records before the start were lost.
 
-    If records before a start were lost, the start moves back to the first offset at which the log differs.
+    These starts move back to the first offset at which the log differs.
     """
     cuts = {key: views[key].cut_at for key, start in starts.items() if start in views[key].lost_ends}
     return starts | {key: min(starts[key], cut) for key, cut in cuts.items() if cut is not None}
 
 
 def _around_cut(cut_at: int, start: int, end: int, *, planned: bool) -> tuple[int, int]:
-    """Return the part of the range from ``start`` to ``end`` (exclusive) to read after records were lost from ``cut_at``
-    on.
+    """Return the (start, end) to read instead of ``start`` to ``end`` (exclusive) if the log has changed from ``cut_at`` on.
 
-    ``planned``: True if the range was planned before the loss.
+    ``planned``: True if the range was planned before records were lost. The end then moves back, otherwise the start.
     """
     return (start, max(start, min(end, cut_at))) if planned else (min(start, cut_at), end)
 
 
 def cut_text(view: PartitionView) -> str:
-    """Return a text about records that an unclean election has lost."""
+    """Return a text for the user about the records of a partition that an unclean election has lost."""
     return (
         f"{view.stream}/{view.partition}: an unclean election lost records that were committed when they were read or planned. "
         f"Only records below offset {view.cut_at} can be unchanged. The log now has LeaderEpoch {view.leader_epoch}"
@@ -252,9 +257,9 @@ def cut_text(view: PartitionView) -> str:
 
 
 def with_epochs(ranges: list[PlannedRange], start_epochs: Bounds, end_epochs: Bounds) -> list[PlannedRange]:
-    """Return ``ranges`` with the LeaderEpochs at their starts and ends.
+    """Return ``ranges`` with the lowest and the highest LeaderEpoch that their records may have.
 
-    ``start_epochs``, ``end_epochs``: (stream, partition) -> LeaderEpoch of the record before the offset.
+    ``start_epochs``, ``end_epochs``: LeaderEpoch of the record before the start or the end of each partition.
     """
     found = []
     for planned in ranges:
@@ -272,7 +277,10 @@ def with_epochs(ranges: list[PlannedRange], start_epochs: Bounds, end_epochs: Bo
 
 
 def with_moving_ends(ranges: list[PlannedRange], ending: OffsetSpec, views: Views) -> list[PlannedRange]:
-    """Return ``ranges`` with moving ends for compacted partitions that are read up to ``latest`` [R11]."""
+    """Return ``ranges``, with moving ends for compacted partitions whose end ``ending`` is ``latest`` [R11].
+
+    A moving end lets the read continue to the offset up to which the log is compacted.
+    """
     if ending.timed or ending.back_records:
         return ranges
     named = dict(ending.offsets)
@@ -307,7 +315,10 @@ def _remaining_range(view: PartitionView, start: int, end: int) -> tuple[Planned
 
 
 def check_pieces(ranges: list[PlannedRange], min_partitions: int, max_records: int = 0) -> None:
-    """Raise ConfigError if a range needs more than MAX_PIECES pieces."""
+    """Raise ConfigError if a range would be split into more than MAX_PIECES pieces.
+
+    ``min_partitions``: minimum number of tasks. ``max_records``: maximum number of records of a task, 0: no limit.
+    """
     for whole, count in zip(ranges, _counts(ranges, min_partitions, max_records), strict=True):
         if count > MAX_PIECES:
             raise ConfigError(
@@ -317,7 +328,10 @@ def check_pieces(ranges: list[PlannedRange], min_partitions: int, max_records: i
 
 
 def split_ranges(ranges: list[PlannedRange], min_partitions: int, max_records: int = 0) -> list[PlannedRange]:
-    """Split ``ranges`` evenly by offsets into at least ``min_partitions`` pieces of at most ``max_records``."""
+    """Split ``ranges`` evenly by offsets into at least ``min_partitions`` pieces.
+
+    ``max_records``: maximum number of records of a piece. 0: no limit.
+    """
     check_pieces(ranges, min_partitions, max_records)
     pieces: list[PlannedRange] = []
     for whole, wanted in zip(ranges, _counts(ranges, min_partitions, max_records), strict=True):
@@ -355,13 +369,19 @@ Measure = Callable[[Sequence[RangeQuestion]], list[RangeFacts]]
 
 
 def epochs_before(offsets: Bounds, uids: Mapping[str, str], measure: Measure) -> Bounds:
-    """Return (stream, partition) -> LeaderEpoch of the record before a committed offset. 0: unknown."""
+    """Return the LeaderEpoch of the record before each offset in ``offsets``. 0: unknown.
+
+    ``measure``: function that requests the facts from the leaders.
+    """
     asked = [RangeQuestion(key, uids[key[0]], offset, offset) for key, offset in offsets.items() if offset > 0]
     return {question.key: facts.end_epoch for question, facts in zip(asked, measure(asked) if asked else [], strict=True)}
 
 
 def about(planned: PlannedRange, start: int | None = None, *, every_bytes: int = 0, every_records: int = 0) -> RangeQuestion:
-    """Return the request for facts about the range ``planned``, from ``start`` on."""
+    """Return a request for the size of the range ``planned``, from the offset ``start`` (None: its first offset) on.
+
+    ``every_bytes``, ``every_records``: distance of the batch borders to return. 0: none.
+    """
     begin = planned.start_offset if start is None else start
     return RangeQuestion(
         (planned.stream, planned.partition), planned.uid, begin, planned.end_offset, every_bytes, every_records
@@ -369,7 +389,10 @@ def about(planned: PlannedRange, start: int | None = None, *, every_bytes: int =
 
 
 def split_at_borders(ranges: list[PlannedRange], min_partitions: int, max_records: int, measure: Measure) -> list[PlannedRange]:
-    """Split ``ranges`` by bytes into at least ``min_partitions`` pieces, at batch borders."""
+    """Split ``ranges`` at batch borders into at least ``min_partitions`` pieces of about equal size in bytes.
+
+    ``max_records``: maximum number of records of a piece, 0: no limit. ``measure``: function that returns sizes and borders of ranges.
+    """
     check_pieces(ranges, min_partitions, max_records)
     pieces = ranges
     if min_partitions > len(ranges):
@@ -424,11 +447,11 @@ def _cut(whole: PlannedRange, cuts: list[int]) -> list[PlannedRange]:
 
 
 def end_within_bytes(limit_bytes: int, starts: Bounds, ends: Bounds, uids: Mapping[str, str], measure: Measure) -> Bounds:
-    """Return ends at or below ``ends`` that together include at most ``limit_bytes``, but at least one batch.
+    """Return ends at or below ``ends`` so that a micro-batch has at most ``limit_bytes``, but at least one batch.
 
-    Each end is the beginning of a batch. The limit is divided evenly, but no partition gets more than it has. A rest
-    that is too small for a batch goes to the partitions with the most unread records. Raises ConfigError if nodes are
-    too old to report the size of a range.
+    ``measure``: function that returns the sizes of ranges. Each end is the beginning of a batch. The limit is divided evenly, but no
+    partition gets more than it has. A rest that is too small for a batch goes to the partitions with the most unread records. Raises
+    ConfigError if nodes are too old to report sizes.
     """
     waiting = [key for key in sorted(ends) if ends[key] > starts.get(key, ends[key])]
     asked = [RangeQuestion(key, uids[key[0]], starts[key], ends[key]) for key in waiting]
@@ -457,7 +480,10 @@ def end_within_bytes(limit_bytes: int, starts: Bounds, ends: Bounds, uids: Mappi
 
 
 def _level(limit: int, sizes: list[int]) -> int:
-    """Return the largest amount that each size may use so that the total is ``limit``, as in water filling."""
+    """Return the largest number that limits each of ``sizes`` so that their total is at most ``limit``.
+
+    Sizes below the number keep their value, as in water filling.
+    """
     left = limit
     for number, size in enumerate(sorted(sizes)):
         share = left // (len(sizes) - number)

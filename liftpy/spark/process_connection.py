@@ -92,9 +92,9 @@ class Link:
             return self._transport
 
     def line(self) -> BlockingConnection | None:
-        """Return the blocking connection, or None if it cannot be opened now.
+        """Return the blocking connection of this process. None: it cannot be opened now.
 
-        It opens at the first use, and again some time after it ended. Do not call this method on the event loop.
+        It opens at the first use, and again some time after it has ended. Do not call this method on the event loop.
         """
         with self._line_lock:
             if self._line is not None and not self._line.closed:
@@ -140,7 +140,10 @@ class Link:
 
 
 def result_of(future: concurrent.futures.Future[T], timeout_s: float) -> T:
-    """Return the result of the future. Raise UnavailableError if the loop has stopped, so that a task never hangs."""
+    """Return the result of ``future``, which runs on the event loop.
+
+    Raise UnavailableError some time after ``timeout_s`` seconds, so that a task does not hang if the loop has stopped.
+    """
     try:
         return future.result(timeout_s + CONNECT_TIMEOUT_S * 4 + _MARGIN_S)
     except concurrent.futures.TimeoutError:
@@ -184,7 +187,7 @@ _lock = threading.Lock()
 
 
 def link_to(access: Access) -> Link:
-    """Return the shared link of this process for ``access``. At most MAX_LINKS are kept."""
+    """Return the connections of this process to the cluster ``access``. All callers share them. At most MAX_LINKS are kept."""
     key = (os.getpid(), access)
     with _lock:
         if key not in _links:

@@ -145,7 +145,7 @@ def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterat
 
 
 def _must_be_there(link: Link, planned: PlannedRange, options: SourceOptions) -> None:
-    """Ask the leader whether the records of the range still exist. Raise DataLossError if an unclean election has lost them."""
+    """Raise DataLossError if the leader says that an unclean election has lost records of the range. No answer raises no error."""
     if not planned.last[1]:
         return
 
@@ -285,14 +285,14 @@ class RangeReader:
 
 
 def strategies_for(planned: PlannedRange, rules: FetchRules) -> list[Callable[[RangeReader], Strategy]]:
-    """Return the strategies for a range, in order."""
+    """Return the classes or functions that create the strategies for a range, in the order in which they are tried."""
     if planned.compacted:
         return [RetryingRequests]
     return [*([LocalFiles] if rules.files else []), PipelinedRequests, RetryingRequests]
 
 
 def first_choice(planned: PlannedRange, rules: FetchRules) -> str:
-    """Return the first node to ask. Equal ranges have the same one."""
+    """Return the id of the node to ask first. Different ranges are spread over the replicas, and equal ranges have one node."""
     if rules.leader_first or not planned.replicas:
         return planned.leader
     return planned.replicas[(planned.start_offset // _SPREAD_RECORDS + planned.partition) % len(planned.replicas)]
@@ -380,7 +380,10 @@ class LocalFiles:
             )
 
     def _accept_block(self, block: memoryview) -> list[BatchSlice]:
-        """Return the slices of whole batches in ``block`` from the position on. A LiftError leaves the position unchanged."""
+        """Check the complete batches in ``block``, a part of a segment file, and return their slices from the position on.
+
+        If a check raises a LiftError, the position does not change.
+        """
         found, position, end = [], self._reader.position, self._reader.planned.end_offset
         for batch in split_batches(block):
             if batch.next_offset <= position or position >= end:
@@ -397,7 +400,7 @@ class LocalFiles:
 
 
 def find_offered_files(link: Link, planned: PlannedRange) -> RangeFiles | None:
-    """Return the files of a replica on this host that has the range. None: no replica offers them now."""
+    """Return the segment files of a replica on this host that has the whole range. None: no replica offers its files now."""
     now_s = time.monotonic()
     asked = [node for node in planned.replicas if link.elsewhere.get(node, 0.0) <= now_s]
     if not asked or not this_host():
@@ -431,7 +434,10 @@ async def _ask(link: Link, planned: PlannedRange, nodes: list[str]) -> list[Rang
 
 
 def _open_files(stack: ExitStack, planned: PlannedRange, files: RangeFiles) -> list[tuple[int, int, int]]:
-    """Return (descriptor, begin, end) of each file. Raises OSError, ProtocolError."""
+    """Open the segment files in ``files``, and return (file descriptor, first byte, end byte) of each. ``stack`` closes them.
+
+    Raises OSError, and ProtocolError if the directory belongs to another partition.
+    """
     folder = Path(files.folder)
     key = PartitionKey(planned.stream, planned.uid, planned.partition)
     if not folder.is_absolute() or folder.parts[-2:] != Path(key.folder).parts:
@@ -448,7 +454,10 @@ def _open_files(stack: ExitStack, planned: PlannedRange, files: RangeFiles) -> l
 
 
 def _block(descriptor: int, begin: int, end: int) -> memoryview:
-    """Return complete batches from byte ``begin`` on. Raises CorruptionError if there is none, and OSError."""
+    """Read complete batches from a segment file, from byte ``begin`` on and before byte ``end``.
+
+    Raises CorruptionError if there is no complete batch, and OSError.
+    """
     block = os.pread(descriptor, min(BLOCK_BYTES, end - begin), begin)
     whole = _whole_bytes(block)
     if not whole and len(block) >= HEADER_SIZE_BYTES:
@@ -494,7 +503,10 @@ class SpanGuess:
     batch_records: int = 1
 
     def learn(self, pieces: list[BatchSlice], looked_bytes: int = 0) -> None:
-        """Learn from the newest span. ``looked_bytes``: its size in the log if columns were left out."""
+        """Update the estimate with the slices of the newest span.
+
+        ``looked_bytes``: size of the span in the log, in bytes. It is larger than the answer if columns were left out.
+        """
         records = sum(piece.batch.record_count for piece in pieces)
         if records:
             travelled = sum(_message_bytes(piece.batch.header) for piece in pieces)
@@ -517,7 +529,7 @@ class SpanGuess:
 
 
 def _message_bytes(header: BatchHeader) -> int:
-    """Return the size of a batch in a message, larger for a highly compressed one."""
+    """Return the size of a batch for the estimate, in bytes. A highly compressed batch counts as larger than its message."""
     return max(header.size_bytes, header.body_size_bytes // _MOST_EXPANSION)
 
 
@@ -536,7 +548,7 @@ def _guess_of(key: tuple[str, int, int]) -> SpanGuess:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """Request for the batches that end after ``start`` and at or before ``end``.
+    """One request in flight, for the batches that end after ``start`` and at or before ``end``.
 
     The last request of a range also gets the batch that contains its end.
     """
@@ -584,7 +596,7 @@ class PipelinedRequests:
             self._cancel(line)
 
     def _next(self, line: BlockingConnection) -> Iterator[list[BatchSlice]]:
-        """Yield the slices of the oldest request in flight."""
+        """Wait for the answer to the oldest request in flight, and yield its slices. Missing records are fetched again."""
         asked = self._flying.popleft()
         if asked.end <= self._reader.position:  # one batch reached past all of it
             line.forget([asked.answer])
@@ -603,12 +615,15 @@ class PipelinedRequests:
             self._asked_to = self._reader.position
 
     def _cancel(self, line: BlockingConnection) -> None:
-        """Cancel the requests in flight."""
+        """Cancel the requests in flight on the blocking connection ``line``."""
         line.forget([asked.answer for asked in self._flying])
         self._flying.clear()
 
     def _ask_ahead(self, line: BlockingConnection, max_bytes: int) -> None:
-        """Request spans until enough are in flight, but only one while the size of records is unknown."""
+        """Send requests for the next spans until enough are in flight. Send only one while the size of records is unknown.
+
+        ``max_bytes``: maximum size of an answer, in bytes.
+        """
         end, known = self._reader.planned.end_offset, bool(self._guess.bytes_per_record)
         while len(self._flying) < (IN_FLIGHT if known else 1) and self._asked_to < end:
             to = min(self._asked_to + self._guess.span_records(max_bytes * _FULL), end) if known else end
@@ -639,7 +654,7 @@ class PipelinedRequests:
         )
 
     def _take_answer(self, line: BlockingConnection, asked: _Request) -> memoryview | None:
-        """Return the answer. None: it did not come in time."""
+        """Wait for the answer to the request ``asked`` and return it. None: it did not arrive in time."""
         try:
             return asked.answer.result(self._timeout_s)
         except (LiftError, concurrent.futures.TimeoutError):
@@ -647,7 +662,7 @@ class PipelinedRequests:
             return None
 
     def _accept_answer(self, asked: _Request, answer: memoryview) -> list[BatchSlice]:
-        """Return the slices of an answer from the position on. []: the answer is unusable."""
+        """Check the answer to the request ``asked``, and return its slices from the position on. Empty: the answer is not usable."""
         progress = self._progress(self._reader.position)
         progress.expect(asked.request_id)
         try:
@@ -659,14 +674,14 @@ class PipelinedRequests:
         return self._reader.accept(found, progress.next_offset)
 
     def _retried(self, end: int) -> list[BatchSlice]:
-        """Fetch the slices from the position to ``end`` with ``RetryingRequests``."""
+        """Return the slices from the position to ``end`` (exclusive), fetched by ``RetryingRequests``."""
         found = self._retrying.fetch(min(end, self._reader.planned.end_offset))
         self._guess.learn(found)
         return found
 
 
 def _first_base(answer: memoryview) -> int | None:
-    """Return the base offset of the first batch in an answer. None: it has none, or is not an answer."""
+    """Return the base offset of the first batch in ``answer``. None: it has no batch, or it is no valid answer."""
     try:
         head, body = frames.decode_read_response(answer)
         return None if head.pieceTotal or len(body) < HEADER_SIZE_BYTES else parse_header(body).base_offset
@@ -676,15 +691,15 @@ def _first_base(answer: memoryview) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Part of a range.
+    """Part of a planned range that is fetched by itself.
 
     Attributes:
         start_offset: First offset, inclusive.
         end_offset: End, exclusive.
-        node: Node that is asked first, before any in-sync replica.
-        answer_bytes: Maximum size of one answer.
-        one_answer: True if only the records of one answer are read.
-        tombstones: Tombstones of the previous span (``ReadProgress.tombstones``). None: this is the first one.
+        node: Node that is asked first. After that, any in-sync replica is asked.
+        answer_bytes: Maximum size of one answer, in bytes.
+        one_answer: True if the span ends after one answer with records.
+        tombstones: State of tombstones after the previous span (``ReadProgress.tombstones``). None: this is the first span.
     """
 
     planned: PlannedRange
@@ -769,7 +784,10 @@ class RetryingRequests:
                 future.cancel()
 
     def _moved(self, compacted_end: int) -> PlannedRange:
-        """Return the range with its end moved to the offset up to which the log was compacted when its records were read."""
+        """Return the planned range with a later end: the offset up to which the log was compacted when its records were read.
+
+        ``compacted_end``: this offset, exclusive. The end does not go past the committed records.
+        """
         link, planned, patience_s = self._reader.link, self._reader.planned, self._reader.rules.patience_s
 
         async def bounds() -> Bounds:
@@ -820,7 +838,7 @@ async def _fetch_span(link: Link, span: _Span) -> _Fetched:
 
 
 async def _is_there(requests: MetadataRequests, planned: PlannedRange) -> None:
-    """Raise NotFoundError if the stream was deleted after the range was planned. A new stream with its name does not count."""
+    """Raise NotFoundError if the stream was deleted after the range was planned, also if a new stream has its name."""
     try:
         now = await requests.stream(planned.stream)
     except NotFoundError:
@@ -835,9 +853,10 @@ async def _is_there(requests: MetadataRequests, planned: PlannedRange) -> None:
 
 
 async def _after_loss(reader: PartitionReader, progress: ReadProgress, span: _Span, refusals: int) -> None:
-    """Handle a replica whose log starts after the position of ``progress``.
+    """Continue after a replica has said that its log starts after the position of ``progress``.
 
-    Ask the leader for confirmation. Then raise DataLossError, or skip the lost records.
+    If the leader confirms it, raise DataLossError or skip the lost records, as the rules say. Otherwise ask the leader for the records.
+    ``refusals``: number of such answers so far.
     """
     bounds, _ = await reader.bounds(span.planned.uid)
     if bounds.log_start_offset <= progress.next_offset:
@@ -862,7 +881,7 @@ async def _after_loss(reader: PartitionReader, progress: ReadProgress, span: _Sp
 
 @dataclass(frozen=True, slots=True)
 class RowBuilder:
-    """Builds Arrow batches of ``columns`` from slices of one partition."""
+    """Converts slices of one partition into Arrow batches with the given ``columns``."""
 
     stream: str
     partition: int

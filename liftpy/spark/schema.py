@@ -40,13 +40,19 @@ _BITS = {"key": Columns.KEYS, "headers": Columns.HEADERS, "subject": Columns.SUB
 
 
 def default_columns(*, include_headers: bool, topic: bool) -> tuple[str, ...]:
-    """Return the default columns. ``headers`` and ``topic`` are only among them on request."""
+    """Return the names of the columns that a query has by default.
+
+    ``include_headers``: True to include ``headers``. ``topic``: True to include ``topic``.
+    """
     left_out = {*(() if include_headers else ("headers",)), *(() if topic else ("topic",))}
     return tuple(name for name in COLUMNS if name not in left_out)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a suggestion for an error about ``name``. '': no known name is similar. Case does not matter."""
+    """Return the end of an error text that suggests the name in ``known`` that is most similar to ``name``.
+
+    '': no known name is similar. Case does not matter.
+    """
     spelling = {other.lower(): other for other in known}
     near = difflib.get_close_matches(name.lower()[:_LONGEST_NAME], spelling, n=1, cutoff=_CLOSE)
     return f"; did you mean {spelling[near[0]]!r}?" if near else ""
@@ -67,7 +73,7 @@ def check_columns(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def left_out(columns: Iterable[str]) -> int:
-    """Return the log columns that a read of ``columns`` can omit (``liftpy.core.wire.filters``)."""
+    """Return, as bits, the parts of records that nodes need not send for a query of ``columns`` (``liftpy.core.wire.filters``)."""
     wanted = set(columns)
     if "value" in wanted:
         return 0

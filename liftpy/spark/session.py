@@ -87,7 +87,7 @@ def local_session(
 
 
 def _worker_python() -> str:
-    """Return the path of the program that starts Spark's Python workers: ``worker.sh``, or this interpreter."""
+    """Return the path of the program that Spark starts as Python worker: the script ``worker.sh``, or this interpreter."""
     installed = importlib.util.find_spec("pyspark")
     beside = installed is not None and str(installed.origin).startswith(sys.prefix)
     usable = os.name == "posix" and os.access(_WORKER, os.X_OK) and "SPARK_HOME" not in os.environ
@@ -95,7 +95,7 @@ def _worker_python() -> str:
 
 
 def is_local(master: str) -> bool:
-    """Return whether executors run on this machine."""
+    """Return whether Spark tasks run on this machine if ``master`` is the Spark master."""
     return master.startswith("local")
 
 
@@ -128,7 +128,7 @@ def _java_problem() -> str:
 
 
 def java_major_version(text: str) -> int | None:
-    """Return the major version from the output of ``java -version``. None: it is not one."""
+    """Return the major version of Java. ``text``: output of ``java -version``. None: the text has no version."""
     found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
     if found is None:
         return None

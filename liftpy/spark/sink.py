@@ -99,7 +99,11 @@ class Written(WriterCommitMessage):
 
 
 def sink_options(given: dict[str, str], schema: StructType, overwrite: bool) -> SinkOptions:
-    """Return the options of a writer of rows of ``schema``. Raises ConfigError."""
+    """Return the checked options of a write.
+
+    ``given``: Spark's option map. ``schema``: schema of the rows. ``overwrite``: True if the user wants to replace the stream, which is
+    not possible. Raises ConfigError.
+    """
     options = SinkOptions.parse(given)
     if overwrite:
         raise ConfigError('A stream cannot be overwritten. Use mode("append") or outputMode("append").')
@@ -108,10 +112,10 @@ def sink_options(given: dict[str, str], schema: StructType, overwrite: bool) -> 
 
 
 def counting_settings(setting: Callable[[str], str | None], *, streaming: bool) -> dict[str, str]:
-    """Return the settings that determine the number of tasks of a query.
+    """Return the Spark settings on which the number of tasks of a query depends, by name.
 
     Args:
-        setting: Function that returns a local property of the task.
+        setting: Function that returns a setting as the task sees it (a local property).
         streaming: True for a streaming query.
     """
     names = (ADAPTIVE, ADAPTIVE_STREAMING) if streaming else (ADAPTIVE,)
@@ -130,9 +134,10 @@ def _plan_of(settings: Mapping[str, str]) -> int:
 
 @contextlib.contextmanager
 def _explain_errors(round: Round | None, settings: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Convert errors of a task into errors with code and text.
+    """Convert errors of a task into SourceErrors whose text begins with the error code.
 
-    ``settings``: Spark settings that determine the number of tasks, for the error text.
+    ``round``: round that the task writes, None: none. ``settings``: Spark settings on which the number of tasks depends, for the error
+    text.
     """
     try:
         with with_error_code():
@@ -204,9 +209,9 @@ def _worker_pipe() -> io.BufferedReader:
 
 
 def _peek(pipe: io.BufferedReader, count: int) -> bytes:
-    """Return the next ``count`` bytes of the pipe, without consuming them. Spark's worker reads them later.
+    """Return the next ``count`` bytes of the pipe without consuming them, because Spark's worker reads them later.
 
-    Fewer bytes are returned at the end of the input. The call waits like a read.
+    The call waits for the bytes. There are fewer at the end of the input.
     """
     try:
         found = pipe.peek(count)[:count]
@@ -250,7 +255,7 @@ def write_round(
 
 
 def append(link: Link, options: SinkOptions, batches: Iterable[pa.RecordBatch], part: int, attempt: int) -> Written:
-    """Store the rows of a task, each at least once."""
+    """Store the rows of a task, each at least once. ``part``: number of the task. ``attempt``: number of its attempt."""
 
     async def begin() -> Appending:
         transport = await link.transport(options.patience_s)
@@ -284,7 +289,7 @@ class LiftStreamWriter(DataSourceStreamArrowWriter):
         self.options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write the rows of one task of a micro-batch."""
+        """Store the rows of one task of a micro-batch, each row exactly once, and return what was stored."""
         with with_error_code():
             task = _task()
             query, batch = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
@@ -298,12 +303,15 @@ class LiftStreamWriter(DataSourceStreamArrowWriter):
         return write_round(link_to(self.options.access), self.options, iterator, round, task.attemptNumber(), settings)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Check the results: the records are already stored. Raise SourceError if the tasks differ from an earlier run."""
+        """Check the results of all tasks of a micro-batch, whose records are already stored.
+
+        Raise SourceError if an earlier run of the micro-batch had other tasks.
+        """
         check_tasks(link_to(self.options.access), self.options, messages)
         _logger.info("micro-batch %d: %s", batchId, summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: stored records are skipped when the micro-batch runs again."""
+        """Do nothing after a failed micro-batch, because its next run skips the stored records."""
 
 
 class LiftWriter(DataSourceArrowWriter):
@@ -313,7 +321,7 @@ class LiftWriter(DataSourceArrowWriter):
         self.options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Store the rows of one task."""
+        """Store the rows of one task of a batch write, and return what was stored."""
         options, task = self.options, _task()
         link, attempt = link_to(options.access), task.attemptNumber()
         if not options.write_id:
@@ -322,12 +330,12 @@ class LiftWriter(DataSourceArrowWriter):
         return write_round(link, options, iterator, round, attempt, counting_settings(task.getLocalProperty, streaming=False))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log what was stored. With a ``writeId``, raise SourceError if an earlier run had more tasks."""
+        """Log what the tasks have stored. With a ``writeId``, raise SourceError if an earlier run had more tasks."""
         check_tasks(link_to(self.options.access), self.options, messages)
         _logger.info("batch write: %s", summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing: stored records stay."""
+        """Do nothing after a failed write, because stored records stay in the stream."""
 
 
 def check_tasks(link: Link, options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -363,7 +371,7 @@ def check_tasks(link: Link, options: SinkOptions, messages: Sequence[WriterCommi
 
 
 def summary(messages: Iterable[WriterCommitMessage | None]) -> str:
-    """Return a text for the log that says what the tasks wrote."""
+    """Return a log text about the rows that the tasks stored, from their commit ``messages``."""
     written = [message for message in messages if isinstance(message, Written)]
     rows, known = sum(one.sent.rows for one in written), sum(one.sent.known for one in written)
     ranges: list[Range] = sorted(found for one in written for found in one.sent.ranges)
@@ -404,12 +412,12 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Stored rows of a task.
+    """Result of writing the rows of a task.
 
     Attributes:
         rows: Number of rows of the task.
         known: Number of rows that an earlier attempt had stored.
-        ranges: Ranges of the other rows.
+        ranges: Offset ranges of the other rows.
     """
 
     rows: int = 0
@@ -418,7 +426,10 @@ class Sent:
 
 
 def gather_rows(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> pa.Table | None:
-    """Return all checked rows of a task. None: there are none. Raises ConfigError beyond maxTaskBytes."""
+    """Return all rows of a task as one table, after checking them. None: there are no rows.
+
+    Raises ConfigError if a row cannot be written, or if the rows are larger than the option maxTaskBytes.
+    """
     tables, size_bytes = [], 0
     for batch in batches:
         if not batch.num_rows:
@@ -436,9 +447,9 @@ def gather_rows(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> pa.T
 async def send_round(
     transport: Transport, requests: MetadataRequests, options: SinkOptions, rows: pa.Table | None, round: Round
 ) -> Sent:
-    """Store the rows of the round that are not stored yet.
+    """Store those rows of a task that earlier attempts have not stored. Return the numbers and offsets of the stored rows.
 
-    A task without rows also asks the leaders if the options name the stream, because an earlier attempt may have had rows.
+    ``round``: query, micro-batch and task. A task without rows also asks the leaders, because an earlier attempt may have had rows.
     """
     names = [(options.stream, None)] if options.stream else []
     shares = names if rows is None else list(by_stream(rows, options.stream))
@@ -507,12 +518,17 @@ async def strange_task(
     tasks: int,
     sent: Sequence[Sent],
 ) -> StrangeTask | None:
-    """Return a task of an earlier run of the round ``done`` that the newest run does not have, None if there is none.
+    """Return a task of an earlier run of a micro-batch that the newest run does not have. None: there is no such task.
 
-    The records of such a task are stored twice, because the tasks of the newest run have all rows. The search covers the
-    records before the first one that the newest run stored in each partition, back to the previous round.
+    The records of such a task are stored twice, because the tasks of the newest run have all rows. The search covers the records before
+    the first one that the newest run stored in each partition, back to the previous micro-batch.
 
     Args:
+        transport: The NATS connection.
+        requests: Requests to the metadata group.
+        subjects: The subjects of the namespace.
+        options: Options of the sink.
+        done: Micro-batch that the newest run has written, as a round.
         tasks: Number of tasks of the newest run.
         sent: Results of these tasks.
 
@@ -561,7 +577,7 @@ def _position_of(batch: RecordBatch) -> SourcePosition | None:
 
 
 class Appending:
-    """Writes rows at least once, as they arrive. It opens a producer for each stream. Call ``close`` at the end."""
+    """Writes rows to streams, each row at least once. It opens a producer for each stream. Call ``close`` at the end."""
 
     def __init__(self, transport: Transport, requests: MetadataRequests, options: SinkOptions) -> None:
         self._transport = transport

@@ -68,8 +68,9 @@ def check_schema(schema: pa.Schema, *, stream: str) -> None:
 
 
 def as_binary(batch: pa.RecordBatch) -> pa.Table:
-    """Return the rows in a standard form: keys and values as bytes, a fixed order of columns, ``topic`` renamed to
-    ``stream``.
+    """Return the rows of ``batch`` in a standard form.
+
+    Keys and values are bytes, the columns have a fixed order, and ``topic`` is renamed to ``stream``.
     """
     columns = {("stream" if name == "topic" else name): batch.column(name) for name in sorted(batch.schema.names)}
     for name in ("key", "value"):
@@ -102,7 +103,10 @@ def check_rows(rows: pa.Table, *, stream: str, tombstones: bool) -> None:
 
 
 def by_stream(rows: pa.Table, stream: str) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the rows of each stream, by name. If ``stream`` is given, all rows belong to it. Raises InvalidNameError."""
+    """Yield (name, rows) of each stream, sorted by name. ``stream``: name of the only stream. '': the column ``stream`` has the name.
+
+    Raises InvalidNameError.
+    """
     if stream:
         yield stream, rows
         return
@@ -133,10 +137,10 @@ def in_order(rows: pa.Table) -> pa.Table:
 
 
 def places_of(rows: pa.Table, partitions: int, first: int = 0) -> NDArray[np.int64]:
-    """Return the partition of each row as an int64 array.
+    """Return the number of the target partition of each row, as an int64 array.
 
-    ``first``: partition of the first row that has neither a key nor a partition. Raises ConfigError for a partition
-    that the stream does not have.
+    ``partitions``: number of partitions of the stream. ``first``: partition of the first row that has neither a key nor a partition.
+    Raises ConfigError for a partition that the stream does not have.
     """
     count = rows.num_rows
     places = np.full(count, -1, dtype=np.int64)
@@ -158,7 +162,7 @@ def places_of(rows: pa.Table, partitions: int, first: int = 0) -> NDArray[np.int
 
 
 def shares_of(rows: pa.Table, places: NDArray[np.int64]) -> Iterator[tuple[int, RecordColumns]]:
-    """Yield the number and the records of each partition that has some, in order."""
+    """Yield (number, records) of each partition that gets rows, by number. ``places``: partition of each row."""
     order = np.argsort(places, kind="stable")
     ends = np.cumsum(np.bincount(places)).tolist()
     start = 0
@@ -175,7 +179,7 @@ def _records(rows: pa.Table) -> RecordColumns:
 
 
 def bytes_of(column: pa.ChunkedArray | pa.Array) -> ByteArray:
-    """Return a column of bytes or text without a copy of Arrow's buffers."""
+    """Return the Arrow column as a ByteArray, which shares the memory of Arrow's buffers."""
     array = _one(column).cast(pa.large_binary())
     valid = pc.is_valid(array).to_numpy(zero_copy_only=False) if array.null_count else None
     if array.null_count:

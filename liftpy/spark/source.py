@@ -89,7 +89,7 @@ class CursorWriter:
         self._not_before_s = 0.0
 
     def write(self, offsets: StreamOffsets) -> bool:
-        """Write ``offsets`` to the cursor. Return whether it succeeded."""
+        """Write the position ``offsets`` of the query to the cursor. Return whether the cluster has stored it."""
         if self._clock() < self._not_before_s:
             return False
         positions = {
@@ -137,31 +137,31 @@ class LiftDataSource(DataSource):
         return "liftpy"
 
     def schema(self) -> StructType:
-        """Return the columns, or those of the option ``columns``."""
+        """Return the schema of a query: the default columns, or those of the option ``columns``."""
         with with_error_code():
             return from_arrow_schema(arrow_schema(self._parse_options().columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the batch reader."""
+        """Return the reader of a batch query. ``schema``: columns that the query returns."""
         with with_error_code():
             options = _with_schema(self._parse_options(), schema)
             options.check_batch()
             return LiftReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the streaming reader."""
+        """Return the reader of a streaming query. ``schema``: columns that the query returns."""
         with with_error_code():
             options = _with_schema(self._parse_options(), schema)
             options.check_streaming()
             return LiftStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the batch writer."""
+        """Return the writer of a batch write of rows with this ``schema``. ``overwrite`` must be False."""
         with with_error_code():
             return LiftWriter(sink_options(dict(self.options.items()), schema, overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Return the streaming writer."""
+        """Return the writer of a streaming query of rows with this ``schema``. ``overwrite`` must be False."""
         with with_error_code():
             options = sink_options(dict(self.options.items()), schema, overwrite)
             options.check_streaming()
@@ -201,7 +201,7 @@ class LiftReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        """Return the current ranges between startingOffsets and endingOffsets."""
+        """Plan the query: return the ranges between startingOffsets and endingOffsets, one for each task."""
         options, now_ns = self.options, time.time_ns()
         starting = (options.starting or OffsetSpec("earliest")).as_of(now_ns)
         ending = (options.ending or OffsetSpec("latest")).as_of(now_ns)
@@ -256,7 +256,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._begun.to_json()
 
     def _resolved_start(self) -> StreamOffsets:
-        """Return the offsets that startingOffsets means now."""
+        """Return the position at which a query starts now, from the option startingOffsets."""
         starting = (self.options.starting or OffsetSpec("latest")).as_of(time.time_ns())
         views = self._open_catalog().views(starting=starting, known=_epochs_given_by_user((starting,)))
         _check_spec_uids((starting,), views)
@@ -290,18 +290,18 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return found.to_json()
 
     def _began(self, begun: StreamOffsets, ends: Bounds) -> Bounds:
-        """Return the start of the query, which is stored in the end of micro-batch 0. Spark itself does not store it.
+        """Return the start of the query for the checkpoint text of a micro-batch that ends at ``ends``. Empty: it has none.
 
-        If a later end did not move, its text does not change.
+        Only the end of micro-batch 0 has the start, because Spark itself does not store it. ``begun``: start of the micro-batch.
         """
         if begun == self._begun:
             return begun.next_offsets
         return begun.began if ends == begun.next_offsets else {}
 
     def _views_from(self, begun: StreamOffsets) -> Views:
-        """Return the state of the partitions for a query that has read up to ``begun``.
+        """Return the state of the partitions. ``begun``: position up to which the query has read.
 
-        Raises DataLossError if the records that it read no longer exist [R6].
+        Raises DataLossError if records that the query has read no longer exist [R6].
         """
         views = self._open_catalog().views(max_age_s=BOUNDS_AGE_S, known=(begun,))
         lost = [cut_text(view) for view in views.values() if view.cut_at is not None]
@@ -310,9 +310,10 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return views
 
     def _epochs_at(self, ends: Bounds, begun: StreamOffsets, end: StreamOffsets) -> Bounds:
-        """Return the LeaderEpochs of the records before ``ends``.
+        """Return the LeaderEpoch of the record before each end in ``ends``.
 
-        For an end that did not move, the epoch comes from the checkpoint. Otherwise Spark would see a change.
+        ``begun``, ``end``: positions at the start and the end of the micro-batch. If an end did not move, its epoch comes from the
+        checkpoint. Otherwise Spark would see a change.
         """
         epochs, chosen = {}, {}
         for key, offset in ends.items():
@@ -327,10 +328,10 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**epochs, **epochs_before(chosen, end.uids, self._open_catalog().measure)}
 
     def _apply_limit(self, limit: ReadLimit, starts: Bounds, ends: Bounds, uids: Mapping[str, str]) -> Bounds:
-        """Return ``ends`` within the limits of a micro-batch.
+        """Return ``ends``, lowered to the limits of a micro-batch that begins at ``starts``.
 
-        Spark passes only one limit. If both options are set, it is the number of rows, and this method also applies the
-        limit of bytes.
+        ``limit``: the limit that Spark passes, which is only one. If both options are set, it is the number of rows, and this method
+        also applies the limit of bytes.
         """
         if isinstance(limit, ReadMaxRows):
             ends = share_out(limit.max_rows, starts, ends)
@@ -338,7 +339,10 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end_within_bytes(most_bytes, starts, ends, uids, self._open_catalog().measure) if most_bytes else ends
 
     def _too_few(self, starts: Bounds, ends: Bounds) -> bool:
-        """Return whether the micro-batch waits for minOffsetsPerTrigger, at most maxTriggerDelay. AvailableNow never waits."""
+        """Return whether the next micro-batch must wait, because it has fewer records than minOffsetsPerTrigger.
+
+        It waits for at most maxTriggerDelay. The trigger AvailableNow never waits.
+        """
         least = self.options.min_records_per_trigger
         if not least or self._target is not None:
             return False
@@ -351,13 +355,19 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return False
 
     def _made_again(self, known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
-        """Return the streams that were deleted and created again. Raises NotFoundError unless the query must use the new ones."""
+        """Return the names of streams that were deleted and created again. Raises NotFoundError unless the query accepts new streams.
+
+        ``known``: earlier uid of each stream. ``now``: current uid of each stream.
+        """
         if not self.options.take_recreated:
             check_uids(known, now)
         return made_again(known, now)
 
     def _with_added(self, starts: Bounds, ends: Bounds) -> Bounds:
-        """Return ``starts`` plus the beginnings of partitions that were added since. Their records count for the limit, too."""
+        """Return ``starts`` with the log starts of partitions that only ``ends`` has, because they were added to the stream.
+
+        So their records also count for the limits of a micro-batch.
+        """
         if ends.keys() <= starts.keys():
             return starts
         views = self._open_catalog().views(max_age_s=BOUNDS_AGE_S)
@@ -365,7 +375,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**added, **starts}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end of this run: it reads the records that are committed now."""
+        """Fix the end of this run, so that it reads only the records that are committed now."""
         with with_error_code():
             self._target = _ends(self._open_catalog().views())
 
@@ -375,7 +385,10 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return _ends(self._open_catalog().views(max_age_s=BOUNDS_AGE_S)).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the ranges of one micro-batch. Equal offsets give equal records, also after a restart."""
+        """Return the ranges of the micro-batch from ``start`` to ``end``, one for each task.
+
+        Equal positions give equal records, also after a restart.
+        """
         with with_error_code():
             begun, ended = StreamOffsets.from_json(start), StreamOffsets.from_json(end)
             if ended.began and not begun.began:  # micro-batch 0, perhaps again: startingOffsets may mean another offset by now
@@ -397,7 +410,10 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @staticmethod
     def _epochs_began(begun: StreamOffsets, ended: StreamOffsets) -> Bounds:
-        """Return the LeaderEpochs before the start of the query. Empty: Spark starts elsewhere than the checkpoint says."""
+        """Return the LeaderEpochs of the records before the start of the query, if the checkpoint has this start. Otherwise empty.
+
+        ``begun``: start of the query now. ``ended``: end of micro-batch 0 in the checkpoint.
+        """
         same = begun.uids == ended.uids and begun.next_offsets == ended.began
         return begun.epochs if same else {}
 
@@ -419,16 +435,16 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _between(key: tuple[str, int], offset: int, begun: StreamOffsets, end: StreamOffsets) -> bool:
-    """Return whether ``offset`` lies between two positions with the same LeaderEpoch.
+    """Return whether ``offset`` of partition ``key`` lies between the positions ``begun`` and ``end``, and both have one LeaderEpoch.
 
-    All records between these positions have that LeaderEpoch [D14].
+    All records between these positions then have that LeaderEpoch [D14].
     """
     epoch, same = begun.epochs.get(key, 0), begun.uids.get(key[0]) == end.uids.get(key[0])
     return bool(epoch) and same and epoch == end.epochs.get(key) and begun.next_offsets[key] <= offset <= end.next_offsets[key]
 
 
 def _epochs_of_ends(ended: StreamOffsets, ranges: list[PlannedRange]) -> Bounds:
-    """Return the LeaderEpochs that the checkpoint has for the ends of ``ranges``.
+    """Return the LeaderEpochs of the position ``ended`` in the checkpoint, for the partitions whose range in ``ranges`` ends there.
 
     Ranges that end early because records were deleted are left out.
     """
@@ -441,7 +457,7 @@ def _split(ranges: list[PlannedRange], options: SourceOptions, catalog: Catalog)
 
 
 def _split_where_ends_stay(ranges: list[PlannedRange], options: SourceOptions, catalog: Catalog) -> list[PlannedRange]:
-    """Split ranges into tasks. A range with a moving end stays one task, because only that task finds the end [R11]."""
+    """Split the planned ``ranges`` into tasks. A range with a moving end stays one task, because only that task finds the end [R11]."""
     whole, others = [one for one in ranges if one.moves_end], [one for one in ranges if not one.moves_end]
     if whole and (options.min_partitions > len(ranges) or options.max_records_per_partition):
         _logger.info("minPartitions and maxRecordsPerPartition do not divide compacted streams that are read up to latest")
@@ -451,7 +467,10 @@ def _split_where_ends_stay(ranges: list[PlannedRange], options: SourceOptions, c
 
 
 def _left_behind(begun: StreamOffsets, ended: StreamOffsets, again: set[str]) -> Iterator[str]:
-    """Yield texts about unread records of streams that were deleted and created again."""
+    """Yield texts about unread records of the streams ``again``, which were deleted and created again.
+
+    ``begun``, ``ended``: positions at the start and the end of the micro-batch.
+    """
     for (stream, partition), offset in sorted(begun.next_offsets.items()):
         if stream in again:
             end = ended.next_offsets.get((stream, partition), offset) if ended.uids.get(stream) == begun.uids[stream] else None
@@ -470,7 +489,7 @@ def _ends(views: Views) -> StreamOffsets:
 
 
 def _epochs_given_by_user(specs: tuple[OffsetSpec, ...]) -> list[StreamOffsets]:
-    """Return the LeaderEpochs that the user gives for records that were read before.
+    """Return the positions in ``specs`` for which the user gave LeaderEpochs of records that were read before.
 
     Leaders check whether these records still exist [R6].
     """

@@ -33,7 +33,7 @@ _PREFIX = "LIFTPY_"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add options for the number of nodes and their settings."""
+    """Add the pytest options for the number of nodes and the settings of the test cluster."""
     parser.addini("liftpy_nodes", f"nodes of the cluster that the fixture liftpy_cluster starts (default {DEFAULT_NODES})")
     parser.addini("liftpy_settings", "settings of its nodes, NAME=VALUE, one a line", type="linelist", default=[])
     group = parser.getgroup("liftpy")
@@ -42,7 +42,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def cluster_options(config: pytest.Config) -> tuple[int, dict[str, str]]:
-    """Return (nodes, settings) from the ini file and the command line. Raise pytest.UsageError if they are not valid."""
+    """Return (number of nodes, their settings) of the test cluster, from the ini file and the command line of pytest.
+
+    Raise pytest.UsageError if they are not valid.
+    """
     asked = config.getoption("--liftpy-nodes") or config.getini("liftpy_nodes") or DEFAULT_NODES
     try:
         nodes = int(asked)

@@ -91,7 +91,7 @@ class ServiceTest:
         return list(self._run.machine.effects)
 
     def result(self, effect: Effect, result: bytes = b"") -> ServiceTest:
-        """Feed the record that brings the result of an effect, as a LEADER appends it.
+        """Feed the record with the result of an effect, as a LEADER appends it after it has run the effect.
 
         Args:
             effect: The effect. For an offer, its own record is fed.
@@ -263,7 +263,7 @@ class ServiceTest:
 
 
 class _Run:
-    """One run of a service: the machine, the service instance and its outputs."""
+    """One run of a service over records, with its state machine, its instance and its outputs so far."""
 
     def __init__(self, factory: Callable[[], Service], role: Role, snapshot: Snapshot | None = None) -> None:
         self._factory, self._role = factory, role
@@ -284,7 +284,7 @@ class _Run:
         self._outbox.outputs_committed(self._outbox.output_count)
 
     def restart_from_snapshot(self) -> _Run:
-        """Return a new run from a snapshot of this one's state, with equal outputs so far."""
+        """Return a new run that starts from a snapshot of this one's state. It has the outputs so far."""
         snapshot = decode(self.machine.snapshot().encode(), _IDENTITY)
         again = _Run(self._factory, self._role, snapshot)
         again.outputs = list(self.outputs)
@@ -293,7 +293,7 @@ class _Run:
 
 
 class _Replies(ReplyDesk):
-    """Stores all replies of a run."""
+    """Stores all replies of a run instead of sending them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -309,7 +309,10 @@ Shown = tuple[int, int, str, str | None, list[list[str]]]
 
 @dataclass(slots=True)
 class _Told:
-    """Result of a run. ``states``: number of records -> snapshot after them as base64. -1: snapshot at the end."""
+    """Result of a run.
+
+    ``states``: snapshot after a number of records, as base64, by this number. -1: snapshot at the end.
+    """
 
     outputs: list[Shown]
     states: dict[int, str]
@@ -337,7 +340,10 @@ def _state(run: _Run) -> str:
 
 
 def _run_records(factory: Callable[[], Service], role: Role, records: Sequence[Record], places: Sequence[int]) -> _Told:
-    """Run ``records``, and record the state after the numbers of records in ``places``."""
+    """Run a new service instance over ``records``, and return its outputs, replies and snapshots.
+
+    ``role``: role of the instance. ``places``: numbers of records after which a snapshot is taken.
+    """
     run, states, done = _Run(factory, role), {}, 0
     for place in places:
         run.feed(records[done:place])
@@ -468,7 +474,10 @@ def run_in_child() -> None:
 
 
 def _module(name: str, file: Path) -> Any:
-    """Return the module with this name, or the module in the file. A script has the name ``__main__``."""
+    """Return the module ``name``. If it cannot be imported by name, load it from ``file``.
+
+    A script has the name ``__main__`` and is always loaded from its file.
+    """
     if name != "__main__":
         try:
             return importlib.import_module(name)

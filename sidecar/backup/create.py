@@ -97,7 +97,8 @@ class TakeOptions:
 class TakenBackup:
     """Result of a backup.
 
-    ``written_bytes``: size of the new files. ``deleted``: streams that were deleted during the backup, so that it lacks them.
+    ``written_bytes``: size of the new files, in bytes. ``deleted``: names of the streams that were deleted during the backup.
+    The backup does not contain them.
     """
 
     manifest: Manifest
@@ -113,7 +114,10 @@ class TakenBackup:
 
 
 def new_backup_id(moment: datetime, newest: str = "") -> str:
-    """Return a new backup id that sorts after ``newest`` ('': none), also within one second or after a clock change."""
+    """Return a new backup id, made from the time ``moment`` and random digits.
+
+    The id sorts after the backup id ``newest`` ('': none), also within one second or after the clock was set back.
+    """
     second = moment.replace(microsecond=0)
     if newest:
         second = max(second, backup_moment(newest) + timedelta(seconds=1))
@@ -121,7 +125,7 @@ def new_backup_id(moment: datetime, newest: str = "") -> str:
 
 
 async def _in_thread(work: Callable[..., object], *given: object) -> None:
-    """Run ``work``, which writes files, in a thread.
+    """Run ``work(*given)``, which writes files, in a thread, and wait for its end.
 
     If the caller is canceled, it waits for the thread, so that nothing is written after the clean-up.
     """
@@ -141,9 +145,10 @@ async def take_backup(
     step: Callable[[str], None] = lambda name: None,
     copied: Callable[[int, int], None] = lambda done, total: None,
 ) -> TakenBackup:
-    """Create a backup.
+    """Create a backup of the cluster of ``client`` in ``store``, and return its result.
 
-    ``step`` is called with the name of each step, ``copied`` with the number of copied partitions and of all partitions.
+    ``step`` is called with the name of each step. ``copied`` is called with the number of copied partitions and the number of
+    all partitions.
 
     Raises UnavailableError, CorruptionError (no replica has valid data), StorageError, NotFoundError.
     """
@@ -178,9 +183,9 @@ class _BackupRun:
             raise
 
     def _clean_up(self) -> None:
-        """Remove the files that this backup has written, so that a full store has room again. The mark is removed last.
+        """Remove the files of this failed backup, so that a full store has room again.
 
-        If that fails, ``prune`` removes the rest.
+        The mark, a file that shows that the backup is running, is removed last. If the removal fails, ``prune`` removes the rest.
         """
         with suppress(LiftError):
             if self.id in self.store.backup_ids():  # the manifest exists, so only the mark must be removed
@@ -267,7 +272,7 @@ class _BackupRun:
         return [image.streams[name] for name in names]
 
     async def _describe_groups(self) -> list[tuple[str, bool, dict[PartitionKey, int]]]:
-        """Return (name, is a cursor, positions) of each group and cursor."""
+        """Return (name, True for a cursor, committed offset of each partition) of each group and cursor."""
         found: list[tuple[str, bool, dict[PartitionKey, int]]] = []
         for group in await self.client.groups.list():
             with suppress(NotFoundError):  # the group was deleted a moment ago
@@ -280,7 +285,7 @@ class _BackupRun:
         return found
 
     async def _skip_if_deleted(self, stream: StreamImage, work: Awaitable[T]) -> T | None:
-        """Return the result of ``work`` on a stream. None: the stream was deleted, and the operator did not name it.
+        """Await ``work`` on ``stream`` and return its result. None: the stream was deleted, and the operator did not name it.
 
         Raises:
             NotFoundError: The stream was deleted, and the operator named it.
@@ -303,7 +308,7 @@ class _BackupRun:
         return False
 
     def _remove_unused(self, streams: list[StreamCopy]) -> None:
-        """Remove the files of streams that are not in the backup."""
+        """Remove the files of streams that were copied but are not in the backup. ``streams``: the streams in the backup."""
         copies = [copy for stream in streams for copy in stream.partitions]
         used = {piece.file.path for copy in copies for piece in copy.pieces}
         used |= {copy.state.file.path for copy in copies if copy.state is not None}
@@ -313,7 +318,10 @@ class _BackupRun:
                 self.store.remove(path)
 
     async def _bounds(self, streams: list[StreamImage]) -> dict[tuple[str, int], Barrier]:
-        """Return the barrier of each partition from its leader. The state of its producers is read before."""
+        """Return the barrier of each partition, the offset up to which it is copied, with the state of its producers.
+
+        The state is read from a replica before the offset is read from the leader.
+        """
         room, states = asyncio.Semaphore(_AT_ONCE * 4), asyncio.Semaphore(_AT_ONCE)
 
         async def ask(stream: StreamImage, number: int) -> Barrier:
@@ -403,7 +411,7 @@ class Barrier:
 
 
 def _cursors(described: Iterable[tuple[str, bool, dict[PartitionKey, int]]], streams: set[str]) -> tuple[CursorCopy, ...]:
-    """Return the groups and cursors that have positions in ``streams``."""
+    """Return the groups and cursors in ``described`` that have positions in ``streams`` (names), without their other positions."""
     found = []
     for name, is_cursor, positions in described:
         kept = sorted(
@@ -508,7 +516,10 @@ class _PartitionCopying:
         )
 
     async def _goes_on(self, last: StoredPiece) -> bool:
-        """Return whether the log still contains the end of the earlier pieces: the LeaderEpoch at that offset is the same."""
+        """Return whether the log still contains the end of ``last``, the last piece of earlier backups.
+
+        This is so if a batch ends at the end offset of the piece and has the LeaderEpoch of the piece.
+        """
         try:
             batches = await self._batches(last.end - 1)
         except (_RecordsDeletedError, _TombstonesGoneError):
@@ -594,9 +605,10 @@ class _PartitionCopying:
         return ReplicaReads(self._home.client.transport, Subjects(self._home.options.namespace), key)
 
     def _learn_compaction(self, reads: ReplicaReads, node: str, offset: int) -> None:
-        """Note how far the replica that answered has compacted.
+        """Store how far the replica on ``node`` has compacted its log, as its answer in ``reads`` says.
 
-        All records below ``offset`` were read before. Raises _TombstonesGoneError.
+        All records below ``offset`` were read before. Raises _TombstonesGoneError if the replica may have removed tombstones that
+        were not read yet.
         """
         self._compacted_end = max(self._compacted_end, reads.compacted_end)
         known = reads.deletes_end
@@ -617,7 +629,7 @@ class _TombstonesGoneError(Exception):
 
 
 class _PieceWriter:
-    """A piece that is being written. ``write`` blocks."""
+    """Writes one piece, a file with consecutive batches of a partition. ``write`` blocks."""
 
     def __init__(self, path: str, start: int, stream: Any) -> None:
         self._path, self._start, self._stream = path, start, stream
@@ -625,13 +637,16 @@ class _PieceWriter:
         self.size_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Append whole batches."""
+        """Append ``data``, which consists of whole batches, to the file."""
         self._stream.write(data)
         self._sha256.update(data)
         self.size_bytes += len(data)
 
     def piece(self, end: int, chain: str, last_epoch: int) -> StoredPiece:
-        """Return the description of the written piece."""
+        """Return the description of the written file.
+
+        ``end``: end offset, exclusive. ``chain``: digest up to this piece. ``last_epoch``: LeaderEpoch of the last batch.
+        """
         file = StoredFile(path=self._path, size_bytes=self.size_bytes, sha256=self._sha256.hexdigest())
         return StoredPiece(file=file, start=self._start, end=end, chain=chain, last_epoch=last_epoch)
 

@@ -26,8 +26,8 @@ from sidecar.backup.store import Store
 class Drilled:
     """Result of a restore drill.
 
-    ``rto_s``: time until all records were replicated and readable. ``rpo_s``: age of the backup. ``states_left_out``:
-    "stream/partition" -> why the producers of deleted records are not restored.
+    ``rto_s``: time until all records were replicated and readable, in seconds. ``rpo_s``: age of the backup, in seconds.
+    ``states_left_out``: reason why the producers of deleted records are not restored, by "stream/partition".
     """
 
     backup: str
@@ -50,7 +50,10 @@ async def drill(
     step: Callable[[str], None] = lambda name: None,
     tell: Tell = lambda step, unit, done, total: None,
 ) -> Drilled:
-    """Run the drill. All restored streams are removed afterwards, except after a kill.
+    """Restore the backup ``manifest`` under other stream names, compare the copies with the backup, and return the result.
+
+    All restored streams are removed afterwards, except if the process is killed. ``step`` is called with the name of each step.
+    ``tell`` is called with (step, unit, number of finished units, number of all units).
 
     Raises the errors of ``Restore.run``, and CorruptionError if a replica differs from the backup.
     """
@@ -101,7 +104,10 @@ async def drill(
 
 
 async def _compare(client: Client, one: RestoredStream, namespace: str) -> None:
-    """Compare the restored data with each planned replica and its producers. Raises CorruptionError if they differ."""
+    """Compare a restored stream with the backup: each planned replica, and the state of its producers.
+
+    Raises CorruptionError if they differ.
+    """
     for number, log in enumerate(one.logs):
         for node in one.plan[number]:
             found = LogDigest()

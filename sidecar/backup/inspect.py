@@ -29,9 +29,9 @@ Only then the unfinished one may count as dead, because the own clock alone is n
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A backup with a manifest.
+    """One backup that has a manifest file in the store.
 
-    ``manifest`` None: it cannot be read. ``faults``: problems of names and sizes. The data is not read.
+    ``manifest`` None: the file cannot be read. ``faults``: problems of file names and sizes. The data itself is not read.
     """
 
     backup: str
@@ -63,7 +63,7 @@ class Pruned:
 
 
 def list_backups(store: Store) -> list[Listed]:
-    """Return all backups, oldest first."""
+    """Return all backups in ``store`` that have a manifest, oldest first."""
     sizes = store.sizes("pieces") | store.sizes("backups")
     found = []
     for backup in store.backup_ids():
@@ -97,9 +97,10 @@ def read_image(store: Store, manifest: Manifest) -> ClusterImage:
 
 
 def verify_backup(store: Store, manifest: Manifest, tell: Callable[[str], None] = lambda path: None) -> Verified:
-    """Read every byte of a backup and check it.
+    """Read every byte of a backup, check it, and return the faults.
 
-    The checks are digests, the CRC of each batch, the order of offsets and epochs, the chains of pieces, and the states.
+    ``tell`` is called with the path of each file. The checks are digests, the CRC of each batch, the order of offsets and epochs, the
+    chains of pieces, and the states of producers.
     """
     found = Verified(manifest.backup, files=1, size_bytes=manifest.image.size_bytes)
     try:
@@ -194,23 +195,23 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
 
 
 def _reference_time(now: datetime, ids: Iterable[str]) -> datetime:
-    """Return the time by which the age of unfinished backups is measured.
+    """Return the time from which the age of unfinished backups is measured. ``ids``: ids of all backups.
 
-    It is ``now``, but at most half a day after the newest backup or mark of the store. So a wrong clock makes no backup dead.
+    It is ``now``, but at most half a day after the newest backup of the store. So a wrong clock makes no backup dead.
     """
     newest = max((backup_moment(backup) for backup in ids if is_backup_id(backup)), default=now)
     return min(now, newest + (RUNNING_AGE - NEWER_AGE))
 
 
 def _may_run(backup: str, by: datetime) -> bool:
-    """Return whether the backup may still be running at the time ``by``."""
+    """Return whether an unfinished backup may still be running at the time ``by``: its id is valid and less than a day old."""
     return is_backup_id(backup) and by - backup_moment(backup) < RUNNING_AGE
 
 
 def _running_backups(store: Store, now: datetime, ids: Iterable[str], died: Collection[str]) -> dict[str, str]:
-    """Return running backup -> the backup whose pieces it uses ('': none, '?': not known).
+    """Return the ids of running backups, each with the id of the earlier backup whose pieces it uses ('': none, '?': not known).
 
-    ``ids``: complete backups. ``died``: backups that count as dead.
+    ``ids``: complete backups, for the age of the others. ``died``: ids of backups that count as dead.
     """
     found = {}
     marks = [(path, path.split("/")[1]) for path in store.sizes("running")]

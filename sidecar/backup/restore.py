@@ -68,7 +68,10 @@ PREFIX = "restore-"
 
 @dataclass(frozen=True, slots=True)
 class HelperSettings:
-    """Settings of the helper node. ``config``: a settings file for values that the target lacks. None: only the target's."""
+    """Settings of the helper node, which serves the restored logs until the other nodes have copied them.
+
+    ``config``: settings file for values that ``target`` lacks. None: no file.
+    """
 
     node_id: str
     data: Path
@@ -123,7 +126,8 @@ _AT_ONCE = 16
 async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str]) -> dict[str, str]:
     """Set the positions of groups and cursors for restored streams.
 
-    ``uids``: stream name -> new uid. Return name of a group or cursor -> reason of a failure, '': the positions were set.
+    ``uids``: new uid of each restored stream, by name. The result has the name of each group and cursor, and the reason of its
+    failure. '': the positions were set.
     """
     was = {stream.uid: stream.name for stream in manifest.streams if stream.name in uids}
     wanted = {
@@ -148,7 +152,7 @@ async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str
 
 
 async def _bounds(client: Client, wanted: set[tuple[str, int]]) -> dict[tuple[str, int], Bounds | LiftError]:
-    """Return (stream, partition) -> its bounds, or the error of the request. Each is requested once."""
+    """Return the bounds of each wanted (stream, partition), or the error of the request. Each partition is requested once."""
     room = asyncio.Semaphore(_AT_ONCE)
 
     async def ask(name: str, partition: int) -> Bounds | LiftError:
@@ -163,7 +167,10 @@ async def _bounds(client: Client, wanted: set[tuple[str, int]]) -> dict[tuple[st
 
 
 async def _set_positions(client: Client, cursor: CursorCopy, positions: dict[PartitionKey, int]) -> str:
-    """Set the positions of one group or cursor. Return the reason of a failure, '' on success. The call may be repeated."""
+    """Set the positions of one group or cursor, and retry while the coordinator does not answer.
+
+    Return the reason of a failure, '' on success.
+    """
     give_up_s = time.monotonic() + COORDINATOR_S
     while True:
         try:
@@ -193,24 +200,24 @@ NOTHING_WIDE = ClusterWide()
 
 @dataclass(frozen=True, slots=True)
 class RestoredSetting:
-    """A cluster-wide setting of a backup. ``why``: why it is not in effect now. '': it is in effect."""
+    """A cluster-wide setting of a backup. ``why``: reason why the cluster does not use it now. '': the cluster uses it."""
 
     value: DefaultQuota | SessionTimes
     why: str = ""
 
     @property
     def name(self) -> str:
-        """Name of the setting for texts. JSON uses underscores."""
+        """Name of the setting in texts for people, such as "default quota"."""
         return "default quota" if isinstance(self.value, DefaultQuota) else "session times"
 
     @property
     def words(self) -> str:
-        """Value of the setting for texts."""
+        """Value of the setting in texts for people."""
         return self.value.words
 
     @property
     def command(self) -> str:
-        """Command that applies the setting."""
+        """Command line ``liftpy settings ...`` that applies the setting."""
         value = self.value
         if isinstance(value, DefaultQuota):
             rates = f"--quota-records {value.records_per_s} --quota-bytes {value.bytes_per_s} --quota-by-token {value.by_token}"
@@ -219,7 +226,7 @@ class RestoredSetting:
 
     @property
     def json_value(self) -> dict[str, object]:
-        """Value of the setting for JSON."""
+        """Value of the setting for ``--json``, with ``why`` as ``why_not``."""
         value = self.value
         if isinstance(value, DefaultQuota):
             return {**asdict(value), "why_not": self.why}
@@ -233,16 +240,16 @@ def cluster_wide_of(image: ClusterImage) -> ClusterWide:
 
 
 async def set_cluster_wide(client: Client, wanted: ClusterWide, restored: Collection[str]) -> list[RestoredSetting]:
-    """Apply the settings if the cluster has only the streams ``restored`` and no settings of its own.
+    """Apply the cluster-wide settings ``wanted`` if the cluster has only the ``restored`` streams and no settings of its own.
 
-    Otherwise they would affect other streams. Return the settings with the result of each.
+    Otherwise the settings would affect other streams. Return each setting with the reason why it was not applied.
     """
     values = [value for value in (wanted.quota if wanted.quota != NO_QUOTA else None, wanted.times) if value is not None]
     return [RestoredSetting(value, await _set(client, value, restored)) for value in values]
 
 
 async def _set(client: Client, value: DefaultQuota | SessionTimes, restored: Collection[str]) -> str:
-    """Apply one setting. Return the reason of a failure, '' on success."""
+    """Apply one cluster-wide setting. Return the reason of a failure, '' on success."""
     try:
         image = (await client.admin.describe_cluster(linearizable=True)).image
         is_quota = isinstance(value, DefaultQuota)
@@ -266,9 +273,9 @@ async def _set(client: Client, value: DefaultQuota | SessionTimes, restored: Col
 
 
 def _is_abandoned(image: ClusterImage, node_id: str, node: NodeImage) -> bool:
-    """Return whether the node is the helper of a restore that was killed.
+    """Return whether ``node`` is a helper that a killed restore has left behind.
 
-    A helper that another restore stopped a moment ago is not.
+    The result is False for a helper that another restore has stopped a moment ago.
     """
     if not node_id.startswith(PREFIX) or image.is_live(node_id):
         return False
@@ -313,10 +320,10 @@ class RestoreOptions:
     """Options of a restore.
 
     Attributes:
-        scratch: Directory with room for all data. None: a temporary one.
+        scratch: Directory with room for all data of the backup. None: a temporary directory.
         node_config: Settings file of the helper node. None: none.
         cursors: True to set the positions of groups and cursors.
-        wide: Cluster-wide settings for an empty cluster. None: none.
+        wide: Cluster-wide settings to apply to an empty cluster. None: none.
     """
 
     target: Target
@@ -329,10 +336,10 @@ class RestoreOptions:
 
 @dataclass(slots=True)
 class RestoredStream:
-    """One restored stream.
+    """One stream that a restore creates.
 
-    ``logs``: logs of its partitions. ``plan``: nodes of each partition. ``unmet_policy``: why the default placement policy
-    was used instead of the stream's own. '': it was not.
+    ``logs``: restored logs, by partition. ``plan``: ids of the planned nodes, by partition. ``unmet_policy``: reason why the
+    default placement policy replaces the policy of the stream. '': the stream keeps its policy.
     """
 
     wish: RestoreWish
@@ -367,9 +374,9 @@ class Restored:
     """Result of a restore.
 
     Attributes:
-        served_s: Time until all records were readable, in seconds.
-        took_s: Time until the end, in seconds.
-        cursors: Group or cursor -> why its positions were not set. '': they were.
+        served_s: Time from the start until all records were readable, in seconds.
+        took_s: Time from the start to the end, in seconds.
+        cursors: Reason why the positions of a group or cursor were not set, by name. '': they were set.
         settings: Cluster-wide settings of the backup.
     """
 
@@ -381,11 +388,14 @@ class Restored:
 
     @property
     def is_whole(self) -> bool:
-        """True if all cursors, producers and message ids of the streams were restored too."""
+        """True if the positions of all groups and cursors and all cluster-wide settings were restored too."""
         return not any(self.cursors.values()) and not any(one.why for one in self.settings)
 
     def states_left_out(self, name_of: Callable[[RestoredStream], str] = lambda one: one.wish.into) -> dict[str, str]:
-        """Return "stream/partition" -> why the state of producers and message ids is missing."""
+        """Return the reason why producers and message ids of a partition are missing, by "stream/partition".
+
+        Partitions with complete state are not in the result. ``name_of`` returns the stream name to show.
+        """
         return {
             f"{name_of(one)}/{number}": log.state_left_out
             for one in self.streams
@@ -413,7 +423,10 @@ _WORDS = {
 
 
 class Restore:
-    """One restore. ``step`` is called with the name of each step, ``tell`` with its progress.
+    """One restore of a backup. Call ``run``.
+
+    ``wishes``: streams to restore. ``step`` is called with the name of each step. ``tell`` is called with (step, unit, number of
+    finished units, number of all units).
 
     Raises CorruptionError with the name of the file, AlreadyExistsError, ConfigError, NotFoundError, UnavailableError or
     StorageError.
@@ -525,9 +538,9 @@ class Restore:
 
     # ---- checks before the first change----------------------------------------------------------------------------------
     async def _make_room(self, image: ClusterImage) -> None:
-        """Remove the streams of unfinished restores, and the helpers of killed ones.
+        """Delete the streams and helper nodes that earlier restores have not finished.
 
-        Raises AlreadyExistsError for other streams.
+        Raises AlreadyExistsError if another stream has the name of a stream to restore, or if another restore of it is running.
         """
         unfinished: set[str] = set()
         for one in self._streams:
@@ -674,7 +687,7 @@ class Restore:
             )
 
     def _give(self, scratch: Path, one: RestoredStream) -> None:
-        """Write the logs and their producer state into the data directory of the helper."""
+        """Move the staged logs of a stream from ``scratch`` into the data directory of the helper, with their producer state."""
         streams = scratch / "data" / "streams"
         make_folder(streams)
         staged = scratch / "staged" / str(self._streams.index(one))
@@ -697,9 +710,9 @@ class Restore:
         return True
 
     async def _move(self, *, with_helper: bool) -> None:
-        """Move all partitions to their planned nodes, and wait until these are in sync.
+        """Move all partitions to their planned nodes, and wait until the replicas on these nodes are in sync.
 
-        ``with_helper``: True to keep the helper as a replica.
+        ``with_helper``: True to keep a replica on the helper node.
         """
         extra = (self._helper_id,) if with_helper else ()
         wishes = [
@@ -726,7 +739,10 @@ class Restore:
         await self._until(is_done, "replicas do not get in sync")
 
     async def _until(self, is_so: Callable[[], Awaitable[bool]], what: str) -> None:
-        """Wait for the condition. Raises UnavailableError after ``STALLED_S`` without progress."""
+        """Wait until ``is_so`` returns True. ``what``: the problem, for the error text.
+
+        Raises UnavailableError if the restored streams do not change for ``STALLED_S`` seconds.
+        """
         seen, changed_s = "", time.monotonic()
         while True:
             with contextlib.suppress(UnavailableError):

@@ -31,7 +31,7 @@ _APPEND_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """End of a restore.
+    """Point in the backup at which a restore ends.
 
     ``offset``: last offset to restore, inclusive. ``time_ns``: restore only records that are older than this time.
     """
@@ -75,7 +75,7 @@ class LogDigest:
         self.size_bytes = 0
 
     def add(self, batch: RecordBatch) -> None:
-        """Add the next batch."""
+        """Add the bytes of the next batch to the digest."""
         self._digest.update(batch.view)
         self.records += 0 if batch.header.control else batch.record_count
         self.size_bytes += batch.header.size_bytes
@@ -94,9 +94,10 @@ def stage(
     tell: Callable[[str], None],
     purges: Sequence[Purge] = (),
 ) -> StagedLog:
-    """Write the log of one partition durably into the new directory ``folder``.
+    """Write the log of one partition durably into the new directory ``folder``, and return its description.
 
-    ``until``: end of the restore. ``purges``: purges that were pending at the time of the backup.
+    ``until``: end of the restore. ``tell`` is called with the path of each file that is read. ``purges``: purges that were
+    pending at the time of the backup. Their records are left out.
     """
     make_folder(folder)
     log, _ = Log.open(FolderStorage(folder), config, now_wall_ns=time.time_ns())
@@ -143,13 +144,16 @@ def stage(
 
 
 def give_state(storage: Storage, staged: StagedLog, key: PartitionKey) -> None:
-    """Store the state of producers and message ids of a staged log, which belongs to ``key`` from now on [A16]."""
+    """Write the state of producers and message ids of a staged log into ``storage``, with ``key`` as its partition [A16]."""
     if staged.state is not None:
         storage.replace(state_name(staged.state.end_offset), encode_state(staged.state._replace(of=state_owner(key))))
 
 
 def _state(store: Store, copy: PartitionCopy, log: Log) -> tuple[State | None, str]:
-    """Return (state in the backup, reason why it is not used). None as state: the backup has none, or it does not fit ``log``."""
+    """Return (state of producers and message ids in the backup, reason why it is not used).
+
+    The state is None if the backup has none, or if it does not fit ``log``.
+    """
     if copy.state is None:
         is_always_an_event = copy.knows_dropped or not copy.start
         return (
@@ -166,7 +170,10 @@ def _state(store: Store, copy: PartitionCopy, log: Log) -> tuple[State | None, s
 def _wanted_batches(
     store: Store, copy: PartitionCopy, until: Until, tell: Callable[[str], None], asked_ends: list[int]
 ) -> Iterator[RecordBatch]:
-    """Yield the batches from the log start to the requested end. All pieces are read and checked."""
+    """Yield the batches from the log start to the end of the restore. All pieces are read and checked.
+
+    ``tell`` is called with the path of each file. The requested end offset is appended to ``asked_ends`` if the log is cut there.
+    """
     before, epoch, ended = copy.before, 0, False
     last_end: int | None = None
     for piece in copy.pieces:

@@ -41,7 +41,7 @@ def _storage_errors(what: str) -> Iterator[None]:
 
 
 class Store:
-    """Files by path. Methods raise StorageError, and CorruptionError for a missing file."""
+    """Files of a backup store, by path. Methods raise StorageError, and CorruptionError for a missing file."""
 
     def __init__(self, filesystem: Any, root: str) -> None:
         self._fs = filesystem
@@ -60,7 +60,7 @@ class Store:
         return cls(filesystem, root)
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return path -> size in bytes, for all files below ``folder``."""
+        """Return the size in bytes of each file below the directory ``folder``, by path."""
         selector = fs.FileSelector(f"{self._root}/{folder}", recursive=True, allow_not_found=True)
         with _storage_errors(folder):
             found = self._fs.get_file_info(selector)
@@ -74,7 +74,7 @@ class Store:
 
     @contextmanager
     def open_for_writing(self, path: str) -> Iterator[Any]:
-        """Yield a new file to write to. It is durable when the context ends."""
+        """Open a new file and yield it, to write to it. The file is durable when the context ends."""
         whole = self._whole(path)
         with _storage_errors(path):
             try:
@@ -89,7 +89,7 @@ class Store:
                 self._sync(Path(whole))
 
     def put(self, path: str, data: bytes) -> None:
-        """Write a small file atomically."""
+        """Write ``data`` to a small file atomically."""
         part = path if self._fs.type_name in _ATOMIC else path + _PART
         try:
             with self.open_for_writing(part) as stream:
@@ -135,7 +135,10 @@ class Store:
         return sorted(name for path in paths if is_backup_id(name := path.split("/")[1]) and path == manifest_path(name))
 
     def manifest(self, backup: str) -> Manifest:
-        """Return a manifest. Raises CorruptionError with the name of the file, or UnknownFormatError."""
+        """Return the manifest of the backup with the id ``backup``.
+
+        Raises CorruptionError with the name of the file, or UnknownFormatError.
+        """
         path = manifest_path(backup)
         try:
             found = decode_manifest(self.read(path))
@@ -146,7 +149,7 @@ class Store:
         return found
 
     def newest(self, backup: str = "") -> Manifest:
-        """Return the manifest of ``backup``. '': of the newest backup. Raises NotFoundError."""
+        """Return the manifest of the backup with the id ``backup``. '': of the newest backup. Raises NotFoundError."""
         ids = self.backup_ids()
         if backup and backup not in ids:
             raise NotFoundError(f"Backup {backup} does not exist. Newest backups: {', '.join(ids[-10:]) or 'none'}.")
@@ -171,7 +174,7 @@ class BackupPace:
         self._free_s = 0.0
 
     async def spent(self, size_bytes: int) -> None:
-        """Wait until the rate allows the copied bytes."""
+        """Wait after ``size_bytes`` bytes were copied, so that the rate stays within the limit."""
         if not self._bytes_per_s:
             return
         now_s = asyncio.get_running_loop().time()

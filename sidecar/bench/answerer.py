@@ -17,7 +17,7 @@ _LONGEST_BYTES = 256
 
 
 def answer(port: int, subject: str) -> None:
-    """Answer messages until the process is killed."""
+    """Acknowledge every message on ``subject`` until the process is killed. ``port``: port of the local nats-server."""
     asking = re.compile(rb"MSG %s 1 (_INBOX\S+) \d" % re.escape(subject.encode()))
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -33,12 +33,12 @@ class Arrivals:
         self.times_ns: list[int] = []
 
     def figures(self) -> dict[str, float]:
-        """Return the measured values (see the module docstring)."""
+        """Return the measured values: records read, CPU time and quantiles of the ages (see the module docstring)."""
         return {"acked": self.count, "cpu_s": time.process_time(), **quantiles(self.times_ns, "end_")}
 
 
 async def read_ours(port: int, stream: str, found: Arrivals) -> None:
-    """Read batches of new records with liftpy forever, and note when they arrive."""
+    """Read batches of new records with liftpy forever, and add their number and ages to ``found``."""
     async with connect(f"nats://127.0.0.1:{port}") as client:
         consumer = client.consume(stream, start="new")
         await consumer.begin()
@@ -50,7 +50,7 @@ async def read_ours(port: int, stream: str, found: Arrivals) -> None:
 
 
 async def read_jetstream(port: int, stream: str, found: Arrivals) -> None:
-    """Read a push consumer of JetStream forever, and note when messages arrive."""
+    """Read a push consumer of JetStream forever, and add the number and ages of the messages to ``found``."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
     await reader.readline()
     writer.write(b'CONNECT {"verbose":false}\r\nSUB %s 1\r\nPING\r\n' % _INBOX.encode())
@@ -76,10 +76,12 @@ async def read_jetstream(port: int, stream: str, found: Arrivals) -> None:
 
 
 async def run(port: int, stream: str, system: str) -> dict[str, float]:
-    """Read until the standard input has a line or ends. Return the figures.
+    """Read until the standard input has a line or ends, and return the measured values.
+
+    ``system``: ``liftpy`` or ``jetstream``.
 
     Raises:
-        SystemExit: The system ended the reading.
+        SystemExit: The system under test ended the reading.
     """
     found, loop = Arrivals(), asyncio.get_running_loop()
     reading = start_attended((read_ours if system == "liftpy" else read_jetstream)(port, stream, found))

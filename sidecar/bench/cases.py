@@ -38,7 +38,11 @@ _BEFORE_S, _AFTER_S, _OVER_S = 1.0, 2.0, 60.0
 
 @dataclass(frozen=True)
 class Asked:
-    """Options of the user. ``loads``: rates for latencies, as fractions of the system's own peak."""
+    """Options of ``liftpy bench``.
+
+    ``sizes``: message sizes, in bytes. ``windows``: numbers of messages in flight. ``loads``: publish rates of the latency case,
+    as fractions of the highest rate that the system reached.
+    """
 
     seconds: float = 3.0
     sizes: Sequence[int] = (100, 1000)
@@ -56,7 +60,7 @@ def _row(case: str, figures: Figures) -> Row:
 
 
 def _rate(runs: Sequence[Figures]) -> Figures:
-    """Return the rate of publishers or readers that ran at the same time."""
+    """Return the total rate and the CPU time per record of publishers or readers that ran at the same time."""
     count = sum(run["acked"] for run in runs)
     found = {"per_s": sum(run["acked"] / run["took_s"] for run in runs), "cpu_us": runs[0]["all_cpu_s"] / count * 1e6}
     found["generator_cpu_us"] = sum(run["cpu_s"] for run in runs) / count * 1e6
@@ -64,21 +68,27 @@ def _rate(runs: Sequence[Figures]) -> Figures:
 
 
 def _publishers(system: System, asked: Asked, size_bytes: int, window: int, *, each: int = 1) -> Figures:
-    """Run the publishers, which share the window, and return their figures."""
+    """Run ``asked.publishers`` publishers at the same time, and return their total rate and CPU time per record.
+
+    ``window``: number of messages in flight, over all publishers. ``each``: only every ``each``-th message requests an ack.
+    """
     share = max(window // asked.publishers, 1)
     commands = [system.publisher(number, asked.seconds, size_bytes, share, each) for number in range(asked.publishers)]
     return _rate(measured_together(commands, None, system.pids))
 
 
 def publish_with_acks(system: System, asked: Asked) -> Iterator[Row]:
-    """Publish with an ack for each message. The number of messages without an ack is limited."""
+    """Publish with an ack for each message, for each message size and each number of messages in flight."""
     for size_bytes in asked.sizes:
         for window in asked.windows:
             yield _row(f"acked, {size_bytes} B, {window:,} in flight", _publishers(system, asked, size_bytes, window))
 
 
 def load_alone(asked: Asked) -> dict[int, Figures]:
-    """Return message size -> figures of the publisher without a system. They show that it is not the limit."""
+    """Measure the publisher against a process that only sends acks, for each message size in bytes.
+
+    The values show that the publisher is not the bottleneck of the other cases.
+    """
     found = {}
     with NatsServer() as server:
         words = [sys.executable, "-m", "sidecar.bench.answerer", str(server.port), STREAM]
@@ -121,7 +131,7 @@ def consume(system: System, asked: Asked) -> Iterator[Row]:
 
 
 def latency(system: System, asked: Asked) -> Iterator[Row]:
-    """Measure the time until the ack, and until a reader has the record, at fractions of the system's own peak."""
+    """Measure the time until the ack, and until a reader has the record, at fractions of the highest rate of the system."""
     for size_bytes in asked.sizes:
         peak = _publishers(system, asked, size_bytes, PEAK_WINDOW)["per_s"]
         for load in asked.loads:
@@ -143,7 +153,7 @@ def _at_rate(system: System, asked: Asked, size_bytes: int, rate: float) -> Figu
 
 
 def idle(system: System, asked: Asked) -> Iterator[Row]:
-    """Measure the CPU of all processes while nothing is published or read, in cores."""
+    """Measure the CPU use of all processes while nothing is published or read, in cores."""
     time.sleep(_WARM_S)
     before, began = all_cpu_s(system.pids), time.monotonic()
     time.sleep(asked.seconds)
@@ -191,7 +201,7 @@ async def _gap(system: System) -> float:
 
 
 async def _quiet(_: Exception) -> None:
-    """Ignore the error of a server that was killed on purpose."""
+    """Ignore an error of the NATS connection, because the case kills the server on purpose."""
 
 
 CASES: dict[str, Case] = {
@@ -207,7 +217,7 @@ CASES: dict[str, Case] = {
 
 
 def warm(system: System) -> None:
-    """Warm up the processes, and store messages for the readers."""
+    """Warm up the processes of ``system`` with publishes, which also stores messages for the readers."""
     _publishers(system, Asked(seconds=_WARM_S), 100, PEAK_WINDOW)
 
 
@@ -221,13 +231,13 @@ Figures = dict[str, Any]
 
 
 def cpu_s(pid: int) -> float:
-    """Return the user and system time of a process so far, in seconds."""
+    """Return the CPU time (user and system) that the process ``pid`` has used since its start, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def all_cpu_s(pids: Iterable[int]) -> float:
-    """Return the CPU time of all running processes."""
+    """Return the total CPU time of the processes ``pids`` since their starts, in seconds. Ended processes are left out."""
     total = 0.0
     for pid in pids:
         try:
@@ -238,18 +248,18 @@ def all_cpu_s(pids: Iterable[int]) -> float:
 
 
 def measure_process(words: Sequence[str], folder: Path | None, pids: Sequence[int]) -> Figures:
-    """Run a process and return the JSON of its last output line.
+    """Run the command ``words`` in ``folder``, and return the JSON of its last output line as a dict.
 
-    ``cpu_s`` is its CPU time, and ``all_cpu_s`` that of ``pids``, both from its line ``go`` on.
+    ``all_cpu_s`` is added: the CPU time of this process and of ``pids`` after the line ``go``, in seconds.
     """
     (found,) = measured_together([words], folder, pids)
     return found
 
 
 def measured_together(commands: Sequence[Sequence[str]], folder: Path | None, pids: Sequence[int]) -> list[Figures]:
-    """Run several processes at the same time and return their figures.
+    """Run several commands at the same time, and return the JSON of the last output line of each.
 
-    ``all_cpu_s`` of the first result is the CPU time of all of them and of ``pids``.
+    ``all_cpu_s`` is added to the first result: the CPU time of the commands and of the processes ``pids``, in seconds.
     """
     before = all_cpu_s(pids)
     processes = [subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True) for words in commands]

@@ -73,7 +73,10 @@ OURS: dict[str, Loop] = {
 
 
 async def ours(url: str, stream: str, end_s: float, how: str) -> dict[str, float]:
-    """Read with liftpy over one connection. Each round through the stream has its own Consumer. Return the figures."""
+    """Read ``stream`` with liftpy over one connection, again and again, and return the measured values.
+
+    ``end_s``: duration in seconds. ``how``: the way to read (see the module docstring).
+    """
     count = rounds = 0
     async with connect(url) as client:
         await client.consume(stream, start="earliest", until="end").begin()
@@ -85,7 +88,10 @@ async def ours(url: str, stream: str, end_s: float, how: str) -> dict[str, float
 
 
 async def theirs(url: str, stream: str, end_s: float, how: str) -> dict[str, float]:
-    """Read with nats-py. Return the figures."""
+    """Read ``stream`` with nats-py from JetStream, again and again, and return the measured values.
+
+    ``end_s``: duration in seconds. ``how``: the way to read (see the module docstring).
+    """
     count = rounds = 0
     connection = await nats.connect(url)
     jetstream = connection.jetstream()
@@ -122,7 +128,7 @@ async def _consume_in_order(jetstream: Any, stream: str, stored: int, end: float
 
 
 class Stopwatch:
-    """Wall time and CPU time of this process since the object was created."""
+    """Wall time and CPU time of this process since the object was created. ``seconds``: duration of the measurement."""
 
     def __init__(self, seconds: float) -> None:
         self._began, self._cpu_s = time.perf_counter(), _cpu_s()
@@ -130,11 +136,11 @@ class Stopwatch:
 
     @property
     def goes_on(self) -> bool:
-        """True until the given seconds are over."""
+        """True until the duration of the measurement is over."""
         return time.perf_counter() < self.end
 
     def figures(self, count: int, rounds: int) -> dict[str, float]:
-        """Return the measured values (see the module docstring)."""
+        """Return the measured values. ``count``: number of read records. ``rounds``: number of reads of the whole stream."""
         return {
             "acked": count,
             "took_s": time.perf_counter() - self._began,

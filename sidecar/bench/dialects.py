@@ -22,8 +22,8 @@ No other one-byte field is at the end of an ack.
 class Dialect(NamedTuple):
     """Message format of one system.
 
-    ``message``: encodes a value and the ack inbox (b'': none). ``by_reply``: True if the inbox is the NATS reply subject.
-    ``ack``: bytes that each ack contains once.
+    ``message``: function that encodes a value and the subject for the ack (b'': no ack). ``by_reply``: True if this subject is
+    the NATS reply subject. ``ack``: bytes that each ack contains exactly once.
     """
 
     message: Callable[[bytes, bytes], bytes]
@@ -32,24 +32,27 @@ class Dialect(NamedTuple):
     refused: Callable[[bytes], object]
 
     def publish(self, subject: bytes, value: bytes, inbox: bytes = b"") -> bytes:
-        """Return the NATS protocol line of a publish, with its payload."""
+        """Return the bytes of a NATS publish: the protocol line and the encoded ``value``.
+
+        ``inbox``: subject for the ack, b'': none.
+        """
         payload = self.message(value, inbox)
         reply = b" " + inbox if self.by_reply and inbox else b""
         return b"PUB %s%s %d\r\n%s\r\n" % (subject, reply, len(payload), payload)
 
 
 def field(number: int, value: bytes) -> bytes:
-    """Return an encoded protobuf field that has bytes, a text, or a message."""
+    """Return an encoded protobuf field. ``number``: number of the field. ``value``: bytes, a text, or an encoded message."""
     return varint(number << 3 | 2) + varint(len(value)) + value
 
 
 def number_field(number: int, value: int) -> bytes:
-    """Return an encoded protobuf field that has a number from 0 on."""
+    """Return an encoded protobuf field. ``number``: number of the field. ``value``: its integer, at least 0."""
     return varint(number << 3) + varint(value)
 
 
 def varint(value: int) -> bytes:
-    """Return a number from 0 on as a varint, seven bits per byte."""
+    """Return the protobuf varint of a number from 0 on: seven bits per byte."""
     found = bytearray()
     while value > 127:
         found.append(value & 127 | 128)
@@ -58,12 +61,15 @@ def varint(value: int) -> bytes:
 
 
 def envelope_of(kind: int, payload: bytes) -> bytes:
-    """Return an envelope without a checksum."""
+    """Return ``payload`` in a Liftbridge envelope of the message type ``kind``, without a checksum."""
     return _ENVELOPE.pack(_MAGIC, 0, _ENVELOPE.size, 0, kind) + payload
 
 
 def _of_liftbridge(value: bytes, inbox: bytes) -> bytes:
-    """Encode a message for Liftbridge. All in-sync replicas acknowledge it, as in liftpy."""
+    """Encode a message for Liftbridge, with ``inbox`` as the ack subject (b'': no ack).
+
+    The ack policy is ALL: all in-sync replicas must have the message, as in liftpy.
+    """
     asked = field(10, inbox) + number_field(12, 1) if inbox else number_field(12, 2)
     return envelope_of(_PUBLISH, field(3, value) + asked)
 

@@ -28,7 +28,10 @@ _LEFT_S = 10.0
 
 
 def quantiles(times_ns: list[int], name: str) -> dict[str, float]:
-    """Return ``{name}p50_ms``, ``{name}p99_ms`` and ``{name}p999_ms``. The result is empty without measured times."""
+    """Return three quantiles of the latencies ``times_ns``: ``{name}p50_ms``, ``{name}p99_ms`` and ``{name}p999_ms``.
+
+    The result is empty if there are no latencies.
+    """
     if not times_ns:
         return {}
     ordered = sorted(times_ns)
@@ -47,7 +50,10 @@ class Acks:
         self._tail = b""
 
     def take(self, received: bytes, now_ns: int) -> None:
-        """Process the complete lines. Raises SystemExit after a rejection."""
+        """Count the acks in the complete lines of ``received``, and store the latencies up to the time ``now_ns``.
+
+        Raises SystemExit if the system has rejected a message.
+        """
         data = self._tail + received
         end = data.rfind(b"\r\n") + 2 if b"\r\n" in data else 0
         data, self._tail = data[:end], data[end:]
@@ -58,7 +64,7 @@ class Acks:
 
 
 def publish(port: int, subject: str, seconds: float, size_bytes: int, rate: float) -> dict[str, float]:
-    """Publish ``rate`` messages per second for ``seconds``, and wait for the acks. Return the figures."""
+    """Publish ``rate`` messages per second for ``seconds``, wait for the acks, and return the measured values."""
     name, size_bytes = subject.encode(), max(size_bytes, SMALLEST_BYTES)
     plain = b"PUB %s %s.x %d\r\n%s\r\n" % (name, _INBOX, size_bytes, b"x" * size_bytes)
     padding, acks, sent = b"x" * (size_bytes - SMALLEST_BYTES), Acks(), 0

@@ -28,7 +28,7 @@ _REFUSAL_BYTES = 7
 
 
 class CountedAnswers:
-    """Counts acks in a stream of bytes, which may be divided anywhere. ``refused``: True after a rejection."""
+    """Counts the acks in a stream of bytes that arrives in arbitrary pieces. ``refused``: True after a rejection."""
 
     def __init__(self, dialect: Dialect = PLAIN) -> None:
         self.acked, self.refused = 0, False
@@ -46,7 +46,10 @@ class CountedAnswers:
 def publish(
     port: int, subject: str, seconds: float, size_bytes: int, window: int, each: int = 1, dialect: Dialect = PLAIN
 ) -> dict[str, float]:
-    """Publish for ``seconds``, and wait for all answers. Return the figures."""
+    """Publish for ``seconds``, wait for all acks, and return the measured values.
+
+    ``window``: maximum number of messages without an ack. ``each``: only every ``each``-th message requests an ack.
+    """
     plain, asking = (dialect.publish(subject.encode(), b"x" * size_bytes, inbox) for inbox in (b"", INBOX))
     step = each if each > 1 else min(_BLOCK, window)
     block = plain * (each - 1) + asking if each > 1 else asking * step

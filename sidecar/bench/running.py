@@ -28,19 +28,19 @@ _MORE_IS_BETTER = ("per_s", "kept")
 
 @dataclass(slots=True)
 class Results:
-    """Results so far. With ``out``, each result is appended to this file as a line of JSON."""
+    """Measured values and failures so far. ``out``: file to which each result is appended as a line of JSON. None: no file."""
 
     out: Path | None = None
     runs: Runs = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, round_number: int, system: str, case: str, figures: Figures) -> None:
-        """Store the figures of one case."""
+        """Store the measured values ``figures`` of one case of a system in one round."""
         self.runs.setdefault((case, system), []).append(figures)
         self._write({"round": round_number, "system": system, "case": case, "figures": figures})
 
     def fail(self, round_number: int, system: str, case: str, error: BaseException) -> None:
-        """Store the name of a case that failed, and the error."""
+        """Store that a case of a system has failed in one round, with its error."""
         reason = str(error) or type(error).__name__
         self.failures.append({"round": round_number, "system": system, "case": case, "error": reason})
         self._write(self.failures[-1])
@@ -60,16 +60,16 @@ def run(
     say: Say,
     results: Results,
 ) -> None:
-    """Measure the ``systems``. Their order rotates from round to round.
+    """Measure the ``systems`` in several rounds. Their order rotates from round to round.
 
     Args:
         systems: Names of systems.
-        cases: Name of a case -> function that measures it.
+        cases: Function that measures a case, by the name of the case.
         asked: Options of the cases.
         rounds: Number of times that each system is measured.
         given: Locations of other systems.
         say: Called with a line of text for each system and round, and for each failure.
-        results: Receives every result and every failure.
+        results: Object that stores every result and every failure.
     """
     for number in range(1, rounds + 1):
         turned = [*systems[(number - 1) % len(systems) :], *systems[: (number - 1) % len(systems)]]
@@ -96,13 +96,13 @@ def run(
 
 
 def median(same: Sequence[Figures]) -> Figures:
-    """Return the median of each value over the rounds that have it."""
+    """Return the median of each measured value over several runs of one case. A value counts in the runs that have it."""
     names = dict.fromkeys(name for one in same for name in one)
     return {name: statistics.median(one[name] for one in same if name in one) for name in names}
 
 
 def rows(runs: Runs) -> list[dict[str, Any]]:
-    """Return one row for each case and system: ``case``, ``system``, medians, ``rounds``, and ``ratios``.
+    """Return one row for each case and system: ``case``, ``system``, medians of the values in ``runs``, ``rounds``, and ``ratios``.
 
     A ratio is liftpy's value divided by the system's value.
     """
@@ -125,9 +125,10 @@ def report(
     say: Say,
     out: Path | None = None,
 ) -> dict[str, Any]:
-    """Run the cases and return the object for ``--json``: ``how``, ``load_alone``, ``rows``, ``failures`` and ``is_complete``.
+    """Measure all systems, and return the object for ``--json``: ``how``, ``load_alone``, ``rows``, ``failures`` and ``is_complete``.
 
-    Ctrl-C and SIGTERM end the run. The report then has the results so far, and ``is_complete`` is False.
+    ``say`` is called with lines of text about the progress. ``out``: file for each result, None: none. Ctrl-C and SIGTERM end the run.
+    The report then has the results so far, and ``is_complete`` is False.
     """
     results = Results(out)
     alone: dict[int, Figures] = {}
@@ -157,7 +158,7 @@ def report(
 
 
 def better(name: str, ratio: float) -> bool:
-    """Return whether a ratio of the figure ``name`` is in favor of liftpy."""
+    """Return whether ``ratio`` (liftpy divided by the other system) is in favor of liftpy, for the measured value ``name``."""
     return ratio > 1 if name in _MORE_IS_BETTER else ratio < 1
 
 
@@ -169,7 +170,10 @@ _SHOWN = ("end_p99_ms", "p50_ms", "gap_ms", "core", "per_s")
 
 
 def bars(report: dict[str, Any]) -> list[tuple[str, str, float, bool]]:
-    """Return (case and figure, system, ratio, is better), in the order of the report. A ratio above 1 is better for liftpy."""
+    """Return (case and measured value, system, ratio, True if liftpy is better) for the chart, in the order of the report.
+
+    A ratio above 1 is better for liftpy.
+    """
     found = []
     for row in report["rows"]:
         name = next((name for name in _SHOWN if row["ratios"].get(name)), "")
@@ -189,7 +193,7 @@ def require_plots() -> None:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Write the chart of a report as a PNG file."""
+    """Draw the ratios of a report as a bar chart into the PNG file ``path``."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -59,7 +59,7 @@ class NatsCluster:
 
     @property
     def ports(self) -> list[int]:
-        """Ports for clients."""
+        """Ports of the nats-servers, for clients."""
         return [server.port for server in self.servers]
 
     @property
@@ -122,7 +122,10 @@ class JetStreamCluster(NatsCluster):
         return self.ports[0]
 
     async def create(self, name: str, subject: str, *, batches: bool = False) -> None:
-        """Create a stream on every server and wait for it. ``batches``: True to allow atomic and fast batches."""
+        """Create a stream with a replica on every server, and wait until it is ready.
+
+        ``batches``: True to allow atomic and fast batches.
+        """
         connection = await nats.connect(self.servers[0].url)
         stream = connection.jetstream()
         async with asyncio.timeout(_READY_S):
@@ -158,7 +161,7 @@ _IS_LEADER = number_field(2, 1)
 
 
 def find_liftbridge() -> Path:
-    """Return the path of the binary. Raises ConfigError if there is none."""
+    """Return the path of the Liftbridge binary. Raises ConfigError if it is not on the PATH."""
     found = shutil.which(BINARY, path=search_path())
     if found is None:
         raise ConfigError(f"`{BINARY}` is not on the PATH. Build Liftbridge (`go build`), or leave it out (--system).")
@@ -212,7 +215,10 @@ class LiftbridgeCluster:
         self._processes.clear()
 
     async def create(self, name: str, subject: str) -> None:
-        """Create a stream with one partition on all servers, and wait for an ack. Raises UnavailableError if none comes."""
+        """Create a stream with one partition on all servers, and wait until a first message is acknowledged.
+
+        Raises UnavailableError if no ack arrives.
+        """
         partition = field(1, subject.encode()) + field(2, name.encode()) + number_field(5, len(self._names))
         stream = field(1, name.encode()) + field(2, subject.encode()) + field(3, partition) + field(4, b"")
         request, said = envelope_of(_PROPAGATED, field(2, field(1, stream))), b""
@@ -233,7 +239,7 @@ class LiftbridgeCluster:
             await connection.close()
 
     async def publish_one(self, connection: Client, subject: str, value: bytes, timeout_s: float) -> bool:
-        """Publish one message. Return whether it was acknowledged in time."""
+        """Publish ``value`` on ``subject``. Return whether the ack arrived within ``timeout_s`` seconds."""
         inbox = connection.new_inbox()
         subscription = await connection.subscribe(inbox, max_msgs=1)
         await connection.publish(subject, LIFTBRIDGE.message(value, inbox.encode()))
@@ -244,7 +250,7 @@ class LiftbridgeCluster:
             return False
 
     async def leader(self, name: str) -> str:
-        """Return the leader of the stream's partition. Raises UnavailableError if it is not known."""
+        """Return the name of the server that leads the partition of the stream ``name``. Raises UnavailableError if none does."""
         connection = await nats.connect(self._nats.servers[0].url)
         try:
             for server in self._names:
@@ -425,9 +431,10 @@ _JAVA_WARM_S = "3"
 
 
 class System(AbstractContextManager["System"], Protocol):
-    """A cluster that stores ``bench``.
+    """A cluster under test. It has the stream ``bench``.
 
-    ``kind``: ``liftpy``, ``jetstream``, ``liftbridge`` or ``kafka``. ``lacks``: cases that it does not support.
+    ``kind``: ``liftpy``, ``jetstream``, ``liftbridge`` or ``kafka``. ``lacks``: names of the cases that the system does not
+    support.
     """
 
     kind: str
@@ -445,20 +452,24 @@ class System(AbstractContextManager["System"], Protocol):
         """Create the stream, and return when it accepts messages."""
 
     def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
-        """Return the command of the publisher with this ``number`` (``publisher.py``)."""
+        """Return the command line that starts a publisher process (``publisher.py``).
+
+        ``number``: number of the publisher, from 0. ``seconds``: duration. ``size_bytes``: message size. ``window``: maximum number of
+        messages without an ack. ``each``: only every ``each``-th message requests an ack.
+        """
 
     def readers(self, seconds: float) -> dict[str, list[str]]:
-        """Return case -> command that reads from the first record on."""
+        """Return the command lines of the reader processes, by benchmark case. Each reads for ``seconds``, from the first record on."""
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        """Publish one message with nats-py. Return whether it was acknowledged in time."""
+        """Publish one message over the nats-py connection. Return whether its ack arrived within ``timeout_s`` seconds."""
 
     def kill_leader(self) -> int:
         """Kill the leader of the stream with kill -9. Return the port of a server that still answers."""
 
 
 class _OverNats(ABC):
-    """A system whose publishers use NATS."""
+    """Base class of the systems whose publishers use NATS."""
 
     dialect_name = "plain"
     lacks: frozenset[str] = frozenset()
@@ -471,17 +482,17 @@ class _OverNats(ABC):
         """Ports of its nats-servers."""
 
     def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
-        """Return the command of a publisher. Each publisher uses the next nats-server."""
+        """Return the command line that starts a publisher process. Publisher ``number`` uses the nats-server with this number."""
         given = (self.ports[number % len(self.ports)], STREAM, seconds, size_bytes, window, each, self.dialect_name)
         return [sys.executable, "-m", "sidecar.bench.publisher", *map(str, given)]
 
     def readers(self, seconds: float) -> dict[str, list[str]]:
-        """Return case -> command of a reader with the system's Python client."""
+        """Return the command lines of the reader processes (``consumer.py``), by benchmark case."""
         words = [sys.executable, "-m", "sidecar.bench.consumer", str(self.ports[0]), STREAM, str(seconds)]
         return {name: [*words, how] for name, how in self.reads}
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        """Publish one message as a request."""
+        """Publish one message as a NATS request. Return whether it was acknowledged in time."""
         try:
             return b'"error"' not in (await connection.request(STREAM, value, timeout=timeout_s)).data
         except (nats.errors.Error, OSError):
@@ -543,7 +554,7 @@ class Liftpy(_OverNats):
 
 
 class JetStream(JetStreamCluster, _OverNats):
-    """JetStream with one server or three."""
+    """JetStream as a system under test, with one server or three."""
 
     kind = "jetstream"
     reads = (("batches", "py-pull"), ("one by one", "py-ordered"))
@@ -615,27 +626,27 @@ class Kafka(KafkaCluster):
         self.create(STREAM, flushed=self._flushed)
 
     def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
-        """Return the command of Kafka's producer: acks=all, idempotent, batches of up to 1 MB."""
+        """Return the command line of Kafka's producer: acks=all, idempotent, batches of up to 1 MB. ``window`` is not used."""
         return [*self.client(), "produce", self.servers, STREAM, str(seconds), str(size_bytes), _JAVA_WARM_S]
 
     def readers(self, seconds: float) -> dict[str, list[str]]:
-        """Return the command of Kafka's consumer."""
+        """Return the command line of Kafka's consumer, for the benchmark case ``batches``."""
         return {"batches": [*self.client(), "consume", self.servers, STREAM, str(seconds), _JAVA_WARM_S]}
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        """Raise UnavailableError, because Kafka does not use NATS."""
+        """Raise UnavailableError, because Kafka accepts no messages over NATS."""
         raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")
 
     def kill_leader(self) -> int:
-        """Raise UnavailableError, because the case needs publishers over NATS."""
+        """Raise UnavailableError, because the failover case publishes over NATS, which Kafka does not support."""
         raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")
 
 
 @dataclass(frozen=True)
 class PeersGiven:
-    """Options of the user for other systems.
+    """Options of ``liftpy bench`` about the systems to compare with.
 
-    ``nats_servers``: number of servers for liftpy and Liftbridge. ``kafka_jars``: directory of Kafka's jars. None: not given.
+    ``nats_servers``: number of nats-servers for liftpy and Liftbridge. ``kafka_jars``: directory of Kafka's jars. None: not given.
     """
 
     nats_servers: int = 1
@@ -664,9 +675,9 @@ DEFAULT_SYSTEMS = (OURS, "jetstream-always", "jetstream")
 
 
 def choose_systems(names: tuple[str, ...], given: PeersGiven, say: Callable[[str], None]) -> tuple[str, ...]:
-    """Return the systems to measure: ``names``, or by default all that are installed.
+    """Return the names of the systems to measure: ``names``, or by default all that are installed.
 
-    ``say`` is called with the systems that are skipped. Raises ConfigError if a named system is missing.
+    ``say`` is called with a line of text for each system that is skipped. Raises ConfigError if a named system is missing.
     """
     kafkas = tuple(name for name in SYSTEMS if name.startswith("kafka"))
     if not names:

@@ -66,7 +66,10 @@ TABLE = {
 
 
 def write_metrics(path: Path, url: str, found: Sequence[Listed], now_ns: int) -> None:
-    """Write the metrics of the store at ``url`` with the backups ``found``, oldest first. Raises StorageError."""
+    """Write the metrics of a backup store to the file ``path``. Raises StorageError.
+
+    ``url``: URL of the store, for a label. ``found``: all backups, oldest first. ``now_ns``: time of the check, in ns since 1970.
+    """
     whole = [one.manifest for one in found if one.manifest is not None and not one.faults]
     newest = whole[-1] if whole else None
     figures = {
@@ -86,7 +89,7 @@ def write_metrics(path: Path, url: str, found: Sequence[Listed], now_ns: int) ->
 
 
 def shown_store(url: str) -> str:
-    """Return ``url`` without possible secrets: user, password and the query."""
+    """Return the URL of a store without secrets, for outputs: user, password and the query are removed."""
     parts = urlsplit(url)
     if not parts.scheme or not parts.netloc:
         return url
@@ -97,7 +100,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def trace_options(command: F) -> F:
-    """Add the options --trace and --trace-endpoint, as for a node."""
+    """Add the options --trace and --trace-endpoint to a command. A node has the same options."""
     command = click.option(
         "--trace-endpoint", default="", envvar="LIFTPY_TRACE_ENDPOINT", metavar="URL",
         help="URL of the OpenTelemetry collector.  [default: OTEL_EXPORTER_OTLP_ENDPOINT]",
@@ -109,7 +112,7 @@ def trace_options(command: F) -> F:
 
 
 def said_of(manifest: Manifest) -> Attributes:
-    """Return a backup, as attributes."""
+    """Return the id, the numbers of streams and partitions, and the size of a backup, as attributes of a span."""
     return {
         "liftpy.backup": manifest.backup,
         "liftpy.streams": len(manifest.streams),
@@ -122,7 +125,11 @@ def said_of(manifest: Manifest) -> Attributes:
 def trace_steps(
     name: str, target: Target, trace: str, endpoint: str, exporter: Callable[[], Exporter] | None = None
 ) -> Iterator[StepSpans]:
-    """Trace the block and its steps. Raise ConfigError if packages are missing."""
+    """Record one span for the block and one span for each of its steps. Yield the object that records the steps.
+
+    ``name``: name of the span. ``trace``: ``off`` or ``otlp``. ``endpoint``: URL of the collector. ``exporter``: makes another
+    exporter, for tests. Raises ConfigError if packages are missing.
+    """
     spans = StepSpans(name, time.time_ns)
     if trace == "off":
         yield spans
@@ -281,7 +288,7 @@ def _wish(image: ClusterImage, manifest: Manifest, name: str, into: str, subject
 
 
 def until_of(text: str | None) -> Until:
-    """Parse an offset or a time from the command line. Raises ConfigError."""
+    """Return the end of a restore. ``text``: an offset or a time from the command line, None: no end. Raises ConfigError."""
     found = parse_until(text, datetime.now(UTC), "--until")
     if found is None:
         return Until()
@@ -482,7 +489,7 @@ def create(
 
 
 class MaxAge(Duration):
-    """Age with its unit. A number without unit is rejected, because it once meant hours."""
+    """Type of the option --max-age: a duration with its unit. A number without unit is rejected, because it once meant hours."""
 
     units: ClassVar[Mapping[str, float]] = {unit: factor for unit, factor in Duration.units.items() if unit}
     example = "26h or 2d"

@@ -174,7 +174,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def show(found: dict[str, Any], console: Console) -> None:
-    """Show a table with a line for each case and system."""
+    """Print the report ``found`` as a table with a line for each case and system."""
     table = Table(box=None, pad_edge=False)
     for name in ("case", "system", "figures", "liftpy to it"):
         table.add_column(name, overflow="fold")

@@ -59,9 +59,9 @@ async def _names(client: Client, kind: str) -> list[str]:
 
 
 def names_of_cluster(ctx: click.Context, kind: str, incomplete: str) -> list[CompletionItem]:
-    """Return the names of a cluster's streams, groups, cursors or nodes that begin with ``incomplete``.
+    """Return the names of the given ``kind`` that begin with ``incomplete``, for shell completion.
 
-    A cluster that cannot be asked has none: an error has no place in the line that a user types.
+    ``kind``: "stream", "group", "cursor" or "node". After an error the result is empty, because a shell shows no errors here.
     """
     given: dict[str, Any] = {**options_before(ctx), **{key: ctx.params[key] for key in SHARED_OPTIONS if ctx.params.get(key)}}
 
@@ -81,7 +81,7 @@ def names_of_cluster(ctx: click.Context, kind: str, incomplete: str) -> list[Com
 
 
 class ClusterName(TextType):
-    """Name of something in a cluster. A shell completes it.
+    """Type of an argument that is the name of a stream, group, cursor or node. A shell can complete it.
 
     Args:
         kind: "stream", "group", "cursor" or "node".
@@ -91,7 +91,7 @@ class ClusterName(TextType):
         self._kind = kind
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Ask the cluster for names."""
+        """Return the names in the cluster that begin with ``incomplete``."""
         return names_of_cluster(ctx, self._kind, incomplete)
 
 
@@ -127,6 +127,6 @@ def _first_line(command: click.Command) -> str:
 
 
 def _escape(line: str) -> str:
-    """Return a line for troff without escapes, and without a request if it begins with a dot or an apostrophe."""
+    """Return ``line`` so that troff prints it literally: backslashes and leading dots and apostrophes are escaped."""
     text = line.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{text}" if text.startswith((".", "'")) else text

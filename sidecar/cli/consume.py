@@ -40,10 +40,10 @@ from sidecar.runtime.tasks import start_attended
 
 
 class Write(Protocol):
-    """Adds the records of a slice to a file."""
+    """Function that adds the records of a slice to the output file."""
 
     def __call__(self, piece: BatchSlice, *, newest_first: bool) -> None:
-        """Write records. ``newest_first``: in reverse order."""
+        """Write the records of ``piece``. ``newest_first``: True to write them in reverse order."""
 
 
 @contextmanager
@@ -88,13 +88,16 @@ _BY_SUFFIX: dict[str, Callable[[Path], Any]] = {".parquet": _parquet, ".arrow": 
 
 
 def suffixes() -> str:
-    """Return the suffixes for people."""
+    """Return the file suffixes that --output accepts and their formats, as text for help and errors."""
     return ", ".join(_BY_SUFFIX)
 
 
 @contextmanager
 def output_to(file: Path) -> Iterator[Write]:
-    """Return a writer to the new file ``file``. Raise ConfigError for another suffix, or if it cannot be written."""
+    """Create the new file ``file`` and yield a function that writes records to it. The suffix of the file sets the format.
+
+    Raises ConfigError if the suffix is unknown, or if the file exists or cannot be written.
+    """
     kind = _BY_SUFFIX.get(file.suffix)
     if kind is None:
         raise ConfigError(f"Invalid value for --output: {file}. The suffix sets the format: {suffixes()}.")
@@ -104,7 +107,10 @@ def output_to(file: Path) -> Iterator[Write]:
 
 @contextmanager
 def lines_to(file: Path) -> Iterator[Callable[[Iterable[bytes]], None]]:
-    """Return a function that appends lines to a new file and flushes them. Raises as ``output_to``."""
+    """Create the new file ``file`` and yield a function that appends lines to it and flushes them.
+
+    Raises ConfigError if the file exists or cannot be written.
+    """
     with _named_when_whole(file, lambda part: part.open("wb", buffering=0)) as out:
         yield lambda lines: _write_all(out, b"".join(lines))
 
@@ -167,8 +173,9 @@ ENDING_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class GroupReading:
-    """Options of reading in a group. ``form``: text, value or json. ``output``: a new file of JSON lines, None: standard
-    output.
+    """Options of ``liftpy consume --group``.
+
+    ``form``: text, value or json. ``output``: new file for JSON lines. None: the standard output.
     """
 
     group: str
@@ -181,7 +188,7 @@ class GroupReading:
 
     @property
     def options(self) -> GroupOptions:
-        """Options of the group member."""
+        """The options of the command that the client's group member gets."""
         start = cast('Literal["earliest", "new"]', self.start)
         return GroupOptions(start=start, subjects=self.subjects, keys=self.keys)
 
@@ -189,9 +196,10 @@ class GroupReading:
 def member_of(
     group: str, stream: str, *, start: str | None, refused: dict[str, Any], output: Path | None, **how: Any
 ) -> GroupReading:
-    """Return the group member of the options.
+    """Return the options of ``liftpy consume --group``.
 
-    Raise UsageError for options that a group does not support (``refused``: option -> given).
+    ``refused``: values of the options that a group does not support, by name. ``how``: other fields of GroupReading. Raises
+    UsageError if such an option is set, or if ``start`` or ``output`` is not possible with a group.
     """
     reasons = {
         "--partition": "The group assigns the partitions.",
@@ -216,7 +224,7 @@ def member_of(
 
 
 async def consume_as_member(client: Client, member: GroupReading) -> None:
-    """Consume until canceled. Raises as the iteration of a group."""
+    """Print records as a member of a consumer group until the task is canceled. Raises the errors of reading a group."""
     lines = json_lines if member.output is not None else LINES[member.form]
     with ExitStack() as files:
         write = write_out if member.output is None else files.enter_context(lines_to(member.output))
@@ -242,13 +250,13 @@ def _consume_group_write(write: Callable[[Iterator[bytes]], None], lines: Iterat
 
 
 def write_out(lines: Iterator[bytes]) -> None:
-    """Write lines to the standard output at once."""
+    """Write lines to the standard output and flush it."""
     sys.stdout.buffer.writelines(lines)
     sys.stdout.buffer.flush()
 
 
 def json_lines(part: GroupBatch) -> Iterator[bytes]:
-    """Yield JSON lines with their partition."""
+    """Yield one JSON line for each record of ``part``, with the number of its partition."""
     for record in part.slice.records():
         yield json.dumps({"partition": part.key.partition, **record_json(record)}).encode() + b"\n"
 
@@ -380,7 +388,10 @@ def consume(
 
 
 def _warn_of_unmatched(stream: str, own: Sequence[str], subjects: Sequence[str]) -> None:
-    """Warn of filters that match none of the subjects ``own`` of the partitions. Restored records may still have others."""
+    """Print a warning for each filter in ``subjects`` that matches none of the subjects ``own`` of the partitions.
+
+    It is no error, because restored records may have other subjects.
+    """
     for subject in subjects:
         if not any(overlaps(subject, listened) for listened in own):
             listens = own[0] if len(own) == 1 else f"{own[0]} to {own[-1]}"
@@ -390,7 +401,10 @@ def _warn_of_unmatched(stream: str, own: Sequence[str], subjects: Sequence[str])
 
 
 async def _until_nobody_reads(client: Client, doing: Coroutine[Any, Any, None], ending_s: float) -> None:
-    """Run ``doing`` until the reader of the output has closed it. ``ending_s``: time for a clean end after that, in seconds."""
+    """Run ``doing`` until it ends, or until the program that reads the standard output has closed the pipe.
+
+    ``ending_s``: time for a clean end after that, in seconds.
+    """
     working = start_attended(doing)
     watching = start_attended(wait_for_closed_pipe(sys.stdout))
     try:

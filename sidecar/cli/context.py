@@ -153,5 +153,5 @@ def list_(as_json: bool) -> None:
 
 
 def shown_value(key: str, value: str) -> str:
-    """Return a value without the password that a URL may have."""
+    """Return ``value``, the value ``key`` of a context, as it may be shown: without the password that a URL may have."""
     return ",".join(map(without_secrets, value.split(","))) if key == "nats" else value

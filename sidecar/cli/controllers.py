@@ -127,7 +127,7 @@ def controllers(context: click.Context, as_json: bool, target: Target) -> None:
 
 
 def _add_change_options(function: F) -> F:
-    """Add the options that the changing subcommands share."""
+    """Add the options to a command that all commands which change the controllers have."""
     timeout = click.option(
         "--timeout",
         "timeout_s",
@@ -192,7 +192,7 @@ def _say(found: dict[str, Any], as_json: bool) -> None:
 
 
 async def _wait_until_ended(client: Client, timeout_s: float) -> None:
-    """Wait until no change is in progress. Raise UnavailableError if that takes too long."""
+    """Wait until no change of the controllers is in progress. Raise UnavailableError after ``timeout_s`` seconds."""
     deadline = time.monotonic() + timeout_s
     while True:
         state = await client.admin.describe_cluster(linearizable=True)
@@ -208,7 +208,7 @@ async def _wait_until_ended(client: Client, timeout_s: float) -> None:
 
 
 def _under_way(state: ClusterState) -> str:
-    """Return the running change of the controllers and what it waits for, as text. '' means that there is no change."""
+    """Return the change of the controllers that is in progress and what it waits for, as text. '': there is no change."""
     now = state.image.controllers
     if not (now.learner or now.leaving):
         return ""
@@ -217,7 +217,7 @@ def _under_way(state: ClusterState) -> str:
 
 
 async def gather(client: Client) -> dict[str, Any]:
-    """Return the group as one JSON object."""
+    """Return the members and the state of the metadata group as a JSON object."""
     state = await client.admin.describe_cluster()
     members = [asdict(controller) for controller in state.controllers]
     head = {"metadata_leader": state.metadata_leader, "index": state.image.index, "changed_at": state.image.controllers.index}

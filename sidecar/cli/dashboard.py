@@ -67,13 +67,13 @@ def dashboard(listen: str, hosts: tuple[str, ...], has_records: bool, as_json: b
 
 
 class ReadReport:
-    """Reports each read of records: a node keeps an event of it, and the command prints a line."""
+    """Records who reads records on the dashboard: a node stores an audit event, and the command prints a line."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     async def __call__(self, query: RecordsQuery) -> None:
-        """Report a query. Raises LiftError if no node keeps the event."""
+        """Store an audit event of ``query`` on a node, and print it. Raises LiftError if no node stores the event."""
         text = query_text(query)
         failed: LiftError = UnavailableError("No node answers. Check `liftpy health`.")
         for node in (await self._client.admin.controller_ids())[:_MOST_TRIED]:
@@ -110,7 +110,11 @@ async def _serve(shown: ClusterSite, address: str, port: int, as_json: bool) -> 
 
 
 class ClusterSite:
-    """Answers of the dashboard command. ``names``: accepted host names. ``records``: shows records, None: it does not."""
+    """HTTP answers of ``liftpy dashboard``.
+
+    ``names``: host names under which the page may be requested. ``records``: serves the pages that show records. None: there are
+    no such pages.
+    """
 
     def __init__(self, client: Client, namespace: str, names: tuple[str, ...], records: RecordsBrowser | None = None) -> None:
         self._client = client
@@ -118,7 +122,7 @@ class ClusterSite:
         self._site = Site(Viewing(namespace, ClientAsker(client)), records)
 
     def respond(self, request: bytes) -> bytes | Awaitable[bytes | Live]:
-        """Answer a request, as ``serving.Respond``."""
+        """Return the HTTP answer to ``request``. It is awaitable if nodes must be asked first."""
         words = request.split(b"\r\n", 1)[0].split()
         if host_of(request) not in self._names:
             return http("421 Misdirected Request", TEXT, b"not asked for under a name of this page; --host allows more\n")
@@ -150,15 +154,15 @@ class ClusterSite:
 
 
 class ClientAsker:
-    """Asks nodes through a Client. It implements ``NodesAsker``."""
+    """Sends status requests to nodes through a Client, for the pages of the dashboard. It implements ``NodesAsker``."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     async def ask(self, node: str, asked: bytes, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-        """Return the answer of a node. Raises LiftError."""
+        """Send the status request ``asked`` to a node and return its answer. Raises LiftError after ``timeout_s`` seconds."""
         return await self._client.admin.ask_node(node, asked, timeout_s)
 
     async def node_ids(self) -> list[str]:
-        """Return all nodes of the metadata. Raises LiftError."""
+        """Return the ids of all registered nodes. Raises LiftError."""
         return await self._client.admin.node_ids()

@@ -94,7 +94,10 @@ async def _run(
 async def _publish(
     cluster: DevCluster, client: Client, lines: list[bytes], folder: Path, nodes: list[str], shown: _Screen
 ) -> tuple[list[Step], Failover]:
-    """Publish plain messages, then acknowledged ones while the leader is killed, then plain ones again."""
+    """Publish the first half of ``lines`` without acks, a part with acks while the leader is killed, and the rest without acks.
+
+    Return the steps for the final table, and the result of the failover.
+    """
     first = len(lines) // 2
     last = first + min(MAX_RECORDS, len(lines) // 4)
     seconds = await steps.publish_and_watch(client, cluster.nats_url, range(first), folder, nodes, shown.positions)
@@ -154,14 +157,14 @@ class _Screen:
         self._console.print(text, highlight=False)
 
     def show_bars(self, total: int, nodes: list[str]) -> Progress:
-        """Return the bars, as a context manager."""
+        """Return the progress bars, as a context manager. ``total``: number of records. ``nodes``: ids of the nodes."""
         columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=self._console)
         self._bars = {name: self._progress.add_task(name, total=total) for name in ("published", "committed (HW)", *nodes)}
         return self._progress
 
     def positions(self, at: Positions) -> None:
-        """Move the progress bars."""
+        """Update the progress bars with the numbers of records in ``at``."""
         assert self._progress is not None
         self._progress.update(self._bars["published"], completed=at.sent)
         self._progress.update(self._bars["committed (HW)"], completed=at.committed)
@@ -170,7 +173,10 @@ class _Screen:
             self._progress.update(self._bars[node], completed=held, description=f"{node} ({role})")
 
     def result(self, done: list[Step], delays: Delays, missing: str, seconds: float, agrees: bool) -> None:
-        """Show the tables and the verdict."""
+        """Print the final tables, and whether all results agree.
+
+        ``missing``: reason why Spark was skipped, '' if it ran. ``seconds``: duration of the demo.
+        """
         if delays:
             self._console.print(_delay_table(delays))
         table = Table("step", "records", "seconds", "records/s", "MB/s", "agrees", title="what was done")

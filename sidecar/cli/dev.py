@@ -153,14 +153,19 @@ def dev(
 
 
 async def _look_in(nats: str, credentials: Credentials) -> None:
-    """Check the NATS server first: nodes wait for it forever, but a user wants to know at once that it is missing or rejects
-    them."""
+    """Connect once to the NATS server at the URL ``nats``, so that the user sees an error at once.
+
+    The nodes would retry forever if the server is missing or rejects the credentials.
+    """
     connection = await open_connection(nats, credentials=credentials, name="liftpy-dev")
     await connection.close()
 
 
 class _Supervisor:
-    """Starts nodes again that have ended, and gives up when one does so again and again."""
+    """Restarts nodes whose process has ended, and gives up if a node ends again and again.
+
+    ``after_s``: time between the end of a process and its restart, in seconds.
+    """
 
     def __init__(self, cluster: DevCluster, after_s: float) -> None:
         self._cluster = cluster
@@ -170,7 +175,10 @@ class _Supervisor:
         self._soon: Counter[str] = Counter()
 
     def look(self, now_s: float) -> None:
-        """Restart ended nodes. Call it often. Raise UnavailableError for a node that keeps ending."""
+        """Restart the nodes whose process has ended. Call it about once per second.
+
+        ``now_s``: monotonic time, in seconds. Raises UnavailableError if a node ends again and again.
+        """
         for name in self._cluster.ended_nodes():
             node = self._cluster.nodes[name]
             if name not in self._ended_s:

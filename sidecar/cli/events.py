@@ -66,7 +66,7 @@ def events(since_s: float, follow: bool, as_json: bool, target: Target) -> None:
 
 
 class EventPages:
-    """Reads pages of events, from the next controller if one does not answer."""
+    """Reads the cluster events in pages. If a controller does not answer, it asks the next one."""
 
     def __init__(self, client: Client, sleep: Callable[[float], Any] | None = None) -> None:
         self._client = client
@@ -78,9 +78,9 @@ class EventPages:
         """Events of nodes that are not in a page yet."""
 
     async def pages(self, since_ns: int, *, follow: bool) -> AsyncIterator[dict[str, Any]]:
-        """Yield pages of events, oldest first.
+        """Yield pages of events since the wall-clock time ``since_ns``, oldest first.
 
-        ``follow``: forever. The first page has ``begins`` if older events are not in memory.
+        ``follow``: True to wait for new events forever. The first page has ``begins`` if older events are not in memory.
         """
         first = True
         self._of_nodes = await self._node_events(since_ns)
@@ -108,7 +108,10 @@ class EventPages:
                 await self._sleep(POLL_S)
 
     def _merged(self, said: dict[str, Any]) -> dict[str, Any]:
-        """Return a page with the events of the nodes in between. The last page has all of them."""
+        """Return the page ``said`` with the events of single nodes up to the time of its last event, sorted by time.
+
+        If no page follows, all remaining events of single nodes are added.
+        """
         events = said["events"]
         until = _place(events[-1]) if events else (0, -1)
         due = [one for one in self._of_nodes if not said["more"] or _place(one) <= until]
@@ -116,7 +119,7 @@ class EventPages:
         return {**said, "events": sorted([*events, *due], key=_place)} if due else said
 
     async def _node_events(self, since_ns: int) -> list[dict[str, Any]]:
-        """Return the new events that nodes have seen by themselves. A node without an answer is left out."""
+        """Return new events that only single nodes know, not the controllers. Nodes that do not answer are left out."""
 
         async def ask(node: str) -> list[dict[str, Any]]:
             try:
@@ -137,7 +140,7 @@ class EventPages:
         return [event for events in await asyncio.gather(*map(ask, nodes)) for event in events]
 
     async def _stored_pages(self, since_ns: int) -> AsyncIterator[dict[str, Any]]:
-        """Yield pages from the stream of events if it is readable. The rest is in the memory of the controllers."""
+        """Yield pages from the stream of events if that stream is readable. Newer events are in the memory of the controllers."""
         client = self._client
         try:
             bounds = await client.bounds(EVENTS_STREAM)

@@ -92,13 +92,16 @@ def _figures(q: QueueFigures) -> tuple[str, ...]:
 
 
 def _holders(q: QueueFigures) -> list[tuple[str, ...]]:
-    """Return the holders of leased records with the number of deliveries."""
+    """Return table rows about workers that have unacked records: partition, worker, number of records, first offset, deliveries."""
     place = f"{q.key.stream}/{q.key.partition}"
     return [(place, one.worker[:12], str(one.records), str(one.first), f"{one.deliveries} x") for one in q.holders]
 
 
 async def lag_of(client: Client, key: PartitionKey, position: int) -> tuple[PartitionKey, int, int | None]:
-    """Return how many records are after ``position``, None if the stream was deleted or created again."""
+    """Return (``key``, ``position``, number of committed offsets from the position on).
+
+    The number is None if the stream was deleted, or deleted and created again.
+    """
     try:
         bounds = await client.bounds(key.stream, key.partition)
     except NotFoundError:

@@ -110,7 +110,11 @@ def _node_lines(name: str, said: dict[str, Any] | None, level: str) -> list[str]
 
 
 async def _of_cluster(cluster: NodeRequests, target: Target, level: str, probe: bool) -> dict[str, Any]:
-    """Return the checks of the cluster and its verdict. Without a majority, the nodes still answer for themselves."""
+    """Return the result of all checks of the cluster, and its verdict.
+
+    ``level``: ``live``, ``ready`` or ``synced``. ``probe``: True to also publish and read a record. If the metadata group has no
+    majority, each node still answers for itself.
+    """
     lines: list[str] = []
     began = time.monotonic()
     try:
@@ -138,7 +142,7 @@ def _reason_line(one: Reason) -> str:
 
 
 async def said_by(client: NodeRequests, node_id: str) -> dict[str, Any] | None:
-    """Return the health of the node, None without an answer."""
+    """Return the health that a node reports. None: the node does not answer, or its answer is not usable."""
     try:
         found = await client.node_health(node_id, _TIMEOUT_S)
         return found if "health" in found and "checks" in found else None
@@ -147,7 +151,7 @@ async def said_by(client: NodeRequests, node_id: str) -> dict[str, Any] | None:
 
 
 async def _publish_probe(target: Target, value: bytes) -> int:
-    """Publish as any NATS client does, and return the record's offset. Raises LiftError."""
+    """Publish ``value`` to the probe stream with plain NATS, and return the offset of the stored record. Raises LiftError."""
     try:
         connection = await nats.connect(list(target.nats), connect_timeout=_TIMEOUT_S, **target.credentials.nats_options())
         try:
@@ -162,7 +166,7 @@ async def _publish_probe(target: Target, value: bytes) -> int:
 
 
 async def _probe_stream(target: Target) -> list[str]:
-    """Return a record there and back, with the time of each step."""
+    """Publish a record to the probe stream and read it back. Return output lines with the duration of each step."""
     from liftpy.client import connect
 
     async with await connect(

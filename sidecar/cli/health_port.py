@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def levels(function: F) -> F:
-    """Add the flags --synced, --ready and --live. The command gets the chosen one as ``level``."""
+    """Add the flags --synced, --ready and --live to a command. The command gets the name of the flag as ``level``."""
     for flag, text in (
         ("--synced", "Check that the node is ready, and that all its replicas have been in sync since its start."),
         ("--ready", "Check that the node takes part in the cluster. (default)"),
@@ -57,13 +57,16 @@ def health(level: str | None, port: int, as_json: bool) -> int:
 
 
 def show(found: dict[str, Any], as_json: bool) -> int:
-    """Print the result and return the exit code."""
+    """Print the checks in ``found``, and return the exit code of the command."""
     click.echo(json.dumps(found) if as_json else "\n".join(found["checks"]))
     return 0 if found["healthy"] else EXIT_SILENT if found["silent"] else EXIT_UNHEALTHY
 
 
 def by_port(port: int, level: str) -> dict[str, Any]:
-    """Return the checks of the node on this machine: ``healthy``, ``silent`` (no answer) and the lines ``checks``."""
+    """Ask the node on this machine for its checks over HTTP.
+
+    Return ``healthy``, ``silent`` (True without an answer) and ``checks``, one text line for each check.
+    """
     try:
         answer = _ask_local_node(port, _PATHS[level])
     except (OSError, ValueError) as error:
@@ -73,9 +76,9 @@ def by_port(port: int, level: str) -> dict[str, Any]:
 
 
 def _ask_local_node(port: int, path: str) -> bytes:
-    """Return the answer of the local node.
+    """Send an HTTP request for ``path`` to ``port`` of this machine, and return the raw answer.
 
-    Raise OSError, or ValueError if it is not HTTP. Python's own client takes 20 ms to import.
+    Raise OSError, or ValueError if the answer is not HTTP. Python's HTTP client is not used, because its import takes 20 ms.
     """
     deadline = time.monotonic() + _TIMEOUT_S
     with socket.create_connection(("127.0.0.1", port), timeout=_TIMEOUT_S) as connection:

@@ -11,7 +11,7 @@ import click
 
 
 class ConnectionOption(click.Option):
-    """An option that says how to reach the cluster. The help shows it behind the command's own options."""
+    """Option that says how to reach the cluster. The help lists it in a section of its own."""
 
 
 class SharedOption(ConnectionOption):
@@ -43,7 +43,7 @@ SHARED_OPTIONS = {
 
 
 def shared_option(name: str) -> click.Option:
-    """Return a new option of SHARED_OPTIONS."""
+    """Return a new click option for the row ``name`` of SHARED_OPTIONS."""
     flag, metavar, text = SHARED_OPTIONS[name]
     head, mark, default = text.partition("  [")
     text = f"{head}  [{default.removesuffix(']') + '; ' if mark else ''}env: LIFTPY_{name.upper()}]"
@@ -51,7 +51,7 @@ def shared_option(name: str) -> click.Option:
 
 
 def options_before(ctx: click.Context | None) -> dict[str, str]:
-    """Return the shared options that the user wrote before the command."""
+    """Return the values of shared options that the user wrote before the command, by name."""
     before = None if ctx is None else ctx.find_root().obj
     return dict(before) if isinstance(before, dict) else {}
 
@@ -95,7 +95,7 @@ class HelpCommand(click.Command):
                 formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. A connection option before a command that asks no cluster is an error."""
+        """Run the command. It is a usage error if a connection option is given to a command that contacts no cluster."""
         if not isinstance(self, click.Group):
             known = {param.name for param in self.params if isinstance(param, SharedOption)}
             for name in options_before(ctx):
@@ -118,7 +118,7 @@ class HelpCommand(click.Command):
 
 
 class HelpGroup(HelpCommand, click.Group):
-    """A group of such commands. It names the nearest command after a typo."""
+    """A command group with the help format of this module. After a typo, the error names the nearest command."""
 
     command_class = HelpCommand
 

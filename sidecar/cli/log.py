@@ -120,7 +120,10 @@ def repair(folder: Path, as_json: bool) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of the data directory, if it has one. Raise DataDirectoryLockedError while a sidecar runs on it."""
+    """Hold the lock of the data directory that contains the partition directory ``folder``, if there is such a lock.
+
+    Raise DataDirectoryLockedError while a sidecar uses the data directory.
+    """
     path = folder.resolve().parent.parent.parent / "lock"
     if not path.exists():
         yield

@@ -110,7 +110,7 @@ TEXT = TextType()
 
 
 def check_texts(command: click.Command) -> click.Command:
-    """Check all text options and arguments of ``command`` and its subcommands as TEXT."""
+    """Use the type TEXT for all text options and arguments of ``command`` and its subcommands, and return the command."""
     for param in command.params:
         if type(param.type) is click.types.StringParamType:
             param.type = TEXT
@@ -120,12 +120,12 @@ def check_texts(command: click.Command) -> click.Command:
 
 
 class LazyGroup(HelpGroup):
-    """A group that knows its commands' names and imports each only when it is called.
+    """A command group that imports the module of a command only when the command runs.
 
     Args:
-        rows: Command, its module and its line in the help, as in COMMANDS.
-        sections: Title in the help, and its commands. Empty: one section.
-        variants: (command, option), and the module of the command with this option.
+        rows: Module and help line of each command, by name.
+        sections: Names of the commands in each section of the help, by title. Empty: one section.
+        variants: Module that is used instead if the user gives an option, by (command, option).
     """
 
     def __init__(
@@ -142,15 +142,15 @@ class LazyGroup(HelpGroup):
         self._sections = sections or {"Commands": tuple(rows)}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order of the rows."""
+        """Return the names of the commands, in the order of ``rows``."""
         return list(self._rows)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command."""
+        """Import the command ``cmd_name`` and return it. None: there is no such command."""
         return self._load(self._rows[cmd_name][0], cmd_name) if cmd_name in self._rows else None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the first word names, or its variant for an option among the words."""
+        """Return the command that the first word of ``args`` names. An option among the words may select a variant."""
         given = {word.partition("=")[0] for word in args[1:]}
         for (name, option), module in self._variants.items():
             if args[0] == name and option in given:
@@ -164,7 +164,7 @@ class LazyGroup(HelpGroup):
         return check_texts(command)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command. A closed output (``| head``) ends it without an error."""
+        """Run the command. If the reader of its output has closed the pipe (``| head``), the command ends without an error."""
         try:
             code = super().invoke(ctx)
             sys.stdout.flush()
@@ -176,7 +176,7 @@ class LazyGroup(HelpGroup):
             return 0
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the lines of the rows, section by section. No command is imported for that."""
+        """Write the help lines of all commands, section by section. No command is imported for that."""
         widest = max(map(len, self._rows))
         for title, names in self._sections.items():
             with formatter.section(title):
@@ -205,7 +205,7 @@ for each in liftpy.params:
 
 
 def exit_code(error: LiftError) -> int:
-    """Return the exit code: 2 for a wrong request, 3 for no answer (retry), 1 for anything else."""
+    """Return the exit code for an error: 2 for a wrong request, 3 for no answer (retry), 1 for all other errors."""
     if isinstance(error, ConfigError):
         return EXIT_USAGE
     return EXIT_UNAVAILABLE if isinstance(error, UnavailableError) else EXIT_FAILED
@@ -218,10 +218,9 @@ def stop_signals() -> list[signal.Signals]:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[list[int]]:
-    """Let the first of ``stop_signals`` end the command in this block as Ctrl-C does. Yields the signals that came.
+    """Let the first signal of ``stop_signals`` end the command in this block as Ctrl-C does. Yield a list of the received signals.
 
-    Later signals change nothing, because a closed terminal sends SIGHUP twice. The end of a command takes limited time. A
-    command may set its own handlers.
+    Later signals have no effect, because a closed terminal sends SIGHUP twice. A command may set its own signal handlers.
     """
     came: list[int] = []
 
@@ -245,7 +244,7 @@ def _ended_by_signals() -> Iterator[list[int]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line. It always ends by SystemExit."""
+    """Run the command line with ``arguments`` (None: those of the process). It always ends with SystemExit and the exit code."""
     atexit.register(gc.freeze)  # to look for garbage in all modules at the end takes a quarter of the time of a short command
     with _ended_by_signals() as came:
         try:
@@ -277,7 +276,7 @@ def _run(given: list[str]) -> None:
 
 
 def new_name(error: click.UsageError) -> str:
-    """Return the present name of an old command or option that the user gave, '' for another error."""
+    """Return the present name of a renamed command or option that the user has given. '': ``error`` has another cause."""
     path = "" if error.ctx is None else error.ctx.command_path.partition(" ")[2]
     if isinstance(error, click.NoSuchOption):
         new = renamed.OPTIONS.get(f"{path} {error.option_name}".strip())

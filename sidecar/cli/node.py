@@ -91,7 +91,7 @@ def _is_leaving(image: ClusterImage, node_id: str) -> bool:
 
 
 def _reasons_that_replicas_stay(image: ClusterImage, node_id: str) -> list[str]:
-    """Return why some replicas cannot move now: there are too few nodes, or no leader to copy from."""
+    """Return texts that say why some replicas cannot move away from the node now, such as too few other nodes or no leader."""
     others = sum(node.takes and node.weight > 0 for node in facts_of(image))
     names = sorted({stream.name for stream, p in image.partitions_of(node_id) if len(p.replicas) > others})
     found = []
@@ -103,7 +103,10 @@ def _reasons_that_replicas_stay(image: ClusterImage, node_id: str) -> list[str]:
 
 
 def reasons_that_replicas_are_offline(image: ClusterImage, node_id: str) -> list[str]:
-    """Return why offline partitions keep replicas on the node, and what the operator can do. The list is empty if there are none."""
+    """Return texts about offline partitions that have a replica on the node, and what the operator can do about each.
+
+    The list is empty if there are no such partitions.
+    """
     offline = [f"{stream.name}/{p.partition}" for stream, p in offline_on(image, node_id)]
     if not offline:
         return []
@@ -273,7 +276,11 @@ def _show_facts(node: NodeImage, as_json: bool) -> None:
 
 
 async def _remove_node(client: Client, node_id: str, dry_run: bool, timeout_s: float) -> ClusterState:
-    """Remove the node. Return the cluster before that. Wait for a node that runs, or ran a moment ago, until the time is over."""
+    """Remove a node from the cluster, or with ``dry_run`` only check it. Return the state of the cluster before the removal.
+
+    While the node is live, the call waits for its end, at most ``timeout_s`` seconds. Raises ConfigError if the node cannot be
+    removed, and NotFoundError.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         state = await client.admin.describe_cluster()

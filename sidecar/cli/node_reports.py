@@ -25,7 +25,7 @@ NodeReports = dict[str, dict[tuple[str, int], dict[str, Any]]]
 
 
 async def judge_cluster(nodes: NodeRequests, node_ids: list[str]) -> ClusterVerdict:
-    """Ask all nodes at once for their summaries, and judge the cluster."""
+    """Ask all nodes at once for their summaries, and return the verdict on the health of the cluster."""
 
     async def ask(node_id: str) -> NodeSummary | None:
         try:
@@ -37,7 +37,7 @@ async def judge_cluster(nodes: NodeRequests, node_ids: list[str]) -> ClusterVerd
 
 
 async def ask_nodes(client: Client, node_ids: list[str]) -> NodeReports:
-    """Ask all nodes at once for their partitions."""
+    """Ask all nodes at once for the state of their partitions. Nodes that do not answer are missing in the result."""
 
     async def ask(node_id: str) -> dict[str, Any] | None:
         try:
@@ -54,7 +54,7 @@ async def ask_nodes(client: Client, node_ids: list[str]) -> NodeReports:
 
 
 async def unknown_streams(client: Client, node_id: str) -> list[str]:
-    """Return directories on the node of streams that the cluster does not know. Empty if the node does not answer."""
+    """Return the directories on a node that belong to streams that the cluster does not know. Empty: none, or no answer."""
     try:
         found = (await client.admin.node_health(node_id, _NODE_TIMEOUT_S)).get("unknown_streams", [])
     except (UnavailableError, OutcomeUnknownError, ProtocolError):
@@ -63,7 +63,7 @@ async def unknown_streams(client: Client, node_id: str) -> list[str]:
 
 
 def unknown_data(node_id: str, directories: list[str]) -> str:
-    """Return a text about unknown directories of the node, and how to remove them."""
+    """Return a text for the operator: the unknown ``directories`` on the node, and the command that removes them."""
     named, more = directories[:_MOST_NAMED], len(directories) - _MOST_NAMED
     rest = f" and {more} more" if more > 0 else ""
     text = f"{node_id} keeps data of streams that the cluster does not know: {', '.join(named)}{rest}"

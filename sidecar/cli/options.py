@@ -34,7 +34,10 @@ _FIELDS = re.compile(r"(?<![\w/.-])(" + "|".join(name for name in _CREDENTIALS i
 
 @contextlib.contextmanager
 def _named_as_given(given: Mapping[str, str | None], *, has_file: bool = False) -> Iterator[None]:
-    """Name credentials in errors as the user gives them: by option, by environment variable, in a file of settings or in a context."""
+    """In ConfigErrors of this block, name each credential as the user gave it: option, variable, setting in a file, or context.
+
+    ``given``: values of the options, by name. ``has_file``: True if the command reads a settings file.
+    """
 
     def source(found: re.Match[str]) -> str:
         name, variable = found[1], f"LIFTPY_{found[1].upper()}"
@@ -66,7 +69,10 @@ BYTES = BytesType()
 
 
 class _UnitType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A number with a unit, between two limits. ``units``: suffix -> factor. '' is the unit of a bare number."""
+    """Type of an option that is a number with a unit, from ``low`` to ``high``.
+
+    ``units``: factor of each unit, by its suffix. The suffix '' is the unit of a number without suffix.
+    """
 
     units: ClassVar[Mapping[str, float]]
     example: str
@@ -87,12 +93,12 @@ class _UnitType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
     @staticmethod
     def result(number: float) -> Any:
-        """Return the value for the command."""
+        """Return ``number``, which is in the base unit, as the type that the command gets."""
         return number
 
     @classmethod
     def text(cls, number: float) -> str:
-        """Return ``number`` with the largest unit that gives a whole number."""
+        """Return ``number``, which is in the base unit, as text with the largest unit that gives a whole number."""
         best = max(
             (unit for unit in cls.units if unit and number % cls.units[unit] == 0), key=cls.units.__getitem__, default=""
         )
@@ -123,7 +129,7 @@ class Size(_UnitType):
 
     @staticmethod
     def result(number: float) -> int:
-        """Return whole bytes."""
+        """Return the number of bytes as an integer."""
         return round(number)
 
 
@@ -133,7 +139,7 @@ class FlushType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     name = "policy"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> FlushPolicy:
-        """Return the policy."""
+        """Return the flush policy that the user gave, or report a usage error."""
         try:
             return value if isinstance(value, FlushPolicy) else self.policy(str(value))
         except ConfigError as error:
@@ -152,17 +158,20 @@ class FlushType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
     @staticmethod
     def text(policy: FlushPolicy) -> str:
-        """Return the text that ``policy`` takes."""
+        """Return ``policy`` as the user types it, for example ``interval:100ms``."""
         return f"{policy}ms" if policy.mode is FlushMode.INTERVAL else str(policy)
 
 
 class OutputFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """Path of a file that the command writes late. The command rejects a file that it cannot write before its work begins."""
+    """Type of an option that names a file for output.
+
+    The file is written at the end of the command. A path that cannot be written is rejected before the command begins.
+    """
 
     name = "file"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path. The file system is as before."""
+        """Return the path, or report a usage error if the file cannot be written. The check leaves no file behind."""
         path = Path(value)
         try:
             is_new = not path.exists()
@@ -175,7 +184,7 @@ class OutputFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return path
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Complete as a path."""
+        """Let the shell complete the option as a path."""
         return [CompletionItem(incomplete, type="file")]
 
 
@@ -187,7 +196,7 @@ NOTHING_DONE = "nothing was done: this is a dry run"
 
 
 def internal_option(function: F) -> F:
-    """Add --internal directly below ``connection_options``. The command's ``target`` has it."""
+    """Add the option --internal to a command. The value is in the command's ``target``. Use it below ``connection_options``."""
 
     @functools.wraps(function)
     def command(*args: Any, target: Target, internal: bool, **kwargs: Any) -> Any:
@@ -198,7 +207,7 @@ def internal_option(function: F) -> F:
 
 
 def credential_options(function: F) -> F:
-    """Add only the credentials, for nodes. The command gets ``credentials: Credentials``."""
+    """Add only the options for credentials to a command that runs nodes. The command gets ``credentials: Credentials``."""
     names = [name for name in _CREDENTIALS if name not in ("inbox_prefix", "principal")]
 
     @functools.wraps(function)
@@ -214,9 +223,9 @@ def credential_options(function: F) -> F:
 
 
 def connection_options(function: F) -> F:
-    """Add the connection options. The command gets ``target: sidecar.runtime.settings.Target``.
+    """Add the connection options to a command. The command gets ``target: sidecar.runtime.settings.Target``.
 
-    An option after the command wins over the same one before it.
+    If the user gives an option before and after the command, the value after the command counts.
     """
 
     @functools.wraps(function)
@@ -230,7 +239,7 @@ def connection_options(function: F) -> F:
 
 
 def add_shared_options(function: F) -> F:
-    """Add the connection options. The command gets their values by name, None if they are not given."""
+    """Add the connection options to a command. The command gets each value by name, None if the user did not give it."""
     for name in reversed(SHARED_OPTIONS):
         flag, metavar, text = SHARED_OPTIONS[name]
         function = click.option(flag, name, cls=SharedOption, default=None, metavar=metavar, help=text)(function)
@@ -238,7 +247,9 @@ def add_shared_options(function: F) -> F:
 
 
 def target_of(given: Mapping[str, str | None]) -> Target:
-    """Return the cluster that connection options name. Values by the names of SHARED_OPTIONS, None: not given.
+    """Return the cluster that the connection options select.
+
+    ``given``: values of the options, by the names in SHARED_OPTIONS. None: not given.
 
     Raises:
         ConfigError: A value is not valid.

@@ -34,10 +34,10 @@ def table(
     title: str | None = None,
     width: int | None = None,
 ) -> Table:
-    """Make a table that fits the terminal.
+    """Return a table that fits the width of the terminal.
 
-    ``folds``: columns that are folded first. ``width``: width of the terminal in characters, None: ask it. If the other
-    columns do not fit, the gaps become smaller. If that is not enough, all columns are folded.
+    ``folds``: columns whose texts wrap first. ``width``: width in characters. None: that of the terminal. If the other columns do
+    not fit, the gaps become smaller. If that is not enough, the texts of all columns wrap.
     """
     from rich import box  # late: the start of `liftpy` and a health probe have no time for it
     from rich.console import Console
@@ -65,14 +65,14 @@ LINE_EVERY_S = 10.0
 
 
 class Progress:
-    """Shows on standard error how much is done. A command that ends within ``LINE_EVERY_S`` writes no line.
+    """Shows the progress of a command on standard error. A command that ends within ``LINE_EVERY_S`` writes no line.
 
     Args:
-        what: What the command works on, such as the name of a file.
+        what: Object that the command works on, such as the name of a file.
         total: Amount of work, in any unit. None: unknown.
         unit: Name of what is counted, in plural.
-        tells_interruption: Whether to write the count after Ctrl-C or SIGTERM.
-        is_shown: False: show nothing, for a user who types the input.
+        tells_interruption: True to write the count after Ctrl-C or SIGTERM.
+        is_shown: False to show nothing, for a user who types the input.
     """
 
     def __init__(
@@ -98,7 +98,11 @@ class Progress:
         return self
 
     def step(self, what: str, unit: str, done: int, total: int) -> None:
-        """Show a step of the work that has an amount of its own. ``total`` 0: unknown."""
+        """Show the progress of one step, which has its own amount of work.
+
+        ``what``: name of the step. ``unit``: name of what is counted, in plural. ``done``: finished units. ``total``: all units, 0:
+        unknown.
+        """
         self._unit, self._total = unit, total or None
         if what != self._what:
             self._what = what
@@ -107,11 +111,11 @@ class Progress:
         self.at(done, done)
 
     def at(self, done: int, count: int, *, total: int | None = None) -> None:
-        """Show how far the work is.
+        """Show the current progress.
 
         Args:
             done: Finished part of ``total``.
-            count: Finished units.
+            count: Number of finished units.
             total: New amount of work. Default None: unchanged.
         """
         self.count = count
@@ -138,7 +142,7 @@ _LOOK_S = 0.2
 
 
 async def wait_for_closed_pipe(output: TextIO) -> None:
-    """Raise BrokenPipeError when the reader of a pipe has closed it. Otherwise run forever."""
+    """Raise BrokenPipeError when the program that reads the pipe ``output`` has closed it. Otherwise run until canceled."""
     import asyncio  # late: a health probe has no time for it
 
     watched = select.poll()

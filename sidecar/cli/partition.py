@@ -221,7 +221,11 @@ def _find(image: StreamImage, number: int) -> PartitionState:
 async def _move_and_wait(
     client: Client, image: StreamImage, number: int, node: str, *, timeout_s: float, unclean: bool = False
 ) -> tuple[PartitionState, float]:
-    """Request the change and wait until the partition has a leader in the new state. Return (partition, seconds)."""
+    """Request an election of ``node`` as leader, and wait until a leader is active. Return (partition, duration in seconds).
+
+    ``number``: number of the partition. ``unclean``: True to allow the loss of committed records. Raises UnavailableError after
+    ``timeout_s`` seconds.
+    """
     began = time.monotonic()
     decided = (await client.admin.elect_leader(image.name, number, node, unclean=unclean)).state
     while True:

@@ -44,7 +44,7 @@ _CHECK_S = 2.0
 
 @dataclass(slots=True)
 class _Report:
-    """Result of publishing lines. Offsets are inclusive, -1: none. Lines count from 1."""
+    """Result of publishing lines. Offsets are inclusive, -1: none. Line numbers begin at 1."""
 
     published: int = 0
     """Number of lines sent. With acks: acknowledged."""
@@ -60,18 +60,18 @@ class _Report:
 
     @property
     def last_line(self) -> int:
-        """Last line before which all lines are acknowledged, 0 for none."""
+        """Number of the last line up to which every line is acknowledged. 0: the first line is not."""
         first = min(self.waiting, default=self.sent + 1)
         return (min(first, self.first_refused_line) if self.first_error is not None else first) - 1
 
     @property
     def progress(self) -> str:
-        """Progress for people."""
+        """Text for people: how many messages are acknowledged, and up to which line all of them are."""
         upto = f"every line up to line {self.last_line}" if self.last_line else "not the first line"
         return f"{self.published} of {self.sent} messages are acknowledged, {upto}"
 
     def count_answer(self, line: int, answer: asyncio.Future[PublishAck]) -> None:
-        """Take an answer into account."""
+        """Count the ack or the error of a line."""
         if answer.cancelled():
             return
         self.waiting.discard(line)
@@ -85,7 +85,7 @@ class _Report:
         self.last_offset = max(self.last_offset, ack.offset)
 
     def refused_line(self, line: int, error: LiftError) -> None:
-        """Note a line that is not stored, or may not be stored. Remember the one with the lowest number."""
+        """Count a line that failed. Store the error of the failed line with the lowest number."""
         self.refused += 1
         self.rejected.set()
         if self.first_error is None or line < self.first_refused_line:
@@ -93,7 +93,7 @@ class _Report:
 
     @property
     def as_json(self) -> dict[str, object]:
-        """Result for ``--json``."""
+        """The report as the object that ``--json`` prints."""
         found: dict[str, object] = {"published": self.published, "refused": self.refused}
         found |= {"first_offset": self.first_offset, "last_offset": self.last_offset, "last_line": self.last_line}
         if self.first_error is not None:
@@ -107,7 +107,7 @@ class _Report:
 
 @dataclass(frozen=True, slots=True)
 class _Manner:
-    """Options of each line, and the meaning of a rejected one."""
+    """Options that apply to each published line. ``keep_going``: True to continue after a rejected line."""
 
     ack: AckPolicy
     key: bytes | None
@@ -211,7 +211,10 @@ def _headers(given: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
 
 
 async def _describe(client: Client, name: str) -> None:
-    """Look up the stream, so that the client rejects a subject of another one."""
+    """Request the stream, so that the client can reject a subject that belongs to another stream.
+
+    A missing answer is no error. Raises NotFoundError and NoClusterError.
+    """
     try:
         async with asyncio.timeout(_CHECK_S):
             await client.stream(name)
@@ -222,7 +225,7 @@ async def _describe(client: Client, name: str) -> None:
 
 
 def _size(file: BinaryIO) -> int | None:
-    """Return the size of a regular file, in bytes. None for a terminal, a pipe or no file of the system."""
+    """Return the size of a regular file, in bytes. None: ``file`` is a terminal, a pipe, or not a file of the operating system."""
     try:
         found = os.fstat(file.fileno())
     except (OSError, ValueError):
@@ -243,7 +246,7 @@ async def _publish_lines(publisher: Publisher, file: BinaryIO, manner: _Manner, 
 
 
 async def _send_lines(publisher: Publisher, file: BinaryIO, manner: _Manner, report: _Report, progress: Progress) -> None:
-    """Send each line as it arrives, until the end or a rejection."""
+    """Publish each line of ``file`` as it arrives, until the end of the file or the first rejected line."""
     rejected = start_attended(report.rejected.wait())
     lines = _lines(file)
     coming: asyncio.Task[list[bytes]] | None = None
@@ -288,7 +291,7 @@ async def _next(lines: AsyncGenerator[list[bytes], None]) -> list[bytes]:
 
 
 async def _lines(file: BinaryIO) -> AsyncGenerator[list[bytes], None]:
-    """Yield lines without their ends as soon as they arrive, never an empty list."""
+    """Yield lists of lines without line ends, as soon as the lines arrive. No list is empty."""
     rest = b""
     while chunk := await _read_input(file):
         *lines, rest = (rest + chunk).split(b"\n")
@@ -301,8 +304,9 @@ async def _lines(file: BinaryIO) -> AsyncGenerator[list[bytes], None]:
 
 
 async def _read_input(file: BinaryIO) -> bytes:
-    """Return the next bytes, b"" at the end. The call can be cancelled while a terminal or a pipe is quiet, and leaves no
-    thread behind.
+    """Return the next bytes of the input, b"" at the end.
+
+    The call can be canceled while a terminal or a pipe has no data, and leaves no thread behind.
     """
     if not _may_be_quiet(file):
         return await asyncio.to_thread(file.read, _CHUNK_BYTES)

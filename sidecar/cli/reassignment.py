@@ -41,7 +41,7 @@ move_timeout_option = click.option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveProgress:
-    """Progress of moving replicas."""
+    """Total progress of several moves of replicas."""
 
     partitions: int
     """Number of partitions that still move."""
@@ -51,13 +51,16 @@ class MoveProgress:
 
 
 class Estimate:
-    """Estimated remaining time at the current rate."""
+    """Estimates the remaining time of replica moves from their average rate so far."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None
 
     def seconds(self, now_s: float, left_bytes: int) -> float | None:
-        """Return the remaining seconds, None if unknown."""
+        """Return the estimated remaining time in seconds, None if unknown.
+
+        ``now_s``: monotonic time. ``left_bytes``: number of bytes that are still to be copied.
+        """
         if self._first is None or left_bytes > self._first[1]:
             self._first = (now_s, left_bytes)  # more than there was: it has only begun, or something was added
         began_s, first_bytes = self._first
@@ -66,7 +69,7 @@ class Estimate:
 
 
 def left_bytes(movement: Movement, reports: NodeReports) -> int:
-    """Return the bytes that are still to be copied, as nodes report. 0 if unknown."""
+    """Return the number of bytes that a move still has to copy, from the log sizes that nodes report. 0 if unknown."""
 
     def held(node_id: str) -> int:
         said = reports.get(node_id, {}).get((movement.uid, movement.partition)) or {}
@@ -78,7 +81,7 @@ def left_bytes(movement: Movement, reports: NodeReports) -> int:
 
 
 def progress_of(found: Iterable[Movement], reports: NodeReports) -> MoveProgress:
-    """Return the progress of these moves."""
+    """Return the total progress of the moves ``found``. ``reports``: partitions of each node with their log sizes."""
     moving = list(found)
     return MoveProgress(
         partitions=len(moving),
@@ -88,7 +91,7 @@ def progress_of(found: Iterable[Movement], reports: NodeReports) -> MoveProgress
 
 
 def movement_json(movement: Movement, reports: NodeReports) -> dict[str, Any]:
-    """Return one move as JSON."""
+    """Return one move of replicas as a JSON object, with the bytes that are still to be copied."""
     return {
         "stream": movement.stream,
         "uid": movement.uid,
@@ -112,9 +115,11 @@ async def follow(
     quiet: bool,
     stays: Callable[[ClusterImage], list[str]] = lambda image: [],
 ) -> None:
-    """Wait until the moves are done, and print changes of the progress and of ``stays`` (what cannot move).
+    """Wait until the moves are done, and print each change of their progress.
 
-    Raise UnavailableError after the timeout. The moves continue.
+    ``concerns``: selects the moves to show. ``is_done``: returns True at the end. ``stays``: returns texts about replicas that
+    cannot move, which are printed too. ``quiet``: True to print nothing. Raises UnavailableError after ``timeout_s`` seconds. The
+    moves then continue.
     """
     give_up_at, said, told, estimate = time.monotonic() + timeout_s, "", list[str](), Estimate()
     while True:
@@ -141,15 +146,18 @@ async def follow(
 
 
 def has_no_move(image: StreamImage | None, uid: str, number: int) -> bool:
-    """Return whether partition ``number`` of the stream ``uid`` has no move. True if ``image`` is another stream, or None."""
+    """Return whether partition ``number`` of the stream with this ``uid`` has no move of replicas in progress.
+
+    The result is also True if ``image`` is None or has another uid.
+    """
     return image is None or image.uid != uid or movement_of(image, image.partitions[number]) is None
 
 
 async def same_stream(client: Client, before: StreamInfo) -> StreamInfo:
-    """Return the stream as it is now.
+    """Return the current description of the stream ``before``.
 
     Raises:
-        NotFoundError: It was deleted. There may be another stream of its name.
+        NotFoundError: The stream was deleted. Another stream may have its name now.
     """
     now = await client.stream(before.name)
     if now.uid != before.uid:
@@ -161,7 +169,7 @@ async def same_stream(client: Client, before: StreamInfo) -> StreamInfo:
 
 
 def sentence(now: MoveProgress, left_s: float | None) -> str:
-    """Return the progress for people."""
+    """Return the progress of moves as text for people. ``left_s``: estimated remaining time in seconds, None: unknown."""
     if not now.partitions:
         return "nothing moves yet: the move waits for nodes that may take the replicas"
     size = f"{now.left_bytes / _MEGABYTE:.1f} MB left"

@@ -33,7 +33,7 @@ _SHOWN = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebalancePlan:
-    """Planned moves of a rebalance."""
+    """Moves that a rebalance would request, and the load of the nodes before and after them."""
 
     by: str
     unit: str
@@ -116,7 +116,11 @@ def rebalance(
 
 
 def plan_of(image: ClusterImage, by: str, leaving: Sequence[str], reports: NodeReports) -> RebalancePlan:
-    """Return the moves. Running moves count as done."""
+    """Return the moves of a rebalance. Moves that are in progress count as done.
+
+    ``by``: amount to balance, ``leaders``, ``bytes`` or the number of replicas. ``leaving``: nodes that shall hold no replicas.
+    ``reports``: partitions of each node with their log sizes.
+    """
     facts = facts_of(image)
     if by == "leaders":
         return _by_leaders(image)
@@ -149,12 +153,15 @@ def plan_of(image: ClusterImage, by: str, leaving: Sequence[str], reports: NodeR
 
 
 def facts_ids(image: ClusterImage) -> list[str]:
-    """Return nodes, in the order in which plans name them."""
+    """Return the ids of all nodes, in the order that plans use."""
     return [node.node_id for node in facts_of(image)]
 
 
 def _by_leaders(image: ClusterImage) -> RebalancePlan:
-    """Return the transfers of leaderships. Partitions that move or have no leader stay. Only replicas in sync may lead."""
+    """Return the plan that balances leaderships. Only in-sync replicas may become leader.
+
+    Partitions that move or have no leader keep their state.
+    """
     held = {
         (stream.name, p.partition): _leader_first(p)
         for stream in image.streams.values()
@@ -186,7 +193,7 @@ def _first(image: ClusterImage, key: Key, node_id: str) -> Replicas:
 
 
 def _sizes(image: ClusterImage, reports: NodeReports) -> Iterator[tuple[Key, int]]:
-    """Yield the size of each partition: that of the leader's log, or of the largest replica."""
+    """Yield (partition, size in bytes of its log on the leader). If the leader reports none, it is the size of the largest replica."""
     for stream in image.streams.values():
         for p in stream.partitions:
             said = {n: reports.get(n, {}).get((stream.uid, p.partition)) for n in p.replicas}
@@ -204,7 +211,7 @@ def _held_bytes(nodes: Sequence[str], held: Mapping[Key, Replicas], sizes: Mappi
 
 
 async def _do(client: Client, image: ClusterImage, plan: RebalancePlan, wait: bool, timeout_s: float, quiet: bool) -> list[str]:
-    """Request all moves at once, then wait."""
+    """Request all moves of ``plan`` at once. With ``wait``, wait until they are done. Return one text for each rejected move."""
     wishes = [
         ReplicaMove(
             stream=key[0], uid=image.streams[key[0]].uid, partition=key[1], replicas=target, reason=MoveReason.REBALANCED
@@ -218,7 +225,10 @@ async def _do(client: Client, image: ClusterImage, plan: RebalancePlan, wait: bo
 
 
 async def _replaced_moves(client: Client, before: ClusterImage, plan: RebalancePlan, refused: Sequence[str]) -> list[str]:
-    """Return the partitions whose accepted move another request has replaced or canceled."""
+    """Return the partitions ("stream/partition") whose move was accepted, but was then replaced or canceled by another request.
+
+    ``refused``: texts about rejected moves, which are left out.
+    """
     image = (await client.admin.describe_cluster(linearizable=True)).image
     found = {text.partition(":")[0] for text in refused}
     replaced = []

@@ -189,12 +189,12 @@ def exit_code(error: LiftError) -> int:
 
 
 def restart_helps(error: LiftError) -> bool:
-    """Return whether a restart of the service may help."""
+    """Return whether a restart may help after the service has ended with ``error``."""
     return exit_code(error) not in DO_NOT_RESTART
 
 
 def table() -> str:
-    """Return the exit codes for ``--help``, one line each, and the systemd setting."""
+    """Return a table of the exit codes for ``--help``, one line each, and the setting for systemd."""
     lines = [f"{code:>4}  {'restart' if again == 'yes' else 'do not restart':<14}  {when}" for code, again, when in TABLE]
     numbers = shlex.join(map(str, DO_NOT_RESTART))
     return "\b\nExit codes:\n" + "\n".join(lines) + f"\n\nsystemd: Restart=on-failure, RestartPreventExitStatus={numbers}"
@@ -259,9 +259,10 @@ def snapshot(name: str, stream: str, partition: int | None, nodes: tuple[str, ..
 async def store_now(
     client: Client, name: str, stream: str, number: int | None, nodes: Sequence[str], timeout_s: float, namespace: str
 ) -> dict[str, int]:
-    """Request a snapshot on each of ``nodes`` (none: all with the service) and wait for it.
+    """Request a snapshot from the service on each of ``nodes`` and wait until it is stored.
 
-    Return node -> position. Raises NotFoundError, ConfigError as ``_partition_in``, UnavailableError after ``timeout_s``.
+    ``nodes`` empty: all nodes that run the service. ``number``: number of the partition, None if the stream has only one. Return
+    the position of the snapshot for each node. Raises NotFoundError, ConfigError, and UnavailableError after ``timeout_s`` seconds.
     """
     image = await client.stream(stream)
     partition = _partition_in(stream, len(image.partitions), number)
@@ -298,7 +299,11 @@ async def store_now(
 async def pass_over(
     client: Client, name: str, stream: str, number: int | None, unit: Unit, *, dead_letter: str = "", force: bool = False
 ) -> int:
-    """Append the decision and return its offset. Raises ConfigError if a service has applied the record, or cannot be asked."""
+    """Append a record that makes the service skip ``unit``, and return the offset of this record.
+
+    ``dead_letter``: name of a stream that gets a copy of the skipped record, '' for none. ``force``: True to skip a record that the
+    service may have applied. Raises ConfigError if a service has applied it, or cannot be asked.
+    """
     image = await client.stream(stream)
     partition = _partition_in(stream, len(image.partitions), number)
     bounds = await client.bounds(stream, partition)
@@ -324,7 +329,10 @@ async def pass_over(
 
 
 def _partition_in(stream: str, count: int, partition: int | None) -> int:
-    """Return ``partition``. None: the only one of ``count``. Raises ConfigError if there are several, and NotFoundError."""
+    """Return the number of the partition to use in a stream with ``count`` partitions.
+
+    ``partition`` None: the only partition. Raises ConfigError if there are several, and NotFoundError.
+    """
     if partition is None and count > 1:
         raise ConfigError(f"Stream {stream} has {count} partitions, and a service has its own state in each. Set --partition.")
     place = partition or 0
@@ -334,13 +342,13 @@ def _partition_in(stream: str, count: int, partition: int | None) -> int:
 
 
 async def _position(client: Client, node: str, uid: str, partition: int, name: str) -> int | None:
-    """Return the position of the service on ``node``, None if it is missing or does not answer."""
+    """Return the position of the service on ``node``. None: the service does not run there, or the node does not answer."""
     found = await _service_status(client, node, uid, partition, name)
     return int(found["position"]) if found else None
 
 
 async def _service_status(client: Client, node: str, uid: str, partition: int, name: str) -> dict[str, Any]:
-    """Return the status of the service on ``node``, {} if it is missing or does not answer."""
+    """Return the status of the service on ``node``. Empty: the service does not run there, or the node does not answer."""
     try:
         status: dict[str, Any] = await client.admin.node_status(node)
     except (UnavailableError, OutcomeUnknownError, ProtocolError):
@@ -416,7 +424,7 @@ _MAX_DIGITS = 6
 
 
 class _RunGroup(HelpGroup):
-    """Group of ``liftpy service``. ``liftpy service MODULE:CLASS ...`` runs a service. The subcommands are for running services."""
+    """The command group ``liftpy service``. If the first word is ``MODULE:CLASS`` or an option, the subcommand is ``run``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in {*self.commands, "-h", "--help"} and (args[0].startswith("-") or ":" in args[0]):
@@ -578,7 +586,10 @@ def _route(text: str) -> Route:
 
 
 def load_service(service_class: str) -> type[Service]:
-    """Return the class ``MODULE:CLASS``. Raise ConfigError if it does not exist or is no Service."""
+    """Return the service class that ``service_class`` ("MODULE:CLASS") names.
+
+    Raise ConfigError if the class does not exist or is not a Service.
+    """
     module_name, _, class_name = service_class.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -595,7 +606,10 @@ def load_service(service_class: str) -> type[Service]:
 
 
 def read_parameters(service: type[Service], given: Sequence[str], file: Path | None) -> dict[str, Any]:
-    """Return the parameters of ``--settings`` and ``--set``. Raise ConfigError unless they match ``__init__``."""
+    """Return the arguments for the constructor of a service, from the options ``--settings`` (``file``) and ``--set`` (``given``).
+
+    Raise ConfigError unless they match the parameters of ``__init__``.
+    """
     parameters: dict[str, Any] = {}
     if file is not None:
         try:
@@ -616,7 +630,7 @@ def read_parameters(service: type[Service], given: Sequence[str], file: Path | N
 
 
 def partitions_in(text: str) -> tuple[int, ...] | None:
-    """Return the partitions of ``--partition`` in order, None for all. Raises ConfigError."""
+    """Return the partition numbers in the value of ``--partition``, in ascending order. None: all. Raises ConfigError."""
     if text == "all":
         return None
     parts = [part.strip() for part in text.split(",")]
@@ -628,9 +642,10 @@ def partitions_in(text: str) -> tuple[int, ...] | None:
 async def _run(
     factory: Callable[[], Service], settings: ServiceSettings, partitions: Sequence[int] | None, target: Target
 ) -> None:
-    """Run one instance for each of ``partitions`` (None: all of the stream) until a signal. A final error of one ends all.
+    """Run one service instance for each of ``partitions`` (None: all of the stream) until a signal arrives.
 
-    Each has its own connection, lock, snapshots and role, and waits for no other. Raises the error that ended the first.
+    Each instance has its own connection, lock, snapshots and role. If one instance ends with an error, all others stop, and this
+    error is raised.
     """
     stopping, failure = asyncio.Event(), [""]
     for number in (signal.SIGINT, *stop_signals()):
@@ -665,7 +680,7 @@ async def _known_partitions(partitions: Sequence[int]) -> Sequence[int]:
 
 
 async def _all_partitions(settings: ServiceSettings, target: Target) -> Sequence[int]:
-    """Wait for the stream and return all its partitions."""
+    """Return the numbers of all partitions of the stream. Wait until the stream exists."""
     connection = await _connect(settings, target)
     announced = False
     try:
@@ -690,7 +705,10 @@ async def _all_partitions(settings: ServiceSettings, target: Target) -> Sequence
 async def _run_one(
     factory: Callable[[], Service], settings: ServiceSettings, target: Target, stopping: asyncio.Event, failure: list[str]
 ) -> None:
-    """Run one instance until ``stopping``. It raises the error that ends it."""
+    """Run one service instance until ``stopping`` is set. Raises the error that ends the instance.
+
+    ``failure``: list whose first text is the reason to stop, '' for a signal.
+    """
     connecting = start_attended(_connect(settings, target))
     stopped = start_attended(stopping.wait())
     try:
@@ -707,9 +725,7 @@ async def _run_one(
 
 
 async def _connect(settings: ServiceSettings, target: Target) -> NatsConnection:
-    """Return a connection. It waits as long as needed, because a service starts together with its node, and NATS may come
-    later.
-    """
+    """Return a connection to NATS. It waits without limit, because a service may start before its node and before NATS."""
     announced = False
     while True:
         try:

@@ -51,11 +51,10 @@ def with_client(
 
 
 async def _with_majority(client: Client, work: Awaitable[T]) -> T:
-    """Return the result of ``work``.
+    """Await ``work`` and return its result.
 
-    ``work`` is cancelled if the controllers have no majority, because it would wait for its deadline, or try all nodes in
-    vain. If it fails, the controllers are also asked: one of them may have answered with an old image, or the nodes may have
-    known nothing.
+    If the controllers have no majority, ``work`` is canceled. Otherwise it would wait for its deadline or ask all nodes in vain. If
+    ``work`` fails, the controllers are also asked, because the cause may be the missing majority.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -120,9 +119,9 @@ def run_cancellable(work: Coroutine[Any, Any, T]) -> T:
 
 
 def cancel_running() -> bool:
-    """Cancel the work of the innermost ``run_cancellable``, for a handler of a signal. Returns whether there is one.
+    """Cancel the work of the innermost ``run_cancellable``. Signal handlers call it. Return whether there is such work.
 
-    Not by way of the handler of SIGINT: there is none where the parent ignores SIGINT, as a shell does for a job with ``&``.
+    It does not use the handler of SIGINT. A shell starts a job with ``&`` so that SIGINT is ignored and has no handler.
     """
     if not _running:
         return False

@@ -158,7 +158,10 @@ def node_session(session_s: float | None, lease_s: float | None, wait: bool, as_
 
 
 async def _wait_until_settled(client: Client, times: SessionTimes) -> SessionTimes:
-    """Wait until the change is settled. Raises UnavailableError if it takes longer than two changes of the metadata leader."""
+    """Wait until no session and no lease with earlier ``times`` is valid, and return the times of the cluster.
+
+    Raises UnavailableError if it takes longer than two changes of the metadata leader.
+    """
     deadline = asyncio.get_running_loop().time() + 3 * times.longest_session_ns / NS_PER_S + _SETTLES_WITHIN_S
     while not times.is_settled:
         if asyncio.get_running_loop().time() > deadline:

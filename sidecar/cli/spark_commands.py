@@ -55,18 +55,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class SparkPlace:
-    """Spark master and settings of a job."""
+    """Spark master and Spark settings of a command."""
 
     master: str
     settings: dict[str, str]
 
     def session(self, name: str) -> SparkSession:
-        """Return a Spark session. Raise ConfigError that names missing parts."""
+        """Return a Spark session for an application with this ``name``. Raises ConfigError that says what is not installed."""
         return local_session(name, self.master, fast_start=False, settings=self.settings)
 
     @contextmanager
     def open_session(self, name: str) -> Iterator[SparkSession]:
-        """Return a Spark session for the time of the block."""
+        """Yield a Spark session, and stop it at the end of the block."""
         session = self.session(name)
         try:
             yield session
@@ -76,7 +76,7 @@ class SparkPlace:
 
 @contextmanager
 def ends_by_signal() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end this block with an exception, so that queries are stopped, and Spark with them."""
+    """Let SIGTERM and SIGHUP end this block with SystemExit, so that the code around it stops the queries and Spark."""
     before = {number: signal.signal(number, lambda which, _: sys.exit(SIGNALED + which)) for number in stop_signals()}
     try:
         yield
@@ -86,7 +86,7 @@ def ends_by_signal() -> Iterator[None]:
 
 
 def spark_options(function: F) -> F:
-    """Add --master and --conf. The command gets ``place: SparkPlace``."""
+    """Add the options --master and --conf to a command. The command gets ``place: SparkPlace``."""
 
     @functools.wraps(function)
     def command(*args: Any, master: str, conf: tuple[str, ...], **kwargs: Any) -> Any:
@@ -128,7 +128,7 @@ def source_options(target: Target, place: SparkPlace) -> Iterator[dict[str, str]
 
 
 def optional_spark_options(function: F) -> F:
-    """Add --master and --conf. The command gets ``place: SparkPlace | None``."""
+    """Add the options --master and --conf to a command. The command gets ``place: SparkPlace``, None without --master."""
 
     @functools.wraps(function)
     def command(*args: Any, master: str, conf: tuple[str, ...], **kwargs: Any) -> Any:
@@ -146,7 +146,10 @@ def optional_spark_options(function: F) -> F:
 
 @contextmanager
 def open_target(target: Target, place: SparkPlace | None, name: str) -> Iterator[tuple[Access, SparkSession | None]]:
-    """Return how to reach ``target``, and the session of ``place`` for the time of the block."""
+    """Yield (access to the cluster ``target``, Spark session or None). The session stops at the end of the block.
+
+    ``place`` None: the command does not use Spark. ``name``: name of the Spark application.
+    """
     with source_options(target, place or SparkPlace("local", {})) as options:
         session = None if place is None else place.session(name)
         try:

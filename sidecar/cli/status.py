@@ -41,7 +41,10 @@ def status(only: str | None, as_json: bool, target: Target) -> None:
 
 
 async def gather(client: Client, only: str | None = None) -> dict[str, Any]:
-    """Return the state as one JSON object. Raises NotFoundError if the stream ``only`` does not exist."""
+    """Return the state of the cluster as a JSON object: verdict, nodes, partitions, moves and waiting streams.
+
+    ``only``: name of the only stream to include. None: all streams. Raises NotFoundError if it does not exist.
+    """
     state = await client.admin.describe_cluster()
     if only is not None:
         state.stream(only)
@@ -165,14 +168,14 @@ def _partition_row(p: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _show_offline(console: Console, partitions: list[dict[str, Any]]) -> None:
-    """Show why partitions without a leader are offline."""
+    """Print for each partition without a leader why it is offline."""
     for p in partitions:
         if text := why_offline(p["stream"], p["partition"], p["status"], p["isr"], p.get("incomplete", ())):
             console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _show_moves(console: Console, moves: list[dict[str, Any]]) -> None:
-    """Show the moves, if there are any."""
+    """Print a table of the replica moves in progress, if there are any."""
     rows = [
         (
             f"{m['stream']}/{m['partition']}",
@@ -191,13 +194,13 @@ def _show_moves(console: Console, moves: list[dict[str, Any]]) -> None:
 
 
 def _version(service: dict[str, Any]) -> str:
-    """Return the active version, and that of the code if it differs."""
+    """Return the active version of a service as text. If the version of its code differs, it is added in brackets."""
     active, code = service.get("active_version", 0), service.get("version", 0)
     return str(active or "") if active == code else f"{active} (code {code})"
 
 
 def _show_services(console: Console, partitions: list[dict[str, Any]]) -> None:
-    """Show the services, if there are any."""
+    """Print a table of the services next to the partitions, if there are any."""
     columns = ("service", "partition", "node", "role", "version", "position", "lag", "outputs", "problem")
     rows = []
     for p in partitions:

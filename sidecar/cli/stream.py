@@ -160,7 +160,7 @@ def purge(
 
 @dataclass(frozen=True, slots=True)
 class _Purged:
-    """Records of one partition that a purge deletes. ``at_least``: counting took too long, there may be more."""
+    """Number of records that a purge deletes in one partition. ``at_least``: True if counting took too long, and there may be more."""
 
     uid: str
     partition: int
@@ -178,7 +178,11 @@ async def _would_go(
     client: Client, name: str, uid: str, number: int, subjects: tuple[str, ...], keys: tuple[bytes, ...],
     before: int | datetime | None, until: float,
 ) -> _Purged:  # fmt: skip
-    """Count the records of one partition that the purge would delete, until the monotonic time ``until``. Nothing changes."""
+    """Count the records of partition ``number`` that a purge would delete. Nothing is deleted.
+
+    ``before``: offset or time below which records are deleted, None: all committed ones. ``until``: monotonic time at which the
+    count ends early, in seconds.
+    """
     end = await client.admin.purge(name, number, subjects=subjects, keys=keys, before=before, dry_run=True, uid=uid)
     bounds = await client.bounds(name, number)
     records, at_least = 0, False
@@ -203,7 +207,7 @@ def _where(before: str | None) -> int | datetime | None:
 
 
 async def _wait_for_purges(client: Client, name: str, numbers: set[int], timeout_s: float) -> None:
-    """Return when no purge of these partitions is under way. Raises UnavailableError after ``timeout_s``."""
+    """Wait until no purge of the partitions ``numbers`` is in progress. Raises UnavailableError after ``timeout_s`` seconds."""
     until = time.monotonic() + timeout_s
     while True:
         partitions = [p for p in (await client.stream(name)).partitions if p.partition in numbers and p.state.purges]
@@ -221,8 +225,9 @@ async def _wait_for_purges(client: Client, name: str, numbers: set[int], timeout
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """Records of one partition below ``first`` that are deleted. ``at_most``: the log may have gaps, so both counts are
-    numbers of offsets.
+    """Number of records of one partition that a deletion below the offset ``first`` removes.
+
+    ``at_most``: True if the log may have gaps. The counts are then numbers of offsets.
     """
 
     uid: str
@@ -312,7 +317,10 @@ def delete_records(
 
 
 def deletion_point_of(text: str) -> int | datetime | FromEnd | None:
-    """Parse ``--before``. None: the end of the committed records. Raises ConfigError."""
+    """Parse the value of ``--before``: an offset, a time, or a number of offsets before the end.
+
+    None: the end of the committed records. Raises ConfigError.
+    """
     where = parse_start(text, datetime.now(UTC), "--before")
     if isinstance(where, datetime):
         return where if where.tzinfo is not None else where.replace(tzinfo=UTC)
@@ -328,7 +336,10 @@ def deletion_point_of(text: str) -> int | datetime | FromEnd | None:
 
 
 async def _deletion(client: Client, name: str, uid: str, number: int, where: int | datetime | FromEnd | None) -> Deletion:
-    """Return the records of one partition that would be deleted. Nothing changes."""
+    """Return what a deletion of the records before ``where`` would remove from partition ``number``. Nothing is deleted.
+
+    ``where`` None: the end of the committed records.
+    """
     bounds = await client.bounds(name, number)
     if bounds.uid != uid:
         raise NotFoundError(
@@ -425,7 +436,7 @@ def alter(
 
 
 def _changes(before: StreamInfo, after: StreamInfo) -> list[tuple[str, Any, Any]]:
-    """Return (setting, before, after) for all changes."""
+    """Return (setting, old value, new value) for each setting that differs between two descriptions of a stream."""
     old, new = settings_as_json(before.config, before.replica_count), settings_as_json(after.config, after.replica_count)
     return [(setting.key, old[setting.key], new[setting.key]) for setting in SETTINGS if old[setting.key] != new[setting.key]]
 
@@ -584,7 +595,7 @@ def create(
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Arguments of ``stream create``."""
+    """Arguments of ``liftpy stream create``, without the name of the stream."""
 
     subject: str
     partitions: int
@@ -593,11 +604,14 @@ class _Wanted:
     placement: PlacementOptions
 
     async def plan(self, client: Client, name: str) -> PlacementPlan:
-        """Return where the stream would be placed."""
+        """Return where the cluster would place the replicas of the stream ``name``. Nothing is created."""
         return await client.admin.plan_stream(name, **self._words())
 
     async def create(self, client: Client, name: str) -> tuple[StreamInfo, str]:
-        """Create the stream and wait for its leaders. Return the stream, and why it waits for nodes ('' if it does not)."""
+        """Create the stream ``name`` and wait for its leaders.
+
+        Return the stream, and the reason why it waits for more nodes. '': it does not wait.
+        """
         made = await client.create_stream(name, **self._words(), ready_s=0)
         if made.waiting:
             return made, why_it_waits((await client.admin.describe_cluster()).image, made.image)
@@ -730,7 +744,7 @@ def delete(name: str, dry_run: bool, yes: bool, as_json: bool, target: Target) -
 
 
 async def _records_of(client: Client, image: StreamInfo) -> int | None:
-    """Return the number of offsets in the stream, None if a partition has no leader."""
+    """Return the number of committed offsets in all partitions. None: a partition has no leader."""
     options = ReadOptions(patience_s=_PATIENCE_S)
     try:
         bounds = await asyncio.gather(*(client.bounds(image.name, p.partition, options=options) for p in image.partitions))
@@ -740,7 +754,7 @@ async def _records_of(client: Client, image: StreamInfo) -> int | None:
 
 
 def stream_json(image: StreamInfo) -> dict[str, Any]:
-    """Return a stream as the commands print it."""
+    """Return a stream as the JSON object that the commands print."""
     return {
         "name": image.name,
         "uid": image.uid,

@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Option and JSON key of one field of StreamConfig."""
+    """Command-line option (``flag``) and JSON key of one field of StreamConfig."""
 
     field: str
     flag: str
@@ -73,7 +73,10 @@ _KEYS = {"codec": "compression"}
 
 
 def _setting(field: str, text: str) -> Setting:
-    """Return the option of a field. A unit of seconds is not part of the option's name."""
+    """Return the option and the JSON key of a field of StreamConfig. ``text``: help text.
+
+    The name of the option does not include a unit of seconds.
+    """
     key = _KEYS.get(field, field)
     return Setting(field, "--" + key.removesuffix("_s").removesuffix("_per").replace("_", "-"), key, text)
 
@@ -83,7 +86,7 @@ _DEFAULT = StreamConfig()
 
 
 def setting_options(function: F) -> F:
-    """Add an option for each setting. The command gets ``config: StreamConfig``."""
+    """Add an option for each setting of a stream to a command. The command gets ``config: StreamConfig``."""
 
     @functools.wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
@@ -96,7 +99,7 @@ def setting_options(function: F) -> F:
 
 
 def alterable_options(function: F) -> F:
-    """Add an option for each setting that may change later. The command gets ``settings``: field -> value of the given options."""
+    """Add an option for each setting that ``alter`` can change. The command gets ``settings``, the values of given options by field."""
 
     @functools.wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
@@ -111,14 +114,14 @@ def alterable_options(function: F) -> F:
 
 
 def config_from(given: dict[str, Any]) -> StreamConfig:
-    """Return the configuration of the options, by field. Raise ConfigError for a wrong one."""
+    """Return the stream configuration with the option values ``given``, by field. Raises ConfigError if a value is wrong."""
     with naming_options():
         return StreamConfig(**{name: _value(getattr(_DEFAULT, name), text) for name, text in given.items()})
 
 
 @contextmanager
 def naming_options() -> Iterator[None]:
-    """Replace the name of a setting at the beginning of a ConfigError by the name of its option."""
+    """In ConfigErrors of this block, replace the name of a setting at the beginning by the name of its option."""
     try:
         yield
     except ConfigError as error:
@@ -136,14 +139,17 @@ def settings_as_json(config: StreamConfig, replica_count: int) -> dict[str, Any]
 
 
 def settings_to_show(config: StreamConfig, replica_count: int) -> dict[str, Any]:
-    """Return ``settings_as_json`` for people, without default values. ack, min_isr, flush and commit are always included."""
+    """Return the settings that people should see: those without default values, and always ack, min_isr, flush and commit.
+
+    ``replica_count``: number of replicas that defaults depend on.
+    """
     every, ordinary = settings_as_json(config, replica_count), settings_as_json(_DEFAULT, replica_count)
     always = ("ack_policy", "min_isr", "flush", "commit_policy")
     return {key: value for key, value in every.items() if key in always or value != ordinary[key]}
 
 
 def _option(setting: Setting, *, altered: bool = False) -> Callable[[Any], Any]:
-    """Return the option of a setting. ``altered``: a missing option means no change."""
+    """Return the click option of a setting. ``altered``: True if a missing option means no change, for ``alter``."""
     default = getattr(_DEFAULT, setting.field)
     shows = "[default:" not in setting.help and not altered
     unit = _unit(setting.field)
@@ -173,7 +179,7 @@ def _option(setting: Setting, *, altered: bool = False) -> Callable[[Any], Any]:
 
 
 def _unit(field: str) -> type[Duration] | type[Size] | None:
-    """Return the type of an option that has a unit. None: it has none."""
+    """Return the option type for a field whose value has a unit. None: the field has no unit."""
     if field.endswith(("_bytes", "_bytes_per_s")):
         return Size
     return Duration if field.endswith("_s") and not field.endswith("_per_s") else None
@@ -188,7 +194,7 @@ def _value(default: Any, given: Any) -> Any:
 
 
 def _text(value: Any) -> Any:
-    """Return the value as the command line and JSON show it."""
+    """Return the value of a setting in the form that the command line and JSON use."""
     if isinstance(value, Codec):
         return value.name.lower()
     if isinstance(value, Enum):
@@ -254,7 +260,7 @@ def _read_settings_file(path: Path) -> bytes:
 
 
 def show_plan(plan: PlacementPlan, stream: str, as_json: bool) -> None:
-    """Print a plan."""
+    """Print where the replicas of a stream would be placed."""
     if as_json:
         click.echo(json.dumps(plan_json(plan, stream)))
         return
@@ -275,7 +281,7 @@ def show_plan(plan: PlacementPlan, stream: str, as_json: bool) -> None:
 
 
 def plan_json(plan: PlacementPlan, stream: str) -> dict[str, Any]:
-    """Return a plan as ``--json`` prints it. ``partitions`` has the form of an assignment."""
+    """Return a placement plan as the JSON object of ``--json``. ``partitions`` can be used as an assignment."""
     return {
         "stream": stream,
         "dry_run": True,

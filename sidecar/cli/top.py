@@ -54,8 +54,9 @@ _REASONS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """State of the screen. ``page``: '', 'help', or 'node' (the selected one). ``typing``: the filter has the focus.
+    """State of the screen.
 
+    ``page``: '' for the table, 'help', or 'node' for the selected node. ``typing``: True while the user types the filter.
     ``shows``: one of ``SHOWS``.
     """
 
@@ -70,7 +71,7 @@ class View:
 
 
 def view_after_key(view: View, key: str, count: int) -> View:
-    """Return the view after a key. ``count``: number of rows."""
+    """Return the state of the screen after the user has pressed ``key``. ``count``: number of table rows."""
     if view.typing:
         if key in ("\r", "\n", "\x1b"):
             return replace(view, typing=False, filter="" if key == "\x1b" else view.filter)
@@ -108,13 +109,16 @@ _BY: dict[str, Callable[[NodeRow], Any]] = {
 
 
 def rows_of(model: Model, view: View) -> list[NodeRow]:
-    """Return the visible rows in order. Equal ones are ordered by name."""
+    """Return the nodes that match the filter, in the selected order. Nodes with equal values are sorted by name."""
     kept = [row for row in model.rows if view.filter in row.node]
     return sorted(sorted(kept, key=lambda row: row.node), key=_BY[view.sort], reverse=view.reverse)
 
 
 def render(model: Model, width: int, height: int, view: View, listed: Sequence[Mapping[str, Any]] = ()) -> Group:
-    """Return a frame of exactly ``height`` lines, none wider than ``width`` cells. ``listed``: streams, groups or services."""
+    """Return the screen as exactly ``height`` lines, none wider than ``width`` characters.
+
+    ``listed``: rows of streams, groups or services, if the view shows them.
+    """
     lines = [_head(model), *_reasons(model, width), *_totals(model, width), Text("")]
     foot = _foot(view)
     room = max(0, height - len(lines) - 1)
@@ -163,7 +167,7 @@ def _reasons(model: Model, width: int) -> list[Text]:
 
 
 def _reason(found: Reason, width: int) -> list[Text]:
-    """Return a reason on as many lines as it needs, at most ``_REASON_LINES``."""
+    """Return the text of a problem, wrapped to ``width`` characters, on at most ``_REASON_LINES`` lines."""
     text = f"{'!' if found.stops else '-'} {found.line}"
     wrapped = textwrap.wrap(text, max(width, 20), subsequent_indent="  ", max_lines=_REASON_LINES, placeholder=" …")
     return [Text(line) for line in wrapped]
@@ -234,7 +238,10 @@ _WIDEST = 24
 
 
 def _table_of(listed: Sequence[Mapping[str, Any]], width: int, room: int, view: View) -> list[Text]:
-    """Return the table of streams, groups or services, with the columns of the status page that have room, from the left."""
+    """Return the table of streams, groups or services, with at most ``room`` lines.
+
+    Columns that do not fit into ``width`` characters are left out, the rightmost first.
+    """
     columns = _LISTS[view.shows]
     kept = [row for row in listed if view.filter in str(row[columns[0].name])]
     fits = kept if len(kept) < room else kept[: max(0, room - 2)]
@@ -374,7 +381,7 @@ async def _watch(client: Client, namespace: str, view: View, *, once: bool, as_j
 
 
 class Looking:
-    """Asks all known nodes at once."""
+    """Requests the summaries of all nodes, and stores the answers in ``watching``."""
 
     def __init__(self, client: Client, watching: Watching, now: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -389,11 +396,11 @@ class Looking:
 
     @property
     def knows_any(self) -> bool:
-        """True if there is a node to ask."""
+        """True if the id of at least one node is known."""
         return bool(self.watching.nodes(self._named))
 
     async def look(self) -> None:
-        """Ask once."""
+        """Ask all nodes at once for their summaries, and for the rows of the streams, groups or services that are shown."""
         if not self.knows_any:
             with suppress(LiftError):
                 self._named = await self._client.admin.node_ids()
@@ -443,7 +450,7 @@ def _print(looking: Looking, view: View, as_json: bool) -> None:
 
 
 def as_object(model: Model) -> dict[str, Any]:
-    """Return the model for ``--json``."""
+    """Return the state of the cluster as a JSON object, without the history."""
     found = asdict(model)
     del found["history_in"], found["history_out"]
     for row in found["rows"]:
@@ -453,7 +460,7 @@ def as_object(model: Model) -> dict[str, Any]:
 
 
 async def _live(looking: Looking, view: View) -> None:
-    """Run until q is pressed or the terminal is closed."""
+    """Show the screen and update it once per second, until the user presses q or closes the terminal."""
     changed = asyncio.Event()
 
     def show(live: Live) -> None:
@@ -481,7 +488,7 @@ async def _live(looking: Looking, view: View) -> None:
 
 @contextmanager
 def keys(pressed_key: Callable[[str], None]) -> Iterator[None]:
-    """Call ``pressed_key`` for each key during the block. The end of the input is q."""
+    """Call ``pressed_key`` with each key that the user presses during the block. The end of the input counts as the key q."""
     loop, where = asyncio.get_running_loop(), sys.stdin.fileno()
     before = termios.tcgetattr(where) if os.isatty(where) else None
 

@@ -31,8 +31,10 @@ from sidecar.runtime.settings import Target
 
 @dataclass(frozen=True, slots=True)
 class DiskFormat:
-    """A format on disk. ``code``: module and constant of the newest version. ``writes``: feature level -> version written
-    from there on.
+    """One format on disk, and its versions.
+
+    ``where``: files that have it. ``code``: module and constant of the newest version. ``reads``: versions that this code can read.
+    ``writes``: version that is written, by the feature level from which on it is written.
     """
 
     where: str
@@ -43,7 +45,7 @@ class DiskFormat:
     """True if the file can be rebuilt from the others."""
 
     def written_at(self, level: int) -> int:
-        """Return the version that is written at a feature level."""
+        """Return the version of the format that a node writes at the feature level ``level``."""
         return self.writes[max(since for since in self.writes if since <= level)]
 
 
@@ -107,13 +109,16 @@ def _level(function: F) -> F:
 
 
 def _target_of(levels: FeatureLevels) -> int:
-    """Return the highest level that all reachable nodes support, at least the current one."""
+    """Return the highest feature level that all reachable nodes support, at least the current one."""
     most = [spoken.most for spoken in levels.spoken.values() if spoken is not None]
     return max(min(most, default=levels.level), levels.level)
 
 
 async def _requested_level(client: Client, level: int | None) -> tuple[int, FeatureLevels]:
-    """Return the requested level, and its state."""
+    """Return the feature level that the user requests, and the levels of the cluster with obstacles of this level.
+
+    ``level`` None: the highest level that all nodes support.
+    """
     levels = await client.admin.feature_levels()
     wanted = _target_of(levels) if level is None else level
     return wanted, await client.admin.feature_levels(wanted)

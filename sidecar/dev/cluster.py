@@ -37,7 +37,10 @@ LineSink = Callable[[str, str], None]
 
 
 class DevNode:
-    """One sidecar process. ``log``: its last lines. ``ready``: its ready line, None: it is not ready."""
+    """One node of a local cluster: a sidecar process.
+
+    ``log``: last lines of its log. ``ready``: the values of its ready line. None: the node is not ready.
+    """
 
     def __init__(self, node_id: str, command: list[str], environment: Mapping[str, str], on_line: LineSink | None) -> None:
         self.node_id = node_id
@@ -56,7 +59,7 @@ class DevNode:
 
     @property
     def pid(self) -> int:
-        """Process id. After the end: that of the last process."""
+        """Id of the process. After its end, the id of the last process."""
         return self._process.pid if self._process is not None else 0
 
     @property
@@ -69,7 +72,7 @@ class DevNode:
 
     @property
     def status_url(self) -> str:
-        """URL of its status page. '': it is not ready, or has no page."""
+        """URL of the status page of the node. '': the node is not ready, or has no status page."""
         return str((self.ready or {}).get("status", ""))
 
     def start(self) -> None:
@@ -122,13 +125,13 @@ class DevNode:
         return self._end(signal.SIGINT, timeout_s)
 
     def kill(self) -> int:
-        """Send SIGKILL and wait. Return the exit code."""
+        """Send SIGKILL to the process and wait for its end. Return the exit code."""
         return self._end(signal.SIGKILL, _STOP_TIMEOUT_S)
 
     def send(self, with_signal: int) -> None:
-        """Send a signal to the node. The call does not wait for its effect.
+        """Send the signal ``with_signal`` to the node. The call does not wait for its effect.
 
-        SIGSTOP and SIGCONT go to all processes of the node, other signals to the first one.
+        SIGSTOP and SIGCONT go to all processes of the node, other signals only to the first one.
         """
         if self._process is None:
             return
@@ -178,10 +181,13 @@ class DevCluster:
     """A local cluster of sidecars n1, n2... The first three (or the only one) form the metadata group.
 
     Args:
-        data: Directory for the data. It is kept. None: a temporary one.
-        nats_url: URL of an existing server. None: start one.
-        settings: Environment settings of all nodes.
-        node_nats_urls: Node id -> NATS URL of that node.
+        data: Directory for the data, which remains after the stop. None: a temporary directory.
+        port: Port of nats-server. 0: any free port.
+        nats_url: URL of an existing NATS server. '': start nats-server.
+        settings: Environment variables with settings for all nodes.
+        on_line: Called with (node id, line) for each output line of a node.
+        node_nats_urls: NATS URL of single nodes, by node id.
+        max_payload_bytes: Maximum size of a NATS message. 0: that of nats-server.
     """
 
     def __init__(
@@ -217,7 +223,7 @@ class DevCluster:
 
     @property
     def data(self) -> Path:
-        """Directory with one data directory per node."""
+        """Directory that contains the data directory of each node."""
         folder = self._data or self._own_data
         if folder is None:
             raise UnavailableError("The cluster is not running. Start it first.")
@@ -293,7 +299,7 @@ class DevCluster:
             self._own_data = None
 
     def ended_nodes(self) -> list[str]:
-        """Return the nodes whose process ended unexpectedly."""
+        """Return the ids of the nodes whose process has ended unexpectedly."""
         return [name for name, node in self.nodes.items() if not node.running]
 
     def __enter__(self) -> DevCluster:

@@ -43,7 +43,10 @@ def read_flights(count: int) -> list[bytes]:
 
 
 def mean_delays(lines: Iterable[bytes]) -> Delays:
-    """Return the arrival delays by carrier. Sums and counts are integers, so that they can be compared exactly."""
+    """Return the arrival delays by carrier, computed from CSV ``lines``.
+
+    Sums and counts are integers, so that they can be compared exactly.
+    """
     found: Delays = {}
     for line in lines:
         fields = line.split(b",", CARRIER_COLUMN + 1)

@@ -23,7 +23,7 @@ RESULT_FILE = "result.json"
 
 
 def start_session(folder: Path) -> Any:
-    """Return a local Spark session whose files are in ``folder``."""
+    """Return a local Spark session that keeps its files in ``folder``."""
     from liftpy.spark.session import local_session
 
     files = {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder / "local")}
@@ -41,7 +41,7 @@ def read_stream(spark: Any, urls: str, namespace: str, stream: str, columns: str
 
 
 def delays_by_carrier(frame: Any) -> Delays:
-    """Return the table of ``demo_flights.mean_delays``, computed by Spark."""
+    """Return the table of ``demo_flights.mean_delays``, computed by Spark from the rows of ``frame``."""
     from pyspark.sql import functions as F
 
     fields = F.split(F.col("value").cast("string"), ",", CARRIER_COLUMN + 2)
@@ -52,7 +52,7 @@ def delays_by_carrier(frame: Any) -> Delays:
 
 
 def run_job(spark: Any, urls: str, namespace: str, stream: str, folder: Path) -> None:
-    """Read the stream, compute the table, and write both into ``folder``."""
+    """Read the stream with Spark, compute the table of delays, and write records and table into ``folder``."""
     import pyarrow as pa
 
     started = time.monotonic()

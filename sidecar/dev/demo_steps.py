@@ -42,9 +42,9 @@ Show = Callable[["Positions"], None]
 
 @dataclass(slots=True)
 class Positions:
-    """Numbers of records.
+    """Numbers of records that the demo shows.
 
-    ``replicas``: node id -> number of records in its log. ``leader``: node id of the leader.
+    ``replicas``: number of records in the log of each node, by node id. ``leader``: node id of the leader.
     """
 
     sent: int = 0
@@ -55,7 +55,7 @@ class Positions:
 
 @dataclass(slots=True)
 class Step:
-    """One line of the result. ``agrees``: True if the received records equal the sent ones."""
+    """One line in the result table of the demo. ``agrees``: True if the received records equal the sent ones."""
 
     name: str
     records: int
@@ -65,15 +65,16 @@ class Step:
     note: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the step with records and bytes per second."""
+        """Return the step as a JSON object, with records and bytes per second."""
         rate = {"records_per_s": round(self.records / self.seconds), "bytes_per_s": round(self.size_bytes / self.seconds)}
         return {**asdict(self), "seconds": round(self.seconds, 3), **(rate if self.records else {})}
 
 
 async def publish_and_watch(client: Client, nats_url: str, flights: range, folder: Path, nodes: list[str], show: Show) -> float:
-    """Publish ``flights`` at the pace of the high watermark until every replica has all of them.
+    """Publish the ``flights`` (numbers of lines) in another process, until every node has all of them.
 
-    Return the duration in seconds.
+    The publisher stays only a little ahead of the high watermark. ``show`` is called with the current numbers of records. Return
+    the duration in seconds.
     """
     arguments = ["--nats", nats_url, "--subject", SUBJECT, "--first", str(flights.start), "--records", str(len(flights))]
     async with await LineProcess.start("sidecar.dev.demo_publisher", arguments, folder) as publisher:
@@ -81,7 +82,7 @@ async def publish_and_watch(client: Client, nats_url: str, flights: range, folde
 
 
 async def _watch(client: Client, publisher: LineProcess, flights: range, nodes: list[str], show: Show) -> float:
-    """Control the pace of the publisher, and poll the nodes until all records are committed everywhere.
+    """Tell the publisher how much it may send, and ask the nodes for their positions, until all records are committed everywhere.
 
     Return the duration in seconds.
     """
@@ -123,7 +124,7 @@ async def _count_sent(publisher: LineProcess, at: Positions, first: int) -> None
 
 
 async def _look(client: Client, nodes: list[str], at: Positions) -> None:
-    """Update the positions ``at`` from the leader and the replicas. A replica without an answer keeps its last position."""
+    """Update ``at`` with the current numbers of records of the leader and of each node. Old numbers stay without an answer."""
     with contextlib.suppress(UnavailableError):
         bounds = await client.bounds(STREAM)
         at.committed, at.leader = bounds.high_watermark + 1, bounds.leader
@@ -155,7 +156,10 @@ async def read_back(client: Client, lines: list[bytes]) -> Step:
 
 
 async def compute_by_spark(job: LineProcess, folder: Path, lines: list[bytes]) -> tuple[list[Step], Delays]:
-    """Run the Spark job. Compare its records with ``lines``, and its table with one that is computed here."""
+    """Run the Spark job. Compare its records with ``lines``, and its table with a table that this process computes.
+
+    Return the two result lines, and the table of Spark.
+    """
     job.say("go")
     await job.expect("done", SPARK_JOB_S)
     result = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
@@ -210,7 +214,11 @@ _PAUSE_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Failover:
-    """Result of the failover step. ``next_ack_s``: time from the kill to the next ack. ``seconds``: total time."""
+    """Result of the failover step of the demo.
+
+    ``killed``: node that led before. ``leader``: node that leads now. ``acknowledged``: number of acks. ``next_ack_s``: time from
+    the kill to the next ack. ``seconds``: total time.
+    """
 
     killed: str
     leader: str
@@ -249,7 +257,10 @@ async def lose_the_leader(
 async def _publish(
     connection: NatsConnection, client: Client, stream: str, subject: str, lines: list[bytes], first: int, start: int, end: int
 ) -> int:
-    """Publish the flights from offset ``start`` to ``end`` (exclusive) with acks, several at once. Return the next offset."""
+    """Publish the lines for the offsets ``start`` to ``end`` (exclusive) with acks, several at once. Return the next offset.
+
+    ``first``: offset of the first element of ``lines``.
+    """
     position, moved = start, time.monotonic()
     while position < end:
         window = range(position, min(position + _WINDOW, end))
@@ -269,7 +280,7 @@ async def _publish(
 
 
 async def _ask(connection: NatsConnection, subject: str, line: bytes, offset: int) -> bool:
-    """Publish ``line``. Return whether it was acknowledged at ``offset``."""
+    """Publish ``line`` as a request. Return whether it was acknowledged at ``offset``."""
     try:
         answer = await connection.request(
             subject, line, timeout=_ANSWER_TIMEOUT_S, headers={"Nats-Expected-Last-Sequence": str(offset)}
@@ -344,13 +355,13 @@ class LineProcess:
         return cls(module.rpartition(".")[2], process, log)
 
     def say(self, line: str) -> None:
-        """Write one line. The call has no effect if the process has ended."""
+        """Write one line to the standard input of the process. The call has no effect if the process has ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(ConnectionError, RuntimeError):
             self._process.stdin.write(line.encode() + b"\n")
 
     async def lines(self) -> AsyncIterator[str]:
-        """Yield its output lines until it ends. Raises LiftError with its last log lines if it failed."""
+        """Yield the output lines of the process until it ends. Raises LiftError with its last log lines if it failed."""
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             yield line.decode(errors="replace").rstrip()
@@ -358,7 +369,7 @@ class LineProcess:
             raise LiftError(f"The {self.name} process of the demo failed: {self.last_words()}")
 
     async def expect(self, wanted: str, timeout_s: float) -> None:
-        """Wait for the line ``wanted``. Raises UnavailableError after ``timeout_s``."""
+        """Read output until the line ``wanted``. Raises UnavailableError after ``timeout_s`` seconds, and LiftError at its end."""
         try:
             async with asyncio.timeout(timeout_s):
                 async for line in self.lines():
@@ -372,7 +383,7 @@ class LineProcess:
         raise LiftError(f"The {self.name} process of the demo ended before it printed {wanted!r}: {self.last_words()}")
 
     def last_words(self) -> str:
-        """Return the end of the process's standard error."""
+        """Return the last part of what the process has written to its standard error."""
         return self._log.read_bytes()[-_LAST_WORDS_BYTES:].decode(errors="replace").strip() or "it said nothing"
 
     async def __aenter__(self) -> LineProcess:
@@ -382,7 +393,10 @@ class LineProcess:
         await self.end(_STOP_TIMEOUT_S if kind is None else _ABANDON_TIMEOUT_S)
 
     async def end(self, timeout_s: float) -> None:
-        """Close its input and wait for its end. Kill its process group if it does not end, or if it leaves processes."""
+        """Close the standard input of the process and wait for its end.
+
+        Its process group is killed if it does not end within ``timeout_s`` seconds, or if it leaves processes behind.
+        """
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -397,9 +411,9 @@ class LineProcess:
             await self._read_to_the_end()
 
     async def _read_to_the_end(self) -> None:
-        """Read the pipe to its end, because asyncio closes it only then.
+        """Read the output of the process to its end, because asyncio closes the pipe only then.
 
-        An open pipe would cause a warning when the loop closes.
+        An open pipe would cause a warning when the event loop closes.
         """
         assert self._process.stdout is not None
         with contextlib.suppress(TimeoutError):

@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1  # Linux only. The setting stays after exec
 
 
 def main(arguments: list[str]) -> None:
-    """Run the program.
+    """Replace this process by the program. ``arguments``: signal, process id of the parent, program and its arguments.
 
     Exit with 1 if the parent has ended. Exit with the text of the OSError if the program does not exist.
     """

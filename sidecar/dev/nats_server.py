@@ -59,7 +59,7 @@ _spawner = ThreadPoolExecutor(1, thread_name_prefix="liftpy-spawn")
 
 
 def spawn(command: Sequence[str], with_signal: int, **options: Any) -> subprocess.Popen[Any]:
-    """Start a child that gets ``with_signal`` when this process ends. Any thread may call it.
+    """Run ``command`` as a child process that gets ``with_signal`` when this process ends. Any thread may call it.
 
     One thread that lives as long as the process starts all children, because Linux ties them to their thread.
     """
@@ -198,7 +198,7 @@ def _answers(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return free loopback ports."""
+    """Return ``count`` different ports that are free on the loopback address."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [s.getsockname()[1] for s in sockets]
     for s in sockets:

@@ -54,7 +54,7 @@ class ClusterUnderTest:
 
     @property
     def client(self) -> sync.SyncClient:
-        """The client of the cluster itself, for questions about its state. It exists until the cluster stops."""
+        """A synchronous client that the cluster uses for requests about its state. It exists until the cluster stops."""
         if self._asking is None:
             self._asking = sync.connect(self.url, self.namespace, name="liftpy-cluster-under-test")
         return self._asking
@@ -71,7 +71,7 @@ class ClusterUnderTest:
         self._cluster.start(WAIT_S)
 
     def stop(self) -> None:
-        """End all processes. It may be called twice."""
+        """End all processes of the cluster. A second call has no effect."""
         asking, self._asking = self._asking, None
         if asking is not None:
             asking.close()
@@ -95,7 +95,7 @@ class ClusterUnderTest:
 
     # ---- faults ------------------------------------------------------------------------------------------------------
     def kill(self, node: str) -> None:
-        """End a node's process with SIGKILL. It may be paused."""
+        """End the process of a node, which may be paused, with SIGKILL."""
         self._node(node).kill()
 
     def start(self, node: str, timeout_s: float = WAIT_S) -> None:
@@ -148,7 +148,10 @@ class ClusterUnderTest:
         self._cluster.nats.restart()
 
     def heal(self, timeout_s: float = WAIT_S) -> None:
-        """Resume or restart every node. Return when all of them are live in the cluster. Raises UnavailableError."""
+        """Resume all paused nodes and start all stopped ones. Return when all nodes are live in the cluster.
+
+        Raises UnavailableError after ``timeout_s`` seconds.
+        """
         deadline = time.monotonic() + timeout_s
         down = [found for found in self._cluster.nodes.values() if not found.running]
         for found in self._cluster.nodes.values():
@@ -168,8 +171,8 @@ class ClusterUnderTest:
     def wait_until(self, condition: Callable[[], _T], timeout_s: float = WAIT_S, what: str = "the condition") -> _T:
         """Call ``condition()`` until its result is true, and return the result.
 
-        Raises UnavailableError after ``timeout_s`` seconds. Until then, errors that mean no answer (UnavailableError,
-        OutcomeUnknownError...) are ignored. ConfigError is raised at once.
+        Raises UnavailableError after ``timeout_s`` seconds. ``what``: name of the condition in its text. Until then, errors that mean
+        no answer (UnavailableError, OutcomeUnknownError...) are ignored. ConfigError is raised at once.
         """
         deadline = time.monotonic() + timeout_s
         while True:

@@ -32,7 +32,7 @@ _TOO_LARGE = JsRefusal(400, 10054, "message size exceeds maximum allowed")
 
 
 class JetStreamDesk:
-    """JetStream read API of one node. ``bus``: connection for requests and answers."""
+    """Serves the JetStream read API on one node. ``bus``: NATS connection for requests and answers."""
 
     def __init__(
         self, bus: BusConnection, settings: NodeSettings, inboxes: InboxRule, counters: Counter[str], keys: Keys
@@ -49,7 +49,7 @@ class JetStreamDesk:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
-        """Connect the client in the background, and then subscribe."""
+        """Start a background task that connects a client and then subscribes to the requests."""
         self._add(spawn(self._open(), "connecting for the read API of JetStream"))
 
     async def _open(self) -> None:
@@ -107,11 +107,11 @@ class JetStreamDesk:
         return send_answer(self._bus, (self._inboxes,), self._counters, reply, (answer.payload,), headers=answer.headers)
 
     def _reject(self, reply: bytes, error: Exception) -> None:
-        """Answer with a status line, which every JetStream client treats as an error."""
+        """Answer a request that failed unexpectedly with a status line. Every JetStream client treats it as an error."""
         self._send(reply, status(500, "Internal Server Error"))
 
     async def close(self) -> None:
-        """Stop answering."""
+        """Unsubscribe from the requests, and close the client."""
         if self._listener is not None:
             self._listener.close()
         await end_tasks(list(self._tasks))

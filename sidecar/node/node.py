@@ -108,9 +108,9 @@ _LIVE_TIMEOUT_S = 5.0
 
 
 class Node:
-    """One running node: ``start``, then ``wait``, then ``stop``. ``run_node`` does all three.
+    """One running node: ``start``, then ``wait``, then ``stop``. ``run_node`` calls all three.
 
-    ``share``: the partitions that this process hosts.
+    ``share``: the part of the partitions that this process hosts. ``again``: sources of the settings, for a reload.
     """
 
     def __init__(self, settings: NodeSettings, share: WorkerShare | None = None, again: GivenSettings | None = None) -> None:
@@ -207,7 +207,10 @@ class Node:
         )
 
     def _say(self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, told: Told) -> None:
-        """Process a message of a service in this process. Before the partitions are open, it gets no answer."""
+        """Pass a message of a replicated service, which runs in this process, to the node.
+
+        ``told``: function that receives the answer. The message gets no answer before the partitions are open.
+        """
         if self._services is not None:
             self._services.said_here(message, inbox, told)
 
@@ -347,9 +350,9 @@ class Node:
         partitions.leave_behind(self._recovered.names)
 
     def _lost_logs(self, folder: DataFolder, image: ClusterImage) -> list[str]:
-        """Return the logs whose directory is missing although this node is in the ISR [S17].
+        """Return the names of logs that this node has lost: the directory is missing, but the node is in the ISR [S17].
 
-        Remove the marks of other missing logs.
+        For other missing directories, remove the mark that says that the node has the log.
         """
         lost = []
         for name in self._recovered.missing:
@@ -366,7 +369,7 @@ class Node:
         return lost
 
     def _keep_unknown(self, folder: DataFolder, group: MetadataGroup, promises: Promises) -> None:
-        """Log the directories of streams that the cluster does not know, and remove them when an operator requests it."""
+        """Log the directories of streams that the cluster does not know. They stay until an operator requests their removal."""
         found = unknown_folders(folder, group.image)
         self.status.unknown = UnknownStreams(found, folder, group, lambda: group.image, promises.forget)
         for name in found:
@@ -395,7 +398,7 @@ class Node:
         return self._memory.look(self._links.ingest if self._links is not None else None, waiting)
 
     def _signs(self) -> Signs:
-        """Collect the facts about this node that the health checks need."""
+        """Return the facts about this node that its health checks need."""
         workers = list(self.partitions) if self.partitions is not None else []
         return Signs(
             failure=str(self._failure or ""),
@@ -411,7 +414,7 @@ class Node:
         )
 
     def _start_step_text(self) -> str:
-        """Return the current step of the start. '': it is a short step."""
+        """Return the step of the start that takes long now, as text for the supervisor. '': no step takes long."""
         done, count = self._recovered.progress
         if not self.incarnation and done < count:
             return f"recovering log {done + 1} of {count}"
@@ -424,7 +427,7 @@ class Node:
             self._cluster_watch.update(new, clock.now_ns())
 
     def _try_out_flushes(self, folder: Path) -> None:
-        """Measure test flushes in a thread. No other part of the start waits for them."""
+        """Measure the duration of test flushes to ``folder`` in a thread. The start of the node does not wait for the result."""
 
         def tried_out(probing: asyncio.Future[list[float] | None]) -> None:
             if not probing.cancelled():  # a stop has canceled it
@@ -557,7 +560,10 @@ class Node:
         )
 
     def _quiet_questions(self, quiet: QuietTalk) -> Callable[[bytes, memoryview], None]:
-        """Return the handler of combined fetches. In a node with workers, the first process answers them."""
+        """Return the function that answers combined fetches (one request of a follower node about many idle partitions).
+
+        In a node with workers, the first process answers for all processes. The function of a worker does nothing.
+        """
         if self.share.number:
             return lambda reply, body: None
         return (
@@ -567,7 +573,7 @@ class Node:
         )
 
     def _descriptors(self) -> dict[str, int]:
-        """Return the number of open files and their limit, for the status."""
+        """Return the number of open file descriptors and their limit, for the status of the node."""
         return open_files_and_limit(self._budget, self._folder.maps if self._folder is not None else OpenMaps())
 
     def _deliver(self, stream: str, partition: int, uid: str, event: Any) -> None:
@@ -602,7 +608,7 @@ class Node:
 
     # ---- stop --------------------------------------------------------------------------------------------------------------
     def fatal(self, error: Exception) -> None:
-        """Stop the node after a fatal error, without the clean-stop marker. It restarts if a restart may help."""
+        """Stop the node because of a fatal ``error``, without the clean-stop marker. The node restarts if a restart may help."""
         if self._failure is None:
             exit_after(HARD_STOP_S)
             self._failure = error
@@ -610,9 +616,9 @@ class Node:
         self._stopping.set()
 
     def repair(self, reason: str) -> None:
-        """Transfer the leaderships and restart without the clean-stop marker.
+        """Transfer the leaderships and restart the node without the clean-stop marker, because a log is damaged.
 
-        The recovery at the start then quarantines the damage, and the replica fetches the data again.
+        The recovery at the next start quarantines the damage, and the replica fetches the data again. ``reason``: the damaged log.
         """
         if self._failure is None and not self._repairs:
             exit_after(HARD_STOP_S)
@@ -621,7 +627,10 @@ class Node:
         self._stopping.set()
 
     def request_stop(self, *, hand_over: bool) -> None:
-        """Stop cleanly: after a transfer of leaderships (SIGTERM), or at once (SIGINT) if the whole cluster stops."""
+        """Request a clean stop. ``wait`` then returns.
+
+        ``hand_over``: True to transfer the leaderships first (SIGTERM), False to stop at once because the whole cluster stops (SIGINT).
+        """
         self._hand_over = hand_over
         self._repairs = False
         self._stopping.set()
@@ -657,7 +666,7 @@ class Node:
 
     @property
     def _registered(self) -> Membership | None:
-        """Return the membership of this process, None if it has not registered."""
+        """The membership of this node in the cluster. None: this process has not registered the node."""
         return self._membership if self._membership is not None and self._membership.incarnation else None
 
     def _retire(self) -> None:
@@ -690,7 +699,7 @@ class Node:
             await registered.leave(_LEAVE_TIMEOUT_S)
 
     def _end_cleanly(self) -> None:
-        """Write the clean-stop marker if all data is on disk [S9]."""
+        """Write the clean-stop marker at the end of a stop, unless some data is not on disk [S9]."""
         self.was_clean = stopped_cleanly(
             failed=self._failure is not None,
             opened=self.partitions is not None,
@@ -705,7 +714,10 @@ class Node:
 
 
 class PublishMemory:
-    """Memory of this process for publishes, with its limits. ``processes``: number of processes of the node."""
+    """Memory that this process uses for publishes and reads in progress, with its limits.
+
+    ``processes``: number of processes of the node, which share the limit of the machine.
+    """
 
     def __init__(self, settings: NodeSettings, processes: int) -> None:
         limit_bytes = limit_of(settings.memory_limit_bytes, memory_bytes() // processes)
@@ -715,7 +727,10 @@ class PublishMemory:
         self.heard = NodeHeard(min(settings.replication.node_standby_bytes, round(limit_bytes * STANDBY_SHARE)))
 
     def look(self, ingest: Inflow | None, waiting: int) -> bool:
-        """Update the memory in use. Return whether nothing is in use. ``waiting``: publishers that wait for an answer."""
+        """Update the amount of memory in use. Return True if no memory is in use.
+
+        ``ingest``: source of received publishes, None before the start. ``waiting``: number of publishers that wait for an ack.
+        """
         if ingest is not None:
             self.room.update_wait(*ingest.read_and_parsed_bytes, clock.now_ns())
         held = HeldByNode(
@@ -738,7 +753,8 @@ async def run_node(
 ) -> int:
     """Run one node until SIGTERM (transfers leaderships first) or SIGINT (stops at once). Return the exit code.
 
-    ``again``: reads the settings again for SIGHUP. Raises the error of a failed start, except a temporary disk error.
+    ``say_ready`` is called with the values of the ready line. ``again``: sources of the settings for a reload by SIGHUP, None for no
+    reload. Raises the error of a failed start, except a temporary disk error.
     """
     retain_freed_memory()
     make_collections_rare()

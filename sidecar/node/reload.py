@@ -44,18 +44,18 @@ LIVE = (
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """Names of changed settings. ``applied``: they apply now. ``wait``: they apply after a restart."""
+    """Names of the settings that a reload has changed. ``applied``: they apply now. ``wait``: they apply after a restart."""
 
     applied: tuple[str, ...]
     wait: tuple[str, ...]
 
 
 class SettingsSource(Protocol):
-    """Reads the settings of a node."""
+    """Reads the settings of a node from file, environment and flags."""
 
     @property
     def sources(self) -> Mapping[str, str]:
-        """Setting -> ``file``, ``env`` or ``flag``, as of the last ``load``."""
+        """Source of each setting (``file``, ``env`` or ``flag``) after the last ``load``. Settings with defaults are missing."""
 
     def load(self) -> NodeSettings:
         """Read and check the settings. Raises ConfigError."""
@@ -63,9 +63,10 @@ class SettingsSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LiveParts:
-    """Parts of a node that apply new settings.
+    """The parts of a node that can apply new settings while it runs.
 
-    ``others``: worker processes. ``prefer``: the metadata group. ``keys``: NATS connections, which reconnect.
+    ``others``: passes the settings to the worker processes. ``prefer``: sets the interval, in seconds, at which the metadata group
+    transfers leaderships to preferred leaders. ``keys``: passes credentials to the NATS connections, which reconnect.
     """
 
     partitions: Partitions | None
@@ -92,9 +93,10 @@ Prove = Callable[[Credentials], Awaitable[None]]
 
 
 class Reloading:
-    """Reloads the settings of a node.
+    """Reloads the settings of a running node.
 
-    ``given``: reads the settings, None: they never change. ``parts``: parts that apply them. ``prove``: tests credentials.
+    ``given``: reads the settings. None: they never change. ``parts``: returns the parts that apply settings. ``prove``: checks new
+    credentials with a connection, and raises an error if NATS rejects them.
     """
 
     def __init__(self, settings: NodeSettings, given: SettingsSource | None, parts: Parts, prove: Prove) -> None:
@@ -142,7 +144,7 @@ class Reloading:
         return result
 
     def take_over(self, settings: NodeSettings) -> None:
-        """Apply the reloadable part of ``settings`` in this process."""
+        """Apply those of the new ``settings`` in this process that do not need a restart."""
         proofs = settings.credentials.proofs()
         LOGS.reconfigure(settings.log_level, settings.log_format)
         parts = self._parts()
@@ -161,9 +163,9 @@ class Reloading:
             parts.prefer(self._preferred_every)
 
     async def reload_after_signal(self, supervisor: Supervisor) -> dict[str, Any]:
-        """Reload the settings after SIGHUP or ``liftpy settings reload``.
+        """Reload the settings after SIGHUP or ``liftpy settings reload``, and report it to the supervisor.
 
-        Return ``applied`` and ``wait``. After an error, nothing is changed and the result has ``error``.
+        Return the names ``applied`` and ``wait`` (for a restart). After an error nothing is changed, and the result has only ``error``.
         """
         supervisor.reloading()
         try:
@@ -176,5 +178,5 @@ class Reloading:
         return said
 
     def setting_rows(self) -> list[dict[str, Any]]:
-        """Return a row for each setting (``settings_names.rows``)."""
+        """Return a row for each setting of the node, with its value, source and default."""
         return rows(self.running, self.read, self._given.sources if self._given is not None else {}, LIVE)

@@ -52,24 +52,24 @@ _FINISH_S = 1.0
 
 
 class _NodesDesk(StatusDesk):
-    """Status desk of a worker. It does nothing, because the first process answers for the status and keeps the history."""
+    """Status desk of a worker. It answers no requests itself, because the first process of the node answers for all processes."""
 
     def __init__(self, settings: NodeSettings, counters: Counter[str], sampled: Callable[[Said], None]) -> None:
         super().__init__(settings, counters)
         self._sampled = sampled
 
     def begin_history(self) -> None:
-        """Do nothing, because the first process keeps the history."""
+        """Start to take samples of the counters and to send them to the first process, which keeps the history of the node."""
         assert self.reporter is not None
         self._sampler = Sampler(self.history, self.reporter, tell=self._sampled)
         self._sampler.start()
 
     def listen(self, *_: Any) -> None:
-        """Do nothing, because the first process subscribes."""
+        """Do nothing, because only the first process subscribes to status requests."""
 
 
 class WorkerNode(Node):
-    """One worker process of a node. ``lock``: file descriptor of the lock of the data directory."""
+    """One worker process of a node. ``said``: content of the setup frame. ``lock``: descriptor of the lock of the data directory."""
 
     def __init__(self, settings: NodeSettings, share: WorkerShare, channel: Channel, lock: int, said: dict[str, Any]) -> None:
         super().__init__(settings, share)
@@ -175,7 +175,7 @@ class WorkerNode(Node):
 
     # ---- frames of the node -----------------------------------------------------------------------------------------------
     def process_frame(self, frame: Frame) -> None:
-        """Process a frame of the node on the event loop. The node stops if a frame cannot be processed."""
+        """Process a frame that the node has sent to this worker, on the event loop. An invalid frame stops the node."""
         try:
             self._take(frame)
         except (LiftError, DecodeError, ValueError, KeyError, struct.error) as error:
@@ -235,7 +235,7 @@ class WorkerNode(Node):
 
     # ---- frames to the node-------------------------------------------------------------------------------------------------
     def fatal(self, error: Exception) -> None:
-        """Report a fatal error to the node, which stops."""
+        """Report a fatal error of this worker to the node, which then stops."""
         is_news = self._failure is None
         super().fatal(error)
         if is_news:
@@ -243,7 +243,7 @@ class WorkerNode(Node):
             self._channel.send(FrameKind.FATAL, 0, json.dumps(said).encode())
 
     def repair(self, reason: str) -> None:
-        """Report damage to the node, which restarts for the given reason."""
+        """Report a damaged log to the node, which restarts to repair it. ``reason``: the damaged log."""
         is_news = self._failure is None and not self._repairs
         super().repair(reason)
         if is_news:
@@ -266,7 +266,10 @@ class WorkerNode(Node):
 
 
 def main(descriptor: int, lock: int) -> int:
-    """Run one worker and return its exit code."""
+    """Run one worker process and return its exit code.
+
+    ``descriptor``: file descriptor of the socket to the node. ``lock``: file descriptor of the lock of the data directory.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):  # a signal to all processes of a node is meant for the first one
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(lock, False)

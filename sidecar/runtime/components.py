@@ -14,20 +14,20 @@ Step = Callable[[], Awaitable[None] | None]
 
 
 class Closable(Protocol):
-    """A part that can be closed."""
+    """Object with a ``close`` step, such as a connection."""
 
     @property
     def close(self) -> Step:
-        """Close the part."""
+        """Function that closes the object."""
 
 
 def no_step() -> None:
-    """Do nothing. A component without a start or a close uses it."""
+    """Do nothing. A component that needs no start or no close uses this step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One part of a process.
+    """One part of a process, with the steps that start and close it.
 
     ``close`` also runs if ``start`` failed, was canceled or never ran, so it closes only what exists.
     """
@@ -65,11 +65,11 @@ async def _run(step: Step) -> None:
 
 
 def close_of(part: Closable | None) -> Step:
-    """Return the close of ``part``. If no component has created it, return a step that does nothing."""
+    """Return the step that closes ``part``. None: the part was never created, so the step does nothing."""
     return no_step if part is None else part.close
 
 
 def require_started(part: T | None) -> T:
-    """Return ``part``, which an earlier component has created."""
+    """Return ``part``. It is never None here, because an earlier component has created it."""
     assert part is not None
     return part

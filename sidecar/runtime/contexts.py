@@ -43,7 +43,7 @@ class Contexts:
     Args:
         path: Path of the file.
         selected: Name of the context that commands use by default. '': none.
-        values: Name of a context -> its values.
+        values: Values of each context (option name to value), by the name of the context.
     """
 
     path: Path = Path("contexts.json")
@@ -97,7 +97,7 @@ class Contexts:
             ) from None
 
     def encode(self) -> bytes:
-        """Return the bytes of the file."""
+        """Return the content of the contexts file, as JSON."""
         return json.dumps({"selected": self.selected, "contexts": self.values}, indent=2).encode() + b"\n"
 
     def values_of(self, name: str) -> dict[str, str]:
@@ -114,7 +114,7 @@ class Contexts:
 
 
 def check_values(name: str, values: Mapping[str, str]) -> None:
-    """Check a context before it is stored.
+    """Check the name and the ``values`` of a context before it is stored.
 
     Raises:
         ConfigError: The name or a value is not valid.

@@ -171,21 +171,21 @@ _EPOCH_AT = {"replica.role_changed": 3}
 
 
 def event_of(record: logging.LogRecord) -> str:
-    """Return the event name of a log line. Without one, return the logger name with ``other``."""
+    """Return the event name of a log record. If ``EVENTS`` has no name for it, return the logger name with ``.other``."""
     found = EVENTS.get((record.name, str(record.msg)[:KEY_CHARS]))
     return found or f"{record.name.removeprefix('liftpy.')}.{_OTHER}"
 
 
 def partition_of(record: logging.LogRecord) -> PartitionKey | None:
-    """Return the partition of the log line, None if it has none."""
+    """Return the partition that a log record is about. None: it is not about one partition."""
     first = record.args[0] if isinstance(record.args, tuple) and record.args else None
     return first if isinstance(first, PartitionKey) else None
 
 
 class Suppression(logging.Filter):
-    """Limits the rate of log lines. Any thread may call it.
+    """Log filter that limits the rate of lines for each event and partition. Any thread may call it.
 
-    ``say``: logs a line that is allowed. ``clock``: monotonic clock, in seconds.
+    ``say``: function that writes an additional line. ``clock``: monotonic clock, in seconds.
     """
 
     def __init__(self, say: Callable[[logging.LogRecord], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -202,7 +202,7 @@ class Suppression(logging.Filter):
         self.left_out_count = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the line is logged."""
+        """Return whether the log line is written. Suppressed lines are counted."""
         key = event_of(record), partition_of(record)
         with self._lock:
             takes = record.levelno >= logging.ERROR or self._takes(key)
@@ -227,9 +227,9 @@ class Suppression(logging.Filter):
         return left >= 1
 
     def tell(self, *, all_of_it: bool = False) -> None:
-        """Log the number of suppressed lines that are older than a second.
+        """Write a line with the number of suppressed lines, for each event and partition whose last line is older than a second.
 
-        ``all_of_it``: True to log all, because the process ends.
+        ``all_of_it``: True to write all numbers now, because the process ends.
         """
         if not self._suppressed:
             return
@@ -248,7 +248,7 @@ class Suppression(logging.Filter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats log lines as JSON objects. ``facts``: fields about the node in each line."""
+    """Formats log lines as JSON objects. ``facts``: returns fields about the node that each line has."""
 
     def __init__(self, facts: Callable[[], dict[str, Any]]) -> None:
         super().__init__()
@@ -281,7 +281,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class NodeLogs:
-    """Log output of one process."""
+    """Log output of one process: level, format and rate limit."""
 
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {}
@@ -292,7 +292,10 @@ class NodeLogs:
         self._until: Any = None
 
     def configure(self, level: str, form: str, node_id: str, stream: TextIO | None = None) -> None:
-        """Log to ``stream`` (default: the standard error). ``level``: lowest level of lines. ``form``: text or json."""
+        """Write the log of this process to ``stream`` (default: the standard error).
+
+        ``level``: lowest level of lines. ``form``: text or json. ``node_id``: field of each JSON line.
+        """
         self.facts, self._level = {"node": node_id}, level
         handler = self._handler = logging.StreamHandler(stream or sys.stderr)
         handler.setFormatter(self._formatter(form))
@@ -306,14 +309,14 @@ class NodeLogs:
         return JsonFormatter(lambda: self.facts) if form == "json" else text
 
     def reconfigure(self, level: str, form: str) -> None:
-        """Apply another level and format. A temporary level stays until its end."""
+        """Apply another ``level`` and another format ``form``. A temporary level stays in effect until its end."""
         self._level = level
         self._handler.setFormatter(self._formatter(form))
         if self._until is None:
             logging.getLogger().setLevel(level.upper())
 
     def change_level(self, level: str, for_s: float, call_later: Callable[[float, Callable[[], None]], Any]) -> None:
-        """Use ``level`` for ``for_s`` seconds."""
+        """Use the log level ``level`` for ``for_s`` seconds. ``call_later``: function that starts a timer."""
         if self._until is not None:
             self._until.cancel()
         logging.getLogger().setLevel(level.upper())
@@ -340,7 +343,7 @@ SELDOM_S = 1.0
 
 
 class Chatter:
-    """Log lines of level ``info`` with a rate limit that all partitions of a process share."""
+    """Writes log lines of level ``info``, at most ``lines_per_s`` for all partitions of a process together."""
 
     def __init__(self, lines_per_s: int = MAX_LINES_PER_S) -> None:
         self._lines_per_s = lines_per_s
@@ -350,7 +353,7 @@ class Chatter:
         self._untold = 0
 
     def info(self, logger: logging.Logger, text: str, *given: object) -> None:
-        """Log the line, or count it as suppressed."""
+        """Write the line ``text``, or only count it as suppressed if the limit is reached. ``given``: values for the text."""
         second = int(time.monotonic())
         if second != self._second:
             self._second, self._lines = second, 0
@@ -369,14 +372,14 @@ CHATTER = Chatter()
 
 
 class LogRateLimit:
-    """Limits log lines to one per second and text. The next line has the number of suppressed ones."""
+    """Writes each warning at most once per second. The next line with the same text has the number of suppressed ones."""
 
     def __init__(self) -> None:
         self._said: dict[str, tuple[float, int]] = {}
         """Text -> (time of the last line, number of lines suppressed since)."""
 
     def warning(self, logger: logging.Logger, text: str, *given: object) -> None:
-        """Log the line as a warning, or count it as suppressed."""
+        """Write the warning ``text`` to ``logger``, or only count it as suppressed. ``given``: values in the text."""
         now = time.monotonic()
         said_at, left_out = self._said.get(text, (now - SELDOM_S, 0))
         if now - said_at < SELDOM_S:

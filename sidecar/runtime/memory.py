@@ -18,7 +18,10 @@ _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 
 def memory_bytes(limits: tuple[Path, ...] = _LIMITS) -> int:
-    """Return the smallest of the known limits, in bytes."""
+    """Return the memory limit of this process, in bytes: the smallest of the machine's memory and the limits in ``limits``.
+
+    ``limits``: files of the control group that contain a limit.
+    """
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in limits:
         try:
@@ -35,9 +38,9 @@ RETAINED_BYTES = 16 * 1024 * 1024
 
 
 def retain_freed_memory(size_bytes: int = RETAINED_BYTES) -> None:
-    """Free one block of ``size_bytes`` (at most 32 MiB count), which raises glibc's dynamic thresholds.
+    """Make glibc keep freed memory for its next use. Call it once per process.
 
-    Call it once per process.
+    It frees one block of ``size_bytes`` (at most 32 MiB), which raises glibc's dynamic thresholds.
     """
     block = bytearray(size_bytes)
     del block
@@ -65,12 +68,15 @@ YOUNG = 10_000
 
 
 def make_collections_rare() -> None:
-    """Make collections rare in this process. Reference cycles of young objects may use a few MB longer."""
+    """Let the garbage collector run less often in this process. Reference cycles may then use a few MB for longer."""
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
 
 
 class Garbage:
-    """Tunes the garbage collector by the numbers of opened and closed partitions. The counters are for the status."""
+    """Runs the garbage collector after many partitions were opened or closed, and exempts long-lived objects from it.
+
+    ``full_collection_count``: number of full collections, for the status.
+    """
 
     def __init__(self) -> None:
         self._opened = 0
@@ -79,7 +85,7 @@ class Garbage:
         self.full_collection_count = 0
 
     def count_opened(self) -> None:
-        """Count an opened partition."""
+        """Count an opened partition. After a number of them, collect garbage and exempt the remaining objects from collections."""
         self._open += 1
         self._opened += 1
         if self._opened >= OPENED:
@@ -88,7 +94,7 @@ class Garbage:
             gc.freeze()
 
     def count_closed(self) -> None:
-        """Count a closed partition."""
+        """Count a closed partition. After a number of them, run a full collection."""
         self._open -= 1
         self._closed += 1
         if self._closed >= max(CLOSED, self._open // 4):

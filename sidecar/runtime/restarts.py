@@ -38,12 +38,12 @@ _FINAL = (CorruptionError, UnknownFormatError, DataDirectoryLockedError)
 
 
 def never_again(error: BaseException | None) -> bool:
-    """Return whether another start would fail in the same way, or do harm."""
+    """Return whether the node must not restart after ``error``, because another start would fail or do harm."""
     return isinstance(error, (CorruptionError, UnknownFormatError, WrongDataDirectoryError, IncompatibleVersionError))
 
 
 def momentary(error: BaseException | None) -> bool:
-    """Return whether the next start may succeed."""
+    """Return whether ``error`` may be temporary, such as a full disk, so that the next start may succeed."""
     if isinstance(error, OSError):
         return error.errno in _DISK
     if not isinstance(error, StorageError) or isinstance(error, _FINAL):
@@ -60,7 +60,7 @@ def count_restart(before: int, ran_s: float) -> int:
 
 
 def pause_s(in_a_row: int) -> float:
-    """Return the wait before restart number ``in_a_row``, in seconds."""
+    """Return the time to wait before a restart, in seconds. ``in_a_row``: number of consecutive restarts, including this one."""
     return float(min(_FIRST_PAUSE_S * 2 ** min(in_a_row - 1, 16), _LONGEST_PAUSE_S))
 
 
@@ -70,7 +70,7 @@ _deadlines: list[threading.Timer] = []
 
 
 def exit_after(seconds: float) -> None:
-    """End the process after ``seconds`` even if something hangs, so that SIGTERM always works."""
+    """End the process by force after ``seconds`` if its stop is not complete by then."""
 
     def leave() -> None:
         logger.critical("stop not complete seconds=%g: forcing exit", seconds)
@@ -83,6 +83,6 @@ def exit_after(seconds: float) -> None:
 
 
 def cancel_exit() -> None:
-    """Cancel the deadlines of ``exit_after``, because the stop is complete and this process starts the node again."""
+    """Cancel all timers of ``exit_after``, because the stop is complete and this process starts the node again."""
     while _deadlines:
         _deadlines.pop().cancel()

@@ -250,8 +250,8 @@ def address_of(listen: str) -> tuple[str, int]:
 class GivenSettings:
     """The sources of a node's settings: file, environment and flags.
 
-    ``flags``: setting -> value on the command line, None if it was not given. ``sources``: setting -> ``flag``, ``env``
-    or ``file``, as of the last ``load``. Other settings have their defaults.
+    ``flags``: value of each setting on the command line, None if it was not given. ``sources``: source of each setting (``flag``,
+    ``env`` or ``file``) after the last ``load``. Settings that are missing there have their defaults.
     """
 
     def __init__(
@@ -383,7 +383,7 @@ def child_environment() -> dict[str, str]:
 
 
 def dev_environment(environment: Mapping[str, str] | None = None) -> tuple[dict[str, str], list[str]]:
-    """Return the ``LIFTPY_*`` settings for all nodes of `liftpy dev`, and the names of variables that it ignores."""
+    """Return (the ``LIFTPY_*`` settings for all nodes of `liftpy dev`, the names of the variables that it ignores)."""
     environment = os.environ if environment is None else environment
     names = {_PREFIX + f.name.upper() for f in fields(NodeSettings) if f.name not in _SECTIONS}
     names |= {_REPLICATION_PREFIX + f.name.upper() for f in fields(ReplicationConfig)}
@@ -395,7 +395,7 @@ def dev_environment(environment: Mapping[str, str] | None = None) -> tuple[dict[
 
 
 def unknown_variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return unknown ``LIFTPY_*`` variable -> nearest known one, '' if none is similar."""
+    """Return the unknown ``LIFTPY_*`` variables, each with the most similar known name. '': none is similar."""
     environment = os.environ if environment is None else environment
     known = {_PREFIX + f.name.upper() for cls in (NodeSettings, Credentials) for f in fields(cls) if f.name not in _SECTIONS}
     known |= {_REPLICATION_PREFIX + f.name.upper() for f in fields(ReplicationConfig)}
@@ -410,12 +410,12 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> dict[str,
 
 
 def jetstream_environment(domain: str | None) -> dict[str, str]:
-    """Return the variables that set the domain of the JetStream API. None: no variable."""
+    """Return the environment variables that set ``domain`` as the domain of the JetStream API. None: no variables."""
     return {} if domain is None else {_PREFIX + "JETSTREAM_API": domain}
 
 
 def supervisor_of(environment: Mapping[str, str] | None = None) -> tuple[str, float]:
-    """Return (notify socket of the supervisor, watchdog interval in seconds). ('', 0): there is no supervisor."""
+    """Return (address of the supervisor's socket, watchdog interval in seconds). ('', 0): there is no supervisor."""
     environment = os.environ if environment is None else environment
     interval, owner = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", str(os.getpid()))
     mine = interval.isascii() and interval.isdigit() and owner == str(os.getpid())
@@ -428,40 +428,40 @@ def was_open_nats_reported(environment: Mapping[str, str] | None = None) -> bool
 
 
 def quiet_environment() -> dict[str, str]:
-    """Return the variables for a node that must not repeat the warning about a NATS server without authorization."""
+    """Return the environment variables that keep a node from warning about a NATS server without authorization."""
     return {_OPEN_NATS_SAID: "1"}
 
 
 def worker_environment() -> dict[str, str]:
-    """Return the environment for a worker process, including the path of this program."""
+    """Return the environment for a worker process, with an import path that contains this program."""
     path = [str(Path(__file__).resolve().parents[2]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), **quiet_environment()}
 
 
 def credentials_environment(credentials: Credentials) -> dict[str, str]:
-    """Return the variables that pass these credentials to a child process. The process list does not show them."""
+    """Return the environment variables that pass credentials to a child process, so that the process list does not show them."""
     values = {f.name: getattr(credentials, f.name) for f in fields(Credentials)}
     return {_PREFIX + name.upper(): value for name, value in values.items() if value}
 
 
 def workers_environment(workers: int) -> dict[str, str]:
-    """Return the variables that set the number of worker processes."""
+    """Return the environment variables that set the number of processes of a node to ``workers``."""
     return {_PREFIX + "WORKERS": str(workers)} if workers > 1 else {}
 
 
 def nats_environment(url: str) -> dict[str, str]:
-    """Return the variables that set the NATS URL. It is no flag, because a URL may contain a password."""
+    """Return the environment variables that pass the NATS URL to a node. A flag would show a password in the URL."""
     return {_PREFIX + "NATS": url}
 
 
 def restarts_in_a_row(environment: Mapping[str, str] | None = None) -> int:
-    """Return the number of consecutive restarts of this node. 0: a normal start."""
+    """Return the number of consecutive restarts that led to this process. 0: a normal start."""
     told = (os.environ if environment is None else environment).get(_RESTARTS, "")
     return min(int(told), _MAX_RESTARTS) if told.isascii() and told.isdigit() else 0
 
 
 def restarted_environment(in_a_row: int) -> dict[str, str]:
-    """Return the environment for the next process of a node that restarts."""
+    """Return the environment for the next process of a node that restarts. ``in_a_row``: number of consecutive restarts."""
     return {**os.environ, _RESTARTS: str(min(in_a_row, _MAX_RESTARTS))}
 
 
@@ -514,7 +514,10 @@ def _values(
 
 
 def _check_renamed(known: Collection[str], unknown: Iterable[str], environment: Mapping[str, str], prefix: str) -> None:
-    """Check for old names of settings in the file and in the environment. Raises ConfigError with the new name."""
+    """Raise ConfigError with the new name if the user has given a setting by its old name.
+
+    ``known``: names of all settings. ``unknown``: unknown names in the file. ``prefix``: prefix of the environment variables.
+    """
     for name in unknown:
         if SETTINGS.get(name) in known:
             raise ConfigError(f"The setting {name} was renamed. Use {SETTINGS[name]} in the file.")
@@ -524,7 +527,7 @@ def _check_renamed(known: Collection[str], unknown: Iterable[str], environment: 
 
 
 def _convert(name: str, raw: Any, field: Any) -> Any:
-    """Convert ``raw`` (text, or a type of TOML) to the type of the default of ``field``.
+    """Convert the value ``raw`` (text, or a type of TOML) of the setting ``name`` to the type of the default of ``field``.
 
     Raises ConfigError if that is not possible.
     """
@@ -554,7 +557,7 @@ _MAX_SHOWN = 80
 
 
 def _value_text(name: str, raw: Any) -> str:
-    """Return the value of a setting for an error text: shortened, and without secrets."""
+    """Return the value ``raw`` of the setting ``name`` as text for an error: shortened, and without secrets."""
     if name in _SECRET:
         return "***"
     if name == "nats":
@@ -570,7 +573,10 @@ def _text(raw: Any) -> str:
 
 
 def _number(raw: Any, kind: type[int] | type[float]) -> int | float:
-    """Convert ASCII digits to a number. Other digits that Python accepts are not allowed. Raises ValueError."""
+    """Convert the text ``raw``, which has only ASCII digits, to a number of the type ``kind``.
+
+    Other digits that Python accepts are not allowed. Raises ValueError.
+    """
     if isinstance(raw, str):
         if not raw.isascii() or "_" in raw:
             raise ValueError("use the digits 0 to 9")
@@ -601,7 +607,7 @@ CLUSTER = "cluster"
 
 
 def flat(settings: NodeSettings) -> dict[str, Any]:
-    """Return dotted name -> value. The result includes secrets."""
+    """Return all values of ``settings`` by dotted name, such as ``replication.session_s``. The result includes secrets."""
     values = {f.name: getattr(settings, f.name) for f in fields(NodeSettings) if f.name not in SECTIONS}
     for section in SECTIONS:
         part = getattr(settings, section)
@@ -610,7 +616,7 @@ def flat(settings: NodeSettings) -> dict[str, Any]:
 
 
 def with_values(settings: NodeSettings, changed: Mapping[str, Any]) -> NodeSettings:
-    """Return ``settings`` with changed values by dotted name. Raises ConfigError if they contradict each other."""
+    """Return ``settings`` with the values ``changed``, by dotted name. Raises ConfigError if they contradict each other."""
     own = {name: value for name, value in changed.items() if "." not in name}
     for section in SECTIONS:
         prefix = f"{section}."
@@ -621,7 +627,7 @@ def with_values(settings: NodeSettings, changed: Mapping[str, Any]) -> NodeSetti
 
 
 def defaults() -> dict[str, Any]:
-    """Return dotted name -> default. '': the setting has none."""
+    """Return the default of each setting, by dotted name. '': the setting has no default."""
     values = {f.name: "" if f.default is MISSING else f.default for f in fields(NodeSettings) if f.name not in SECTIONS}
     for section, cls in SECTIONS.items():
         values |= {f"{section}.{f.name}": f.default for f in fields(cls)}
@@ -629,10 +635,11 @@ def defaults() -> dict[str, Any]:
 
 
 def rows(running: NodeSettings, read: NodeSettings, sources: Mapping[str, str], live: Collection[str]) -> list[dict[str, Any]]:
-    """Return a row for each setting.
+    """Return a row for each setting of a node.
 
-    Keys of a row: ``name``. ``value``: the current one. ``read``: value in the file, if it differs and needs a restart.
-    ``source``: default, file, env or flag. ``default``. ``applies``: ``live`` or ``restart``.
+    ``running``: current settings. ``read``: settings in the file. ``sources``: source of each setting. ``live``: names of settings
+    that a reload can change. Keys of a row: ``name``. ``value``: current value. ``read``: value in the file, if it needs a restart.
+    ``source``: default, file, env or flag. ``default``: default value. ``applies``: ``live`` or ``restart``.
     """
     now, waiting, without = flat(running), flat(read), defaults()
     return [
@@ -649,7 +656,7 @@ def rows(running: NodeSettings, read: NodeSettings, sources: Mapping[str, str], 
 
 
 def _json_value(name: str, value: Any) -> Any:
-    """Return the value for JSON."""
+    """Return the value of the setting ``name`` in a form that JSON supports."""
     if name in SECRET:
         return HIDDEN if value else ""
     if name == "nats":
@@ -660,7 +667,10 @@ def _json_value(name: str, value: Any) -> Any:
 
 
 def with_cluster(found: Sequence[dict[str, Any]], image: ClusterImage) -> list[dict[str, Any]]:
-    """Add the rows of the cluster-wide settings from the metadata. Their ``source`` and ``applies`` are ``cluster``."""
+    """Return the rows ``found``, with the values of the cluster-wide settings from the metadata ``image``.
+
+    The ``source`` and ``applies`` of these rows are ``cluster``.
+    """
     quota = image.default_quota
     said: dict[str, tuple[Any, Any]] = {
         "feature_level": (image.feature_level, NO_LEVEL),

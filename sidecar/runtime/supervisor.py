@@ -24,9 +24,9 @@ _MORE_TIME_S = 30
 
 
 class Supervisor:
-    """Sends reports to the supervisor. ``address``: its socket, '': there is none.
+    """Sends the state of the node to its supervisor, such as systemd.
 
-    ``watchdog_s``: its interval in seconds, 0: none.
+    ``address``: socket of the supervisor. '': there is none. ``watchdog_s``: watchdog interval in seconds, 0: none.
     """
 
     def __init__(self, address: str, watchdog_s: float = 0.0) -> None:
@@ -36,7 +36,7 @@ class Supervisor:
         self._said = ""
 
     def tell(self, *words: str) -> None:
-        """Send assignments such as ``READY=1``. An error is only logged."""
+        """Send assignments such as ``READY=1`` to the supervisor. If that fails, only a warning is logged."""
         if not self._address:
             return
         try:
@@ -46,10 +46,10 @@ class Supervisor:
             logger.warning("supervisor not notified state=%s error=%s: continuing", words[0], error)
 
     def start(self, live: Callable[[], list[Check]], ready: Callable[[], list[Check]], doing: Callable[[], str]) -> None:
-        """Start the reports.
+        """Start the task that reports the progress of the start, readiness and liveness to the supervisor.
 
-        ``live``, ``ready``: return the health checks. ``doing``: returns the current step of the start. A new text counts
-        as progress.
+        ``live``, ``ready``: return the failed health checks. ``doing``: returns the current step of the start. A changed text counts as
+        progress.
         """
         if self._address:
             self._task = spawn(self._run(live, ready, doing), "telling the supervisor", endless=True)
@@ -76,15 +76,15 @@ class Supervisor:
         return False
 
     def reloading(self) -> None:
-        """Report that the settings are read again. Call ``reloaded`` afterwards."""
+        """Tell the supervisor that the node reads its settings again. Call ``reloaded`` afterwards."""
         self.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def reloaded(self) -> None:
-        """Report the end of a reload. It may have failed."""
+        """Tell the supervisor that a reload has ended, successfully or not."""
         self.tell("READY=1", "STATUS=ready")
 
     def stopping(self) -> None:
-        """Report that the node stops. No report follows."""
+        """Tell the supervisor that the node stops. No report follows."""
         if self._task is not None:
             self._task.cancel()
             self._task = None

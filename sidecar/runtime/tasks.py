@@ -33,9 +33,9 @@ class BackgroundError(LiftError):
 
 
 def spawn(work: Coroutine[Any, Any, T], what: str, *, endless: bool = False) -> asyncio.Task[T]:
-    """Start ``work`` in the background.
+    """Run ``work`` in a background task. An unexpected end of the task stops the node.
 
-    ``what``: its name in the log. ``endless``: True if every end except a cancellation is unexpected.
+    ``what``: name of the task in the log. ``endless``: True if every end except a cancellation is unexpected.
     """
     task = asyncio.get_running_loop().create_task(work, name=what)
     task.add_done_callback(_endless_ended if endless else _task_ended)
@@ -43,7 +43,7 @@ def spawn(work: Coroutine[Any, Any, T], what: str, *, endless: bool = False) -> 
 
 
 def start_attended(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start ``work`` for a caller that awaits it and handles its errors. If the caller has ended, errors are ignored."""
+    """Run ``work`` in a task for a caller that awaits it and handles its errors. Errors are ignored if the caller has ended."""
     task = asyncio.get_running_loop().create_task(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
@@ -52,7 +52,11 @@ def start_attended(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 def spawn_in(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], what: str, *, endless: bool = False
 ) -> Callable[[], Coroutine[Any, Any, None]]:
-    """Start ``work`` on the loop of another thread, as ``spawn`` does. Return a coroutine function that ends it."""
+    """Run ``work`` in a background task on ``loop``, the event loop of another thread. An unexpected end stops the node.
+
+    ``what``: name of the task in the log. ``endless``: True if every end except a cancellation is unexpected. Return a coroutine
+    function that ends the task.
+    """
     begun: list[asyncio.Task[T]] = []
 
     def begin() -> None:
@@ -66,12 +70,15 @@ def spawn_in(
 
 
 async def elsewhere(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` on the loop of another thread and return its result. A cancellation of the caller cancels it."""
+    """Run ``work`` on ``loop``, the event loop of another thread, and return its result. Cancellation of the caller cancels it."""
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
 
 def report_failure(what: str, error: Exception) -> None:
-    """Report an error of ``what`` in a place where other code would hide it."""
+    """Pass ``error`` to the exception handler of the event loop, which stops the node. Use it where other code hides errors.
+
+    ``what``: name of the failed work in the log.
+    """
     asyncio.get_running_loop().call_exception_handler({"message": f"{what} has ended", "exception": error, _ENDED: what})
 
 
@@ -102,9 +109,9 @@ def run_loop(work: Coroutine[Any, Any, int]) -> int:
 
 
 def fatal_on(loop: asyncio.AbstractEventLoop, fatal: Callable[[Exception], None]) -> Callable[[], None]:
-    """Call ``fatal`` for unexpected ends of tasks of ``spawn``, and for errors in callbacks of ``loop``.
+    """Call ``fatal`` when a task of ``spawn`` ends unexpectedly, and when this project's code fails in a callback of ``loop``.
 
-    Return a function that ends this.
+    Return a function that restores the earlier exception handler.
     """
     before = loop.get_exception_handler()
 
@@ -128,7 +135,7 @@ def fatal_on(loop: asyncio.AbstractEventLoop, fatal: Callable[[Exception], None]
 
 
 def _is_ours(error: BaseException | None) -> bool:
-    """Return whether code of this project caused the error. nats-py's and asyncio's own callbacks recover by themselves."""
+    """Return whether code of this project is in the traceback of ``error``. Errors in other libraries' own callbacks are not fatal."""
     traceback: TracebackType | None = error.__traceback__ if error is not None else None
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename.startswith(_OURS):
@@ -150,7 +157,10 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 class Slices(Generic[Item]):
-    """Calls ``work(item)`` for each added item in order. The first slice runs at once, the others in later turns of the loop."""
+    """Calls ``work`` with each added item, in order, without blocking the event loop for long.
+
+    The work is divided into slices of ``slice_s`` seconds. The first slice runs at once, and the others in later turns of the loop.
+    """
 
     def __init__(self, work: Callable[[Item], None], slice_s: float = SLICE_S) -> None:
         self._work = work
@@ -167,7 +177,7 @@ class Slices(Generic[Item]):
         return thing in self._waiting
 
     def add(self, things: Iterable[Item]) -> None:
-        """Queue items. An item that waits already is not added again."""
+        """Queue the items ``things``. An item that is already in the queue is not added again."""
         if self._closed:
             return
         self._waiting.update(dict.fromkeys(things))
@@ -191,7 +201,7 @@ class Slices(Generic[Item]):
             self._handle = asyncio.get_running_loop().call_soon(self._turn)
 
     def close(self) -> None:
-        """Drop the waiting items and stop."""
+        """Drop the queued items. No item is processed afterwards."""
         self._closed = True
         self._waiting.clear()
         if self._handle is not None:

@@ -29,7 +29,7 @@ SLICE_NS = 8 * NS_PER_MS
 
 
 class Timer:
-    """One deadline that can be set repeatedly. When it is due, it is cleared and ``fire`` is called on the loop."""
+    """One deadline that can be set many times. When it is due, it is cleared, and ``fire`` is called on the event loop."""
 
     __slots__ = ("_queued_ns", "_wanted_ns", "fire")
 
@@ -42,7 +42,7 @@ class Timer:
 
 
 class Timers:
-    """All timers of a process. Use ``set`` and ``cancel``. Times are those of ``clock.now_ns``."""
+    """All timers of a process. Times are those of ``clock.now_ns``, in nanoseconds."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.get_running_loop()
@@ -58,7 +58,7 @@ class Timers:
         self._closed = False
 
     def set(self, timer: Timer, at_ns: int) -> None:
-        """Fire ``timer`` at ``at_ns``. An earlier setting is replaced."""
+        """Let ``timer`` fire at the time ``at_ns``, rounded up to the grid. An earlier setting of the timer is replaced."""
         if at_ns - clock.now_ns() > FAR_NS:
             at_ns = -(-at_ns // FAR_GRID_NS) * FAR_GRID_NS
         timer._wanted_ns = at_ns
@@ -67,7 +67,7 @@ class Timers:
             self._push(timer, slot_ns)
 
     def cancel(self, timer: Timer) -> None:
-        """Cancel a timer. The call has no effect if it is not set."""
+        """Cancel ``timer``. The call has no effect if the timer is not set."""
         timer._wanted_ns = None
 
     def _push(self, timer: Timer, slot_ns: int) -> None:
@@ -115,7 +115,7 @@ class Timers:
             self._fire_due()
 
     def _fire_due(self) -> None:
-        """Fire due timers for a limited time. The others fire in the next turns."""
+        """Fire due timers for at most ``SLICE_NS``. The remaining ones fire in the next turns of the event loop."""
         self._firing = None
         due, end_ns = self._due, clock.now_ns() + SLICE_NS
         while due:
@@ -130,7 +130,7 @@ class Timers:
             self._firing = self._loop.call_soon(self._fire_due)
 
     def close(self) -> None:
-        """Stop. No timer fires afterwards."""
+        """Stop all timers. No timer fires afterwards."""
         self._closed = True
         if self._handle is not None:
             self._handle.cancel()

@@ -32,13 +32,13 @@ _LAST_EXPORT_S = 1.0
 
 
 class Exporter(Protocol):
-    """The methods of OpenTelemetry's SpanExporter that are used."""
+    """The methods of OpenTelemetry's SpanExporter that this module calls."""
 
     def export(self, spans: Sequence[ReadableSpan], /) -> Any:
         """Export the spans and return a SpanExportResult."""
 
     def shutdown(self) -> None:
-        """Note that no more spans follow."""
+        """Release the resources of the exporter, because no more spans follow."""
 
 
 def otlp_exporter(endpoint: str) -> Exporter:
@@ -55,21 +55,24 @@ def otlp_exporter(endpoint: str) -> Exporter:
 
 
 class _Collected(SpanProcessor):
-    """Finished spans that were not exported yet. One thread uses it."""
+    """Finished spans that were not exported yet. Only the export thread uses it."""
 
     def __init__(self) -> None:
         self.spans: list[ReadableSpan] = []
 
     def on_start(self, span: Span, parent_context: Any = None) -> None:
-        """Do nothing."""
+        """Do nothing, because only finished spans are exported."""
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Add the span."""
+        """Store a finished span for the next export."""
         self.spans.append(span)
 
 
 class SpanThread:
-    """A thread that exports spans. The event loop calls ``put`` at any time, and ``close`` at the end."""
+    """A thread that exports spans. The event loop calls ``put`` at any time, and ``close`` at the end.
+
+    ``budget``: counts the spans that are dropped.
+    """
 
     def __init__(self, exporter: Exporter, node_id: str, namespace: str, budget: SpanBudget) -> None:
         self._exporter = exporter
@@ -97,7 +100,7 @@ class SpanThread:
         self._thread.start()
 
     def put(self, tree: SpanTree) -> None:
-        """Queue a finished span with its children. If the queue is full, count them as dropped."""
+        """Queue a finished span with its children for export. If the queue is full, count them as dropped."""
         with self._lock:
             if self._queued + tree.size <= MOST_QUEUED_SPANS:
                 self._queue.append(tree)
@@ -106,17 +109,17 @@ class SpanThread:
         self._budget.dropped += tree.size
 
     def settle(self) -> None:
-        """Count the spans that were not delivered. Call it on the event loop."""
+        """Add the spans that the exporter did not deliver to the number of dropped spans. Call it on the event loop."""
         failed = self._failed
         self._budget.dropped += failed - self._failed_seen
         self._failed_seen = failed
 
     def end(self) -> None:
-        """Export the queued spans and stop the thread, without waiting."""
+        """Tell the thread to export the queued spans and to stop. The call does not wait for it."""
         self._closing.set()
 
     def close(self) -> None:
-        """Export the queued spans within a second. The rest is lost."""
+        """Wait at most one second until the queued spans are exported. Spans that are left then are lost."""
         self.end()
         self._thread.join(_LAST_EXPORT_S)
         self.settle()

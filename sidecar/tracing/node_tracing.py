@@ -26,7 +26,10 @@ DROPPED = "spans dropped"
 
 
 class Tracing:
-    """Tracing of a node according to its settings. It is off until ``start``. ``exporter``: replaces the OTLP exporter."""
+    """Tracing of a node, as its settings say. No span is made before ``start``.
+
+    ``exporter``: makes another exporter than OTLP, for tests.
+    """
 
     def __init__(self, settings: NodeSettings, counters: Counter[str], exporter: Callable[[], Exporter] | None = None) -> None:
         self._settings = settings
@@ -45,7 +48,7 @@ class Tracing:
             self._thread.put(tree)
 
     def check(self, settings: NodeSettings) -> None:
-        """Check that the packages for tracing are installed. Raises ConfigError if not."""
+        """Raise ConfigError if ``settings`` switch tracing on and its packages are not installed."""
         if settings.trace != "off":
             try:
                 import sidecar.tracing.exporting  # noqa: F401
@@ -69,9 +72,9 @@ class Tracing:
         self._look_later()
 
     def take_over(self, settings: NodeSettings, partitions: Callable[[], None]) -> None:
-        """Apply changed settings at once.
+        """Apply changed settings of tracing at once.
 
-        ``partitions``: makes each partition call ``of`` again. Raises ConfigError if the packages are missing.
+        ``partitions``: function that makes each partition call ``of`` again. Raises ConfigError if the packages are missing.
         """
         before, self._settings = self._settings, settings
         if (before.trace, before.trace_endpoint) == (settings.trace, settings.trace_endpoint):
@@ -106,19 +109,22 @@ class Tracing:
         self._counters[DROPPED] = self.traces.budget.dropped
 
     def of(self, key: PartitionKey) -> PartitionTraces | None:
-        """Return the traces of one partition. None: tracing is off."""
+        """Return the object that records the spans of one partition. None: tracing is off."""
         return None if self._settings.trace == "off" else PartitionTraces(self.traces, key.stream, key.partition)
 
     def trace_recovery(self, took_s: float, logs: Sized, damaged: Sized) -> None:
-        """Make a span for the recovery of the logs, which took ``took_s`` seconds and ends now."""
+        """Record a span for the recovery of the logs at the start, which has just ended.
+
+        ``took_s``: its duration in seconds. ``logs``: all logs. ``damaged``: logs with damage. Only their numbers are recorded.
+        """
         if self._thread is not None:
             said: Attributes = {"liftpy.logs": len(logs), "liftpy.damaged_logs": len(damaged)}
             self.traces.whole("recovery", clock.now_ns() - round(took_s * NS_PER_S), said)
 
     def failed_over(self, key: PartitionKey, kind: str, since_ns: int) -> None:
-        """Make a span for a partition that has a leader again. Only the metadata leader does this.
+        """Record a span for a failover: a partition has a leader again. Only the metadata leader records it.
 
-        ``kind``: kind of the election. ``since_ns``: monotonic time since which it had no leader.
+        ``kind``: kind of the election. ``since_ns``: monotonic time since which the partition had no leader, in nanoseconds.
         """
         if self._thread is not None and self.leads_group:
             said: Attributes = {
@@ -129,7 +135,7 @@ class Tracing:
             self.traces.whole(f"fail-over {key.stream}/{key.partition}", since_ns, said)
 
     def close(self) -> None:
-        """Export the queued spans within a second."""
+        """Stop tracing, and export the queued spans within a second."""
         self._stop_looking()
         if self._thread is not None:
             self._thread.close()

@@ -28,7 +28,10 @@ OnLoop = Callable[[Callable[[Frame], None], Frame], object]
 
 
 class Channel:
-    """Connection of a worker to its node. ``leave``: function that ends this process at once."""
+    """Connection of a worker process to its node.
+
+    ``channel``: socket to the node. ``leave``: function that ends this process at once.
+    """
 
     def __init__(self, channel: socket.socket, leave: Callable[[int], None] = os._exit) -> None:
         self._socket = channel
@@ -44,7 +47,7 @@ class Channel:
         self._writer = threading.Thread(target=self._write, name="liftpy-channel-out", daemon=True)
 
     def setup(self) -> bytes:
-        """Wait for the first frame and return its body. The process ends if the node does."""
+        """Wait for the setup frame, the first frame of the node, and return its body. The process ends if the node ends."""
         while not self._early:
             self._early += self._read_frames()
         first = self._early.pop(0)
@@ -53,7 +56,11 @@ class Channel:
         return first.body
 
     def start(self, session_s: float, on_loop: OnLoop, heard: Callable[[Frame], None]) -> None:
-        """Start to receive frames. ``heard`` is called on the event loop with each frame in order, except pings."""
+        """Start the threads that receive and send frames.
+
+        ``session_s``: session time of the node, in seconds. ``on_loop``: runs a function on the event loop. ``heard``: called there
+        with each frame in order, except pings.
+        """
         self._session_s = session_s
         self._turned = time.monotonic()
         self._writer.start()
@@ -61,7 +68,10 @@ class Channel:
         threading.Thread(target=self._run, args=(on_loop, heard), name="liftpy-channel-in", daemon=True).start()
 
     def send(self, kind: FrameKind, token: int = 0, body: bytes = b"") -> None:
-        """Send a frame from any thread, without waiting."""
+        """Queue a frame for the node from any thread, without waiting.
+
+        ``token``: number that the node returns in its answer, 0 for none. ``body``: content of the frame.
+        """
         frame = encode(kind, token, body)
         with self._counting:
             self._unsent_bytes += len(frame)
@@ -71,7 +81,7 @@ class Channel:
         self._unsent.put(frame)
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until all frames are sent, at most ``timeout_s``."""
+        """Wait until all queued frames are sent to the node, at most ``timeout_s`` seconds."""
         self._unsent.put(None)
         self._writer.join(timeout_s)
 
@@ -109,9 +119,9 @@ class Channel:
             frames = self._read_frames()
 
     def _last(self) -> None:
-        """Read until the node requests the stop. The node sends nothing after it.
+        """After the stop request of the node, read until the connection ends. The end of the node then ends this process too.
 
-        If the stop hangs, a deadline ends this process.
+        The node sends no frame after the stop request. If the stop hangs, a deadline ends this process.
         """
         while True:
             if any(frame.kind is FrameKind.STOP for frame in self._read_frames()):

@@ -48,7 +48,7 @@ AGES = frozenset({"scrub_age_seconds"})
 
 
 def add_figures(found: Figures, told: dict[str, Any]) -> None:
-    """Add the metrics of a worker (from ``figures_to_json``) to ``found``."""
+    """Add the metrics ``told`` of a worker (made by ``figures_to_json``) to the metrics ``found`` of the whole node."""
     found.pids += told.get("pids", ())
     found.ended_services = [*found.ended_services, *told.get("ended_services", ())][:MOST_ENDED]
     for name, labels, figure in told.get("numbers", ()):
@@ -80,7 +80,10 @@ def _add_histogram(found: Figures, name: str, labels: tuple[str, ...], counts: l
 
 
 def joined_rows(own: dict[str, Any], told: Iterable[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """Return the ``limit`` most urgent rows of all processes, in order, for ``PageAnswers.partitions``."""
+    """Return the ``limit`` most urgent partition rows of all processes, sorted by urgency.
+
+    ``own``: rows of the first process with their counts. ``told``: rows of each worker in an equal form.
+    """
     rows, count, problems, more = list(own["rows"]), own["count"], own["problems"], own["more"]
     for one in told:
         rows += one.get("rows", ())
@@ -102,9 +105,9 @@ _OF_ONE = frozenset(
 def joined_page(
     own: dict[str, Any], others: Iterable[tuple[int, dict[str, Any]]], after: tuple[str, int], count: int
 ) -> dict[str, Any]:
-    """Return one page of the status of the whole node, with at most ``count`` partitions after ``after``.
+    """Return one page of the status of the whole node: at most ``count`` partitions that follow the partition ``after``.
 
-    ``own``: page of the first process. ``others``: number of a worker -> its page.
+    ``own``: page of the first process. ``others``: (number of a worker, its page).
     """
     page = dict(own)
     processes = [{"worker": 0, "answers": True, **page.pop("process")}]
@@ -162,20 +165,23 @@ def _is_count(name: str, value: Any) -> bool:
 
 
 class WholeNode:
-    """Status of all processes of a node. ``reporter``: that of the first process."""
+    """Status of a node with several processes. ``reporter``: status of the first process."""
 
     def __init__(self, reporter: Reporter, workers: Workers) -> None:
         self._reporter = reporter
         self._workers = workers
 
     async def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
-        """Return a page as ``Reporter.page`` does. Each process has an entry in ``workers``."""
+        """Return one page of the node's status: at most ``count`` partitions that follow the partition ``after``.
+
+        ``workers`` in the result has an entry for each worker process.
+        """
         told = await self._workers.look(what="page", after=list(after), count=count)
         own = {**self._reporter.page(after, count), "process": process_facts(self._reporter)}
         return joined_page(own, enumerate(told, 1), after, count)
 
     async def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
-        """Return the partitions of a stream, as ``Reporter.of_stream`` does."""
+        """Return the status of at most ``count`` partitions of ``stream``, from all processes, by number."""
         told = await self._workers.look(what="stream", stream=stream, count=count)
         rows = self._reporter.of_stream(stream, count)
         for one in told:
@@ -183,7 +189,10 @@ class WholeNode:
         return sorted(rows, key=lambda row: row["partition"])[:count]
 
     async def rows(self, kind: str, own: dict[str, Any], said: Any) -> dict[str, Any]:
-        """Return the rows of all processes, as ``PageAnswers.own_rows`` does. ``own``: rows of this process."""
+        """Return table rows of all processes for the dashboard.
+
+        ``kind``: partitions, groups or services. ``own``: rows of this process. ``said``: filters and limit of the request.
+        """
         told = [one for one in await self._workers.look(what=kind, said=said) if one["answers"]]
         limit = limit_of(said.get("limit", MOST_ROWS))
         if kind == "groups":
@@ -193,15 +202,15 @@ class WholeNode:
         return joined_rows(own, told, limit)
 
     def last_samples(self) -> list[Said]:
-        """Return the last samples of the workers."""
+        """Return the last sample of counters that each worker has sent."""
         return [handle.sampled for handle in self._workers.handles if handle.sampled]
 
     def watched(self) -> list[Parts]:
-        """Return the damage and the blocked services of the workers."""
+        """Return what alerts need from each worker: its damaged logs and its blocked services."""
         return [said["watched"] for said in self.last_samples() if "watched" in said]
 
     async def add(self, found: Figures) -> None:
-        """Add the metrics of the other processes."""
+        """Add the current metrics of all workers to the metrics ``found`` of the node."""
         for told in await self._workers.look(what="figures"):
             add_figures(found, told)
 
@@ -210,7 +219,7 @@ class WholeNode:
 
 
 class WorkerStatus:
-    """Status that a worker sends to its node. ``reporter``: status of its partitions, connections and counters."""
+    """Answers the status requests that the node sends to this worker. ``reporter``: status of the worker's partitions."""
 
     def __init__(self, reporter: Reporter, answers: PageAnswers) -> None:
         self._reporter = reporter
@@ -235,7 +244,7 @@ class WorkerStatus:
 
 
 def process_facts(reporter: Reporter) -> dict[str, Any]:
-    """Return facts about this process, such as its id and its memory."""
+    """Return facts about this process: its id, its CPU time in seconds, and the numbers of its partitions and leaderships."""
     partitions = reporter.partitions
     return {
         "pid": os.getpid(),
@@ -246,7 +255,7 @@ def process_facts(reporter: Reporter) -> dict[str, Any]:
 
 
 def figures_to_json(found: Figures) -> dict[str, Any]:
-    """Return all values of the metrics as lists."""
+    """Encode all values of the metrics as lists, for ``add_figures`` in the first process."""
     return {
         "pids": found.pids,
         "ended_services": found.ended_services,

@@ -26,7 +26,10 @@ MOST_AT_ONCE = 256
 
 
 class SharedQuiet:
-    """Combined fetches of a node with workers. ``talk``: handles the part of the first process."""
+    """Answers combined fetches (one request about many idle partitions) for a node with workers.
+
+    ``talk``: answers the part that concerns the first process. ``handles``: the workers.
+    """
 
     def __init__(self, talk: QuietTalk, handles: Sequence[WorkerHandle], counters: Counter[str] | None = None) -> None:
         self._talk = talk
@@ -35,7 +38,10 @@ class SharedQuiet:
         self._waiting = 0
 
     def answer_question(self, reply: bytes, body: memoryview) -> None:
-        """Process a combined fetch without its envelope. Raises ProtocolError."""
+        """Answer a combined fetch to the reply subject ``reply``, after all workers have answered their parts.
+
+        ``body``: the request without its envelope. Raises ProtocolError.
+        """
         question = self._talk.decode_question(reply, body)
         if question is None or self._waiting >= MOST_AT_ONCE:
             return
@@ -72,7 +78,7 @@ class SharedQuiet:
 
 
 def split_by_process(question: pb.QuietFetches, workers: int) -> dict[int, list[int]]:
-    """Return number of a process -> indexes of its fetches in the request, ascending."""
+    """Return the ascending indexes of the fetches in ``question`` that concern each process, by the number of the process."""
     parts: dict[int, list[int]] = {}
     for place, fetch in enumerate(question.fetches):
         parts.setdefault(share_of(fetch.stream, fetch.partition, workers), []).append(place)
@@ -86,5 +92,8 @@ def _part(question: pb.QuietFetches, places: list[int]) -> pb.QuietFetches:
 
 
 def _places(places: list[int], of_part: Sequence[int]) -> list[int]:
-    """Convert indexes of a part into indexes of the whole request. Invalid ones are left out."""
+    """Convert indexes of fetches in one part of a request into indexes in the whole request. Invalid ones are left out.
+
+    ``places``: index in the whole request of each fetch of the part. ``of_part``: indexes to convert.
+    """
     return [places[place] for place in of_part if place < len(places)]

@@ -22,7 +22,10 @@ Send = Callable[[FrameKind, int, bytes], None]
 
 
 class RelayedGroup(MetadataGroup):
-    """``MetadataGroup`` of a worker. It never counts as a controller, so the node asks a controller before it deletes data."""
+    """The metadata group as a worker process sees it.
+
+    It never says that this process is a controller. So the worker asks a controller before it deletes data.
+    """
 
     def __init__(self, send: Send) -> None:
         super().__init__()
@@ -33,11 +36,14 @@ class RelayedGroup(MetadataGroup):
 
     # ---- frames of the node -----------------------------------------------------------------------------------------------
     def image_told(self, snapshot: bytes) -> None:
-        """Replace the metadata image. Raises LiftError if it is invalid."""
+        """Replace the metadata image by ``snapshot``, which the first process has sent. Raises LiftError if it is invalid."""
         self._show(decode_snapshot(snapshot))
 
     def entry_told(self, body: bytes) -> None:
-        """Apply a change of the metadata. Raises LiftError if it is invalid or does not follow the image."""
+        """Apply a change of the metadata that the first process has sent.
+
+        Raises LiftError if the change is invalid or does not follow the current image.
+        """
         entry = pb.FeedEntry.FromString(body)
         if entry.previousIndex != self.image.index:
             raise ProtocolError(
@@ -47,7 +53,7 @@ class RelayedGroup(MetadataGroup):
         self._show(replace(image, index=entry.index))
 
     def process_answer(self, token: int, body: bytes) -> None:
-        """Process the answer to a proposal."""
+        """Pass the answer of the metadata group to the call of ``propose`` that has sent the request ``token``."""
         waiting = self._asked.pop(token, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(pb.ControlResponse.FromString(body))
@@ -63,13 +69,13 @@ class RelayedGroup(MetadataGroup):
         return self._image
 
     def distrust(self) -> None:
-        """Ask the first process to load its image again."""
+        """Make the first process load its metadata image again, because a controller has contradicted it."""
         self._send(FrameKind.DISTRUST, 0, b"")
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        """Send ``request`` through the first process and return the answer.
+        """Send ``request`` to the metadata group through the first process, and return the answer.
 
-        The first process always answers. This process ends when it ends.
+        ``timeout_s``: time limit of the first process, in seconds. It always answers, and this process ends when it ends.
         """
         self._token += 1
         token = self._token

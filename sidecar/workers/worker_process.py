@@ -43,23 +43,26 @@ class WorkerError(LiftError):
 
 
 class WorkerListener(Protocol):
-    """Receives the messages of a worker that are no answers."""
+    """Receives the requests and reports of a worker. Answers of the worker do not arrive here."""
 
     def worker_proposes(self, worker: WorkerHandle, frame: Frame) -> None:
-        """Process the request PROPOSE of a worker to the metadata group."""
+        """Send the request in ``frame`` to the metadata group, and the answer to the worker."""
 
     def worker_distrusts(self) -> None:
-        """Note that a controller has contradicted the metadata image of the worker."""
+        """Load the metadata image again, because a controller has contradicted the image of the worker."""
 
     def worker_failed(self, error: Exception) -> None:
-        """Stop the node after a fatal error."""
+        """Stop the node after a fatal error of a worker."""
 
     def worker_damaged(self, reason: str) -> None:
-        """Restart the node to repair damage."""
+        """Restart the node to repair a damaged log of a worker. ``reason``: the damaged log."""
 
 
 def failure_of(number: int, body: bytes) -> Exception:
-    """Return the error of a frame FATAL. It ends the node as it has ended the worker."""
+    """Return the error that the frame FATAL of worker ``number`` reports. ``body``: content of the frame.
+
+    The class of the error decides whether the node restarts.
+    """
     said = json.loads(body)
     text = f"worker {number}: {said['text']}"
     if said["never_again"]:
@@ -68,9 +71,10 @@ def failure_of(number: int, body: bytes) -> Exception:
 
 
 class WorkerHandle(asyncio.Protocol):
-    """One worker process. Call ``start``.
+    """The node's side of one worker process: starts it, exchanges frames with it, and ends it.
 
-    ``most_silent``: number of consecutive pings without an answer after which the worker counts as hanging.
+    ``hears``: receives the requests and reports of the worker. ``most_silent``: number of consecutive pings without an answer after
+    which the worker counts as hanging.
     """
 
     def __init__(self, share: WorkerShare, hears: WorkerListener, most_silent: int) -> None:
@@ -96,7 +100,7 @@ class WorkerHandle(asyncio.Protocol):
 
     # ---- start, stop ------------------------------------------------------------------------------------------------------
     async def start(self, lock: int, setup: dict[str, Any]) -> None:
-        """Start the process with the inherited ``lock`` of the data directory, and send its setup."""
+        """Start the worker process and send its setup. ``lock``: file descriptor of the lock of the data directory, to inherit."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         loop = asyncio.get_running_loop()
         for kind in (FrameKind.RECOVERED, FrameKind.SETTLED, FrameKind.CLOSED, FrameKind.STOPPED):
@@ -122,11 +126,14 @@ class WorkerHandle(asyncio.Protocol):
         return self._process.pid if self._process is not None else 0
 
     def send(self, kind: FrameKind, token: int = 0, body: bytes = b"") -> None:
-        """Send a frame. The call has no effect if the worker has ended."""
+        """Send a frame to the worker. The call has no effect if the worker has ended.
+
+        ``token``: number that the worker returns in its answer, 0 for none. ``body``: content of the frame.
+        """
         self.send_bytes(encode(kind, token, body))
 
     def send_bytes(self, frame: bytes) -> None:
-        """Send an encoded frame."""
+        """Send an already encoded frame to the worker."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -135,15 +142,21 @@ class WorkerHandle(asyncio.Protocol):
             self._fail(WorkerError(f"Worker {self.share.number} does not read its messages. The node stops with exit code 1."))
 
     async def wait_for_event(self, kind: FrameKind) -> Frame:
-        """Wait for one of the events RECOVERED, SETTLED, CLOSED or STOPPED. Raises WorkerError if the worker ends before it."""
+        """Wait for a frame of the worker and return it. ``kind``: RECOVERED, SETTLED, CLOSED or STOPPED.
+
+        Raises WorkerError if the worker ends before it.
+        """
         return await asyncio.shield(self._events[kind])
 
     def event(self, kind: FrameKind) -> asyncio.Future[Frame]:
-        """Return the future of an event. Do not cancel it."""
+        """Return a future of the frame ``kind``, which the worker sends once: RECOVERED, SETTLED, CLOSED or STOPPED.
+
+        Do not cancel the future, because others may wait for it.
+        """
         return self._events[kind]
 
     def beat(self) -> None:
-        """Ping the worker. Call it with each heartbeat of the node, on its loop."""
+        """Ping the worker. Call it with each heartbeat of the node, on the event loop of the node."""
         if not self._is_heard or self._is_stopping or self._has_failed:
             return
         if self._unanswered >= self._most_silent:
@@ -185,7 +198,10 @@ class WorkerHandle(asyncio.Protocol):
 
     # ---- requests --------------------------------------------------------------------------------------------------------
     async def ask(self, kind: FrameKind, body: bytes, timeout_s: float) -> bytes | None:
-        """Send a request and return the body of the answer. None: no answer came within ``timeout_s``."""
+        """Send a request of this ``kind`` to the worker, and return the body of the answer.
+
+        None: no answer within ``timeout_s`` seconds.
+        """
         self._token += 1
         token = self._token
         answer = self._asked[token] = asyncio.get_running_loop().create_future()
@@ -198,9 +214,9 @@ class WorkerHandle(asyncio.Protocol):
             del self._asked[token]
 
     async def look(self, what: dict[str, Any]) -> dict[str, Any]:
-        """Return the status values of the worker. ``answers``: True if it has answered.
+        """Send the status request ``what`` to the worker and return its answer. ``answers``: True if it has answered.
 
-        If it does not answer, the last values of this kind are returned, so that counters never decrease.
+        Without an answer, the last answer to this kind of request is returned, so that counters never decrease.
         """
         kind = str(what["what"])
         said = await self.ask(FrameKind.ASK, json.dumps(what).encode(), ANSWER_S) if self._is_heard else None
@@ -210,11 +226,11 @@ class WorkerHandle(asyncio.Protocol):
 
     # ---- asyncio.Protocol ------------------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Note the connected channel."""
+        """Store the transport of the connection to the worker."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the methods, but not the type
 
     def data_received(self, data: bytes) -> None:
-        """Process data from the worker."""
+        """Decode bytes that the worker has sent into frames, and process each frame."""
         try:
             for frame in self._reader.feed(data):
                 self._process_frame(frame)
@@ -224,7 +240,7 @@ class WorkerHandle(asyncio.Protocol):
             )
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Note that the worker has ended. The node stops unless this was expected."""
+        """Handle the end of the connection, which means that the worker has ended. The node stops unless it requested the end."""
         ended = WorkerError(
             f"Worker {self.share.number} (process {self.pid}) ended unexpectedly. The node stops with exit code 1."
         )

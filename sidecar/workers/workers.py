@@ -45,9 +45,10 @@ _PROPOSAL = struct.Struct(">I")
 
 
 class Workers:
-    """All workers of a node.
+    """All worker processes of a node.
 
-    ``settings``: settings of each process (``divided_settings``). ``fatal``, ``repair``: as those of the node.
+    ``settings``: settings of each process (``divided_settings``). ``fatal``: stops the node after an error. ``repair``: restarts the
+    node to repair a log.
     """
 
     def __init__(
@@ -74,7 +75,11 @@ class Workers:
 
     # ---- start -----------------------------------------------------------------------------------------------------------
     async def start(self, folder: DataFolder, *, clean_stop: bool, flushed_always: bool) -> None:
-        """Start the processes. They recover the logs of their shares at once."""
+        """Start the worker processes, which recover the logs of their partitions at once.
+
+        ``folder``: data directory. ``clean_stop``: True if the node stopped cleanly before. ``flushed_always``: True if the last stop
+        could not lose acknowledged records.
+        """
         if not self.handles:
             return
         said = {"settings": settings_to_json(self._settings), "clean_stop": clean_stop, "flushed_always": flushed_always}
@@ -89,7 +94,10 @@ class Workers:
                 handle.beat()
 
     async def wait_until_recovered(self) -> dict[str, int]:
-        """Wait until all logs are recovered. Return the numbers of ``damaged`` and ``suspect`` ones. Raises WorkerError."""
+        """Wait until all workers have recovered their logs. Raises WorkerError.
+
+        Return the numbers of ``damaged`` and ``suspect`` logs.
+        """
         found = {"damaged": 0, "suspect": 0}
         for handle in self.handles:
             said = json.loads((await handle.wait_for_event(FrameKind.RECOVERED)).body)
@@ -97,7 +105,10 @@ class Workers:
         return found
 
     def begin(self, incarnation: int, group: MetadataGroup) -> None:
-        """Let the workers open the partitions of the image. The node is registered, and its promises are in one journal."""
+        """Let the workers open the partitions of the metadata image. Call it after the registration of the node.
+
+        ``incarnation``: number of the registration. ``group``: metadata group, whose changes are sent to the workers from then on.
+        """
         if not self.handles:
             return
         self._group = group
@@ -110,7 +121,7 @@ class Workers:
         group.watch(self._image_changed)
 
     async def wait_until_open(self) -> None:
-        """Wait until the workers have opened the partitions of the image. Raises WorkerError."""
+        """Wait until all workers have opened their partitions. Raises WorkerError."""
         for handle in self.handles:
             await handle.wait_for_event(FrameKind.SETTLED)
 
@@ -125,13 +136,16 @@ class Workers:
             handle.send_bytes(frame)
 
     def metadata_heard(self, sent_ns: int, lease_ns: int) -> None:
-        """Send an answered heartbeat to the workers. Each worker extends its leases by its own clock."""
+        """Tell the workers that a heartbeat of the node was answered. Each worker extends its leases by its own clock.
+
+        ``sent_ns``: time at which the heartbeat was sent. ``lease_ns``: lease time. Both are in nanoseconds.
+        """
         if self._has_begun:
             for handle in self.handles:
                 handle.send(FrameKind.HEARD, sent_ns, LEASE.pack(lease_ns))
 
     def change_level(self, level: str, for_s: float) -> None:
-        """Set the log level of all workers for a limited time."""
+        """Set the log level of all workers to ``level`` for ``for_s`` seconds."""
         for handle in self.handles:
             handle.send(FrameKind.LEVEL, 0, json.dumps({"level": level, "for_s": for_s}).encode())
 
@@ -142,7 +156,7 @@ class Workers:
 
     # ---- WorkerListener------------------------------------------------------------------------------------------------------
     def worker_proposes(self, worker: WorkerHandle, frame: Frame) -> None:
-        """Send the request of a worker to the metadata group, and the answer back."""
+        """Send the request of a worker in ``frame`` to the metadata group, and the answer back to the worker."""
         (timeout_ms,) = _PROPOSAL.unpack_from(frame.body)
         request = pb.ControlRequest.FromString(frame.body[_PROPOSAL.size :])
         guard = RequestGuard("proposal of a worker", self._counters, lambda token, _: self._unavailable(worker, int(token)))
@@ -172,30 +186,33 @@ class Workers:
         self._fatal(error)
 
     def worker_damaged(self, reason: str) -> None:
-        """Note a damaged log of a worker. The node restarts and repairs it."""
+        """Restart the node, because a log of a worker is damaged. The restart repairs the log. ``reason``: the damaged log."""
         self._repair(reason)
 
     # ---- status ------------------------------------------------------------------------------------------------------------
     def merged_signs(self, own: Signs) -> Signs:
-        """Return the health signs of all processes, combined."""
+        """Return the facts for health checks about the whole node. ``own``: facts about the first process."""
         for handle in self.handles:
             own = _with_signs(own, handle.signs)
         return own
 
     @property
     def unsynced(self) -> str:
-        """Reason why replicas of a worker have not caught up. '': all have."""
+        """Reason why a replica of a worker has not caught up with its leader. '': all replicas have caught up."""
         return next(
             (f"worker {h.share.number}: {why}" for h in self.handles if (why := h.signs.get("unsynced", "it starts"))), ""
         )
 
     async def look(self, **what: Any) -> list[dict[str, Any]]:
-        """Return the status values of each worker."""
+        """Send the status request ``what`` to all workers, and return their answers."""
         return list(await asyncio.gather(*(handle.look(what) for handle in self.handles)))
 
     # ---- stop --------------------------------------------------------------------------------------------------------------
     async def close_subjects(self, timeout_s: float) -> None:
-        """Stop accepting publishes in all workers, and answer those that have arrived, within ``timeout_s``."""
+        """Make all workers stop accepting publishes and answer those that have arrived.
+
+        ``timeout_s``: time limit of each worker, in seconds. The call waits for at most twice this time.
+        """
         for handle in self.handles:
             handle.send(FrameKind.CLOSE_SUBJECTS, round(timeout_s * 1000))
         if self.handles:
@@ -240,7 +257,7 @@ DIVIDED_LIMITS = {
 
 
 def divided_settings(settings: NodeSettings) -> NodeSettings:
-    """Return the settings for each process of the node: its limits are divided by the number of processes."""
+    """Return the settings for each process of a node with several processes: its limits are divided by the number of processes."""
     count = settings.workers
     if count == 1:
         return settings
@@ -258,17 +275,17 @@ def divided_settings(settings: NodeSettings) -> NodeSettings:
 
 
 def folder_of(data: Path, share: WorkerShare) -> Path:
-    """Return the directory for the files of one process. For the first process it is the data directory."""
+    """Return the directory for the files of one process of the node. For the first process, it is the data directory ``data``."""
     return data if not share.number else data / "workers" / str(share.number)
 
 
 def settings_to_json(settings: NodeSettings) -> dict[str, Any]:
-    """Encode settings for ``settings_from_json`` of the same version."""
+    """Encode settings as a JSON object, for ``settings_from_json`` in a process of the same version."""
     return {**asdict(settings), "data": str(settings.data.absolute())}
 
 
 def settings_from_json(said: dict[str, Any]) -> NodeSettings:
-    """Decode settings. Raises ConfigError if they are invalid."""
+    """Decode settings that ``settings_to_json`` has encoded. Raises ConfigError if they are invalid."""
     try:
         lists = {f.name for f in fields(NodeSettings) if isinstance(said[f.name], list)}
         values: dict[str, Any] = {name: tuple(value) if name in lists else value for name, value in said.items()}

@@ -142,12 +142,12 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """Files of failed attempts.
+    """Files that failed attempts have left in the data directory of a table.
 
     Attributes:
         files: Paths of files that may be removed.
         size_bytes: Total size of these files, in bytes.
-        left: Number of complete files outside the table that stay.
+        left: Number of complete files outside the table that must stay.
     """
 
     files: tuple[str, ...] = ()
@@ -158,7 +158,7 @@ class Orphans:
 def orphans_among(
     found: Iterable[DataFile], in_table: frozenset[str], marks: Mapping[str, int], age_s: float, *, only_added_to: bool
 ) -> Orphans:
-    """Return which of the files in ``found`` may be deleted.
+    """Return which of the files in ``found`` belong to failed attempts and may be deleted.
 
     Args:
         found: Files in the data directory.
@@ -186,7 +186,7 @@ def orphans_among(
 
 
 def find_orphans(table: Table, age_s: float = DEFAULT_AGE_S) -> Orphans:
-    """Return the files of failed attempts that may be deleted.
+    """Return the files of failed attempts that may be deleted. ``age_s``: their minimum age, in seconds.
 
     It lists the files before it reads the table, so that a file of a new commit is not deleted.
     """
@@ -199,7 +199,7 @@ def find_orphans(table: Table, age_s: float = DEFAULT_AGE_S) -> Orphans:
 
 
 def remove_orphans(orphans: Orphans) -> None:
-    """Delete the files. A file that does not exist is no error."""
+    """Delete the files of failed attempts that ``orphans`` names. A file that does not exist is no error."""
     for path in orphans.files:
         try:
             Path(path).unlink(missing_ok=True)
@@ -301,7 +301,7 @@ class ArchivePlan:
         return offsets.is_dir() and any(path.name.isdigit() for path in offsets.iterdir())
 
     def options(self) -> dict[str, str]:
-        """Return the options of the source."""
+        """Return the options of Spark's format ``liftpy`` for the query of the archive."""
         chosen = {"startingOffsets": "earliest", "includeHeaders": "true", "maxOffsetsPerTrigger": str(self.batch_records)}
         if self.columns:
             chosen |= {"columns": self.columns, "includeHeaders": "false"}
@@ -323,7 +323,7 @@ class Archived:
         size_bytes: Size of the files, in bytes.
         version: Version of the table. -1: the micro-batch was in the table already.
         took_s: Duration in seconds.
-        ends: (stream, partition) -> offset (exclusive) up to which the table has the partition.
+        ends: Offset (exclusive) up to which the table has each partition, by (stream, partition).
     """
 
     batch: int
@@ -345,7 +345,7 @@ class Outlook:
     """The work that ``archive`` would do.
 
     Attributes:
-        starts: (stream, partition) -> offset to continue at.
+        starts: Offset to continue at, by (stream, partition).
         waiting: Number of committed records from there on.
         orphans: Files that it would delete.
         resumed: True if the query continues from its checkpoint.
@@ -358,7 +358,10 @@ class Outlook:
 
 
 class _Committing:
-    """Commits the files of each micro-batch to the table, on the driver."""
+    """Function for ``foreachBatch`` that commits the files of each micro-batch to the table, on the driver.
+
+    ``tell`` is called with the result of each micro-batch.
+    """
 
     def __init__(self, table: Table, options: SourceOptions, tell: Callable[[Archived], None]) -> None:
         self._table = table
@@ -514,7 +517,10 @@ def _state(table: Table, views: Views) -> TableState | None:
 
 
 def _going_on(plan: ArchivePlan, table: Table, options: SourceOptions) -> dict[str, str]:
-    """Return startingOffsets for a new query that continues a table with records of its streams. Reject any other start."""
+    """Return the option startingOffsets for a new query that continues at the end of the table. Empty: no option is needed.
+
+    Raises ConfigError if the table has other columns.
+    """
     state = table.state()
     if state is None:
         return {}

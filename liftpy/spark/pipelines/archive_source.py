@@ -38,17 +38,17 @@ class ManifestDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return the schema: one row for each range."""
+        """Return the schema of the rows. One row describes one written range."""
         return from_arrow_schema(MANIFEST)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of a query."""
+        """Return the reader of a streaming query that archives streams."""
         with with_error_code():
             return ManifestStreamReader(*split_options(dict(self.options.items())))
 
 
 def split_options(given: Mapping[str, str]) -> tuple[SourceOptions, Writing]:
-    """Return the source's options, and how files are written. Raises ConfigError."""
+    """Return (options of the source, settings of the files to write) from Spark's option map. Raises ConfigError."""
     own = {name.lower(): value for name, value in given.items() if name.lower() in (ROOT, COMPRESSION)}
     options = SourceOptions.parse({name: value for name, value in given.items() if name.lower() not in own})
     options.check_streaming()
@@ -79,6 +79,6 @@ class ManifestStreamReader(LiftStreamReader):
 
 
 def row_of(written: ArchivedRange) -> pa.RecordBatch:
-    """Return the row that describes a written range."""
+    """Return an Arrow batch with one row that describes the written range."""
     fields = asdict(written)
     return pa.RecordBatch.from_pydict({name: [fields[name]] for name in MANIFEST.names}, schema=MANIFEST)

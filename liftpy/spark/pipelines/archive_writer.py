@@ -47,9 +47,9 @@ class Writing:
 
 
 def write_range(planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema: pa.Schema, writing: Writing) -> ArchivedRange:
-    """Write the records of a range to a file.
+    """Write the records of the range ``planned`` to a Parquet file, and return the description of the file.
 
-    If the file exists, return its description. Raises StorageError if the disk fails.
+    If the file exists, its description is returned. Raises StorageError if the disk fails.
     """
     name = FileName(
         planned.stream, planned.partition, planned.start_offset, planned.end_offset, tag_of(planned.uid, schema.names)
@@ -73,7 +73,10 @@ def write_range(planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema
 def _write(
     begun: Path, planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema: pa.Schema, writing: Writing, path: str
 ) -> ArchivedRange:
-    """Write the range to a temporary file, flush it, and return its description."""
+    """Write the range to the temporary file ``begun``, flush it, and return the description of the file.
+
+    ``path``: final path of the file, below the directory of the table.
+    """
     rows, oldest, newest = 0, 0, 0
     with pq.ParquetWriter(begun, schema, compression=writing.compression, use_dictionary=_FEW_VALUES) as writer:
         for group in _groups(batches):
@@ -100,10 +103,7 @@ def _write(
 
 
 def write_file(final: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema, compression: str) -> tuple[int, int]:
-    """Write all rows into a uniquely named file.
-
-    Return the number of rows and the size in bytes. Without rows there is no file.
-    """
+    """Write all rows to a new Parquet file ``final``, and return (number of rows, size in bytes). Without rows there is no file."""
     with _storage_errors(final):
         final.parent.mkdir(parents=True, exist_ok=True)
         begun, rows = final.with_name(temporary(final.name, uuid.uuid4().hex)), 0
@@ -121,7 +121,7 @@ def write_file(final: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Join batches into row groups."""
+    """Join small batches and yield tables that are large enough for a row group of a Parquet file."""
     group: list[pa.RecordBatch] = []
     size_bytes = 0
     for batch in batches:
@@ -135,7 +135,7 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _publish(begun: Path, final: Path) -> None:
-    """Give the temporary file its final name, unless another attempt has done so."""
+    """Link the temporary file ``begun`` to its final name ``final``, unless another attempt has created that file."""
     try:
         with contextlib.suppress(FileExistsError):
             os.link(begun, final)
@@ -146,7 +146,7 @@ def _publish(begun: Path, final: Path) -> None:
 
 
 def _range_in_file(final: Path, planned: PlannedRange, name: FileName) -> ArchivedRange:
-    """Return the range that a finished file contains. Raise StorageError if the content does not match the file name."""
+    """Return the description of the finished file ``final``. Raise StorageError if its content does not match its ``name``."""
     said = (pq.read_metadata(final).metadata or {}).get(_SAYS)
     try:
         written = ArchivedRange(**load_json(said or b""))

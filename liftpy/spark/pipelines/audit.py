@@ -106,14 +106,14 @@ class CompactionEnds(NamedTuple):
 
 @dataclass(slots=True)
 class Dropped:
-    """Records that some replicas lack, because these replicas have compacted further.
+    """Records that some replicas lack, because these replicas have compacted their logs further than others.
 
     Attributes:
         count: Number of records, counted for each replica that lacks one.
-        newest: Key -> newest such record of the key.
+        newest: Newest such record of each key.
         keyless: First records without a key.
         is_complete: True if ``newest`` has all keys.
-        ends: Node -> progress of its compaction.
+        ends: Progress of the compaction of each node.
     """
 
     count: int = 0
@@ -123,7 +123,7 @@ class Dropped:
     ends: dict[str, CompactionEnds] = field(default_factory=dict)
 
     def note(self, held: Mapping[str, HeldRecords]) -> None:
-        """Add the records that at least one replica of ``held`` lacks. All replicas cover the same range."""
+        """Add the records of a range that at least one node lacks. ``held``: records of each node in this range."""
         everything = np.unique(np.concatenate([own.offsets for own in held.values()]))
         lacking = [np.setdiff1d(everything, own.offsets, assume_unique=True) for own in held.values()]
         gaps = np.unique(np.concatenate(lacking))
@@ -138,7 +138,7 @@ class Dropped:
         self.keyless += [_gap_at(held, int(offset)) for offset in alone[: MAX_FINDINGS - len(self.keyless)]]
 
     def learn_ends(self, node: str, ends: CompactionEnds) -> None:
-        """Store how far the log of a node is compacted."""
+        """Store the progress ``ends`` of the compaction on a node. Earlier progress is never lowered."""
         known = self.ends.get(node, ends)
         self.ends[node] = CompactionEnds(*map(max, known, ends))
 
@@ -149,7 +149,7 @@ class Dropped:
             self.is_complete = False
 
     def add(self, other: Dropped) -> None:
-        """Add the result of another part of the partition."""
+        """Add the records ``other``, which were found in another part of the partition."""
         self.count += other.count
         self.is_complete = self.is_complete and other.is_complete
         self.keyless += other.keyless[: MAX_FINDINGS - len(self.keyless)]
@@ -159,8 +159,9 @@ class Dropped:
             self.learn_ends(node, ends)
 
     def culprits(self, gap: Gap, *, has_key: bool) -> tuple[str, tuple[str, ...], str]:
-        """Return (kind of finding, nodes, reason) for a record that some replicas lack and that has no newer record of its
-        key.
+        """Return (kind of the finding, nodes at fault, reason) for a record that some replicas lack and no newer record replaces.
+
+        ``has_key``: True if the record has a key.
         """
         most_hold = 2 * len(gap.holding) > len(gap.holding) + len(gap.lacking)
         if not has_key:
@@ -190,7 +191,10 @@ def _gap_at(held: Mapping[str, HeldRecords], offset: int) -> Gap:
 def lost_of(
     link: Link, stream: StreamImage, one: PartitionAudit, dropped: Dropped, patience_s: float
 ) -> list[AuditFinding] | None:
-    """Return findings for the records of ``dropped`` that no later record replaces. None: the audit cannot decide."""
+    """Return findings about records in ``dropped`` that no later record of the key replaces. None: the audit cannot decide.
+
+    ``one``: result for the partition so far. ``patience_s``: time limit without an answer, in seconds.
+    """
     if stream.config.max_per_subject or stream.partitions[one.partition].purges or not stream.config.compaction:
         return None
     if not dropped.is_complete:
@@ -225,10 +229,9 @@ def lost_of(
 
 
 async def _newest(link: Link, one: PartitionAudit, gaps: dict[bytes, Gap], read_to: int, patience_s: float) -> dict[bytes, int]:
-    """Return key -> offset of its newest record, for the keys of ``gaps``.
+    """Return the offset of the newest record of each key in ``gaps``. ``gaps``: record of each key that some replicas lack.
 
-    Each key is read on a replica that has the record that others lack. The read goes at least to ``read_to``
-    (exclusive).
+    Each key is read on a replica that has this record, at least up to ``read_to`` (exclusive).
     """
     transport = await link.transport(patience_s)
     newest: dict[bytes, int] = {}
@@ -256,7 +259,7 @@ async def _newest(link: Link, one: PartitionAudit, gaps: dict[bytes, Gap], read_
 
 
 def _filters(keys: Iterable[bytes]) -> Iterable[list[bytes]]:
-    """Split keys into portions that fit into one filter each."""
+    """Divide ``keys`` into lists that each fit into the filter of one read request."""
     portion: list[bytes] = []
     for key in keys:
         if portion and (len(portion) == MAX_KEYS or sum(map(len, portion)) + len(key) > MAX_FILTER_BYTES):
@@ -305,7 +308,7 @@ class AuditSpan:
 
 @dataclass(slots=True)
 class SpanAudit:
-    """Result of one span: the findings, and the results by node."""
+    """Result of comparing one part of a partition: the findings, and the results by node."""
 
     replicas: dict[str, ReplicaAudit] = field(default_factory=dict)
     findings: list[AuditFinding] = field(default_factory=list)
@@ -393,7 +396,10 @@ def audit(
 async def _comparable_range(
     transport: Transport, subjects: Subjects, stream: StreamImage, state: PartitionState, patience_s: float
 ) -> PartitionAudit:
-    """Return the comparable range of a partition: from the largest log start to the smallest HW of the reachable ISR replicas."""
+    """Return the range of a partition in which all reachable in-sync replicas can be compared, with the state of each replica.
+
+    It begins at the largest log start and ends at the smallest HW of these replicas.
+    """
     nodes = tuple(dict.fromkeys((*state.holders, *state.isr)))
     asked = {
         node: ReplicaReads(
@@ -431,7 +437,10 @@ async def _comparable_range(
 
 
 async def _look(node: str, reads: ReplicaReads, high: int, found: PartitionAudit, bounds: dict[str, Bounds]) -> None:
-    """Ask a replica for its bounds. ``high`` is the inclusive HW of the leader. The replica may learn it a moment later."""
+    """Ask the replica on ``node`` for its bounds, and store them in ``bounds`` and in the result ``found``.
+
+    ``high``: HW of the leader, inclusive. The call waits a moment if the replica does not know this HW yet.
+    """
     one = found.replicas[node]
     try:
         bounds[node] = await reads.bounds()
@@ -473,7 +482,7 @@ def _add(one: PartitionAudit, done: SpanAudit) -> None:
 
 
 def audit_span(access: Access, span: AuditSpan) -> SpanAudit:
-    """Audit one span, in this process or in an executor."""
+    """Compare the replicas of one part of a partition, in this process or in a Spark executor, and return the findings."""
     link = link_to(access)
 
     async def run() -> SpanAudit:
@@ -484,7 +493,7 @@ def audit_span(access: Access, span: AuditSpan) -> SpanAudit:
 
 
 class _SpanWork:
-    """Compares the replicas of one span."""
+    """Compares the replicas in one part of a partition (``AuditSpan``)."""
 
     def __init__(self, transport: Transport, subjects: Subjects, span: AuditSpan) -> None:
         self._transport = transport
@@ -503,7 +512,10 @@ class _SpanWork:
         return self._asked[-1]
 
     async def run(self) -> SpanAudit:
-        """Compare block after block. If a replica becomes unreachable, skip it from this block on."""
+        """Compare the replicas block after block, and return the result.
+
+        A replica that becomes unreachable is left out from then on.
+        """
         span = self._span
         asked = {node: InBlocks(self._reads(node), span.start_offset, from_log_start=span.is_first) for node in span.nodes}
         for start in range(span.start_offset, span.end_offset, BLOCK_OFFSETS):
@@ -537,7 +549,10 @@ class _SpanWork:
             self._found.findings.append(found)
 
     async def _judge(self, part: _SpanPart) -> None:
-        """Compare the digests of one part of the span, and add findings for the replicas that differ."""
+        """Compare the replicas in one part of the span by the digests of their batches, and add findings for differences.
+
+        If the digests differ, the part is divided into halves until it is small enough to compare records.
+        """
         for node, block in part.blocks.items():
             if block.damaged is not None:
                 text = f"it could not serve all of [{block.damaged.offset}, {part.end}): {block.damaged}"
@@ -555,7 +570,10 @@ class _SpanWork:
             await self._judge(_SpanPart(start, end, dict(zip(whole, await asyncio.gather(*again), strict=True))))
 
     async def _compare(self, start: int, end: int, blocks: Mapping[str, HeldBlock]) -> None:
-        """Compare the records from ``start`` (inclusive) to ``end`` (exclusive), some megabytes."""
+        """Compare the replicas record by record from offset ``start`` to ``end`` (exclusive), and add findings.
+
+        ``blocks``: digest and size of each replica in this range, which has at most some megabytes.
+        """
         batches: dict[str, list[RecordBatch]] = {node: [] for node in blocks}
         again = [InBlocks(self._reads(node), start, from_log_start=True).block(end, into=batches[node]) for node in blocks]
         held: dict[str, HeldRecords] = {}
@@ -598,8 +616,9 @@ class _SpanWork:
             self._tell(kind, node, offset, expected=expected, seen=digests[node], majority=majority)
 
     def _compare_batches(self, batches: Mapping[str, list[RecordBatch]], reference: str) -> None:
-        """Compare batches whose records are equal: control batches, producer fields, and how records are distributed to
-        batches.
+        """Add a finding if the batches of replicas differ although their records are equal.
+
+        Control batches, producer fields and the division of records into batches may differ. ``reference``: node to compare with.
         """
         for node in batches:
             offset = first_other_batch(batches[reference], batches[node])

@@ -102,7 +102,7 @@ class PartitionAudit:
     Attributes:
         start_offset: First compared offset, inclusive.
         end_offset: End of the compared range, exclusive.
-        replicas: Node -> result for its replica.
+        replicas: Result for the replica of each node, by node id.
         findings: Differences.
         dropped: Number of records that some replicas have already removed by compaction.
         dropped_checked: True if the audit checked that later records replace them.
@@ -126,7 +126,7 @@ class PartitionAudit:
 
     @property
     def is_proven(self) -> bool:
-        """True if two replicas, or all existing ones, were compared."""
+        """True if at least two replicas were compared, or the only replica that exists was read."""
         return len(self.compared) > 1 or len(self.compared) == len(self.replicas)
 
 
@@ -152,11 +152,11 @@ class AuditReport:
 
     @property
     def is_proven(self) -> bool:
-        """True if replicas were compared in every partition."""
+        """True if the replicas of every partition were compared, so that no finding means no difference."""
         return all(one.is_proven for one in self.partitions)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain values."""
+        """Return the report as a JSON object."""
         first = self.first
         return {
             "agrees": first is None,
@@ -167,9 +167,9 @@ class AuditReport:
 
 
 def deviants(digests: Mapping[str, str], reference: str) -> tuple[str, bool, list[str]]:
-    """Return (expected digest, whether more than half have it, nodes with another digest). ``digests``: node -> digest.
+    """Return (expected digest, True if more than half of the nodes have it, nodes with another digest).
 
-    If no digest has more nodes than every other, the digest of the node ``reference`` is expected.
+    ``digests``: digest of each node. The most frequent digest is expected. In a tie, the digest of the node ``reference`` is expected.
     """
     counts = Counter(digests.values()).most_common(2)
     tied = len(counts) > 1 and counts[0][1] == counts[1][1]
@@ -207,7 +207,7 @@ class HeldRecords:
         return cls(rows["offset"].combine_chunks().to_numpy(zero_copy_only=False), rows)
 
     def at(self, offset: int) -> int:
-        """Return the row of ``offset``, -1 for none."""
+        """Return the number of the row with the record at ``offset``. -1: there is no such record."""
         row = int(np.searchsorted(self.offsets, offset))
         return row if row < len(self.offsets) and self.offsets[row] == offset else -1
 
@@ -222,10 +222,10 @@ class HeldRecords:
 
 @dataclass(frozen=True, slots=True)
 class RecordDifference:
-    """Differences between two replicas.
+    """Differences between the records of two replicas, here and there.
 
-    ``differs``: first MAX_ROWS offsets with different records. ``only_here``, ``only_there``: int64 arrays of offsets
-    that only one of them has.
+    ``differs``: first MAX_ROWS offsets at which both have a record, and the records differ. ``only_here``, ``only_there``: offsets of
+    records that only one of them has, as int64 arrays.
     """
 
     differs: tuple[int, ...]
@@ -234,7 +234,7 @@ class RecordDifference:
 
 
 def difference(here: HeldRecords, there: HeldRecords) -> RecordDifference:
-    """Return the differences between two replicas in the same range."""
+    """Return the differences between the records of two replicas in one range of offsets."""
     common, own, other = np.intersect1d(here.offsets, there.offsets, assume_unique=True, return_indices=True)
     rows = differing_rows(_rows(here, own), _rows(there, other))
     return RecordDifference(
@@ -249,7 +249,7 @@ def _rows(held: HeldRecords, wanted: NDArray[np.int64]) -> pa.Table:
 
 
 def differing_rows(here: pa.Table, there: pa.Table) -> list[int]:
-    """Return the first MAX_ROWS rows in which two tables of as many rows differ."""
+    """Return the numbers of the first MAX_ROWS rows that differ between two tables with an equal number of rows."""
     found: list[int] = []
     begin = 0
     while len(found) < MAX_ROWS:
@@ -262,7 +262,7 @@ def differing_rows(here: pa.Table, there: pa.Table) -> list[int]:
 
 
 def first_difference(here: pa.Table, there: pa.Table) -> int | None:
-    """Return the first row in which two tables of equal length differ. None: they are equal."""
+    """Return the number of the first row that differs between two tables of equal length. None: they are equal."""
     if here.equals(there):
         return None
     low, high = 0, here.num_rows  # it is in [low, high)
@@ -276,7 +276,7 @@ def first_difference(here: pa.Table, there: pa.Table) -> int | None:
 
 
 def first_other_batch(here: Sequence[RecordBatch], there: Sequence[RecordBatch]) -> int | None:
-    """Return the base offset of the first batch that differs in its bytes. None: all are equal."""
+    """Return the base offset of the first batch whose bytes differ between two replicas. None: all batches are equal."""
     for one, other in zip(here, there, strict=False):
         if one.view != other.view:
             return min(one.base_offset, other.base_offset)
@@ -285,13 +285,16 @@ def first_other_batch(here: Sequence[RecordBatch], there: Sequence[RecordBatch])
 
 
 def digest_at(batches: Sequence[RecordBatch], offset: int) -> str:
-    """Return the hexadecimal digest of the batch that begins at ``offset``."""
+    """Return the hexadecimal digest of that one of ``batches`` which begins at ``offset``."""
     found = next((batch for batch in batches if batch.base_offset == offset), None)
     return ABSENT if found is None else hashlib.blake2b(found.view, digest_size=16).hexdigest()
 
 
 def reference_of(held: Mapping[str, HeldRecords], leader: str) -> str:
-    """Return the node with the records that most replicas have. In a tie, return the leader, or else the first node."""
+    """Return the node whose records most replicas have. ``held``: records of each node in one range.
+
+    In a tie, return ``leader`` if it is one of these nodes, otherwise the first of them.
+    """
     shared = {node: sum(_same(own, other) for other in held.values()) for node, own in held.items()}
     return max(shared, key=lambda node: (shared[node], node == leader))
 

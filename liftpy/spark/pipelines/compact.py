@@ -92,20 +92,20 @@ class CompactPlan:
 
 @dataclass(frozen=True, slots=True)
 class CompactStep:
-    """Input of one run.
+    """Input of one run of ``compact``.
 
-    The run reads the offsets from ``starts`` to ``cuts`` (exclusive) from the archive, and from ``cuts`` to ``ends``
-    (exclusive) from the stream.
+    The run reads the offsets from ``starts`` to ``cuts`` (exclusive) from the archive, and from ``cuts`` to ``ends`` (exclusive) from
+    the stream.
 
     Attributes:
-        starts: (stream, partition) -> first offset.
-        cuts: (stream, partition) -> first offset that is read from the stream.
-        ends: (stream, partition) -> end offset, exclusive.
+        starts: First offset, by (stream, partition).
+        cuts: First offset that is read from the stream, by (stream, partition).
+        ends: End offset, exclusive, by (stream, partition).
         uid: Uid of the stream.
         before: State of the output before the run. None: it is empty.
         archive: State of the archive. None: there is none.
         has_gaps: True if the stream itself is compacted. The run then reads past ``ends``, so that no key is missing.
-        read: (stream, partition) -> offset up to which the tables have read it.
+        read: Offset up to which the tables have read the stream, by (stream, partition).
     """
 
     starts: dict[tuple[str, int], int]
@@ -119,7 +119,7 @@ class CompactStep:
 
     @property
     def waiting(self) -> int:
-        """Number of offsets to read."""
+        """Number of offsets that the run will read."""
         return sum(end - self.starts[key] for key, end in self.ends.items())
 
 
@@ -143,7 +143,10 @@ class Compacted:
 def steps_of(
     views: Views, before: Mapping[str, int], archived: Mapping[str, int]
 ) -> tuple[dict[tuple[str, int], int], dict[tuple[str, int], int], dict[tuple[str, int], int]]:
-    """Return (starts, cuts, ends) of a run from the marks of the output and of the archive."""
+    """Return (starts, cuts, ends) of a run, as in CompactStep.
+
+    ``views``: state of the partitions. ``before``: marks of the output table. ``archived``: marks of the archive.
+    """
     ends = {key: view.end_offset for key, view in views.items()}
     starts, cuts = {}, {}
     for key, view in views.items():
@@ -252,7 +255,7 @@ def compact(spark: SparkSession, plan: CompactPlan, tell: Callable[[CompactStep]
 
 
 def _frame(spark: SparkSession, plan: CompactPlan, step: CompactStep) -> DataFrame:
-    """Return a DataFrame of the new records and the records of the table."""
+    """Return a DataFrame of all records that a run must merge: new records, and the records of the output table."""
     ends = dict.fromkeys(step.ends, LATEST) if step.has_gaps else step.ends
     between = {"startingOffsets": _offsets(step.cuts, step.uid), "endingOffsets": _offsets(ends, step.uid)}
     given = {**plan.source, "columns": ",".join(COLUMNS), **between}
@@ -279,7 +282,10 @@ def _offsets(ends: Mapping[tuple[str, int], int], uid: str) -> str:
 
 
 def _latest_of_each_key(frame: DataFrame) -> DataFrame:
-    """Return the latest record of each key: by offset within a partition, by timestamp between partitions."""
+    """Return the rows of ``frame`` with the latest record of each key.
+
+    Within a partition the highest offset counts, and between partitions the highest timestamp.
+    """
     from pyspark.sql import functions as f
 
     row = f.struct(*[f.col(name) for name in COLUMNS])
@@ -290,7 +296,7 @@ def _latest_of_each_key(frame: DataFrame) -> DataFrame:
 
 
 def write_part(root: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write the rows of a task to a file, and yield the row that describes it."""
+    """Write the rows of a task to a new file below the directory ``root``, and yield one row that describes the file."""
     schema = arrow_schema(COLUMNS)
     path = f"{DATA}/latest-{uuid.uuid4().hex}.parquet"
     cast: Iterator[Any] = (batch.cast(schema) for batch in batches if batch.num_rows)

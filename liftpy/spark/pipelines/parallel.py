@@ -28,14 +28,14 @@ _R = TypeVar("_R")
 
 
 def _with_error_code(work: Callable[[_P], _R], piece: _P) -> _R:
-    """Run ``work``. The text of a liftpy error begins with its code, because Spark reports only the text."""
+    """Return ``work(piece)``. If it raises a liftpy error, its text begins with the error code, because Spark reports only texts."""
     with with_error_code():
         return work(piece)
 
 
 @contextlib.contextmanager
 def _report_tasks(spark: SparkSession, count: int, tell: Callable[[int, int], None] | None) -> Iterator[None]:
-    """Call ``tell`` with the number of finished tasks of the Spark job that runs within the block."""
+    """While the block runs a Spark job, call ``tell`` with the number of its finished tasks and with ``count``."""
     if tell is None:
         yield
         return

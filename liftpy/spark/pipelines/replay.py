@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReplayShare:
-    """Records of one partition that one task replays.
+    """Records of one source partition that one task replays.
 
     Attributes:
         planned: Range of the records.
-        files: Files of an archive, in order. (): read the stream.
+        files: Paths of archive files with the records, in order. (): the task reads the stream.
     """
 
     planned: PlannedRange
@@ -64,17 +64,16 @@ class ReplayShare:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFile:
-    """A file of an archive's table."""
+    """A data file of an archive, with the offset range that its name contains."""
 
     name: FileName
     path: str
 
 
 def files_of(paths: Iterable[str], stream: str) -> dict[tuple[str, int], list[ArchiveFile]]:
-    """Return (stream, partition) -> its archive files, in order.
+    """Return the archive files of each partition of ``stream``, in order of offsets, by (stream, partition).
 
-    Raises ConfigError if a file does not have the name of an archive file, and NotFoundError if ``stream`` has no
-    files.
+    Raises ConfigError if a path does not have the name of an archive file, and NotFoundError if the stream has no files.
     """
     found: dict[tuple[str, int], list[ArchiveFile]] = {}
     for path in paths:
@@ -92,7 +91,7 @@ def files_of(paths: Iterable[str], stream: str) -> dict[tuple[str, int], list[Ar
 
 
 def views_of(files: Mapping[tuple[str, int], list[ArchiveFile]]) -> dict[tuple[str, int], PartitionView]:
-    """Return the state of each archived partition in the form that planning needs."""
+    """Return the offset range of each archived partition as a PartitionView, the form that planning needs."""
     return {
         key: PartitionView(
             stream=key[0],
@@ -296,7 +295,10 @@ def _watch(plan: ReplayPlan, over: threading.Event, tell: Callable[[int], None])
 
 
 def replay_share(plan: ReplayPlan, tasks: int, share: ReplayShare) -> ShareDone:
-    """Run one part of a replay. A Spark task calls it."""
+    """Write the records of one part of a replay to the target stream, and return the result. A Spark task calls it.
+
+    ``tasks``: number of tasks that share the rate limit of the plan.
+    """
     options, planned = plan.options(), share.planned
     round = Round(f"replay:{plan.name}", planned.partition, 0)
     with _explain_errors(plan, planned.partition):
@@ -319,7 +321,7 @@ async def _open(link: Link, target: str, round: Round) -> Producer:
 
 
 def _send(link: Link, producer: Producer, plan: ReplayPlan, share: ReplayShare, options: SourceOptions, rate: float) -> int:
-    """Send all records of the share, at most ``rate`` new ones per second. Return the number of new records."""
+    """Send all records of the share, and return their number. ``rate``: maximum number of new records per second, 0: no limit."""
     sent, began_s, partitions = 0, time.monotonic(), producer.round_partitions
     batches = _from_files(share) if share.files else read_planned(share.planned, options)
     for batch in batches:
@@ -361,7 +363,7 @@ async def _send_rows(producer: Producer, rows: pa.Table) -> None:
 
 @contextlib.contextmanager
 def _explain_errors(plan: ReplayPlan, partition: int) -> Iterator[None]:
-    """Convert errors of a share into errors with code and text."""
+    """Convert errors that occur while a share is replayed into SourceErrors whose text begins with the error code."""
     try:
         with with_error_code():
             yield

@@ -40,7 +40,7 @@ _CORRUPTION = f"{CorruptionError.code}:"
 
 
 class Damaged(Exception):
-    """The replica has damaged records at ``offset`` or later. The text names the damage."""
+    """Raised if the replica has damaged records at ``offset`` or later. The text describes the damage."""
 
     def __init__(self, text: str, offset: int) -> None:
         super().__init__(text)
@@ -48,7 +48,7 @@ class Damaged(Exception):
 
 
 class Away(Exception):
-    """The replica does not serve the range. The text names the reason."""
+    """Raised if the replica does not return the requested range. The text names the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +95,12 @@ class HeldBlock:
 
     @property
     def is_whole(self) -> bool:
-        """True if the replica served the whole block."""
+        """True if the replica returned all batches of the block, without damage."""
         return self.damaged is None and not self.away
 
 
 class ReplicaReads:
-    """Reads one replica on the transport's loop, one request at a time."""
+    """Sends read requests to one replica, one at a time, on the event loop of the NATS connection."""
 
     def __init__(self, transport: Transport, subjects: Subjects, replica: ReplicaAddress) -> None:
         self.replica = replica
@@ -115,7 +115,10 @@ class ReplicaReads:
         """Offset (exclusive) below which tombstones may be deleted, from the last answer [D30]."""
 
     async def bounds(self, at_least: int = -1, patience_s: float | None = None) -> Bounds:
-        """Return log start and HW. Waits for a HW of at least ``at_least`` (inclusive). Raises Away."""
+        """Return the bounds of the replica, as soon as its HW is at least ``at_least`` (inclusive).
+
+        ``patience_s``: time limit in seconds. None: that of the replica's address. Raises Away after it.
+        """
         request = client_pb2.ReadRequest(boundsOnly=True, minHighWatermark=at_least)
         head, _ = await self._patiently(request, -1, self.replica.patience_s if patience_s is None else patience_s)
         return bounds_of(head)
@@ -161,7 +164,7 @@ class ReplicaReads:
             end, held = 0, bytearray()  # parts of two states: the node made a new one during the copy
 
     async def batches(self, offset: int) -> tuple[list[RecordBatch], int]:
-        """Return whole batches from the one that contains ``offset``, and the next offset. Raises Damaged, Away."""
+        """Return (whole batches, offset after the last one). The first batch contains ``offset``. Raises Damaged, Away."""
         assembly = Assembly()
         while True:
             request = client_pb2.ReadRequest(
@@ -209,7 +212,10 @@ class ReplicaReads:
         return batches, next_offset
 
     async def _ask(self, request: client_pb2.ReadRequest, offset: int) -> tuple[client_pb2.ReadResponse, memoryview]:
-        """Send one request. ``offset``: requested offset, -1 for the bounds."""
+        """Send one request to the replica and return the header and the records of its answer.
+
+        ``offset``: requested offset, -1 for the bounds. Raises Damaged, and the errors that the answer reports.
+        """
         replica = self.replica
         request.stream, request.partition, request.streamUid = replica.stream, replica.partition, replica.uid
         request.requestId = secrets.randbits(_ID_BITS)
@@ -226,7 +232,10 @@ class ReplicaReads:
     async def _patiently(
         self, request: client_pb2.ReadRequest, offset: int, patience_s: float
     ) -> tuple[client_pb2.ReadResponse, memoryview]:
-        """Retry a request until the replica answers. Raises NotFoundError if another stream has this name now."""
+        """Send a request until the replica answers, at most ``patience_s`` seconds. Return the header and the records of the answer.
+
+        ``offset``: requested offset, -1 for the bounds. Raises NotFoundError if another stream has this name now.
+        """
         try:
             async for attempt in retry_attempts(patience_s, reads=True):
                 with attempt:
@@ -238,7 +247,7 @@ class ReplicaReads:
         raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
     async def _complain(self, offset: int) -> None:
-        """Report damaged bytes to the node. The node then checks and repairs its log."""
+        """Tell the node that it has sent damaged bytes at ``offset``, so that it checks and repairs its log."""
         complaint = client_pb2.ReadRequest(boundsOnly=True, minHighWatermark=-1, badOffset=offset)
         try:
             await self._ask(complaint, -1)
@@ -260,9 +269,9 @@ class InBlocks:
         """Batches that were read and are not part of a block yet."""
 
     async def block(self, end: int, into: list[RecordBatch] | None = None) -> HeldBlock:
-        """Return the batches that begin after the previous block and before ``end`` (exclusive).
+        """Read the batches that begin after the previous block and before ``end`` (exclusive), and return their digest and size.
 
-        ``into``: list to which the batches are added.
+        ``into``: list to which the batches are added. None: they are not kept.
         """
         found, digest = HeldBlock(end_offset=self._position), hashlib.blake2b(digest_size=DIGEST_BYTES)
         try:

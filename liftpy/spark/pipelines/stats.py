@@ -138,7 +138,7 @@ class StatsReport:
         return max((one.measures.width_ns for one in self.partitions), default=WIDTHS_NS[0]) / _NS_PER_S
 
     def streams(self) -> list[PartitionStats]:
-        """Return the statistics of each stream over all its partitions."""
+        """Return the statistics of each stream, combined over all its partitions."""
         found: dict[str, PartitionStats] = {}
         for one in self.partitions:
             whole = found.get(one.stream)
@@ -149,7 +149,7 @@ class StatsReport:
         return list(found.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain values."""
+        """Return the report as a JSON object."""
         return {
             "width_s": self.width_s,
             "partitions": [{**one.summary(), "series": one.series()} for one in self.partitions],
@@ -225,7 +225,11 @@ def stats(
 
 
 def measure_range(access: Access, width_ns: int, patience_s: float, planned: PlannedRange) -> Measures:
-    """Measure one range, in this process or in an executor."""
+    """Measure the records of the range ``planned``, in this process or in a Spark executor.
+
+    ``width_ns``: width of a time bucket in nanoseconds, 0: it grows with the range. ``patience_s``: time limit without an answer, in
+    seconds.
+    """
     found = Measures(
         start_offset=planned.start_offset,
         end_offset=planned.end_offset,
@@ -241,7 +245,7 @@ def measure_range(access: Access, width_ns: int, patience_s: float, planned: Pla
 
 
 def _as_wide(all_of_them: Iterable[Measures]) -> None:
-    """Make the time buckets of all partitions as wide as the widest, so that one plot can show them."""
+    """Give the time buckets of all partitions one width, that of the widest, so that one plot can show them."""
     several = list(all_of_them)
     while several:
         widest = max(one.width_ns for one in several)
@@ -265,7 +269,7 @@ def _beside(one: Measures) -> Measures:
 
 
 def _join_beside(whole: Measures, one: Measures) -> None:
-    """Add the statistics of another partition to those of the whole stream. Their time ranges overlap."""
+    """Add the statistics ``one`` of a partition to the statistics ``whole`` of the stream. Their time ranges may overlap."""
     if one.records:
         whole.first_ns = min(whole.first_ns, one.first_ns) if whole.records else one.first_ns
         whole.last_ns = max(whole.last_ns, one.last_ns)
@@ -318,7 +322,7 @@ class Sketch:
     registers: NDArray[np.uint8] = field(default_factory=_registers)
 
     def add(self, hashes: NDArray[np.uint32]) -> None:
-        """Add entries by their uint32 hashes."""
+        """Count entries that are given as uint32 hashes."""
         index = (hashes >> np.uint32(_RANK_BITS)).astype(np.int64)
         rest = hashes & np.uint32((1 << _RANK_BITS) - 1)
         # frexp gives the exponent of the highest bit: the rank is the number of leading zeros of the rest, and one
@@ -326,12 +330,12 @@ class Sketch:
         np.maximum.at(self.registers, index, rank)
 
     def join(self, other: Sketch) -> None:
-        """Add the entries of another sketch."""
+        """Add the entries that another sketch has counted."""
         np.maximum(self.registers, other.registers, out=self.registers)
 
     @property
     def count(self) -> int:
-        """Return the estimate."""
+        """Estimated number of distinct entries."""
         zeros = int((self.registers == 0).sum())
         estimate = _ALPHA * _REGISTERS**2 / float(np.ldexp(1.0, -self.registers.astype(np.int64)).sum())
         if estimate <= 2.5 * _REGISTERS and zeros:
@@ -343,10 +347,10 @@ class Sketch:
 
 @dataclass(slots=True)
 class Bucket:
-    """One time bucket.
+    """Sums over the records of one time bucket.
 
-    ``key_bytes``, ``value_bytes``: sizes of keys and values. ``stored_bytes``: size of their batches. ``tombstones``: records
-    with a null value.
+    ``key_bytes``, ``value_bytes``: sizes of keys and values. ``stored_bytes``: size of their batches. ``tombstones``: number of records
+    with a null value. ``keys``, ``subjects``: estimators of the numbers of distinct keys and subjects.
     """
 
     records: int = 0
@@ -358,7 +362,7 @@ class Bucket:
     subjects: Sketch = field(default_factory=Sketch)
 
     def join(self, other: Bucket) -> None:
-        """Add the values of another bucket to this one."""
+        """Add the sums of another bucket to this one."""
         self.records += other.records
         self.tombstones += other.tombstones
         self.key_bytes += other.key_bytes
@@ -373,7 +377,7 @@ class Measures:
     """Statistics of a range of one partition, from ``start_offset`` (inclusive) to ``end_offset`` (exclusive).
 
     Attributes:
-        buckets: Number (time // ``width_ns``) -> Bucket.
+        buckets: Time buckets by their number, which is time // ``width_ns``.
         is_fixed: True if ``width_ns`` must not grow.
         missing: Number of offsets without a record.
         first_ns: Timestamp of the first record.
@@ -407,7 +411,7 @@ class Measures:
         return sum(bucket.records for bucket in self.buckets.values())
 
     def add(self, piece: BatchSlice) -> None:
-        """Add the next records."""
+        """Add the records of ``piece``, which follow the earlier ones."""
         stamps, count = piece.timestamps_ns(), piece.record_count
         self._note_times(stamps, piece.first_offset)
         columns, window = piece.batch.columns, slice(piece.first_index, piece.end_index)
@@ -454,13 +458,13 @@ class Measures:
         self.last_ns = int(stamps[-1])
 
     def count_subjects(self, counts: Mapping[str, int]) -> None:
-        """Count records by subject, for at most MAX_SUBJECTS subjects."""
+        """Add ``counts``, numbers of records by subject. At most MAX_SUBJECTS subjects are counted."""
         for name, count in counts.items():
             known = name in self.subjects or len(self.subjects) < MAX_SUBJECTS
             self.subjects[name if known else OTHERS] += count
 
     def join(self, later: Measures) -> None:
-        """Add the statistics of the next range of the same partition."""
+        """Add the statistics ``later`` of the range that follows in the same partition."""
         self.missing += later.missing
         self.end_offset = later.end_offset
         if later.records:
@@ -494,7 +498,7 @@ class Measures:
             self.buckets.setdefault(number // factor, Bucket()).join(bucket)
 
     def fit(self) -> None:
-        """Widen the buckets until there are at most the allowed number. Raises ConfigError if the user set the width."""
+        """Widen the time buckets until their number is within the limit. Raises ConfigError if the user has set the width."""
         while self.buckets and max(self.buckets) - min(self.buckets) >= (MAX_FIXED_BUCKETS if self.is_fixed else MAX_BUCKETS):
             if self.is_fixed:
                 raise ConfigError(
@@ -504,7 +508,7 @@ class Measures:
             self.widen(WIDTHS_NS[WIDTHS_NS.index(self.width_ns) + 1])
 
     def finish(self) -> None:
-        """Complete the statistics after the last record."""
+        """Calculate the number of missing offsets. Call it after the last record."""
         self.missing = self.end_offset - self.start_offset - self.records
 
     def size_below(self, share: float) -> int:
@@ -524,14 +528,17 @@ def _lengths(column: BytesColumn) -> NDArray[np.int64]:
 
 
 def _count_entries(column: DictionaryColumn, index: NDArray[np.uint32]) -> dict[str, int]:
-    """Return how many of the records with the numbers ``index`` have each entry."""
+    """Return the number of records of each text in a dictionary column. ``index``: number of the column's entry for each record."""
     names = [(entry or b"").decode("utf-8", "replace") for entry in column.entries.to_list()]
     counts = np.bincount(index, minlength=len(names)).tolist()
     return {name: count for name, count in zip(names, counts, strict=True) if count and name}
 
 
 def _powers(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the power-of-two class of each size: 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, and so on."""
+    """Return the class of each size: 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, and so on.
+
+    The class is the number of binary digits of the size.
+    """
     return np.minimum(np.frexp(sizes.astype(np.float64))[1], _SIZES - 1).astype(np.int64)
 
 

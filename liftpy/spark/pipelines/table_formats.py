@@ -103,7 +103,7 @@ class DeltaFolder(_TableFolder):
     """A Delta table in a directory."""
 
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
-        """Return the current version with the values of ``marks``. None: the table does not exist."""
+        """Return the current version of the table with the values of ``marks`` (names). None: the table does not exist."""
         from deltalake import DeltaTable
 
         with _delta_errors(self._root):
@@ -122,7 +122,10 @@ class DeltaFolder(_TableFolder):
             )
 
     def commit(self, commit: Commit, schema: pa.Schema, *, replace: bool = False) -> int:
-        """Add the files of a commit, or replace all other files. Raise FencedError if another process has committed."""
+        """Commit the files and marks of ``commit``, and return the new version of the table.
+
+        ``replace``: True to remove all other files from the table. Raises FencedError if another process has committed.
+        """
         from deltalake import DeltaTable, Schema
         from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import CommitProperties, Transaction, create_table_with_add_actions
@@ -153,14 +156,14 @@ class DeltaFolder(_TableFolder):
             return int(self._seen.version())
 
     def forget_old_files(self) -> None:
-        """Remove files that no version in the table's retention (default a week) uses."""
+        """Delete files that no version of the table within its retention time (default one week) uses."""
         from deltalake import DeltaTable
 
         with _delta_errors(self._root):
             DeltaTable(str(self._root)).vacuum(dry_run=False, full=True)
 
     def only_added_to(self) -> bool:
-        """Return whether no commit removed or merged files."""
+        """Return whether all commits of the table have only added files, and none has removed or merged files."""
         from deltalake import DeltaTable
 
         with _delta_errors(self._root):
@@ -192,7 +195,10 @@ def _add_action(file: TableFile) -> Any:
 
 
 def stats_of(one: ArchivedRange) -> dict[str, Any]:
-    """Return the statistics of a file for Delta's readers. The bounds may be wider than the values, never narrower."""
+    """Return the statistics of a data file for readers of the Delta table.
+
+    The bounds of columns may be wider than the values, but never narrower.
+    """
     least: dict[str, Any] = {"stream": one.stream, "partition": one.partition, "offset": one.start_offset}
     most: dict[str, Any] = {"stream": one.stream, "partition": one.partition, "offset": one.end_offset - 1}
     if one.newest_us:
@@ -215,7 +221,7 @@ class IcebergFolder(_TableFolder):
         return SqlCatalog("liftpy", uri=f"sqlite:///{self._root / CATALOG}", warehouse=self._root.as_uri())
 
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
-        """Return the current version with the values of ``marks``. None: the table does not exist."""
+        """Return the current version of the table with the values of ``marks`` (names). None: the table does not exist."""
         from pyiceberg.exceptions import NoSuchTableError
 
         self._seen = None
@@ -237,7 +243,10 @@ class IcebergFolder(_TableFolder):
             )
 
     def commit(self, commit: Commit, schema: pa.Schema, *, replace: bool = False) -> int:
-        """Add the files of a commit, or replace all other files. Raise FencedError if another process has committed."""
+        """Commit the files and marks of ``commit``, and return the new version of the table.
+
+        ``replace``: True to remove all other files from the table. Raises FencedError if another process has committed.
+        """
         from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
         from pyiceberg.expressions import AlwaysTrue
 
@@ -262,7 +271,7 @@ class IcebergFolder(_TableFolder):
             return int(self._seen.metadata.last_sequence_number)
 
     def _table(self, schema: pa.Schema) -> Any:
-        """Return a transaction on the version that ``state`` returned. Create the table if it does not exist."""
+        """Begin a transaction on the version of the table that ``state`` has returned. Create the table if it does not exist."""
         if self._seen is not None:
             return self._seen.transaction()
         self._root.mkdir(parents=True, exist_ok=True)
@@ -271,7 +280,7 @@ class IcebergFolder(_TableFolder):
         return catalog.create_table_transaction(NAME, schema, self._root.as_uri(), properties=_NO_RETRY)
 
     def forget_old_files(self) -> None:
-        """Remove files that no version of the last KEPT_S uses."""
+        """Delete files that no version of the table from the last ``KEPT_S`` seconds uses."""
         before_s = time.time() - KEPT_S
         with _iceberg_errors(self._root):
             table = self._catalog().load_table(NAME)
@@ -282,7 +291,7 @@ class IcebergFolder(_TableFolder):
                     file.unlink()
 
     def only_added_to(self) -> bool:
-        """Return whether no snapshot of the table has replaced files."""
+        """Return whether all snapshots of the table have only added files, and none has replaced files."""
         with _iceberg_errors(self._root):
             snapshots = self._catalog().load_table(NAME).metadata.snapshots
             kept = [one.summary is not None and one.summary.operation.value == "append" for one in snapshots]
@@ -290,7 +299,7 @@ class IcebergFolder(_TableFolder):
 
 
 def _files(table: Any, snapshot: int | None = None) -> dict[str, int]:
-    """Return absolute path -> number of records of the files of a snapshot. ``snapshot`` None: the newest one."""
+    """Return the number of records of each file in a snapshot, by absolute path. ``snapshot`` None: the newest snapshot."""
     found = [task.file for task in table.scan(snapshot_id=snapshot).plan_files()]
     return {one.file_path.removeprefix("file://"): one.record_count for one in found}
 

@@ -29,8 +29,8 @@ EXTRAS = {"delta": "lake", "iceberg": "iceberg"}
 class TableState:
     """One version of a table.
 
-    ``files``: absolute paths. ``record_count``: number of records in them. ``marks``: those of the requested marks that
-    exist.
+    ``files``: absolute paths of its files. ``record_count``: number of records in them. ``marks``: values of the requested marks that
+    exist, by name.
     """
 
     version: int
@@ -41,24 +41,24 @@ class TableState:
 
 
 class Table(Protocol):
-    """Interface of a table."""
+    """Interface of a table in a directory, which both formats implement."""
 
     @property
     def root(self) -> Path:
         """Directory of the table."""
 
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
-        """Return the current version with the values of ``marks``. None: the table does not exist."""
+        """Return the current version of the table with the values of ``marks`` (names). None: the table does not exist."""
 
     def commit(self, commit: Commit, schema: pa.Schema, *, replace: bool = False) -> int:
-        """Add the files, or with ``replace`` replace all others. Return the table's new version.
+        """Commit the files and marks of ``commit``, and return the new version of the table.
 
-        Raises FencedError if another writer has committed since the newest ``state``, so that the marks may have
-        changed.
+        ``replace``: True to remove all other files from the table. Raises FencedError if another writer has committed since the newest
+        ``state``, so that the marks may have changed.
         """
 
     def forget_old_files(self) -> None:
-        """Remove files that are in no version which readers may still read."""
+        """Delete files that no version of the table uses which readers may still read."""
 
     def only_added_to(self) -> bool:
         """Return whether no commit has removed or merged files. If so, a file that is not in the table now was never in it."""
@@ -143,14 +143,14 @@ class TableFile:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Transaction that adds ``files`` and sets ``marks`` (name -> value)."""
+    """Transaction on a table that adds ``files`` and sets ``marks`` (value by name)."""
 
     files: tuple[TableFile, ...]
     marks: dict[str, int]
 
 
 def marks_of(ranges: Iterable[ArchivedRange], query_id: str) -> set[str]:
-    """Return the names of the marks that ``commit_of`` needs."""
+    """Return the names of the marks that ``commit_of`` needs to commit ``ranges``."""
     wanted = {batch_mark(query_id)}
     for one in ranges:
         wanted |= {end_mark(one.stream, one.partition), uid_mark(one.stream, one.uid)}
@@ -161,6 +161,13 @@ def commit_of(
     ranges: Sequence[ArchivedRange], query_id: str, batch_id: int, marks: Mapping[str, int], *, fail_on_data_loss: bool = True
 ) -> Commit | None:
     """Return the commit of a micro-batch. None: the table already has the micro-batch.
+
+    Args:
+        ranges: Ranges of the micro-batch with their files.
+        query_id: Id of the query.
+        batch_id: Number of the micro-batch.
+        marks: Values of the marks in the table.
+        fail_on_data_loss: True to raise an error for missing records.
 
     Raises:
         FencedError: Another archive has changed the table.
@@ -184,7 +191,10 @@ def commit_of(
 
 
 def check_uid(stream: str, uid: str, marks: Mapping[str, int]) -> None:
-    """Raise NotFoundError if the records of ``stream`` in the table have another uid [R9]."""
+    """Raise NotFoundError if the table has records of an earlier stream with this name, which had another uid [R9].
+
+    ``marks``: values of the marks in the table.
+    """
     if uid_mark(stream, uid) not in marks:
         raise NotFoundError(
             f"The table has records of a deleted stream {stream}. The current stream of this name has uid {uid}. "
@@ -211,7 +221,11 @@ def _check_follows(one: ArchivedRange, end: int, *, fail_on_data_loss: bool) -> 
 def starts_after(
     partitions: Mapping[tuple[str, int], str], marks: Mapping[str, int], otherwise: int
 ) -> dict[str, dict[str, int | str]] | None:
-    """Return startingOffsets for an archive with a new checkpoint. None: the table has no records of it."""
+    """Return startingOffsets for an archive that continues at the end of a table. None: the table has no records of its streams.
+
+    ``partitions``: uid of the stream of each partition. ``marks``: values of the marks in the table. ``otherwise``: start of partitions
+    that the table does not have.
+    """
     known = {key for key in partitions if end_mark(*key) in marks}
     if not known:
         return None
@@ -224,7 +238,7 @@ def starts_after(
 
 
 def check_table_columns(there: pa.Schema, wanted: pa.Schema, table: str) -> None:
-    """Raise ConfigError if the columns of the table and the archive differ."""
+    """Raise ConfigError if the columns ``there`` of the table differ from the columns ``wanted`` of the archive."""
     if there.names != wanted.names:
         text = f"Table {table} has the columns {', '.join(there.names)}, but the archive has {', '.join(wanted.names)}"
         raise ConfigError(f"{text}. Archive the same columns, or use another table.")
@@ -266,7 +280,7 @@ class FileName(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Path below the table's directory."""
+        """Path of the file, relative to the directory of the table."""
         return f"{DATA}/{self.stream}/{self.partition}/{self.name}"
 
 
@@ -276,7 +290,7 @@ def tag_of(uid: str, columns: Iterable[str]) -> str:
 
 
 def parse_file(name: str) -> FileName | None:
-    """Parse a name that ``FileName.name`` made. None: any other file."""
+    """Return the parts of a file name that ``FileName.name`` made. None: ``name`` has another form."""
     found = _FILE.fullmatch(name)
     if found is None:
         return None
@@ -285,12 +299,12 @@ def parse_file(name: str) -> FileName | None:
 
 
 def temporary(name: str, attempt: str) -> str:
-    """Return the name of a file while it is written. ``attempt``: 32 unique hex digits."""
+    """Return the name of the file ``name`` while it is written. ``attempt``: 32 hex digits that are unique to the attempt."""
     return f".{name}.{attempt}.tmp"
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether ``temporary`` made this name."""
+    """Return whether the file ``name`` is one that is still being written, as ``temporary`` names it."""
     found = _TEMPORARY.fullmatch(name)
     return found is not None and parse_file(found[1]) is not None
 
@@ -303,15 +317,15 @@ def check_archived(stream: str) -> str:
 
 
 def batch_mark(query_id: str) -> str:
-    """Return the mark of a query. Its value is the query's last micro-batch in the table."""
+    """Return the name of the mark that stores the number of a query's last micro-batch in the table."""
     return query_id
 
 
 def end_mark(stream: str, partition: int) -> str:
-    """Return the mark of a partition. Its value is the end offset (exclusive) of the partition in the table."""
+    """Return the name of the mark that stores the end offset (exclusive) of a partition in the table."""
     return f"liftpy/{stream}/{partition}"
 
 
 def uid_mark(stream: str, uid: str) -> str:
-    """Return the mark that ties the records of a stream to this uid."""
+    """Return the name of the mark that says that the records of ``stream`` in the table are from the stream with this ``uid``."""
     return f"liftpy/{stream}/uid/{uid}"

@@ -187,7 +187,7 @@ class MemoryCluster:
         self.stop()
 
     def _call(self, work: Callable[[], _T]) -> _T:
-        """Run ``work`` on the thread of the cluster and return its result."""
+        """Run ``work`` on the thread of the cluster, wait for it, and return its result."""
         if self._loop is None:
             raise ConfigError(_NOT_RUNNING)
         done: concurrent.futures.Future[_T] = concurrent.futures.Future()
@@ -330,7 +330,7 @@ class MemoryCluster:
             self._coordinators = groups.uid, self._loop.create_task(self._coordinate(groups), name="coordinators in memory")
 
     def _tick(self) -> None:
-        """Renew leases and run due decisions.
+        """Do the periodic work of the cluster: send heartbeats, make due decisions, renew leases, and run retention now and then.
 
         Heartbeats come first, so that no node is fenced because this process was stopped.
         """
@@ -350,7 +350,7 @@ class MemoryCluster:
             node.keep_house(dirty_ratio)
 
     def keep_house(self) -> None:
-        """Run retention and compaction now. Otherwise they run every few seconds."""
+        """Run retention and compaction on all nodes now. Without this call, they run every few seconds."""
         self._call(lambda: self._keep_house(0.0))
 
     # ---- nodes and faults ------------------------------------------------------------------------------------------------
@@ -532,15 +532,19 @@ _LEADER_EPOCH = 1
 
 
 class MemoryService:
-    """A service on an in-memory cluster. Call ``begin``, then ``close``.
+    """A replicated service that runs on an in-memory cluster. Call ``begin``, then ``close``.
 
-    ``client``: its own client, which ``close`` closes, too.
+    ``client``: client that only this service uses. ``close`` closes it, too.
     """
 
     def __init__(
         self, client: Client, subjects: Subjects, factory: Callable[[], Service], settings: tuple[str, str, int, str, float]
     ) -> None:
-        """Create the service. ``settings``: name, stream, partition, output stream or '', tick in seconds."""
+        """Create the service.
+
+        ``factory``: returns an instance of the service. ``settings``: name, stream, partition, output stream ('': none), and interval
+        of ticks in seconds.
+        """
         name, stream, partition, output, tick_interval_s = settings
         self._client = client
         self._subjects = subjects
@@ -559,7 +563,7 @@ class MemoryService:
         self._outbox: Outbox | None = None
 
     async def begin(self) -> None:
-        """Create the state and start to feed records. Raises NotFoundError, and the error of the service's ``on_start``."""
+        """Create the state of the service and start to feed it records. Raises NotFoundError, and the error of ``on_start``."""
         settings, client, transport = self._settings, self._client, self._client.transport
         uid = (await client.stream(settings.stream)).uid
         identity = Identity(settings.service, settings.stream, uid, settings.partition)
@@ -588,7 +592,7 @@ class MemoryService:
         return None if self._outbox is None else self._outbox.emitted_end
 
     async def _feed(self, machine: ServiceMachine) -> None:
-        """Feed all records of the partition until the service raises an error. After that it does not answer."""
+        """Pass all records of the partition to the service, until it raises an error. After that it does not answer."""
         settings = self._settings
         consumer = self._client.consume(settings.stream, settings.partition, options=_READING)
         async for piece in consumer.batches():

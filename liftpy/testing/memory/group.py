@@ -32,7 +32,7 @@ _NO_CONTROLLERS = "a cluster in memory has no controllers that could be changed"
 class MemoryGroup(SingleLogGroup):
     """Metadata group of an in-memory cluster.
 
-    ``changed``: called with each new image. ``leader``: returns the node that acts as the metadata leader.
+    ``changed``: called with each new metadata image. ``leader``: returns the id of the node that acts as the metadata leader.
     """
 
     def __init__(
@@ -73,18 +73,18 @@ class MemoryGroup(SingleLogGroup):
         return secrets.token_bytes(_ID_BYTES)
 
     def image_changed(self, before: ClusterImage) -> None:
-        """Pass the new image to the nodes."""
+        """Pass the new metadata image to the nodes. ``before``: the previous image."""
         self.duties.image_changed(self.image, self.now_ns())
         self.changed_index = self.image.index
         self._changed(self.image)
 
     def response_received(self, request: pb.ControlRequest, response: pb.ControlResponse) -> None:
-        """Do nothing: an in-memory cluster does not count requests."""
+        """Do nothing: an in-memory cluster does not count the responses of the metadata group."""
 
     def tick(self, beats: dict[str, int], absent: list[str]) -> list[str]:
-        """Run the due decisions. Return the nodes whose leases are renewed.
+        """Process a heartbeat of each running node, and make the decisions that are due. Return the nodes whose heartbeat was accepted.
 
-        ``beats``: incarnations of the running nodes. ``absent``: the stopped nodes.
+        ``beats``: incarnation of each running node. ``absent``: ids of the stopped nodes.
         """
         granted = [
             node_id for node_id, incarnation in beats.items() if self.beat(node_id, incarnation).error == pb.ControlResponse.OK
@@ -97,7 +97,7 @@ class MemoryGroup(SingleLogGroup):
         return granted
 
     def decide(self, request: pb.ControlRequest) -> pb.ControlResponse:
-        """Return the decision of the metadata leader."""
+        """Decide on a request as the metadata leader, and return the response."""
         response = super().decide(request)
         if response.HasField("cluster"):
             response.cluster.metadataLeader = self._leader()
@@ -105,7 +105,10 @@ class MemoryGroup(SingleLogGroup):
         return response
 
     def answer(self, request: pb.ControlRequest, now_ns: int) -> pb.ControlResponse | None:
-        """Return the answer to a request that needs no log entry. The controllers of an in-memory cluster do not change."""
+        """Return the answer to a request that needs no log entry. None: it needs one.
+
+        A request to change the controllers is rejected, because an in-memory cluster has none.
+        """
         if request.HasField("changeControllers"):
             return error_response(request, pb.ControlResponse.INVALID, _NO_CONTROLLERS)
         if request.HasField("setFeatureLevel"):

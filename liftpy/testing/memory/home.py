@@ -34,19 +34,25 @@ class FellowReplica(Protocol):
     """Methods of a replica that the other replicas of its partition call."""
 
     def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
-        """Run ``callback`` in a later turn of the loop, unless the replica is closed by then."""
+        """
+
+        Run ``callback`` in a later turn of the loop, after at least ``delay_ns`` nanoseconds, unless the replica is closed by then.
+        """
 
     def feed(self, event: ev.Event) -> None:
-        """Feed an event to the replica's state machine."""
+        """Pass an event to the state machine of the replica."""
 
     def asked_by(self, peer: FellowReplica, request_id: int) -> int:
-        """Return a token for a request of ``peer``."""
+        """Store that the replica ``peer`` has sent the request ``request_id``. Return a token for the answer."""
 
     def give_state(self, question: StateQuestion) -> StatePiece | None:
-        """Return a piece of the replica's derived state, including that of deleted records."""
+        """Return the requested piece of the replica's state of producers and message ids. None: not ready.
+
+        The state includes that of deleted records.
+        """
 
     def answer_arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
-        """Process an answer to a fetch of this replica."""
+        """Process the answer of the leader to the fetch ``request_id`` of this replica. ``data``: whole batches."""
 
 
 class HeldReplica(Protocol):
@@ -63,10 +69,13 @@ class HeldReplica(Protocol):
         """Node of the replica."""
 
     def feed(self, event: ev.Event) -> None:
-        """Feed an event to the replica's state machine."""
+        """Pass an event to the state machine of the replica."""
 
     def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
-        """Run ``callback`` in a later turn of the loop, unless the replica is closed by then."""
+        """
+
+        Run ``callback`` in a later turn of the loop, after at least ``delay_ns`` nanoseconds, unless the replica is closed by then.
+        """
 
     def now_ns(self) -> int:
         """Return the monotonic time, in nanoseconds."""
@@ -98,19 +107,19 @@ class HomeNode(Protocol):
         """Return the wall clock, in nanoseconds since 1970."""
 
     def ask(self, request: pb.ControlRequest, answered: Answered) -> None:
-        """Send a request to the metadata group, which decides it in the next turn of the event loop."""
+        """Send a request to the metadata group. It decides in the next turn of the event loop and then calls ``answered``."""
 
     def serving_replica(self, key: PartitionKey) -> FellowReplica | None:
         """Return the replica of any node that serves the partition as leader or candidate. None: there is none."""
 
     def serve(self, key: PartitionKey, peer: FellowReplica) -> None:
-        """Register ``peer`` as the serving replica."""
+        """Register ``peer`` as the replica that serves the partition as leader or candidate."""
 
     def serve_no_more(self, key: PartitionKey, peer: FellowReplica) -> None:
-        """Unregister ``peer``, if it is registered."""
+        """Unregister ``peer`` as the replica that serves the partition. Do nothing if another one is registered."""
 
     def replica_of(self, node_id: str, key: PartitionKey) -> FellowReplica | None:
-        """Return the replica on another node. None: there is none."""
+        """Return the replica of the partition on the node ``node_id``. None: there is none."""
 
     def is_up(self, node_id: str) -> bool:
-        """Return whether a node runs."""
+        """Return whether the node with this id runs."""

@@ -34,7 +34,7 @@ _TOKENS = {b"*": rb"[^.]+", b">": rb"[^.]+(?:\.[^.]+)*"}
 
 
 class BusSubscription:
-    """One subscription of a subject. ``close`` ends it."""
+    """One subscription to a subject. ``sink``: function that receives the messages. ``close`` ends the subscription."""
 
     __slots__ = ("_bus", "fits", "number", "queue", "sink", "subject")
 
@@ -52,12 +52,12 @@ class BusSubscription:
         self._bus.forget(self)
 
     def leave(self) -> None:
-        """End the subscription. On this bus, no message is ever in flight."""
+        """End the subscription at once. A real connection would first deliver messages in flight, and this bus has none."""
         self.close()
 
 
 class Bus:
-    """Delivers messages between subscriptions. ``later(callback)``: runs a callback in the next turn of the event loop."""
+    """Delivers messages to subscriptions in memory. ``later``: function that runs a callback in the next turn of the event loop."""
 
     def __init__(self, later: Callable[[Callable[[], None]], object], max_payload: int = MAX_PAYLOAD_BYTES) -> None:
         self.max_payload = max_payload
@@ -73,7 +73,7 @@ class Bus:
 
     # ---- who listens ---------------------------------------------------------------------------------------------------
     def listen(self, subject: str | bytes, sink: Sink, queue: str | bytes = b"") -> BusSubscription:
-        """Deliver every matching message to ``sink``.
+        """Subscribe ``sink`` to ``subject``, and return the subscription.
 
         With ``queue``, only one of the subscribers with this queue name gets each message.
         """
@@ -102,9 +102,9 @@ class Bus:
 
     # ---- messages ------------------------------------------------------------------------------------------------------
     def publish(self, subject: bytes, reply: bytes, payload: bytes, block: bytes = b"") -> int:
-        """Deliver a message to all subscribers at once, and return their number.
+        """Deliver a message to all matching subscribers at once, and return their number.
 
-        ``block``: NATS header block, b'' for none.
+        ``reply``: reply subject, b'' for none. ``block``: NATS header block, b'' for none.
         """
         plain, queues = self._listeners(subject)
         for subscription in list(plain):
@@ -115,18 +115,21 @@ class Bus:
         return len(plain) + len(queues)
 
     def send(self, subject: str | bytes, chunks: Sequence[bytes | memoryview]) -> None:
-        """Publish the concatenation of ``chunks``."""
+        """Publish one message whose payload is the concatenation of ``chunks``."""
         self.publish(_bytes(subject), b"", b"".join(chunks))
 
     def send_lines(self, lines: Sequence[bytes]) -> None:
-        """Send answers to publishers: lines ``PUB <inbox>  <size>``, each with its payload."""
+        """Send acks to publishers. ``lines``: one protocol line ``PUB <inbox>  <size>`` for each ack, with its payload."""
         for line in lines:
             head, _, rest = line.partition(b"\r\n")
             _, subject, size = head.split()
             self.publish(subject, b"", rest[: int(size)])
 
     def together(self, deliver: Callable[[], None]) -> None:
-        """Treat all messages that ``deliver`` publishes as one read of a socket: ``behind_read`` callbacks run after them."""
+        """Call ``deliver``, and after it all callbacks that were passed to ``behind_read`` during the call.
+
+        So the messages that it publishes count as one read of a socket.
+        """
         self._reading = True
         try:
             deliver()
@@ -137,7 +140,7 @@ class Bus:
                 callback()
 
     def behind_read(self, callback: Callable[[], None]) -> None:
-        """Run a callback after all messages of the current read were passed to their sinks."""
+        """Call ``callback`` after all messages of the current read of a socket were delivered."""
         if self._reading:
             self._behind.append(callback)
         else:
@@ -159,9 +162,9 @@ _PAUSE_S = 0.001
 
 
 class NatsSession:
-    """Server side of one connection.
+    """Server side of one client connection.
 
-    ``say(bytes)``: sends to the client. ``hang_up()``: closes the connection. Both may be called until ``end``.
+    ``say``: sends bytes to the client. ``hang_up``: closes the connection. Both are called until ``end``.
     """
 
     def __init__(
@@ -188,7 +191,7 @@ class NatsSession:
         self._write(b"INFO %b\r\n" % json.dumps(info).encode())
 
     def end(self) -> None:
-        """End the session, whichever side closed it."""
+        """End the session and its subscriptions, after the client or the server has closed the connection."""
         if not self.ended:
             self.ended = True
             for subscription in self._subscriptions.values():
@@ -198,7 +201,7 @@ class NatsSession:
 
     # ---- from the client -------------------------------------------------------------------------------------------------
     def feed(self, data: bytes) -> None:
-        """Process data from the client at once."""
+        """Process bytes that the client has sent, at once."""
         if not self.ended:
             self._bus.together(partial(self._take, self._left + data if self._left else data))
 
@@ -220,9 +223,9 @@ class NatsSession:
         self._left = data[at:]
 
     def _command(self, data: bytes, at: int, end: int) -> int:
-        """Process the protocol line from ``at`` to ``end``.
+        """Process one protocol line: the bytes of ``data`` from ``at`` to ``end``.
 
-        Return where the next line begins. -1: its payload is incomplete.
+        Return the index at which the next line begins. -1: the payload of this line has not arrived completely.
         """
         verb, *fields = data[at:end].split()
         match verb.upper():
@@ -245,7 +248,11 @@ class NatsSession:
         return end + 2
 
     def _publish(self, data: bytes, begin: int, fields: list[bytes], header_bytes: int) -> int:
-        """Publish a message. ``fields``: subject, optional reply subject, and the size with the headers."""
+        """Process a publish of the client.
+
+        ``begin``: index of the payload in ``data``. ``fields``: subject, optional reply subject, and the size with the headers.
+        ``header_bytes``: size of the headers. Return the index at which the next line begins. -1: the payload is not complete.
+        """
         size_bytes = int(fields[-1])
         if size_bytes > self._bus.max_payload:
             raise ProtocolError("Maximum Payload Violation")
@@ -291,7 +298,7 @@ class NatsSession:
         self._out.extend(pieces)
 
     def _flush(self) -> None:
-        """Send the output of one turn of the loop together."""
+        """Send all output that this turn of the event loop has produced, in one piece."""
         out, self._out = self._out, []
         if out and not self.ended:
             self._say(b"".join(out))
@@ -303,7 +310,7 @@ def _must_be_short(line_bytes: int) -> None:
 
 
 class MemoryServer:
-    """Accepts connections. ``home``: event loop of the cluster."""
+    """Accepts client connections, as nats-server does. ``home``: event loop of the cluster."""
 
     def __init__(self, bus: Bus, home: asyncio.AbstractEventLoop) -> None:
         self.bus = bus
@@ -313,7 +320,10 @@ class MemoryServer:
         self._count = 0
 
     def open(self, say: Callable[[bytes], None], hang_up: Callable[[], None]) -> NatsSession:
-        """Return a new session. It runs on the event loop of the cluster."""
+        """Return the server side of a new connection, which runs on the event loop of the cluster.
+
+        ``say``: sends bytes to the client. ``hang_up``: closes the connection.
+        """
         self._count += 1
         number = self._count
 
@@ -339,37 +349,37 @@ class MemoryTransport(Transport):
         self._line: _Line | None = None
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
-        """Connect again, also after a lost connection. Raises ConnectionRefusedError if the cluster has stopped."""
+        """Open a new connection to the in-memory server. Raises ConnectionRefusedError if the cluster has stopped."""
         if not self._server.is_up:
             raise ConnectionRefusedError("the in-memory cluster is stopped")
         self._reader = asyncio.StreamReader()
         self._line = _Line(self._server, self._reader)
 
     async def connect_tls(self, uri: Any, ssl_context: Any, buffer_size: int, connect_timeout: int) -> None:
-        """Reject TLS: no data leaves the process."""
+        """Raise an error, because the in-memory connection does not support TLS."""
         raise ConnectionRefusedError("an in-memory cluster does not support TLS")
 
     def write(self, payload: bytes) -> None:
-        """Write data. ``drain`` waits if too much of it is unread."""
+        """Queue bytes for the server. ``drain`` waits if the server has not read too many of them."""
         if self._line is not None:
             self._line.write(payload)
 
     def writelines(self, payload: Any) -> None:
-        """Write several pieces."""
+        """Queue several pieces of bytes for the server."""
         self.write(b"".join(payload))
 
     async def read(self, buffer_size: int) -> bytes:
-        """Return received data, b'' at the end."""
+        """Return bytes that the server has sent, b'' at the end of the connection."""
         assert self._reader is not None
         return await self._reader.read(buffer_size)
 
     async def readline(self) -> bytes:
-        """Return a line with its line feed."""
+        """Return one line that the server has sent, with its line feed."""
         assert self._reader is not None
         return await self._reader.readline()
 
     async def drain(self) -> None:
-        """Wait until the cluster has read enough."""
+        """Wait until the server has read enough of the written bytes."""
         while self._line is not None and self._line.unread_bytes > MOST_UNREAD_BYTES:
             await asyncio.sleep(_PAUSE_S)
 
@@ -391,7 +401,7 @@ class MemoryTransport(Transport):
 
 
 class _Line:
-    """The two directions of one connection, between the event loops of the client and the cluster."""
+    """One connection: the queues of bytes between the event loop of the client and that of the cluster."""
 
     def __init__(self, server: MemoryServer, reader: asyncio.StreamReader) -> None:
         self._home = server.home
@@ -407,7 +417,7 @@ class _Line:
 
     @property
     def unread_bytes(self) -> int:
-        """Number of written bytes that the other side has not read."""
+        """Number of bytes that the client has written and the server has not read."""
         return 0 if self._is_closed else self._written_bytes - self._taken_bytes
 
     def write(self, data: bytes) -> None:
@@ -418,7 +428,7 @@ class _Line:
         self._post(self._home, self._take)
 
     def close(self) -> None:
-        """Close from the client side. Written data is still processed."""
+        """Close the connection as the client. The server still processes the bytes that were written before."""
         if not self._is_closed:
             self._post(self._home, self._end)
             self._hung_up()

@@ -32,8 +32,7 @@ from liftpy.testing.memory.replica import MemoryReplica
 class MemoryNode:
     """One node of an in-memory cluster.
 
-    ``others``: all nodes by id, including this one. ``served``: partition -> replica that serves it as leader or
-    candidate.
+    ``others``: all nodes by id, including this one. ``served``: replica that serves a partition as leader or candidate, for all nodes.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class MemoryNode:
         self._begin()
 
     def _begin(self) -> None:
-        """Create the state of a new process."""
+        """Create the memory of a new process of the node, which has no metadata yet."""
         self.intake = NodeIntake()
         self.derived = NodeDerived(self.config.node_dedup_state_bytes)
         self.heard = NodeHeard(self.config.node_standby_bytes)
@@ -78,7 +77,7 @@ class MemoryNode:
 
     # ---- life ------------------------------------------------------------------------------------------------------------
     def start(self, group: MemoryGroup) -> None:
-        """Register, and open the partitions of the image."""
+        """Register the node in the metadata group, and open the partitions of the metadata image."""
         self._begin()
         self._group = group
         self._starts = self._starts.next(self._starts.starts + 1)
@@ -91,7 +90,7 @@ class MemoryNode:
         self.image_changed(group.image)
 
     def kill(self) -> None:
-        """End the process of the node at once. Its written data remains."""
+        """End the process of the node at once, as SIGKILL does. Its written data remains."""
         self.up = False
         for replica in self.replicas.values():
             replica.die()
@@ -111,9 +110,9 @@ class MemoryNode:
             self._renew_lease(replica)
 
     def _renew_lease(self, replica: MemoryReplica) -> None:
-        """Renew the lease of a replica that has the newest image.
+        """Renew the lease of ``replica``, unless the node does not have the newest metadata image.
 
-        A node must first learn which leaderships it has lost [D22].
+        The node must first learn which leaderships it has lost [D22].
         """
         if self._group is not None and self._image.index >= self._group.changed_index:
             times = self._image.session_times
@@ -121,13 +120,16 @@ class MemoryNode:
             replica.feed(ev.MetadataHeard(sent_ns=self.now_ns(), lease_ns=lease_ns))
 
     def keep_house(self, dirty_ratio: float | None = None) -> None:
-        """Run retention and compaction of all logs of the node."""
+        """Run retention and compaction of all logs of the node.
+
+        ``dirty_ratio``: minimum share of a log that is not compacted, for compaction. None: the default.
+        """
         for replica in list(self.replicas.values()):
             replica.keep_house(*() if dirty_ratio is None else (dirty_ratio,))
 
     # ---- the image -------------------------------------------------------------------------------------------------------
     def image_changed(self, image: ClusterImage) -> None:
-        """Stop removed partitions, open new ones, update the others."""
+        """Apply a new metadata image: stop removed partitions, open new ones, update the others."""
         if not self.up or image.index <= self._image.index:
             return
         old, self._image = self._image, image
@@ -161,9 +163,9 @@ class MemoryNode:
 
     # ---- what replicas ask -----------------------------------------------------------------------------------------------
     def ask(self, request: pb.ControlRequest, answered: Answered) -> None:
-        """Send a request to the metadata group, which decides it in the next turn of the event loop.
+        """Send a request to the metadata group.
 
-        The answer follows one turn later.
+        It decides in the next turn of the event loop, and calls ``answered`` one turn later.
         """
         incarnation = self.incarnation
 
@@ -179,20 +181,20 @@ class MemoryNode:
         return self._served.get(key)
 
     def serve(self, key: PartitionKey, peer: FellowReplica) -> None:
-        """Register ``peer`` as the serving replica."""
+        """Register ``peer`` as the replica that serves the partition as leader or candidate."""
         self._served[key] = peer
 
     def serve_no_more(self, key: PartitionKey, peer: FellowReplica) -> None:
-        """Unregister ``peer``, if it is registered."""
+        """Unregister ``peer`` as the replica that serves the partition. Do nothing if another one is registered."""
         if self._served.get(key) is peer:
             del self._served[key]
 
     def replica_of(self, node_id: str, key: PartitionKey) -> FellowReplica | None:
-        """Return the replica on another node. None: there is none."""
+        """Return the replica of the partition on the node ``node_id``. None: there is none."""
         other = self._others.get(node_id)
         return None if other is None else other.replicas.get(key)
 
     def is_up(self, node_id: str) -> bool:
-        """Return whether a node runs."""
+        """Return whether the node with this id runs."""
         other = self._others.get(node_id)
         return other is not None and other.up

@@ -33,7 +33,7 @@ _ROOM_BYTES = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class _Asker:
-    """Sender and id of a request."""
+    """Replica that has sent a request, and the id of the request."""
 
     peer: FellowReplica
     request_id: int
@@ -51,7 +51,7 @@ class Peers:
     publishers: MemoryPublishers
 
     def begin_peers(self) -> None:
-        """Start without requests and without pieces of batches."""
+        """Initialize the state of the communication with other replicas: no requests and no incomplete batches."""
         self._next_token = 1
         self._askers: dict[int, _Asker] = {}
         self._kept: dict[str, _Asker] = {}
@@ -61,24 +61,24 @@ class Peers:
         """Fetch that is sent after the state of the leader has arrived. None: none."""
 
     def end_peers(self) -> None:
-        """Stop serving the other replicas."""
+        """Stop answering other replicas, because this replica is closed."""
         self.stop_serving()
         self._fetched.clear()
 
     def feed(self, event: ev.Event) -> None:
-        """Feed one event to the replica."""
+        """Pass an event to the state machine of the replica."""
         raise NotImplementedError
 
     def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
-        """Run ``callback`` in a later turn of the loop."""
+        """Run ``callback`` in a later turn of the loop, after at least ``delay_ns`` nanoseconds."""
         raise NotImplementedError
 
     def store(self, change: Callable[[], Any], token: int = 0) -> bool:
-        """Run a change of the log. Return whether it succeeded."""
+        """Call ``change``, which changes the log. Return whether it succeeded. ``token``: publishes to append, 0: none."""
         raise NotImplementedError
 
     def storage_failed(self, error: StorageError, token: int = 0) -> None:
-        """Handle a storage error: the log has failed."""
+        """Report to the state machine that the log has failed with ``error``. ``token``: publishes to append, 0: none."""
         raise NotImplementedError
 
     def _token(self) -> int:
@@ -111,7 +111,7 @@ class Peers:
         )  # fmt: skip
 
     def _ask_state(self, effect: do.SendFetch, question: StateQuestion) -> None:
-        """Request the leader's state of deleted records before a fetch."""
+        """Request the leader's state of producers and message ids that belongs to deleted records. Then send the fetch ``effect``."""
         if self._waiting is not effect:
             return  # it has another role
         leader, piece = self.node.serving_replica(self.key), None
@@ -130,7 +130,10 @@ class Peers:
             self.feed(ev.RequestFailed(request_id=effect.request_id, reason="the leader's state is not ready"))
 
     def give_state(self, question: StateQuestion) -> StatePiece | None:
-        """Return a piece of the derived state for a follower, including that of deleted records."""
+        """Return the requested piece of the state of producers and message ids to a follower. None: not ready.
+
+        The state includes that of deleted records.
+        """
         return self.publishers.giver.give(question)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
@@ -142,7 +145,7 @@ class Peers:
         )
 
     def answer_arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
-        """Process an answer to a fetch of this replica."""
+        """Process the answer of the leader to the fetch ``request_id`` of this replica. ``data``: whole batches."""
         self.publishers.taker.fetch_answered()
         view = memoryview(data)
         batches = split_batches(view)
@@ -180,7 +183,7 @@ class Peers:
         pass
 
     def asked_by(self, peer: FellowReplica, request_id: int) -> int:
-        """Return a token for a request of ``peer``."""
+        """Store that the replica ``peer`` has sent the request ``request_id``. Return a token for the answer."""
         token = self._token()
         self._askers[token] = _Asker(peer, request_id)
         return token
@@ -190,7 +193,7 @@ class Peers:
         self.node.serve(self.key, self)
 
     def stop_serving(self) -> None:
-        """Stop answering fetches."""
+        """Stop answering the fetches of followers, because this replica does not lead any more."""
         self.node.serve_no_more(self.key, self)
         self._askers.clear()
         self._kept.clear()

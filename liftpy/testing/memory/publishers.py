@@ -84,36 +84,36 @@ class MemoryPublishers:
         self.ingest.stop()
 
     def close(self) -> None:
-        """Stop permanently."""
+        """Stop accepting publishes permanently, because the replica is closed."""
         self.standby.cancel()
         self.standby.stop()
         self.ingest.stop()
         self.acks.drop()
 
     def fetched(self, batches: Sequence[RecordBatch]) -> None:
-        """Note that batches were appended."""
+        """Update the state of producers and the standby buffer, because ``batches`` were fetched from the leader and appended."""
         self.derived.fetched(batches)
         self.standby.log_grew()
 
     def cut(self) -> None:
-        """Note a truncation."""
+        """Update the state of producers and the standby buffer, because the log was truncated."""
         self.derived.cut()
         self.standby.cut()
 
     def started_afresh(self) -> None:
-        """Note that all records of the log were deleted and that it begins at another offset."""
+        """Reset the derived state, because all records of the log were deleted and the log begins at another offset."""
         self.derived.started_afresh()
         self.taker.started_afresh()
         self.standby.cut()
 
     def store_state(self) -> None:
-        """Store the derived state after a checkpoint of the HW, if it is due."""
+        """Store the state of producers and message ids if that is due. Called after a checkpoint of the HW."""
         unwritten = self.states.begin()
         if unwritten is not None:
             self.states.write(unwritten)
 
     def committed(self, high_watermark: int) -> None:
-        """Note that the HW has increased."""
+        """Tell the state of producers and the standby buffer that the HW has increased to ``high_watermark``."""
         self.derived.committed(high_watermark)
         self.standby.committed(high_watermark)
 
@@ -126,25 +126,31 @@ class MemoryPublishers:
     def listen(
         self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: Refuser | None = None
     ) -> BusSubscription:
-        """Deliver every message on the subject to ``sink``."""
+        """Subscribe ``sink`` to ``subject``, and return the subscription.
+
+        ``given_up``, ``refuser``: not used, because the in-memory bus never drops messages.
+        """
         return self._bus.listen(subject, sink)
 
     def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> _Hearing:
-        """Subscribe to the subject as a standby follower."""
+        """Subscribe ``sink`` to ``subject`` as a standby follower, and return the subscription.
+
+        ``given_up``: not used, because the in-memory bus never drops messages.
+        """
         return _Hearing(self._replica, self._bus, subject, sink)
 
     def when_heard(self, heard: Callable[[], None]) -> None:
-        """Call ``heard`` at once: subscriptions take effect immediately."""
+        """Call ``heard`` in the next turn of the event loop, because subscriptions take effect immediately."""
         self._replica.later(heard)
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
-        """Report an unexpected error to the event loop."""
+        """Report an unexpected error in the processing of a message on ``subject`` to the event loop."""
         self._replica.node.counters["messages not taken"] += 1
         self._replica.node.loop.call_exception_handler({"message": f"a message on {subject!r}", "exception": error})
 
 
 class _Hearing:
-    """Subscription of a standby follower to the data subject."""
+    """Subscription of a standby follower to the data subject of its partition."""
 
     is_denied = False
 
@@ -158,7 +164,7 @@ class _Hearing:
         self._sink(subject, reply, payload, block)
 
     def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
-        """Deliver messages to another sink."""
+        """Deliver the messages to ``sink`` from now on. The other arguments are not used, because no message is ever dropped."""
         self._sink = sink
 
     def soon(self, callback: Callable[[], None]) -> None:
@@ -166,13 +172,13 @@ class _Hearing:
         self._replica.later(callback)
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` at once, because no message is ever in flight."""
+        """Call ``callback`` at once. A real connection would first wait for messages in flight, and this bus has none."""
         self._replica.later(callback)
 
     def leave(self) -> None:
-        """Unsubscribe from the inbox."""
+        """End the subscription at once, because no message is in flight."""
         self._subscription.close()
 
     def close(self) -> None:
-        """Unsubscribe."""
+        """End the subscription to the data subject."""
         self._subscription.close()

@@ -44,7 +44,7 @@ def _nobody(response: pb.ControlResponse) -> None:
 
 
 class MemoryAsking:
-    """Part of a ``MemoryReplica`` that sends requests to the metadata group."""
+    """Part of a ``MemoryReplica`` that sends requests to the metadata group and processes the answers."""
 
     node: HomeNode
     node_id: str
@@ -55,7 +55,7 @@ class MemoryAsking:
     """State of the partition in the last update."""
 
     def feed(self, event: ev.Event) -> None:
-        """Feed an event to the replica's state machine."""
+        """Pass an event to the state machine of the replica."""
         raise NotImplementedError
 
     def _ask(self, request: pb.ControlRequest, answered: Answered = _nobody) -> None:
@@ -90,7 +90,7 @@ class MemoryAsking:
         self._ask(self._request(effect))
 
     def report_purged(self) -> None:
-        """Report completed purges that the group does not know yet."""
+        """Tell the metadata group which purges this replica has completed, if the group does not know it yet."""
         purged = self.log.cleaning.purged
         report = purge_report(self.key, self.state, self.node_id, self.node.incarnation, purged) if self.state else None
         if report is not None:
@@ -98,7 +98,7 @@ class MemoryAsking:
 
 
 class Readers:
-    """Receives the reads of one replica (implements ``ReadShell``). A reader is identified by its reply subject."""
+    """Receives the read requests for one replica (implements ``ReadShell``). A reader is identified by its reply subject."""
 
     def __init__(self, replica: HeldReplica, is_heard: Callable[[], bool], giver: StateGiver) -> None:
         self._replica = replica
@@ -118,7 +118,7 @@ class Readers:
         self._shared: BusSubscription | None = None
 
     def share(self, wanted: bool) -> None:
-        """Join the group of replicas that answer reads if ``wanted`` is True. Otherwise leave it."""
+        """Subscribe to reads that any in-sync replica may answer if ``wanted`` is True. Otherwise unsubscribe."""
         if wanted and self._shared is None:
             self._shared = self._bus.listen(self._subject, self._message_arrived, self._subject)
         elif not wanted and self._shared is not None:
@@ -126,7 +126,7 @@ class Readers:
             self._shared = None
 
     def close(self) -> None:
-        """Unsubscribe, and answer all waiting requests that the replica is closed."""
+        """Unsubscribe, and reject all waiting read requests, because the replica is closed."""
         self.share(False)
         self._own.close()
         self._reads.close()
@@ -143,23 +143,23 @@ class Readers:
 
     @property
     def has_room(self) -> bool:
-        """Always True, because answers are only in memory."""
+        """Always True: answers are only in memory, so the connection is never full."""
         return True
 
     def now_ns(self) -> int:
-        """Return the monotonic time."""
+        """Return the monotonic time, in nanoseconds."""
         return self._replica.now_ns()
 
     def answer(self, asker: str, chunks: Chunks) -> None:
-        """Send one message to the reply subject."""
+        """Send one answer with the payload ``chunks`` to the reader ``asker``, a reply subject."""
         self._bus.send(asker, chunks)
 
     def request_failed(self, asker: str, error: Exception) -> None:
-        """Raise the error of a request, so that the test fails."""
+        """Raise ``error``, the error of a read request of ``asker``, so that the test fails."""
         raise error
 
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Start a timer of the event loop. Return a function that cancels it."""
+        """Call ``callback`` at the monotonic time ``at_ns``, in nanoseconds. Return a function that cancels the timer."""
         return self._replica.node.loop.call_at(at_ns / NS_PER_S, callback).cancel
 
 
@@ -196,7 +196,7 @@ class MemoryReplica(MemoryAsking, Peers):
         self._do = acts_of(self)
 
     def open(self) -> None:
-        """Feed the first event, with the content of the log."""
+        """Start the state machine with the content of the log."""
         log = self.log
         opened = ev.LogOpened(
             log_start_offset=log.log_start_offset,
@@ -211,7 +211,10 @@ class MemoryReplica(MemoryAsking, Peers):
         log.on_compacted(log.horizon)
 
     def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
-        """Apply a new state of the partition, of its stream's settings, or of the set of live nodes."""
+        """Apply changed metadata of the partition.
+
+        ``held``: state of the partition and settings of its stream. ``incarnations``: incarnation of each live node.
+        """
         self.state = held.state
         self.log.config = held.config
         self.publishers.ingest.settings_changed(held.config, held.partition_count)
@@ -223,7 +226,7 @@ class MemoryReplica(MemoryAsking, Peers):
         self.readers.advanced()
 
     def stop(self, *, clean: bool = True) -> None:
-        """Give up the role and close the log."""
+        """Stop the replica and close its log. ``clean``: True to flush the log and to store its checkpoint first."""
         self.feed(ev.StopRequested())
         self.die()
         if not self.log.closed:
@@ -241,7 +244,7 @@ class MemoryReplica(MemoryAsking, Peers):
 
     # ---- events in, effects out --------------------------------------------------------------------------------------
     def feed(self, event: ev.Event) -> None:
-        """Feed an event. Events that its effects cause are processed after all its effects."""
+        """Pass an event to the state machine, and carry out its effects. Events that the effects cause are processed afterwards."""
         if self.gone:
             return
         self._inbox.append(event)
@@ -257,11 +260,14 @@ class MemoryReplica(MemoryAsking, Peers):
             self._stepping = False
 
     def now_ns(self) -> int:
-        """Return the monotonic time."""
+        """Return the monotonic time, in nanoseconds."""
         return self.node.now_ns()
 
     def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
-        """Run ``callback`` in a later turn of the loop, unless the replica is closed by then."""
+        """
+
+        Run ``callback`` in a later turn of the loop, after at least ``delay_ns`` nanoseconds, unless the replica is closed by then.
+        """
 
         def call() -> None:
             if not self.gone:
@@ -305,9 +311,9 @@ class MemoryReplica(MemoryAsking, Peers):
         self.feed(ev.LeaderEpochPersisted(leader_epoch=effect.leader_epoch))
 
     def store(self, change: Callable[[], Any], token: int = 0) -> bool:
-        """Run a change of the log. Return whether it succeeded. After a failure, the replica gets an event.
+        """Call ``change``, which changes the log. Return whether it succeeded. After a failure, the state machine gets an event.
 
-        ``token``: publishes to append.
+        ``token``: publishes to append, 0: none.
         """
         try:
             change()
@@ -317,7 +323,7 @@ class MemoryReplica(MemoryAsking, Peers):
         return True
 
     def storage_failed(self, error: StorageError, token: int = 0) -> None:
-        """Handle a storage error: the log has failed."""
+        """Report to the state machine that the log has failed with ``error``. ``token``: publishes to append, 0: none."""
         self.failed = self.failed or str(error)
         self.feed(ev.StorageFailed(reason=str(error), no_space=isinstance(error, NoSpaceError), token=token))
 
@@ -331,7 +337,10 @@ class MemoryReplica(MemoryAsking, Peers):
                 self.feed(ev.LogStartMoved(log_start_offset=self.log.log_start_offset))
 
     def _may_drop(self, log_start_offset: int) -> bool:
-        """Store the derived state of the records to delete, if needed. Return whether it is stored."""
+        """Return whether the records below ``log_start_offset`` may be deleted: the state that belongs to them is stored.
+
+        If it is not, it is stored now if possible, and retention runs again later.
+        """
         states = self.publishers.states
         if not states.may_drop(log_start_offset):
             self.log.checkpoint()
@@ -342,7 +351,10 @@ class MemoryReplica(MemoryAsking, Peers):
         return False
 
     def keep_house(self, dirty_ratio: float = _COMPACT_FROM_DIRTY_RATIO) -> None:
-        """Store the HW, apply retention, and compact the log if it is enabled and useful."""
+        """Store the HW, apply retention, and compact the log if its stream is compacted.
+
+        ``dirty_ratio``: minimum share of the log that is not compacted, for compaction.
+        """
         if self.failed or self.gone:
             return
         if self.store(self.log.checkpoint):
@@ -420,7 +432,7 @@ class _Flusher:
         self._replica = replica
 
     def begin(self) -> None:
-        """Flush in the next turn of the loop, with all records of this turn."""
+        """Start a flush, which ends in the next turn of the event loop and includes all records of this turn."""
         self._replica.later(self._run)
 
     def _run(self) -> None:
@@ -448,12 +460,12 @@ class _Flusher:
         self._replica.later(self._replica.commit.interval_over, round(interval_s * NS_PER_S))
 
     def flush_succeeded(self) -> None:
-        """Note a flush without duration."""
+        """Do nothing: the duration of flushes is not measured in memory."""
 
     def flushed(self, end_offset: int, disk_ns: int) -> None:
-        """Report the flush to the replica."""
+        """Report to the state machine that the log is flushed up to ``end_offset`` (exclusive). ``disk_ns``: duration."""
         self._replica.feed(ev.LogFlushed(end_offset=end_offset, took_ns=disk_ns))
 
     def flush_failed(self, error: StorageError) -> None:
-        """Report the closed log to the replica."""
+        """Report to the state machine that a flush has failed with ``error``, so that the log is closed."""
         self._replica.storage_failed(error)
