@@ -27,7 +27,7 @@ def test_stream_or_node_name_of_a_single_subject_token_is_accepted(name: str) ->
 
 
 @pytest.mark.parametrize("subject", ["orders", "orders.eu.>", "orders.*.new", "ordrés.x"])
-def test_data_subject_that_is_valid_is_accepted(subject: str) -> None:
+def test_data_subject_of_one_or_more_tokens_is_accepted(subject: str) -> None:
     assert check_data_subject(subject, "liftpy") == subject
 
 

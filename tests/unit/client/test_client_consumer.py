@@ -348,7 +348,7 @@ async def test_consumer_with_an_until_time_ends_before_later_records(client: Cli
     assert got == [*expected(0, 100), b"x"]
 
 
-async def test_read_range_returns_all_records_of_the_range_or_raises(client: Client, leader: Replica) -> None:
+async def test_read_range_returns_exactly_the_committed_records_of_the_range(client: Client, leader: Replica) -> None:
     leader.grow(100)
     pieces = [piece async for piece in client.read_range("s", 0, 13, 77, uid="u1", options=QUICK)]
     assert [v for piece in pieces for v in piece.values()] == expected(13, 77)
@@ -446,7 +446,7 @@ async def test_partition_reader_without_an_answer_requests_another_replica(
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("ask ") and not task.cancelling()]
 
 
-async def test_partition_reader_pinned_to_a_node_repeats_a_request_without_an_answer(client: Client, leader: Replica) -> None:
+async def test_partition_reader_pinned_to_a_node_sends_an_unanswered_request_again(client: Client, leader: Replica) -> None:
     leader.grow(20)
     leader.losing = 1
     pinned = ReadOptions(node="n1", answer_timeout_s=60, patience_s=60, wait_s=0)

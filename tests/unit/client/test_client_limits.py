@@ -232,7 +232,7 @@ async def test_publish_window_admits_waiting_messages_in_order_as_space_is_freed
         ("text", None),
     ],
 )
-def test_publish_without_ack_with_bytes_that_nats_would_change_raises(value: Any, headers: Any) -> None:
+def test_publish_without_ack_with_headers_or_value_that_nats_would_change_raises(value: Any, headers: Any) -> None:
     with pytest.raises(ConfigError):
         plain(value, headers)
 

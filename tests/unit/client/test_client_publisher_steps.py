@@ -196,7 +196,7 @@ async def test_publisher_without_a_stream_address_looks_up_the_stream_before_sen
     await made.close()
 
 
-async def test_publisher_post_sends_without_reply_subject_and_the_next_call_raises_a_denial() -> None:
+async def test_publisher_post_that_is_denied_raises_not_allowed_in_the_next_call() -> None:
     made, wire, _ = publisher()
     assert await made.publish(b"v", headers={"h": "1"}, ack=AckPolicy.NONE) is None
     await made.post(b"v", addressed=True)

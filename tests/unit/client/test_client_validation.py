@@ -68,7 +68,7 @@ def test_until_words_and_offsets_resolve_to_end_offsets(until: Any, end: int | N
 @pytest.mark.parametrize(
     ("text", "seconds"), [("-500ms", -0.5), ("-10s", -10), ("-10m", -600), ("+2h", 7200), ("-1d", -86_400), ("-1.5h", -5400)]
 )
-def test_start_offset_relative_times_are_parsed(text: str, seconds: float) -> None:
+def test_relative_start_and_until_times_are_parsed(text: str, seconds: float) -> None:
     for parse in (parse_start, parse_until):
         assert parse(text, NOW) == NOW + dt.timedelta(seconds=seconds)
 
@@ -325,7 +325,7 @@ async def test_client_publish_after_close_raises_client_closed() -> None:
     assert (made, client._publishers) == ([], {})
 
 
-async def test_client_delete_stream_drops_the_cache_and_a_missing_stream_is_looked_up_linearizably() -> None:
+async def test_client_after_delete_stream_looks_up_a_missing_stream_again_with_a_linearizable_read() -> None:
     client, asked = a_client(), []
     client._streams.cached["s"] = object()
 

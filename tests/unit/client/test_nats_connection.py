@@ -268,7 +268,7 @@ async def test_nats_permission_denial_callback_is_called_until_removed() -> None
     assert make_strict(made) is made.errors, "it has our parser already"
 
 
-def test_nats_connection_cut_off_aborts_the_socket() -> None:
+def test_nats_cut_off_function_aborts_the_socket_of_the_connection() -> None:
     cut: list[str] = []
     transport = SimpleNamespace(abort=lambda: cut.append("cut"))
     open_: Any = SimpleNamespace(_transport=SimpleNamespace(_io_writer=SimpleNamespace(transport=transport)))

@@ -106,7 +106,7 @@ async def test_partition_reader_requests_the_leader_in_the_rejection_of_another_
     assert reader.node == (pinned or "n2")
 
 
-async def test_partition_reader_after_a_failed_answer_requests_any_node() -> None:
+async def test_partition_reader_after_an_unanswered_request_does_not_choose_a_node() -> None:
     reader = a_reader()
     reader.node = "n2"
     asked = Asked(reader, UnavailableError("silent"), GOOD)
@@ -306,7 +306,7 @@ async def test_partition_reader_without_responders_checks_if_the_stream_exists(n
     assert len(looked) == looks
 
 
-async def test_partition_reader_retrieves_errors_of_background_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partition_reader_errors_of_background_tasks_log_no_unretrieved_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     failed, cancelled = loop.create_future(), loop.create_future()
     failed.set_exception(UnavailableError("x"))
@@ -441,7 +441,7 @@ async def test_read_range_returns_the_records_of_the_planned_range() -> None:
     assert offsets([piece async for piece in read_range(reader, progress)]) == [1, 2, 3, 4]
 
 
-async def test_consumer_iteration_cleanup_task_runs_to_its_end() -> None:
+async def test_consumer_iteration_end_later_cancels_the_task_and_forgets_it() -> None:
     async def forever() -> None:
         await asyncio.get_running_loop().create_future()
 

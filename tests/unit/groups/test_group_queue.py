@@ -85,7 +85,7 @@ def test_work_queue_redelivers_a_record_after_the_ack_wait_or_the_requested_dela
     assert settle(queue, pb.SETTLE_EXTEND, (0, 2, 5), now_s=25, member="a") == [(0, 2)], "too late"
 
 
-def test_work_queue_extended_ack_wait_merges_adjacent_record_ranges() -> None:
+def test_work_queue_merges_adjacent_record_ranges_with_equal_extended_ack_wait() -> None:
     queue = WorkQueue("u", 0)
     take(queue, count=10, end=10)
     settle(queue, pb.SETTLE_EXTEND, (2, 4, 1), now_s=1)

@@ -311,7 +311,7 @@ def test_apply_of_an_entry_before_the_first_feature_level_raises() -> None:
     assert fsm.image.index == 1
 
 
-def test_snapshot_of_a_cluster_at_level_1_is_rejected_with_advice() -> None:
+def test_metadata_snapshot_of_feature_level_1_raises_with_the_upgrade_to_do_first() -> None:
     data = encode_snapshot(born_image())
     with pytest.raises(UnknownFormatError, match="up to feature level 5"):
         decode_snapshot(data[:4] + (1).to_bytes(2, "big") + data[6:])

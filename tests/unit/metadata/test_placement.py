@@ -160,7 +160,7 @@ def test_placement_rack_without_racks_equals_round_robin_with_a_note() -> None:
 
 
 @pytest.mark.parametrize("policy", ["rack", "rack-strict"])
-def test_placement_with_racks_on_some_nodes_only_lists_the_nodes_without_rack(policy: str) -> None:
+def test_placement_by_rack_raises_with_the_names_of_nodes_without_a_rack(policy: str) -> None:
     with pytest.raises(PlacementError, match="no rack on 2, 10: set one"):
         placed(in_racks({"": [10, 2], "x": [3, 1]}), policy, 1, 1)
 

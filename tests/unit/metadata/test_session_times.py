@@ -231,7 +231,7 @@ def test_heartbeat_during_a_session_times_change_grants_the_new_lease_only_with_
     assert ends_ns(sessions, "a", START) == 9000 * MS
 
 
-def test_shorter_session_does_not_end_a_longer_lease() -> None:
+def test_node_session_after_a_shorter_session_time_lasts_as_long_as_the_granted_lease() -> None:
     driver = a_driver("a", "b")
     sessions = leading(driver)
     beat(sessions, driver, "a", START)
@@ -317,7 +317,7 @@ def test_metadata_leader_after_a_slow_start_waits_for_the_longest_session() -> N
     assert ends_ns(sessions, "a", START) == 2000 * MS, "it took less than the session before"
 
 
-def test_election_without_reports_waits_for_the_session_of_the_cluster() -> None:
+def test_election_without_position_reports_waits_for_the_session_time_in_the_image() -> None:
     driver = a_driver("a", "b")
     driver.create(replicationFactor=2)
     stream = driver.fsm.image.streams["orders"]

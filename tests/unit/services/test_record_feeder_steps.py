@@ -171,7 +171,7 @@ async def test_service_record_feeder_reports_each_reached_stop_position_once(nod
 
 
 # ---- a new machine -----------------------------------------------------------------------------------------------------------
-async def test_service_record_feeder_restart_passes_routes_parameters_and_later_skip_decisions(node: Any) -> None:
+async def test_service_record_feeder_restart_creates_a_machine_with_routes_parameters_and_skip_decisions(node: Any) -> None:
     settings = node.settings
     object.__setattr__(settings, "routes", (Route("a", "s1"), Route("b", "s2")))
     object.__setattr__(settings, "parameters_digest", b"p" * 16)

@@ -153,7 +153,7 @@ def test_spark_archive_plan_rejects_contradictory_options(wrong: dict[str, Any])
         ArchivePlan(**{"streams": ("a",), "table": "t", **wrong})
 
 
-def test_spark_archive_plan_passes_options_to_the_source(tmp_path: Path) -> None:
+def test_spark_archive_plan_contains_the_spark_source_options_and_the_checkpoint_directory(tmp_path: Path) -> None:
     plan = ArchivePlan(
         streams=("a", "b"), table=str(tmp_path), columns="stream,partition,offset", source={"nats": "nats://h:1"}
     )

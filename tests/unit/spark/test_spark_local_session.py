@@ -141,7 +141,7 @@ def test_spark_source_error_contains_the_liftpy_error_code_once() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_spark_range_read_returns_rows_under_the_query_options(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_range_read_builds_rows_with_the_columns_of_the_query_options(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     class Reader:
