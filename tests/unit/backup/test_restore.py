@@ -378,7 +378,7 @@ async def test_restore_waits_for_replicas_across_a_metadata_leader_change(
     assert looks in (6, 7), "twice without a change"
 
 
-async def test_restore_limits_group_positions_to_the_restored_log_and_retries(
+async def test_restore_sets_group_positions_only_within_the_restored_log(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, asked = [0.0], []

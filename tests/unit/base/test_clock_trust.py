@@ -118,7 +118,7 @@ def test_clock_trust_with_a_disagreeing_and_a_silent_node_is_false() -> None:
     assert not b.trusted(), "c is not heard any more"
 
 
-def test_clock_trust_remains_after_a_jump_of_both_clocks_and_ends_after_a_jump_of_one() -> None:
+def test_clock_trust_remains_after_a_suspend_but_ends_if_the_monotonic_clock_stopped() -> None:
     b = Bench("b", "c")
     b.hear("b", "c")
     assert b.trusted()

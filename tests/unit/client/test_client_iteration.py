@@ -234,7 +234,7 @@ async def test_consumer_iteration_replaced_after_a_cancellation_raises_in_the_fi
     await nothing_left()
 
 
-async def test_consumer_iteration_used_by_two_tasks_raises() -> None:
+async def test_consumer_iteration_used_by_two_tasks_raises_config_error() -> None:
     items = aiter(Consumer(Reader(), "earliest", "end"))
     first = asyncio.ensure_future(anext(items))
     await asyncio.sleep(0)

@@ -232,13 +232,13 @@ async def test_publish_window_admits_waiting_messages_in_order_as_space_is_freed
         ("text", None),
     ],
 )
-def test_publish_without_ack_with_headers_or_value_that_nats_would_change_raises(value: Any, headers: Any) -> None:
+def test_publish_without_ack_with_headers_or_value_that_nats_would_change_raises_config_error(value: Any, headers: Any) -> None:
     with pytest.raises(ConfigError):
         plain(value, headers)
 
 
 @pytest.mark.parametrize("headers", [{"Lift-Key": b"x"}, {"": b"x"}, {"a": 1}, {1: b"x"}, [("a",)], "abc", 5, [("a", None)]])
-def test_publish_with_reserved_header_names_or_wrong_types_raises(headers: Any) -> None:
+def test_publish_with_reserved_header_names_or_wrong_types_raises_config_error(headers: Any) -> None:
     with pytest.raises(ConfigError):
         pairs_of(headers)
 
@@ -344,7 +344,7 @@ async def test_client_without_inbox_permission_raises_before_a_request(as_user: 
 _subjects = count()
 
 
-async def test_client_method_called_on_another_event_loop_raises(transport: Transport) -> None:
+async def test_client_method_called_on_another_event_loop_raises_config_error(transport: Transport) -> None:
     client = Client(transport, Subjects(f"home{next(_subjects)}"), owns_connection=False)
     publisher = await client.publisher("s", subject="data.home")
     consumer = client.consume("s")

@@ -366,7 +366,7 @@ async def test_client_used_on_another_event_loop_raises() -> None:
     assert "event loop" in await asyncio.to_thread(elsewhere)
 
 
-async def test_nats_request_cancelled_in_a_library_that_swallows_the_cancellation_raises() -> None:
+async def test_nats_request_cancelled_in_a_library_that_swallows_the_cancellation_raises_cancelled_error() -> None:
     async def swallows() -> str:
         try:
             await asyncio.sleep(60)

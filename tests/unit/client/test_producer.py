@@ -414,7 +414,7 @@ async def test_producer_rejects_a_too_large_record_and_sends_the_other_records()
     assert [len(value or b"") for value in wire.values()] == [largest, 1]
 
 
-async def test_producer_flush_without_acks_raises_after_patience_s() -> None:
+async def test_producer_flush_without_acks_raises_outcome_unknown_after_patience_s() -> None:
     wire = Wire()
     p = await a_producer(wire, attempt_s=0.01, patience_s=0.05)
     wire.loses = lambda: True

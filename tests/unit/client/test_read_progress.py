@@ -222,7 +222,7 @@ def test_timestamp_ns_of_a_datetime_without_time_zone_is_utc() -> None:
     assert positions.timestamp_ns(datetime(2026, 1, 1, tzinfo=UTC)) == 1_767_225_600_000_000_000
 
 
-def test_read_request_contains_the_last_record_and_a_truncation_raises() -> None:
+def test_partition_reader_after_a_truncation_of_its_last_record_raises_log_truncated() -> None:
     progress = ReadProgress("s", 0, 0)
     assert progress.request(1000, 0).lastEpoch == 0, "nothing has been read yet"
     progress.accept(answer(batch(0, 3, epoch=4), batch(3, 2, epoch=6), hw=4))

@@ -244,7 +244,7 @@ def test_group_coordinator_assigns_added_partitions() -> None:
     assert owned(lab.say(beat=beat)) == [0, 1, 2, 3, 4], "who knows less does not take any away"
 
 
-def test_group_coordinator_marks_an_added_partition_for_members_that_join_later() -> None:
+def test_group_coordinator_tells_members_that_join_later_which_partitions_were_added() -> None:
     """Also after a snapshot."""
     lab = Lab()
     a = lab.join("a", [stream(2)])

@@ -103,7 +103,7 @@ async def test_group_lag_check_sends_a_bounded_number_of_requests(elsewhere: Els
     assert elsewhere.most_at_once == module.ASKED_AT_ONCE
 
 
-async def test_group_lag_check_without_answer_uses_the_last_value_and_drops_deleted_partitions(elsewhere: Elsewhere) -> None:
+async def test_group_lag_check_without_an_answer_uses_the_last_known_partition_end(elsewhere: Elsewhere) -> None:
     lags = GroupLags(lambda key: None, "ns")
     groups = {"g": a_group(5, 5)}
     await lags.look(coordinators((groups, True)), TRANSPORT)

@@ -91,7 +91,7 @@ def test_applied_digests_after_a_snapshot_are_compared_from_the_next_checkpoint(
     assert not itself.compare_reports(ABC), "it was sent one itself, before it led"
 
 
-def test_applied_digests_of_learners_are_ignored_and_a_single_controller_agrees_with_itself() -> None:
+def test_applied_digests_of_learners_do_not_count_for_the_majority() -> None:
     made = at(EVERY, D, b=E, l1=D)
     made.compare_reports(("a", "b", "c"))
     assert made.halted

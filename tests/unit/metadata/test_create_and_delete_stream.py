@@ -107,7 +107,7 @@ def test_create_stream_retry_returns_the_current_or_deleted_stream() -> None:
     assert not gone.stream.partitions
 
 
-def test_delete_stream_with_another_uid_is_rejected_and_a_recreated_stream_has_a_new_uid() -> None:
+def test_delete_stream_with_the_uid_of_an_earlier_stream_returns_not_found() -> None:
     driver = Driver(("a",))
     uid = driver.create().stream.uid
     assert driver.ask(deleteStream=pb.DeleteStream(name="orders", uid="000009-0")).error == Error.NOT_FOUND

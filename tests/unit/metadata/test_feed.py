@@ -273,7 +273,7 @@ def test_metadata_feed_snapshot_requests_may_be_answered_by_different_controller
     assert asked < 10 * chunks
 
 
-def test_metadata_feed_answer_for_another_node_is_rejected_and_one_without_a_name_accepted(feed: Feed) -> None:
+def test_metadata_feed_subscriber_rejects_an_answer_for_another_node(feed: Feed) -> None:
     feed.subscription = subscription = FeedSubscription("late")
     image = feed.driver.fsm.image
     feed.producer.snapshot_is_ready(image.index, encode_snapshot(image, operations=False))

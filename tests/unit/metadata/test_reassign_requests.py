@@ -130,7 +130,7 @@ def test_reassign_to_other_replicas_removes_a_learner_outside_the_new_target(dri
     assert driver.partition().joining == "e"
 
 
-def test_reassign_copy_can_be_aborted_and_started_again(driver: Driver) -> None:
+def test_reassign_begin_copy_without_a_node_aborts_the_copy(driver: Driver) -> None:
     to(driver, "d", "b", "a")
     copy(driver, "d")
     assert copy(driver, "").error == Error.OK
@@ -214,7 +214,7 @@ def test_reassign_limits_the_effective_min_isr_by_replicas_and_target() -> None:
     assert replace(moving, replicas=("a", "b"), target=()).min_isr(config) == 2
 
 
-def test_reassign_keeps_a_replica_complete_only_while_min_isr_prevents_commits(driver: Driver) -> None:
+def test_reassign_at_its_target_keeps_complete_replicas_only_while_the_isr_is_below_min_isr(driver: Driver) -> None:
     stream = driver.fsm.image.streams["orders"]
     short = replace(driver.partition(), replicas=("a", "b"), isr=("a",), complete=("b",), target=())
     assert finish_reached_target(stream, short).complete == ("b",)

@@ -100,7 +100,7 @@ def test_reassignment_planner_of_a_new_metadata_leader_restarts_the_grace_and_co
     assert moved.held("c") == held - begun, "what has a target goes on, the rest waits for the grace"
 
 
-def test_reassignment_planner_keeps_the_replicas_of_a_node_that_returns_within_the_grace() -> None:
+def test_reassignment_planner_keeps_the_replicas_of_a_node_that_returns_within_the_grace_period() -> None:
     moved = Moved()
     moved.driver.create(partitions=8, replicationFactor=3)
     held = moved.held("c")

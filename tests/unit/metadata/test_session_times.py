@@ -96,7 +96,7 @@ def test_session_times_outside_their_bounds_are_rejected(times: tuple[int, int],
     assert born.fsm.image.feature_level == NO_LEVEL
 
 
-def test_session_times_in_the_settings_have_the_same_bounds() -> None:
+def test_session_times_in_the_node_settings_outside_their_bounds_raise_config_error() -> None:
     assert ReplicationConfig(session_s=5.0, lease_s=3.0).session_times == SessionTimes(5000, 3000)
     with pytest.raises(ConfigError, match=r"a session of 0\.09 s"):
         ReplicationConfig(heartbeat_interval_s=0.01, lease_s=0.05, session_s=0.09)

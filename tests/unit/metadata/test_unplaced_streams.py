@@ -61,7 +61,7 @@ def test_create_stream_with_too_few_nodes_is_unplaced_until_nodes_register(polic
     check_image(driver.fsm.image)
 
 
-def test_unplaced_stream_reserves_its_subjects_and_is_restored_from_a_snapshot() -> None:
+def test_unplaced_stream_reserves_its_subjects_until_it_is_deleted() -> None:
     driver = Driver(("a",))
     driver.create(partitions=3, replicationFactor=2)
     image = driver.fsm.image

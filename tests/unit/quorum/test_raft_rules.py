@@ -321,7 +321,7 @@ def driving(made: Ticking, sent: list[Any], failed: list[Exception]) -> GroupDri
     return GroupDriver(made, made, made, lambda to, frame: sent.append((to, list(made.order))), lambda: None, failed.append)  # type: ignore[arg-type]
 
 
-async def test_raft_tick_sends_frames_after_the_flush_and_empties_the_inbox() -> None:
+async def test_raft_tick_flushes_the_journal_before_it_sends_frames() -> None:
     made, sent, failed = Ticking(), [], []
     driver = driving(made, sent, failed)
     for _ in range(3):
@@ -359,7 +359,7 @@ async def test_raft_proposals_in_flight_have_an_unknown_outcome_when_the_member_
 
 
 # ---- frames, sessions, lineages ------------------------------------------------------------------------------------------------
-def test_raft_frame_is_accepted_only_with_its_sender_and_receiver() -> None:
+def test_raft_frame_checked_with_another_sender_or_receiver_raises_protocol_error() -> None:
     data = seal("a", "b", b"frame")
     assert unseal("a", "b", data) == b"frame"
     for to, sender in (("a", "c"), ("b", "a"), ("a", "bb"), ("ab", ""), ("c", "b")):
@@ -383,7 +383,7 @@ MESSAGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: m["type"])
-def test_raft_message_fields_decode_to_equal_values_and_are_bounded(message: dict[str, Any]) -> None:
+def test_raft_message_after_encode_and_decode_is_equal(message: dict[str, Any]) -> None:
     assert codec.decode(codec.encode(message)) == message
     if "checkpoint" in message:
         for wrong in ((0, b"8 bytes."), (9, b""), (9, b"7 bytes"), (MAX_NUMBER, b"8 bytes.")):
@@ -464,7 +464,7 @@ class Talk:
         return self.frames("a")
 
 
-def test_raft_session_delivers_frames_in_order_and_ends_at_a_gap() -> None:
+def test_raft_session_delivers_frames_in_order_until_a_gap_ends_the_session() -> None:
     talk = Talk()
     talk.meet()
     one, two, three = talk.data(b"1", b"2", b"3")

@@ -192,7 +192,7 @@ def test_data_directory_history_of_a_peer_is_stored_with_the_next_flush(tmp_path
 
 
 @pytest.mark.parametrize("text", ["", "zz\n{}", '{"nonce": 1}'])
-def test_data_directory_history_file_that_is_invalid_raises(text: str, tmp_path: Path) -> None:
+def test_data_directory_history_file_that_is_invalid_raises_corruption_error(text: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text)
     with pytest.raises(CorruptionError, match="is damaged"):
         lineage(tmp_path)

@@ -260,7 +260,7 @@ def test_raft_journal_entry_that_is_a_pickle_is_rejected_by_the_state_machine(tm
     assert not (tmp_path / "executed").exists()
 
 
-async def test_raft_start_with_a_pickle_as_journal_or_snapshot_file_raises(tmp_path: Path) -> None:
+async def test_raft_start_with_a_pickle_as_journal_or_snapshot_file_raises_corruption_error(tmp_path: Path) -> None:
     evil = pickle.dumps(_Evil(tmp_path / "executed"))
     for name in "journal", "snapshot":
         folder = tmp_path / f"with a pickle as {name}"

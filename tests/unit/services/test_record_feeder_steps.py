@@ -440,7 +440,7 @@ async def test_service_record_feeder_of_the_leader_with_a_full_outbox_waits_and_
         (lambda feeder: feeder.stop_at(3), 3),
     ],
 )
-async def test_service_record_feeder_yields_between_records_and_stops_applying_after_a_truncation(
+async def test_service_record_feeder_applies_no_more_records_after_a_truncation_or_stop(
     node: Any, meanwhile: Any, position: int
 ) -> None:
     await node.feeder.restart(0)

@@ -349,7 +349,7 @@ async def test_service_host_with_diverged_outputs_rewinds_the_record_feeder(
     assert told == ["disproven"]
 
 
-async def test_service_host_drops_an_ended_task_and_raises_only_its_error(running: Any) -> None:
+async def test_service_host_raises_the_first_error_of_its_ended_tasks(running: Any) -> None:
     server, _, _ = running
 
     async def ended(error: BaseException | None) -> None:

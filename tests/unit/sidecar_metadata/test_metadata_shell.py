@@ -547,7 +547,7 @@ async def test_metadata_group_link_reports_nats_connection_changes_to_the_group(
     assert heard == [False, True]
 
 
-async def test_metadata_group_link_without_controllers_in_settings_raises(tmp_path: Path) -> None:
+async def test_metadata_group_link_without_controllers_in_settings_raises_config_error(tmp_path: Path) -> None:
     a_link(tmp_path, controllers=("n2",))
     with pytest.raises(ConfigError, match="controllers is missing"):
         a_link(tmp_path, controllers=())

@@ -134,7 +134,7 @@ def test_spark_archive_cutover_offsets_are_the_committed_offsets_of_the_table() 
         starts_after({("orders", 0): "v"}, KNOWN, -2)
 
 
-def test_spark_archive_with_other_columns_than_the_table_raises() -> None:
+def test_spark_archive_with_other_columns_than_the_table_raises_config_error() -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.int64())])
     check_table_columns(schema, schema, "t")
     with pytest.raises(ConfigError, match="has the columns a, b"):
@@ -238,7 +238,7 @@ def test_spark_archive_writes_no_file_for_a_range_without_records(tmp_path: Path
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_spark_archive_file_with_wrong_content_raises(tmp_path: Path) -> None:
+def test_spark_archive_file_with_wrong_content_raises_storage_error(tmp_path: Path) -> None:
     written = write_range(PLANNED, batches(range(10, 20)), SCHEMA, Writing(str(tmp_path)))
     for content in (b"", b"x" * 100):
         (tmp_path / written.path).write_bytes(content)

@@ -168,7 +168,7 @@ def test_spark_topic_column_option_adds_a_topic_column() -> None:
         {"endingOffsets": '{"orders": {"0": -2}}'},
     ],
 )  # fmt: skip
-def test_spark_source_with_invalid_options_raises(given: dict[str, str]) -> None:
+def test_spark_source_with_invalid_options_raises_config_error(given: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         parse(**given)
 
@@ -234,7 +234,7 @@ def test_spark_source_planned_options_contain_no_secrets() -> None:
     assert options.access.creds_file == "/etc/nats/reader.creds"
 
 
-def test_spark_source_with_streaming_options_in_a_batch_query_raises() -> None:
+def test_spark_source_with_streaming_options_in_a_batch_query_raises_config_error() -> None:
     parse(startingOffsets="latest").check_streaming()
     for wrong in ({"startingOffsets": "latest"}, {"startingOffsets": '{"orders": {"0": -1}}'}, {"maxOffsetsPerTrigger": "5"}):
         with pytest.raises(ConfigError):
@@ -288,7 +288,7 @@ def test_batch_query_ignores_micro_batch_limits() -> None:
             parse(**{option: "5"}).check_batch()
 
 
-def test_spark_source_with_uncommitted_isolation_raises() -> None:
+def test_spark_source_with_uncommitted_isolation_raises_config_error() -> None:
     assert parse(isolation="COMMITTED") == parse()
     with pytest.raises(ConfigError, match="isolation = 'uncommitted' is not"):
         parse(isolation="uncommitted")
@@ -296,7 +296,7 @@ def test_spark_source_with_uncommitted_isolation_raises() -> None:
         parse(isolation="dirty")
 
 
-def test_spark_starting_offsets_option_with_epochs_without_offsets_raises() -> None:
+def test_spark_starting_offsets_option_with_epochs_without_offsets_raises_config_error() -> None:
     given = parse(startingOffsets='{"orders": {"0": 20, "1": -2, "epochs": {"0": 3}, "uid": "u"}}').starting
     assert given is not None
     assert given.known is not None

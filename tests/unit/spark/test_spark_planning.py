@@ -145,12 +145,12 @@ def test_spark_relative_offsets_resolve_to_offsets_before_the_end() -> None:
 @pytest.mark.parametrize(
     "text", ['{"orders": {"0": 3}}', '{"orders": {"0": 3, "1": 3, "2": 3}}', '{"orders": {"0": 3, "1": 3}, "x": {"0": 1}}']
 )
-def test_spark_offset_map_with_missing_or_unknown_partitions_raises(text: str) -> None:
+def test_spark_offset_map_with_missing_or_unknown_partitions_raises_config_error(text: str) -> None:
     with pytest.raises(ConfigError, match="startingOffsets"):
         resolve_starts(spec(text), views(view(0), view(1)))
 
 
-def test_spark_starting_offset_past_the_high_watermark_raises() -> None:
+def test_spark_starting_offset_past_the_high_watermark_raises_offset_out_of_range_error() -> None:
     past = spec('{"orders": {"0": 101}}')
     for resolve in (resolve_starts, resolve_ends):
         with pytest.raises(OffsetOutOfRangeError, match="offset 101 of orders/0 is beyond the committed end 100"):

@@ -193,6 +193,6 @@ def test_spark_micro_batch_with_a_byte_limit_exceeds_the_limit_only_for_one_batc
     raise AssertionError("it does not come to an end")
 
 
-def test_spark_micro_batch_byte_limit_with_older_nodes_raises() -> None:
+def test_spark_micro_batch_byte_limit_with_older_nodes_raises_config_error() -> None:
     with pytest.raises(ConfigError, match="maxBytesPerTrigger needs nodes that report"):
         end_within_bytes(5, {("s", 0): 0}, {("s", 0): 9}, UIDS, lambda asked: [RangeFacts(q.start, q.end) for q in asked])
