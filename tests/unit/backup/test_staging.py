@@ -152,7 +152,7 @@ def test_restore_first_leader_epoch_is_above_the_epochs_of_backup_and_cluster(tm
     )
 
 
-def test_restore_until_option_is_parsed() -> None:
+def test_restore_until_option_is_parsed_to_an_offset_or_a_time() -> None:
     assert until_of(None) == NOWHERE
     assert until_of("17") == Until(offset=17)
     assert until_of("2026-01-31T12:00:00") == Until(time_ns=1769860800 * 10**9)

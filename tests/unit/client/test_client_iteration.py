@@ -192,7 +192,7 @@ async def test_consumer_raises_each_fetch_error_once_and_resumes_at_the_next_rec
     await nothing_left()
 
 
-async def test_consumer_iteration_wait_that_times_out_can_be_repeated() -> None:
+async def test_consumer_iteration_after_a_wait_that_timed_out_returns_the_next_record() -> None:
     reader = Reader()
     gate = asyncio.Event()
     fetch = reader.fetch

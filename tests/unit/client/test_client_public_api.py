@@ -65,7 +65,7 @@ async def test_awaitable_context_opens_with_await_or_async_with() -> None:
     assert thing.steps == ["entered", "left well", "entered", "left ValueError", "entered", "left well"]
 
 
-async def test_connect_can_be_used_directly_in_async_with(nats_url: str) -> None:
+async def test_connect_used_directly_in_async_with_returns_an_open_client(nats_url: str) -> None:
     async with liftpy.connect(nats_url) as client:
         assert client.transport.connection.is_connected
     with pytest.raises(ClientClosedError):

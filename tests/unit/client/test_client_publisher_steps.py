@@ -160,7 +160,7 @@ async def test_publisher_sends_envelopes_and_subscribes_one_inbox() -> None:
     await made.close()
 
 
-async def test_publisher_send_without_ack_or_after_close_raises() -> None:
+async def test_publisher_send_with_ack_policy_none_or_after_close_is_rejected() -> None:
     made, wire, _ = publisher()
     with pytest.raises(ConfigError, match="A message without an ack has no result"):
         await made.send(b"v", ack=AckPolicy.NONE)

@@ -196,7 +196,7 @@ def test_until_offset_is_inclusive_and_resolves_to_the_next_offset() -> None:
         positions.start_offset("now", BOUNDS)  # type: ignore[arg-type]
 
 
-def test_start_words_on_the_command_line_are_parsed() -> None:
+def test_start_and_until_texts_are_parsed_to_words_offsets_or_times() -> None:
     assert [positions.parse_start(t) for t in ("earliest", "latest", "new", "17")] == ["earliest", "latest", "new", 17]
     assert positions.parse_start("2026-01-31T12:00:00") == datetime(2026, 1, 31, 12)
     assert [positions.parse_until(t) for t in (None, "end", "17")] == [None, "end", 17]

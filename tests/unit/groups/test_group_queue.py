@@ -117,7 +117,7 @@ def test_work_queue_removes_records_below_the_log_start() -> None:
     assert take(queue, count=1) == [(50, 51, 2)]
 
 
-def test_work_queue_state_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_queue_above_its_state_limit_delivers_no_new_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "MAX_QUEUE_RANGES", 10)
     queue = WorkQueue("u", 0)
     take(queue, count=100, end=1000)
@@ -128,7 +128,7 @@ def test_work_queue_state_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert take(queue, member="c", end=1000) == []
 
 
-def test_work_queue_restored_from_a_snapshot_gives_equal_results() -> None:
+def test_work_queue_restored_from_a_snapshot_has_an_equal_state() -> None:
     rng = random.Random(7)
     queue = WorkQueue("u", 0)
     for number in range(400):

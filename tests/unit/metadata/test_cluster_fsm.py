@@ -61,7 +61,7 @@ def test_cluster_fsm_applies_an_index_only_once() -> None:
     assert set(driver.fsm.image.nodes) == {"a"}
 
 
-def test_cluster_fsm_after_an_entry_years_ahead_uses_the_time_of_the_next_entry() -> None:
+def test_cluster_fsm_after_an_entry_time_years_ahead_uses_the_time_of_the_next_entry() -> None:
     driver = Driver(("a",))
     before_ns = driver.now_ns
     driver.now_ns += YEARS_NS
@@ -196,7 +196,7 @@ def test_cluster_fsm_restore_of_a_damaged_snapshot_raises_and_keeps_the_image(po
     assert driver.fsm.image is before
 
 
-def test_cluster_fsm_restore_of_a_truncated_snapshot_or_a_pickle_raises() -> None:
+def test_cluster_fsm_restore_of_a_truncated_snapshot_or_a_pickle_is_rejected() -> None:
     driver = Driver(("a",))
     data = driver.fsm.snapshot()
     for cut in range(len(data)):

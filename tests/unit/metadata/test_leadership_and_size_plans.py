@@ -53,7 +53,7 @@ def test_leadership_plan_of_a_balanced_cluster_is_empty() -> None:
     assert plan_leaderships([], {}).transfers == ()
 
 
-def test_leadership_plan_respects_draining_nodes_dead_nodes_and_weights() -> None:
+def test_leadership_plan_assigns_leaderships_by_weight_and_none_to_draining_or_dead_nodes() -> None:
     nodes = [
         NodeFacts(node_id="a", leaving=True),
         NodeFacts(node_id="b", weight=3),

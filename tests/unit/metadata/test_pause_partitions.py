@@ -42,7 +42,7 @@ def wake(driver: Driver, number: int = 0, **other: Any) -> pb.ControlResponse:
     return driver.ask(wakePartition=pb.WakePartition(**(asked | other)))
 
 
-def test_pause_partitions_applies_to_the_named_partitions_or_all() -> None:
+def test_pause_partitions_without_partition_numbers_pauses_all_partitions() -> None:
     driver = a_stream()
     before = driver.fsm.image
     assert pause(driver, pb.UNTIL_RESUMED, 1).error == Error.OK

@@ -166,7 +166,7 @@ def test_placement_by_rack_raises_with_the_names_of_nodes_without_a_rack(policy:
 
 
 @pytest.mark.parametrize("policy", ["rendezvous", "least-loaded"])
-def test_placement_follows_the_node_weights(policy: str) -> None:
+def test_placement_distributes_replicas_in_proportion_to_the_node_weights(policy: str) -> None:
     def weighing(**weights: float) -> list[NodeFacts]:
         return [NodeFacts(node_id=name, weight=weight) for name, weight in weights.items()]
 

@@ -207,7 +207,7 @@ def test_node_sessions_use_the_image_times_and_not_the_settings() -> None:
     assert ends_ns(sessions, "a", START) == 2000 * MS
 
 
-def test_heartbeat_answer_has_the_lease_of_the_cluster() -> None:
+def test_heartbeat_answer_contains_the_lease_time_of_the_image() -> None:
     driver = a_driver("a")
     duties = ActiveController(ReplicationConfig())
     duties.lead(driver.fsm.image, START, 1)

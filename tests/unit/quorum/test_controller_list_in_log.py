@@ -251,7 +251,7 @@ def test_last_remaining_controller_applies_its_controller_change_after_the_flush
         assert voters(net, lead) == voters(net, other) == tuple(sorted((lead, other))), "it went with the memory"
 
 
-def test_raft_journal_flushed_index_follows_syncs_and_truncations(tmp_path: Path) -> None:
+def test_raft_journal_flushed_index_excludes_unflushed_and_truncated_entries(tmp_path: Path) -> None:
     journal = GroupJournal(tmp_path / "journal")
     for index in range(1, 5):
         journal.add(b"x", index, 1)

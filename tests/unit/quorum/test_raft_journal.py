@@ -54,7 +54,7 @@ def test_raft_journal_reopened_without_a_flush_drops_unflushed_entries(tmp_path:
     assert len(GroupJournal(tmp_path / "journal")) == 2
 
 
-def test_raft_journal_truncations_survive_a_restart(tmp_path: Path) -> None:
+def test_raft_journal_after_a_restart_contains_no_truncated_entries(tmp_path: Path) -> None:
     journal = _filled(tmp_path / "journal")
     journal.deleteEntriesFrom(4)
     journal.add(b"other", 5, 4)

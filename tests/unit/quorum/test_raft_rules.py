@@ -553,7 +553,7 @@ def peers(*said: str) -> list[Peer]:
         (True, "", False, True),
     ],
 )  # fmt: skip
-def test_raft_group_first_start_decision_follows_the_state_of_the_peers(
+def test_raft_group_first_start_depends_on_which_peers_are_new(
     own_is_new: bool, said: str, majority: bool, first: bool
 ) -> None:
     assert is_first_start(own_is_new, peers(*said), majority=majority) is first

@@ -87,7 +87,7 @@ async def test_service_record_feeder_restart_reads_from_the_record_before_its_sn
     assert [at for at, _ in node.keeper.digests] == [10], "there is no record to look at"
 
 
-async def test_service_record_feeder_with_another_epoch_before_its_snapshot_rewinds(node: Any) -> None:
+async def test_service_record_feeder_rewinds_if_the_record_before_its_snapshot_has_another_leader_epoch(node: Any) -> None:
     await node.feeder.restart(0)
     await saved(node, 10)
     await node.feeder.restart(0)

@@ -374,7 +374,7 @@ def test_service_machine_limits_timers_that_are_set_while_firing(
             use()
 
 
-def test_service_machine_with_an_awaitable_callback_result_closes_the_awaitable_and_raises() -> None:
+def test_service_machine_with_an_awaitable_callback_result_raises_service_failed() -> None:
     closed: list[bool] = []
 
     class Later:

@@ -65,7 +65,7 @@ def test_service_pending_queries_are_limited_in_number_bytes_and_wait_time() -> 
 
 
 @pytest.mark.parametrize(("header", "position"), [(None, None), ("0", 0), ("41", 41), ("9" * 19, int("9" * 19))])
-def test_service_query_position_header_with_an_offset_is_parsed(header: str | None, position: int | None) -> None:
+def test_service_query_position_header_with_an_offset_is_parsed_to_the_offset(header: str | None, position: int | None) -> None:
     assert position_in(header) == position
 
 

@@ -114,7 +114,7 @@ async def test_service_skip_command_for_an_applied_record_without_force_raises_c
 
 
 @pytest.mark.parametrize(("partition", "offset", "error"), [(2, 17, NotFoundError), (1, 4, ConfigError), (1, 30, ConfigError)])
-async def test_service_skip_command_for_an_unknown_record_raises(
+async def test_service_skip_command_for_an_unknown_record_raises_and_sends_no_decision(
     cluster: Any, partition: int, offset: int, error: type[Exception]
 ) -> None:
     with pytest.raises(error):

@@ -246,7 +246,7 @@ async def test_metadata_feed_subscriber_requests_missing_entries_until_they_arri
 
 
 @pytest.mark.parametrize("error", [nats.errors.ConnectionClosedError(), OSError()])
-async def test_metadata_feed_publisher_survives_an_answer_that_cannot_be_sent(error: Exception) -> None:
+async def test_metadata_feed_publisher_continues_after_an_answer_that_cannot_be_sent(error: Exception) -> None:
     sent: list[Any] = []
 
     class Connection:

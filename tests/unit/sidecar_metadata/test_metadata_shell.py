@@ -116,7 +116,9 @@ async def test_node_membership_start_returns_after_the_node_has_the_image_of_its
 
 
 @pytest.mark.parametrize("error", [INVALID, STALE])
-async def test_node_membership_registration_rejected_permanently_raises(error: Any, quick: None, tmp_path: Path) -> None:
+async def test_node_membership_registration_rejected_permanently_raises_lift_error(
+    error: Any, quick: None, tmp_path: Path
+) -> None:
     made, _group, _, _ = a_member(tmp_path, pb.ControlResponse(error=error, detail="no such rack"))
     with pytest.raises(LiftError, match="rejected the registration of this node: no such rack"):
         await register(made)

@@ -249,7 +249,7 @@ def test_spark_connection_close_cancels_its_running_tasks(access: Access) -> Non
         waiting.result(5)
 
 
-def test_spark_fetch_size_estimate_follows_bytes_per_record_and_batch_size() -> None:
+def test_spark_fetch_size_estimate_is_computed_from_bytes_per_record_and_batch_size() -> None:
     guess = SpanGuess()
     assert guess.span_records() > 0
     guess.bytes_per_record, guess.batch_records = 100.0, 4000

@@ -78,7 +78,7 @@ def test_local_spark_session_workers_use_the_current_python_interpreter(
     ("master", "home", "origin"),
     [("spark://host:7077", "", sys.prefix), ("local[2]", "/opt/spark", sys.prefix), ("local[2]", "", "/usr/share")],
 )
-def test_local_spark_session_of_another_spark_uses_the_current_python_for_workers(
+def test_local_spark_session_of_another_spark_installation_uses_the_current_python_for_workers(
     builder: Builder, monkeypatch: pytest.MonkeyPatch, master: str, home: str, origin: str
 ) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON")

@@ -97,7 +97,7 @@ def test_spark_source_load_path_is_the_stream_name() -> None:
             SourceOptions.parse({"path": "orders", **more})
 
 
-def test_spark_source_relative_starting_offsets_are_parsed() -> None:
+def test_spark_source_relative_starting_offset_is_parsed_to_a_record_count_or_a_duration() -> None:
     def starting(text: str) -> OffsetSpec | None:
         return parse(startingOffsets=text).starting
 
@@ -202,7 +202,7 @@ def test_spark_source_with_an_invalid_option_raises_with_the_option_name() -> No
         {"assign": '{"a.b": [0]}'}, {"assign": '{"a": [[0]]}'},
     ],
 )  # fmt: skip
-def test_spark_source_without_exactly_one_stream_selection_raises(given: dict[str, str]) -> None:
+def test_spark_source_without_exactly_one_stream_selection_option_is_rejected(given: dict[str, str]) -> None:
     with pytest.raises((ConfigError, InvalidNameError)):
         SourceOptions.parse(given)
 
@@ -255,7 +255,7 @@ def test_spark_source_of_a_missing_stream_raises_with_the_nearest_stream_name() 
         Selection(("order",)).among({"orders": 1, "clicks": 2})
 
 
-def test_spark_source_of_a_missing_stream_without_similar_names_suggests_none() -> None:
+def test_spark_source_of_a_missing_stream_without_a_similar_name_suggests_no_stream() -> None:
     with pytest.raises(NotFoundError, match=r"^Stream 'events' does not exist\. Check"):
         Selection(("events",)).among({"devices": 1, "users": 2})
 
@@ -307,7 +307,7 @@ def test_spark_starting_offsets_option_with_epochs_without_offsets_raises_config
         parse(startingOffsets='{"orders": {"0": 20, "epochs": {"0": 0}}}')
 
 
-def test_spark_cursor_option_in_a_batch_query_raises() -> None:
+def test_spark_cursor_option_in_a_batch_query_is_rejected() -> None:
     assert parse(cursor="nightly").cursor == "nightly"
     parse(cursor="nightly").check_streaming()
     with pytest.raises(ConfigError, match="cursor is for streaming queries"):

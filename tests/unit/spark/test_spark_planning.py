@@ -124,7 +124,7 @@ def test_spark_starting_timestamp_after_the_last_record_resolves_to_the_end() ->
     assert resolve_ends(timed, views(view(0))) == {("orders", 0): 100}
 
 
-def test_spark_source_timestamps_without_an_entry_for_each_partition_raise() -> None:
+def test_spark_source_timestamps_without_an_entry_for_each_partition_raise_config_error() -> None:
     at = OffsetSpec(times=((("orders", 0), 5), (("orders", 1), 7)))
     both = views(view(0, starting_at=42), view(1, starting_at=100))
     assert resolve_starts(at, both) == {("orders", 0): 42, ("orders", 1): 100}

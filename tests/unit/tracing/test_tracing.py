@@ -209,7 +209,7 @@ def test_tracing_that_is_disabled_creates_no_spans() -> None:
     assert tracing.traces.budget.takes(round(SPANS_PER_S), 0), "not even a span that is dropped"
 
 
-async def test_tracing_can_be_enabled_and_disabled_on_a_running_node() -> None:
+async def test_tracing_enabled_or_disabled_on_a_running_node_applies_without_a_restart() -> None:
     """Spans in progress are exported at their end, dropped spans stay counted, and nothing waits for the collector."""
     exporters: list[Stuck] = []
     counters = Counter[str]()
