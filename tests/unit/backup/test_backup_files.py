@@ -172,7 +172,7 @@ def test_backup_verify_reports_a_piece_of_another_log(tmp_path: Path) -> None:
         assert any(says in fault for fault in verify_backup(store, manifest).faults), says
 
 
-def test_backup_with_other_streams_in_its_metadata_raises_corruption(tmp_path: Path) -> None:
+def test_backup_whose_metadata_contains_another_stream_uid_raises_corruption(tmp_path: Path) -> None:
     store, one, _ = two_backups(tmp_path)
     wrong = replace(one, streams=(replace(one.streams[0], uid="00000b-20", partitions=()),))
     with pytest.raises(CorruptionError, match="another stream orders"):

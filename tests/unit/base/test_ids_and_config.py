@@ -50,7 +50,7 @@ def test_subjects_of_a_namespace_equal_the_subjects_in_the_protocol() -> None:
 
 
 @pytest.mark.parametrize("text", ["always", "none", "interval:250"])
-def test_flush_policy_formatted_and_parsed_is_equal(text: str) -> None:
+def test_flush_policy_after_format_and_parse_is_equal(text: str) -> None:
     assert str(FlushPolicy.parse(text)) == text
 
 

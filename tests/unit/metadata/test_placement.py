@@ -61,22 +61,22 @@ def by_name(case: dict[str, Any]) -> str:
 
 # ---- the vectors -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("case", VECTORS["round_robin"], ids=by_name)
-def test_placement_round_robin_gives_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
+def test_placement_round_robin_returns_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
     assert of_case(case, "round-robin") == of_case(case, "") == case["expected"]
 
 
 @pytest.mark.parametrize("case", VECTORS["rack"], ids=by_name)
-def test_placement_rack_gives_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
+def test_placement_rack_returns_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
     assert of_case(case, "rack") == case["expected"]
     assert [int(node.node_id) for node in row_of(sort_by_id(in_racks(case["racks"])))] == case["sequence"]
 
 
 @pytest.mark.parametrize("case", VECTORS["rack_strict"], ids=by_name)
-def test_placement_rack_strict_gives_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
+def test_placement_rack_strict_returns_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
     assert of_case(case, "rack-strict") == case["expected"]
 
 
-def test_placement_rendezvous_gives_the_replicas_of_the_recorded_examples() -> None:
+def test_placement_rendezvous_returns_the_replicas_of_the_recorded_examples() -> None:
     vectors = VECTORS["rendezvous"]
     nodes = [NodeFacts(node_id=name, weight=weight) for name, weight in vectors["weights"].items()]
     wanted = Wanted(policy="rendezvous", stream="orders", partitions=len(vectors["expected"]), replication_factor=4)
@@ -91,7 +91,7 @@ def by_hand(entries: Any, nodes: list[NodeFacts], **more: Any) -> list[Replicas]
 
 
 @pytest.mark.parametrize("case", VECTORS["manual"], ids=lambda case: str(case["map"]))
-def test_placement_manual_gives_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
+def test_placement_manual_returns_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
     nodes = facts(VECTORS["manual_known_nodes"])
     entries = [(entry["id"], entry["replicas"]) for entry in case["map"]]
     if case["result"] == "ok":

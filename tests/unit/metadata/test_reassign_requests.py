@@ -204,7 +204,7 @@ def test_reassign_to_a_draining_or_full_node_is_rejected(driver: Driver) -> None
     assert to(driver, "a", "b", "d").error == Error.OK
 
 
-def test_reassign_limits_the_effective_min_isr_by_replicas_and_target() -> None:
+def test_effective_min_isr_during_a_reassign_is_at_most_the_smaller_replica_count() -> None:
     config = StreamConfig()
     moving = PartitionState(partition=0, replicas=("a",), isr=("a",), leader="a", leader_epoch=1, epoch=1, target=("b",))
     assert moving.min_isr(config) == 1

@@ -368,7 +368,7 @@ def test_metadata_rescue_replaces_logs_only_after_all_new_logs_are_flushed(
     assert done[-5:] == ["n1", "n1", "n2", "n2", "n3"], "aside, in its place; and whose log is not wanted any more"
 
 
-def test_metadata_rescue_locks_the_data_directory_against_a_node_start(history: list[bytes], tmp_path: Path) -> None:
+def test_metadata_rescue_in_progress_prevents_a_node_start_in_the_data_directory(history: list[bytes], tmp_path: Path) -> None:
     path = controller(tmp_path, "n1", history)
     with lock_directories([path]), pytest.raises(DataDirectoryLockedError):
         DataFolder(path)

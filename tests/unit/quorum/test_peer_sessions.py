@@ -225,7 +225,7 @@ def test_raft_message_that_forwards_a_command_is_rejected() -> None:
         codec.encode({"type": "apply_command", "command": b"x"})
 
 
-def test_raft_driver_makes_pickle_in_pysyncobj_raise() -> None:
+def test_raft_driver_disables_pickle_in_pysyncobj() -> None:
     library.check_library()
     import pysyncobj.journal
     import pysyncobj.serializer

@@ -104,7 +104,7 @@ def test_raft_journal_repairs_a_flipped_bit_only_in_the_last_frame(tmp_path: Pat
         assert content[0] == good[0][:2]
 
 
-def test_raft_journal_of_a_process_killed_before_the_first_flush_is_new(tmp_path: Path) -> None:
+def test_raft_journal_of_a_process_killed_before_the_first_flush_is_reported_as_new(tmp_path: Path) -> None:
     """Found by the simulator, seed 1841."""
     GroupJournal(tmp_path / "journal")
     assert not (tmp_path / "journal").exists()

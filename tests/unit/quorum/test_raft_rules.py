@@ -160,7 +160,7 @@ def test_raft_snapshot_is_installed_after_all_chunks_arrived(size: int) -> None:
     [(7, 3, 9, "installed"), (7, 9, 9, "installed"), (7, 10, 9, "refused"), (5, 3, 9, "held already"), (4, 2, 9, "held already"),
      (6, 2, 9, "held already"), (6, 3, 9, "installed"), (7, 3, 8, "")],
 )  # fmt: skip
-def test_raft_snapshot_is_accepted_only_if_newer(index: int, term: int, message_term: int, result: str) -> None:
+def test_raft_snapshot_is_installed_only_if_its_index_is_above_the_applied_index(index: int, term: int, message_term: int, result: str) -> None:
     hard = Hard(Core(1, 1, 2, 2, 2, 2, applied=5))
     chunks(hard, snapshot(index, term), 10_000, term=message_term)
     assert bool(installed(hard)) is (result == "installed")

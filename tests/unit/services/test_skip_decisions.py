@@ -140,7 +140,7 @@ async def _nothing() -> None:
     """Drop the message."""
 
 
-async def test_service_upgrade_writes_a_version_record(cluster: Any) -> None:
+async def test_service_upgrade_command_writes_a_version_record(cluster: Any) -> None:
     writer = DecisionWriter(cluster, "dead")
     assert await writer.upgrade(WHO, VersionDecision("bank", 3, 7), first=True) == 41
     ((_, message),) = cluster.sent

@@ -88,7 +88,7 @@ async def register(made: Membership) -> int:
         return await made.register(3, True, False, "http://x", STARTS, 64)
 
 
-async def test_node_membership_registration_has_all_fields_and_is_retried(quick: None, tmp_path: Path) -> None:
+async def test_node_membership_registration_is_sent_again_with_equal_fields_until_it_is_accepted(quick: None, tmp_path: Path) -> None:
     silent = pb.ControlResponse(error=UNAVAILABLE)
     made, group, _, _ = a_member(tmp_path, silent, pb.ControlResponse(error=EXISTS), silent, taken_in())
     assert (await register(made), made.incarnation) == (7, 7)

@@ -220,7 +220,7 @@ async def _tasks() -> list[str]:
     return [str(t) for t in asyncio.all_tasks() if "_fetch_span" in str(t)]
 
 
-def test_spark_connection_is_shared_per_process_and_connection_settings(access: Access, node: FakeNode) -> None:
+def test_spark_connection_with_equal_settings_is_shared_within_a_process(access: Access, node: FakeNode) -> None:
     assert link_to(access) is link_to(replace(access))
     assert link_to(access) is not link_to(replace(access, namespace="other"))
 
