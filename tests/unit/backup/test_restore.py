@@ -122,9 +122,7 @@ async def test_restore_removes_the_helper_node_of_another_restore_only_after_a_d
     assert world.done == removed
 
 
-async def test_restore_that_fails_deletes_only_streams_that_do_not_yet_accept_publishes(
-    manifest: Manifest, tmp_path: Path
-) -> None:
+async def test_restore_that_fails_keeps_streams_that_already_accept_publishes(manifest: Manifest, tmp_path: Path) -> None:
     for opened, left in (((), ["a", "b"]), (("a",), ["b"])):
         world, ended = World(), []
         restore = a_restore(world, manifest, "a", "b")

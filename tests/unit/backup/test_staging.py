@@ -208,7 +208,7 @@ async def test_restore_of_an_older_backup_reports_partitions_without_producer_st
     assert list(Restored([stream]).states_left_out()) == ["jobs/0"]
 
 
-async def test_backup_without_producers_reports_no_missing_producer_state(tmp_path: Path) -> None:
+async def test_restore_of_a_stream_without_producers_reports_the_producer_state_as_complete(tmp_path: Path) -> None:
     store = Store.at(str(tmp_path / "store"))
     async with memory_cluster() as cluster, cluster.client() as client:
         await client.create_stream("plain", "shop.plain")

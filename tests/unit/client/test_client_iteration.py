@@ -294,7 +294,7 @@ async def test_read_range_resumes_after_a_fetch_error() -> None:
     assert got == list(range(4, RECORDS))
 
 
-async def test_consumer_iterator_that_was_never_started_leaves_no_task() -> None:
+async def test_consumer_iterator_deleted_before_its_first_record_leaves_no_task() -> None:
     reader = Reader()
     items = aiter(Consumer(reader, "earliest", "end"))
     del items  # never begun

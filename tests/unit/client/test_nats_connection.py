@@ -171,7 +171,7 @@ async def test_nats_connection_with_a_tls_url_or_tls_option_requires_tls(
 @pytest.mark.parametrize("initial", [True, False])
 @pytest.mark.parametrize("wanted", [True, False])
 @pytest.mark.parametrize("said", [{}, {"tls_available": True}, {"tls_required": True}])
-async def test_nats_connection_that_requires_tls_sends_no_secret_without_tls(
+async def test_nats_connection_that_requires_tls_sends_secrets_only_over_tls(
     scheme: str, handshake_first: bool, initial: bool, wanted: bool, said: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, told = strict(monkeypatch)

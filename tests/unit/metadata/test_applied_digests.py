@@ -51,7 +51,7 @@ def test_metadata_leader_whose_digest_differs_from_the_majority_resigns() -> Non
     assert made.agreed == NONE, "what it holds is told to nobody"
 
 
-def test_applied_digests_without_an_equal_majority_halt_the_controllers_until_a_majority_agrees() -> None:
+def test_applied_digests_without_a_majority_halt_the_controllers_until_a_majority_agrees() -> None:
     for made, voters in ((at(EVERY, D, b=E, c=F), ABC), (at(EVERY, D, b=E), ABC), (at(EVERY, D, b=E), ("a", "b"))):
         assert not made.compare_reports(voters)
         assert (

@@ -121,7 +121,7 @@ def test_placement_with_an_unknown_policy_lists_the_policies() -> None:
         placed(facts("a"), "best", 1, 1)
 
 
-def test_placement_sorts_nodes_as_numbers_only_if_all_are_numbers() -> None:
+def test_placement_sorts_node_names_as_numbers_only_if_all_names_are_numbers() -> None:
     assert in_order(["10", "9", "1"]) == ["1", "9", "10"]
     assert in_order(["10", "9", "x"]) == ["10", "9", "x"]
     assert in_order(["n10", "n9"]) == ["n10", "n9"]

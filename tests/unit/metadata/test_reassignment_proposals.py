@@ -146,7 +146,7 @@ def test_reassignment_planner_replaces_dead_nodes_in_the_order_of_their_failure(
     assert planner.numbers(after_ns=GRACE_NS) == [("Reassign", 2), ("Reassign", 3)]
 
 
-def test_reassignment_planner_without_a_replacement_grace_replaces_no_node() -> None:
+def test_reassignment_planner_with_a_grace_period_of_zero_replaces_no_node() -> None:
     planner = Planner(image_of(a_partition(), fenced="c"), replacement_grace_s=0)
     assert planner.look(after_ns=GRACE_NS * 100) == []
     assert planner.moving.next_deadline_ns() is None
@@ -339,7 +339,7 @@ def test_reassignment_planner_check_includes_every_stream_changed_since_the_last
     assert [message.stream for message in planner.look()] == ["y", "x"], "the oldest first"
 
 
-def test_reassignment_planner_without_a_target_node_after_the_grace_checks_again_after_a_delay() -> None:
+def test_reassignment_planner_without_a_target_node_after_the_grace_period_repeats_the_check() -> None:
     planner = Planner(image_of(a_partition(), nodes="abc", fenced="c"))
     planner.look()
     planner.look(after_ns=GRACE_NS)
@@ -383,7 +383,7 @@ def test_reassignment_planner_checks_every_five_seconds_while_a_move_is_pending(
     assert planner.moving.next_deadline_ns() is None, "it holds nothing"
 
 
-def test_reassignment_planner_next_check_is_at_the_end_of_the_grace_of_a_dead_node_with_replicas() -> None:
+def test_reassignment_planner_next_check_is_at_the_end_of_the_grace_period_of_a_dead_node() -> None:
     image = image_of(a_partition(), nodes="abcde", fenced="ce")
     planner = Planner(image)
     planner.look(after_ns=10)

@@ -148,7 +148,7 @@ def test_metadata_leader_places_unplaced_streams_a_few_at_a_time() -> None:
     assert leading.due() == [f"s{number:02}" for number in range(AT_ONCE + 1, AT_ONCE + 3)]
 
 
-def test_controller_that_does_not_lead_places_no_unplaced_stream() -> None:
+def test_metadata_leader_after_resigning_places_no_stream() -> None:
     driver = Driver(("a",))
     driver.create(replicationFactor=2)
     leading = Leading(driver)

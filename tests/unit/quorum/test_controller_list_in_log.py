@@ -183,7 +183,9 @@ def test_controller_list_in_a_snapshot_is_the_list_at_its_last_entry() -> None:
 
 
 @pytest.mark.parametrize(("own", "said", "refused"), [(0, 0, True), (5, 0, False), (0, 5, False), (5, 5, False)])
-def test_controller_lists_in_settings_are_compared_only_while_no_list_is_in_the_log(own: int, said: int, refused: bool) -> None:
+def test_controllers_in_settings_are_ignored_as_soon_as_a_controller_list_is_in_the_log(
+    own: int, said: int, refused: bool
+) -> None:
     frames: dict[str, PeerSessions] = {}
     drawn = iter(range(1, 100, 2))
     for name, peers, index in (("a", ("b", "c"), own), ("b", ("a", "d"), said)):

@@ -222,7 +222,7 @@ def test_raft_journal_creates_no_file_before_its_first_flush(tmp_path: Path) -> 
     again.abandon()
 
 
-def test_raft_journal_that_is_opened_without_writes_is_not_rewritten(tmp_path: Path) -> None:
+def test_raft_journal_file_is_unchanged_after_an_open_without_writes(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = GroupJournal(path)
     journal.add(b"x", 1, 1)

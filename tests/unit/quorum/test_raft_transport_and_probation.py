@@ -147,7 +147,7 @@ def test_raft_journal_with_at_most_one_entry_is_reported_as_new(tmp_path: Path) 
     assert (bench.transport._journal_is_new(), bench.transport._term()) == (False, 0)
 
 
-def test_raft_vote_request_without_a_leadership_transfer_is_not_marked_as_transfer() -> None:
+def test_raft_vote_request_of_a_normal_election_is_not_marked_as_transfer() -> None:
     bench = Bench()
     bench.now = 0.0
     bench.say(VOTE)

@@ -321,9 +321,7 @@ async def test_service_host_skip_decision_contains_leader_epoch_and_record_offse
     assert (decision.service, decision.unit, decision.leader_epoch) == ("sum", Unit(4, "t"), 6)
 
 
-async def test_service_host_of_a_service_without_outputs_and_queries_starts_no_writer_and_query_server(
-    made: Made, tmp_path: Path
-) -> None:
+async def test_service_host_of_a_service_without_outputs_starts_no_output_writer(made: Made, tmp_path: Path) -> None:
     bus = Bus()
     settings = ServiceSettings("sum", "in", "n1", tmp_path, heartbeat_interval_s=10.0)
     server: Any = ServiceHost(Quiet, settings, bus, "ns")  # type: ignore[arg-type]

@@ -335,7 +335,7 @@ async def test_service_query_server_with_several_waiting_queries_sends_one_reque
 
 
 @pytest.mark.parametrize("reply", ["orders", "liftpy.control.admin", "_INBOXX.a", "_INBOX.>", "liftpy.inbox.n1.x"])
-async def test_service_query_server_sends_no_answer_to_a_reply_subject_that_is_no_inbox(reply: str) -> None:
+async def test_service_query_server_sends_answers_only_to_inbox_subjects(reply: str) -> None:
     bus, machine = Bus(), machine_of(Sum())
     task = await served(bus, machine)
     for header in ("x", "0", None):  # one of them is rejected at once, and its text is the asker's choice

@@ -451,7 +451,7 @@ def test_service_sessions_send_no_refusal_to_a_leaving_service() -> None:
     assert (len(s), s.missing_services(9, 0)) == (0, [])
 
 
-def test_service_sessions_report_has_no_timestamp_for_events_that_never_happened() -> None:
+def test_service_sessions_report_has_none_as_the_age_of_an_event_that_never_happened() -> None:
     s = sessions()
     s.hello(hello(figures=pb.ServiceFigures(sinceOutputMs=1500, sinceSnapshotMs=0)), "_INBOX.a", FOLLOWS, 0)
     assert [s.report(9)[0][name] for name in ("since_output_s", "since_snapshot_s")] == [1.5, 0.0]

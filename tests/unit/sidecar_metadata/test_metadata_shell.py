@@ -88,7 +88,9 @@ async def register(made: Membership) -> int:
         return await made.register(3, True, False, "http://x", STARTS, 64)
 
 
-async def test_node_membership_registration_is_sent_again_with_equal_fields_until_it_is_accepted(quick: None, tmp_path: Path) -> None:
+async def test_node_membership_registration_is_sent_again_with_equal_fields_until_it_is_accepted(
+    quick: None, tmp_path: Path
+) -> None:
     silent = pb.ControlResponse(error=UNAVAILABLE)
     made, group, _, _ = a_member(tmp_path, silent, pb.ControlResponse(error=EXISTS), silent, taken_in())
     assert (await register(made), made.incarnation) == (7, 7)
@@ -468,7 +470,7 @@ async def test_metadata_proposal_executor_unanswered_proposal_has_an_unknown_out
     assert member.told == [("ended", "UNKNOWN", None)]
 
 
-async def test_metadata_proposal_executor_request_that_needs_no_entry_is_answered_without_a_log_entry() -> None:
+async def test_metadata_proposal_executor_answers_a_request_that_the_member_decides_directly() -> None:
     async def propose(entry: bytes, *, change: bool) -> Any:
         raise AssertionError("not in the log")
 
@@ -570,7 +572,9 @@ async def test_metadata_group_link_counts_errors_of_its_nats_subscriptions(tmp_p
         (nats.errors.TimeoutError(), pb.ControlResponse.OUTCOME_UNKNOWN),
     ],
 )
-async def test_request_forwarder_without_responders_reports_that_nothing_was_applied(error: Exception, outcome: Any) -> None:
+async def test_request_forwarder_without_responders_reports_that_the_request_was_not_applied(
+    error: Exception, outcome: Any
+) -> None:
     class Nobody:
         async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
             raise error
