@@ -54,7 +54,7 @@ async def test_batch_ack_completes_each_message_with_its_own_offset() -> None:
     assert (offsets(answers), made.in_flight, made.in_flight_bytes) == ([4, 70, 71, 72, 73, 90], 0, 0)
 
 
-async def test_batch_ack_does_not_complete_acknowledged_or_cancelled_messages_again() -> None:
+async def test_batch_ack_ignores_messages_that_are_already_acknowledged_or_cancelled() -> None:
     made, _, _ = publisher()
     answers = await sent(made, 4)
     answers[2].cancel()

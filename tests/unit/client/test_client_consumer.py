@@ -363,7 +363,7 @@ async def test_read_range_returns_exactly_the_committed_records_of_the_range(cli
         client.read_range("s", 0, 5, 4)
 
 
-async def test_consumer_close_ends_its_bounded_number_of_read_ahead_requests(client: Client, leader: Replica) -> None:
+async def test_consumer_close_ends_its_read_ahead_requests(client: Client, leader: Replica) -> None:
     leader.grow(3000)
     before = asyncio.all_tasks()
     batches = client.consume("s", options=ReadOptions(max_bytes=4096, read_ahead=2)).batches()

@@ -73,7 +73,9 @@ async def stuck(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Transport]:
 
 
 @pytest.mark.parametrize("size_bytes", [10, 4 << 20])
-async def test_request_on_a_blocked_nats_connection_raises_timeout(stuck: Transport, size_bytes: int) -> None:
+async def test_request_on_a_blocked_nats_connection_raises_unavailable_after_its_timeout(
+    stuck: Transport, size_bytes: int
+) -> None:
     began = asyncio.get_running_loop().time()
     with pytest.raises(UnavailableError, match="Nothing was sent"):
         await stuck.request("anybody", bytes(size_bytes), 0.3)

@@ -88,7 +88,7 @@ async def test_publish_ack_contains_stream_partition_and_offset(transport: Trans
     assert (first.ackPolicy, second.ackPolicy) == (client_pb2.ALL, client_pb2.LEADER)
 
 
-async def test_publisher_with_a_full_window_keeps_the_message_order_and_the_limit(transport: Transport, leader: Leader) -> None:
+async def test_publisher_with_a_full_window_stores_the_messages_in_send_order(transport: Transport, leader: Leader) -> None:
     async with publisher(transport, leader, window=8) as p:
         futures = []
         for i in range(500):

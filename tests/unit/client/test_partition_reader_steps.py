@@ -443,7 +443,7 @@ async def test_read_range_returns_the_records_of_the_planned_range() -> None:
     assert offsets([piece async for piece in read_range(reader, progress)]) == [1, 2, 3, 4]
 
 
-async def test_consumer_iteration_end_later_cancels_the_task_and_forgets_it() -> None:
+async def test_consumer_iteration_cleanup_cancels_the_task_in_the_background() -> None:
     async def forever() -> None:
         await asyncio.get_running_loop().create_future()
 

@@ -55,7 +55,7 @@ def test_add_partitions_continues_the_placement_of_existing_partitions(policy: s
     assert len({p.leader_epoch for p in stream.partitions}) == 20
 
 
-def test_add_partitions_reaches_nodes_through_the_feed() -> None:
+def test_added_partitions_reach_nodes_through_the_metadata_feed() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=2)
     follower, feed = driver.fsm.image, FeedProducer(driver.fsm.image.index)

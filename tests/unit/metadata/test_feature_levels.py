@@ -233,7 +233,7 @@ def test_control_request_that_needs_a_feature_level_not_yet_finalized_is_rejecte
 
 
 # ---- default quota -----------------------------------------------------------------------------------------------------------------
-def test_default_quota_keeps_omitted_fields_and_rejects_invalid_values() -> None:
+def test_default_quota_change_keeps_the_values_of_omitted_fields() -> None:
     driver = a_driver("a")
     driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=5, bytesPerS=6, byToken=7))
     driver.ask(setDefaultQuota=pb.SetDefaultQuota(bytesPerS=0))
@@ -277,7 +277,7 @@ def test_registration_of_a_node_without_a_feature_range_is_rejected() -> None:
     assert registration_result(before_the_log) is Registered.UNSPOKEN
 
 
-def test_feature_ranges_are_parsed_and_compared() -> None:
+def test_feature_range_contains_the_levels_between_its_minimum_and_maximum() -> None:
     assert level_range_in(pb.RegisterNode()) == UNSAID
     assert level_range_in(pb.RegisterNode(minLevel=2)) == LevelRange(2, 2)
     assert (str(LevelRange(1, 2)), str(LevelRange(2, 2))) == ("1 to 2", "2")

@@ -183,7 +183,7 @@ def test_metadata_feed_subscriber_behind_the_buffered_entries_fetches_a_snapshot
     feed.settle()
 
 
-def test_metadata_feed_answers_are_bounded_and_a_long_gap_takes_several_answers(
+def test_metadata_feed_missing_entries_of_a_long_gap_are_sent_in_several_bounded_answers(
     feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_module, "MAX_ENTRY_SIZE_BYTES", 300)

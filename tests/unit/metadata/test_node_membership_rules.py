@@ -64,7 +64,7 @@ def test_partition_data_missing_in_the_image_is_not_deleted() -> None:
     assert not DataDeletion("n1").has_left(key, ClusterImage())
 
 
-def test_partition_data_deleted_in_the_image_is_deleted_unless_a_controller_denies() -> None:
+def test_partition_data_deleted_in_the_image_is_deleted_unless_a_controller_denies_the_deletion() -> None:
     key, departures = PartitionKey("s", "uid", 0), DataDeletion("n1")
     departures.note_deleted_streams([SimpleNamespace(uid="uid")])  # type: ignore[list-item]
     assert departures.has_left(key, ClusterImage())

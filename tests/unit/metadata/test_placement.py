@@ -116,7 +116,7 @@ def test_placement_of_the_recorded_invalid_examples_is_rejected(case: dict[str, 
 
 
 # ---- decided where the published sources leave it open -----------------------------------------------------------------
-def test_placement_with_an_unknown_policy_lists_the_policies() -> None:
+def test_placement_with_an_unknown_policy_raises_with_the_known_policies() -> None:
     with pytest.raises(PlacementError, match="round-robin, rack, rack-strict, rendezvous, least-loaded, manual"):
         placed(facts("a"), "best", 1, 1)
 

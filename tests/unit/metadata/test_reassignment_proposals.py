@@ -98,7 +98,7 @@ def test_reassignment_planner_continues_a_move_while_the_leaving_replica_is_miss
     assert planner.look() == [pb.BeginCopy(stream="s", uid="u1", partition=0, epoch=6, node="d")]
 
 
-def test_reassignment_planner_replaces_a_removed_target_node_and_keeps_the_rest() -> None:
+def test_reassignment_planner_replaces_a_removed_target_node_and_keeps_the_other_targets() -> None:
     for why in (MoveReason.DRAINED, MoveReason.REPLACED, MoveReason.FACTOR):
         moves = {"target": ("d", "b", "a"), "moved_for": why}
         planner = Planner(image_of(a_partition(**moves), nodes="abcde", leaving="cd"))
@@ -238,7 +238,7 @@ def test_reassignment_planner_rebalances_at_most_sixteen_leaderships_at_once() -
     [{"isr": ("b", "c")}, {"incomplete": ("a",)}, {"status": PartitionStatus.ELECTION, "leader": ""}, {"leader": "a"},
      {"moved_for": MoveReason.REBALANCED}],
 )  # fmt: skip
-def test_reassignment_planner_waits_until_the_preferred_replica_may_lead(more: dict[str, Any]) -> None:
+def test_reassignment_planner_transfers_no_leadership_until_the_preferred_replica_is_electable(more: dict[str, Any]) -> None:
     planner = Planner(image_of(a_partition(**{**LEADS, **more})))
     assert planner.look() == []
     waits = more.get("leader") != "a" and "moved_for" not in more
@@ -425,7 +425,7 @@ def test_reassignment_planner_removes_ended_moves_of_a_changed_stream_from_its_m
         ({"joining": "d", "copy_epoch": 6, "target": ("a", "b", "e")}, [("e", 1), ("c", -1), ("d", -1)]),
     ],
 )
-def test_reassignment_replicas_to_come_are_the_replicas_and_the_target_nodes(
+def test_reassignment_counts_current_replicas_and_target_nodes_as_replicas_to_come(
     more: dict[str, Any], found: list[tuple[str, int]]
 ) -> None:
     assert list(replicas_to_come(a_partition(**more))) == found

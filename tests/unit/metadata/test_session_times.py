@@ -135,7 +135,7 @@ def test_session_times_change_before_the_last_change_is_settled_returns_stale() 
     assert (old.error, times_of(driver).is_settled) == (Error.STALE, False), "that was about the change before"
 
 
-def test_session_times_change_is_encoded_for_nodes_workers_and_clients() -> None:
+def test_session_times_change_replayed_from_its_record_results_in_equal_session_times() -> None:
     driver = a_driver("a")
     before = driver.fsm.image
     set_times(driver, 5000, 3000)
@@ -284,7 +284,7 @@ def settled_after_ms(sessions: NodeSessions, from_ms: int) -> list[int]:
     return found
 
 
-def test_session_times_are_settled_after_leading_for_the_longest_session() -> None:
+def test_session_times_change_is_settled_after_the_metadata_leader_led_for_the_longest_session() -> None:
     driver = a_driver("a", "b")
     sessions = leading(driver)
     beat(sessions, driver, "a", START)
@@ -309,7 +309,7 @@ def test_session_times_are_settled_after_leading_for_the_longest_session() -> No
     assert not any(isinstance(due, pb.SettleSessionTimes) for due in again), "it is under way"
 
 
-def test_metadata_leader_after_a_slow_start_waits_for_the_longest_session() -> None:
+def test_new_metadata_leader_after_a_session_times_change_fences_no_node_before_the_longest_session() -> None:
     driver = a_driver("a", "b")
     set_times(driver, 300, 200)
     sessions = leading(driver)
@@ -328,7 +328,7 @@ def test_election_without_position_reports_waits_for_the_session_time_in_the_ima
     assert timers.next_deadline_ns() == START + (2 + 1) * 1000 * MS
 
 
-def test_node_heartbeat_interval_is_short_enough_for_the_lease() -> None:
+def test_node_heartbeat_interval_is_at_most_a_third_of_the_lease_time() -> None:
     assert heartbeat_every_s(0.25, None) == 0.25
     assert heartbeat_every_s(0.25, OWN) == 0.25
     assert heartbeat_every_s(5.0, OWN) == pytest.approx(0.3)

@@ -347,7 +347,7 @@ async def test_service_query_server_sends_answers_only_to_inbox_subjects(reply: 
     await end_tasks([task])
 
 
-def test_service_query_without_a_running_service_raises_with_service_name_and_on_query() -> None:
+def test_service_query_without_a_running_service_raises_with_a_hint_to_on_query() -> None:
     why = pytest.raises(NoRespondersError, match=r"service counter .*on_query")
     with memory_cluster(nodes=1) as cluster, cluster.sync_client() as client, why:
         client.services.query("counter", b"apples", timeout_s=0.2)

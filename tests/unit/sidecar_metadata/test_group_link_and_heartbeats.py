@@ -169,7 +169,7 @@ async def test_node_membership_ends_when_a_newer_process_registers_the_node_id(o
     assert len(told) == ends, "after the last heartbeat nothing is heard any more"
 
 
-async def test_node_membership_sends_leave_after_the_last_heartbeat(caplog: pytest.LogCaptureFixture) -> None:
+async def test_node_membership_leave_called_twice_ends_the_heartbeats_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     refusal = pb.ControlResponse(error=UNAVAILABLE, detail="nobody leads")
     group, told = ScriptedGroup(refusal, pb.ControlResponse(), refusal), list[Any]()

@@ -289,7 +289,7 @@ async def test_node_membership_drain_ends_at_its_timeout_or_when_rejected(quick:
     assert len(group.asked) == 2
 
 
-async def test_node_membership_leave_stops_heartbeats_first(tmp_path: Path) -> None:
+async def test_node_membership_stops_its_heartbeats_before_it_sends_leave(tmp_path: Path) -> None:
     made, group, _, _ = a_member(tmp_path, pb.ControlResponse(error=OK))
     made.incarnation = 7
     order: list[str] = []

@@ -114,7 +114,7 @@ def test_spark_source_relative_starting_offset_is_parsed_to_a_record_count_or_a_
         parse(endingOffsets="-2")
 
 
-def test_spark_source_timestamps_per_partition_are_parsed() -> None:
+def test_spark_source_timestamps_per_partition_are_parsed_to_nanoseconds() -> None:
     by_time = {"startingOffsetsByTimestamp": '{"orders": {"0": 5, "1": 7}}'}
     assert parse(**by_time).starting == OffsetSpec(times=((("orders", 0), 5_000_000), (("orders", 1), 7_000_000)))
     strict = parse(**by_time, startingOffsetsByTimestampStrategy="error").starting
@@ -128,7 +128,7 @@ def test_spark_source_timestamps_per_partition_are_parsed() -> None:
             parse(startingOffsetsByTimestamp=wrong)
 
 
-def test_spark_source_micro_batch_limits_are_parsed() -> None:
+def test_spark_source_micro_batch_minimum_and_delay_options_are_parsed_to_numbers() -> None:
     options = parse(minOffsetsPerTrigger="5", maxTriggerDelay="30s")
     assert (options.min_records_per_trigger, options.max_trigger_delay_s) == (5, 30.0)
     assert parse().max_trigger_delay_s == 900.0

@@ -27,7 +27,7 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 # ---- options ----------------------------------------------------------------------------------------------------------------
-def test_spark_sink_options_are_parsed() -> None:
+def test_spark_sink_option_names_are_parsed_without_regard_to_case() -> None:
     found = SinkOptions.parse(
         {"path": "out", "checkpointLocation": "/c", "queryName": "q", "nats": "nats://h:1", "patience": "5"}
     )
