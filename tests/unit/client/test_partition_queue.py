@@ -76,7 +76,9 @@ def test_producer_partition_queue_batch_stays_below_batch_bytes_except_for_one_l
 
 
 @pytest.mark.parametrize(("batch_records", "batch_bytes"), [(10, 5), (3, 100), (1, 100), (10, 1), (2, 6)])
-def test_producer_partition_queue_add_many_without_keys_builds_the_same_batches_as_add(batch_records: int, batch_bytes: int) -> None:
+def test_producer_partition_queue_add_many_without_keys_builds_the_same_batches_as_add(
+    batch_records: int, batch_bytes: int
+) -> None:
     values = [b"aa", b"bbb", b"c", b"ddddddd", b"e", b"f", b"g", b"hh", b"i"]
     one, many = a_lane(99, batch_records, batch_bytes), a_lane(99, batch_records, batch_bytes)
     for value in values:

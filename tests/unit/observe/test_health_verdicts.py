@@ -68,7 +68,9 @@ def test_health_verdict_of_a_cluster_orders_reasons_by_severity_then_by_the_tabl
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_health_verdict_of_a_cluster_with_one_fault_has_one_reason_for_this_fault(summary: dict[str, object], word: str) -> None:
+def test_health_verdict_of_a_cluster_with_one_fault_has_one_reason_for_this_fault(
+    summary: dict[str, object], word: str
+) -> None:
     healthy: dict[str, object] = {"metadata_leader": "n1", "is_controller": True, "index": 7, "nodes": {"n1": "live"}}
     node = NodeSummary(node="n1", **(healthy | summary))  # type: ignore[arg-type]
     assert [one.word for one in judge({"n1": node}).reasons] == [word]

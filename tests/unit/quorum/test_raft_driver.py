@@ -58,7 +58,7 @@ def test_raft_driver_settings_for_pysyncobj_have_the_tested_values(tmp_path: Pat
         (b"", FAIL_REASON.UNKNOWN_OUTCOME, EntryOutcome.UNKNOWN),
     ],
 )
-def test_raft_entry_outcome_for_each_pysyncobj_result_is_applied_never_or_unknown(
+def test_raft_entry_outcome_of_each_pysyncobj_result_equals_the_expected_outcome(
     answer: bytes | None, reason: int, outcome: EntryOutcome
 ) -> None:
     assert outcome_of(answer, reason) is outcome

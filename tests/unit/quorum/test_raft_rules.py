@@ -160,7 +160,9 @@ def test_raft_snapshot_is_installed_after_all_chunks_arrived(size: int) -> None:
     [(7, 3, 9, "installed"), (7, 9, 9, "installed"), (7, 10, 9, "refused"), (5, 3, 9, "held already"), (4, 2, 9, "held already"),
      (6, 2, 9, "held already"), (6, 3, 9, "installed"), (7, 3, 8, "")],
 )  # fmt: skip
-def test_raft_snapshot_is_installed_only_if_its_index_is_above_the_applied_index(index: int, term: int, message_term: int, result: str) -> None:
+def test_raft_snapshot_is_installed_only_if_its_index_is_above_the_applied_index(
+    index: int, term: int, message_term: int, result: str
+) -> None:
     hard = Hard(Core(1, 1, 2, 2, 2, 2, applied=5))
     chunks(hard, snapshot(index, term), 10_000, term=message_term)
     assert bool(installed(hard)) is (result == "installed")
@@ -553,7 +555,7 @@ def peers(*said: str) -> list[Peer]:
         (True, "", False, True),
     ],
 )  # fmt: skip
-def test_raft_group_first_start_depends_on_which_peers_are_new(
+def test_raft_group_first_start_is_allowed_only_if_the_known_peers_are_new(
     own_is_new: bool, said: str, majority: bool, first: bool
 ) -> None:
     assert is_first_start(own_is_new, peers(*said), majority=majority) is first

@@ -165,7 +165,7 @@ def test_service_test_harness_verify_of_a_snapshot_that_restores_another_state_r
 
 
 @pytest.mark.parametrize(("service", "why"), [(OfASet, "output [0-9]+ "), (WithoutState, "the snapshot after 6 records ")])
-def test_service_test_harness_verify_of_outputs_in_set_order_raises_in_another_process(
+def test_service_test_harness_verify_of_outputs_that_depend_on_the_hash_seed_raises_diverged(
     service: type[Service], why: str
 ) -> None:
     test = fed(service)

@@ -278,7 +278,7 @@ async def test_metadata_role_of_a_removed_controller_changes_back_only_by_a_late
     await bench.role.stop()
 
 
-async def test_metadata_role_of_a_node_removed_while_joining_changes_by_a_later_controller_list(tmp_path: Path) -> None:
+async def test_metadata_role_of_a_node_removed_while_joining_joins_again_with_a_later_controller_list(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4")
     feed = Part(an_image(8, *THREE, at=8, learner="n4"))
     out, comes = Member(an_image(9), is_member=False, left_at=9), Member(an_image(20, *THREE, "n4", at=12))

@@ -27,7 +27,7 @@ def test_spark_option_documented_default_equals_the_parsed_default(option: Optio
         assert getattr(owner, option.field) == option.default
 
 
-def test_spark_source_options_have_defaults() -> None:
+def test_spark_source_with_only_a_stream_option_has_the_default_options() -> None:
     options = SourceOptions.parse({"stream": "orders"})
     assert options == SourceOptions(access=Access(), wanted=Selection(("orders",)))
     assert options.columns == ("key", "value", "subject", "stream", "partition", "offset", "timestamp", "leader_epoch")

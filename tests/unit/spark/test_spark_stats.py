@@ -62,7 +62,7 @@ def measured(batches: list[RecordBatch], start: int, end: int, **more: Any) -> M
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_spark_stats_equal_a_count_record_by_record(seed: int) -> None:
+def test_spark_stats_of_a_batch_equal_counts_made_record_by_record(seed: int) -> None:
     batches = some_batches(seed)
     start, end = batches[0].base_offset, batches[-1].next_offset
     records = [record for batch in batches for record in batch.records()]
