@@ -396,7 +396,7 @@ class Queues:
         """
         queues = (await self._coordinator.describe(name, "group"))[0].queues
         if not queues:
-            raise NotFoundError(f"Group {name!r} has no work queue. Check the name with `liftpy group show {name}`.")
+            raise NotFoundError(f"Group {name!r} has no work queue. `liftpy group list` lists all groups and work queues.")
         return queues
 
     async def delete(self, name: str) -> None:

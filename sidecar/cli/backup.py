@@ -289,7 +289,9 @@ def until_of(text: str | None) -> Until:
         return Until(offset=found)
     if isinstance(found, datetime):
         return Until(time_ns=timestamp_ns(found))
-    raise ConfigError(f"Invalid value for --until: {found}. Use an offset (the last one to restore), or a time.")
+    raise ConfigError(
+        f"Invalid value for --until: {found}. Use the last offset to restore, or a time such as 2026-01-31T12:00:00Z."
+    )
 
 
 def _say_cursors(said: Mapping[str, str]) -> None:

@@ -621,7 +621,7 @@ def partitions_in(text: str) -> tuple[int, ...] | None:
         return None
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) <= _MAX_DIGITS for part in parts):
-        raise ConfigError(f"Invalid value for --partition: {text}. Use all, or partition numbers separated by commas.")
+        raise ConfigError(f"Invalid value for --partition: {text!r}. Use all, or partition numbers separated by commas.")
     return tuple(sorted({int(part) for part in parts}))
 
 

@@ -151,7 +151,7 @@ class MemberLog:
             )
         return (
             f"If a majority of the controllers runs without this node, delete {self._folder} and start the node with the same id. "
-            "Otherwise see the runbook controllers-lost."
+            "Otherwise follow docs/runbooks/controllers-lost.md."
         )
 
     def _first_index(self) -> int:

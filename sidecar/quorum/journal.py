@@ -290,7 +290,7 @@ class GroupJournal:
         return CorruptionError(
             f"{self._path} is damaged at position {position}{what}. This controller may have lost entries and "
             f"must not vote. If a majority of the controllers runs without this node, delete {self._path.parent} "
-            "and start the node under the same id. Otherwise see the runbook controllers-lost."
+            "and start the node under the same id. Otherwise follow docs/runbooks/controllers-lost.md."
         )
 
     def _replay_frame(self, records: memoryview, position: int) -> None:

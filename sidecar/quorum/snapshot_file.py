@@ -54,13 +54,13 @@ def decode_snapshot_file(data: bytes) -> SnapshotFile:
     """Decode a snapshot. Raise CorruptionError if it is damaged, UnknownFormatError for another version."""
     if len(data) < _HEAD.size:
         raise CorruptionError(
-            "The metadata snapshot is damaged: it is shorter than its header. See the runbook controllers-lost."
+            "The metadata snapshot is damaged: it is shorter than its header. Follow docs/runbooks/controllers-lost.md."
         )
     magic, version, crc = _HEAD.unpack_from(data)
     body = data[_HEAD.size :]
     if magic != _MAGIC or crc32c.crc32c(body) != crc:
         raise CorruptionError(
-            "The metadata snapshot is damaged: its checksum does not match. See the runbook controllers-lost."
+            "The metadata snapshot is damaged: its checksum does not match. Follow docs/runbooks/controllers-lost.md."
         )
     if version != _VERSION:
         raise UnknownFormatError(
@@ -70,11 +70,13 @@ def decode_snapshot_file(data: bytes) -> SnapshotFile:
     try:
         message = pb.RaftSnapshot.FromString(body)
     except DecodeError as error:
-        raise CorruptionError(f"The metadata snapshot cannot be decoded: {error}. See the runbook controllers-lost.") from None
+        raise CorruptionError(
+            f"The metadata snapshot cannot be decoded: {error}. Follow docs/runbooks/controllers-lost.md."
+        ) from None
     last, previous = _entry(message.last), _entry(message.previous)
     if max(last[1:] + previous[1:]) >= MAX_NUMBER or not 0 < previous[1] == last[1] - 1:
         raise CorruptionError(
-            "The metadata snapshot is damaged: its entries are not contiguous. See the runbook controllers-lost."
+            "The metadata snapshot is damaged: its entries are not contiguous. Follow docs/runbooks/controllers-lost.md."
         )
     return SnapshotFile(last, previous, tuple(message.nodes), message.image, _controllers(message, last[1]))
 
@@ -85,8 +87,8 @@ def _controllers(message: pb.RaftSnapshot, last_index: int) -> ControllerList | 
     held = ControllerList(tuple(message.nodes), message.learner, message.leaving, message.controllersIndex)
     if held.index > last_index or not well_formed(held):
         raise CorruptionError(
-            f"The metadata snapshot is damaged: its list of controllers is invalid: {held.as_text()}. See the "
-            "runbook controllers-lost."
+            f"The metadata snapshot is damaged: its list of controllers is invalid: {held.as_text()}. Follow "
+            "docs/runbooks/controllers-lost.md."
         )
     return held
 

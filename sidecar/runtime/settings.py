@@ -532,7 +532,7 @@ def _convert(name: str, raw: Any, field: Any) -> Any:
     try:
         for text in raw if isinstance(raw, list) else (raw,):
             if isinstance(text, str) and not text.isprintable():
-                raise ValueError("the value has control characters")
+                raise ValueError("the value has control characters. Remove them")
         if name == "data":
             return Path(raw).expanduser()
         if isinstance(default, tuple):

@@ -237,7 +237,7 @@ async def test_open_producer_whose_records_were_lost_raises_records_lost(begin: 
         lose_logs_and_lead_again(cluster)
         for number in range(others):
             await client.publish("s", b"by another %d" % number)
-        with pytest.raises(LiftError, match="were lost"):
+        with pytest.raises(LiftError, match="lost records"):
             await (await producer.send(b"50"))
         assert getattr(producer.failure, "reason", "") == "RECORDS_LOST"
         await producer.close()

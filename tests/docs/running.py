@@ -1,8 +1,8 @@
 """Runs the blocks of a page as a reader would, in order, and compares what comes out.
 
-A block ``console`` has commands behind ``$`` and below each what it says; ``...`` stands for any lines. A block ``text`` behind a block
-``python`` is what that prints. Numbers and the space between words are masked: times, ports and widths of tables differ.
-What runs until Ctrl-C (``ENDLESS``) stays in the background until the reader leaves.
+A block ``console`` has commands behind ``$``, and below each command its output. ``...`` stands for any lines, and at the end of a line
+for its rest. A block ``text`` behind a block ``python`` is what that prints. Numbers and the space between words are masked, because
+times, ports and widths of tables differ. What runs until Ctrl-C (``ENDLESS``) stays in the background until the reader leaves.
 """
 
 from __future__ import annotations
@@ -33,9 +33,13 @@ def masked(text: str) -> list[str]:
     return [line for line in lines if line]
 
 
+def _line_pattern(line: str) -> str:
+    return (re.escape(line.removesuffix("...")) + ".*" if line.endswith(" ...") else re.escape(line)) + "\n"
+
+
 def fits(expected: str, said: str) -> bool:
     """Whether ``said`` is what a page promises."""
-    wanted = "".join(r"(?:.*\n)*" if line == "..." else re.escape(line) + "\n" for line in masked(expected))
+    wanted = "".join(r"(?:.*\n)*" if line == "..." else _line_pattern(line) for line in masked(expected))
     return re.fullmatch(wanted, "".join(line + "\n" for line in masked(said))) is not None
 
 

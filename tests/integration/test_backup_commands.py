@@ -134,7 +134,9 @@ async def _killed_damaged_and_found(commands: Commands, bench: Bench, stream_nam
     await bench.until(lambda: _is(commands.pieces() - whole), "a second one is in the middle of a piece")
     dying.kill()
     assert await dying.wait() == -9
-    verified, second = await asyncio.gather(commands.run("verify", first), commands.run("create", "--stream", stream_name))
+    verified, second = await asyncio.gather(
+        commands.run("verify", "--backup", first), commands.run("create", "--stream", stream_name)
+    )
     assert (verified["files"], verified["faults"]) == (3, [])
     assert second["since"] == first, "the one that was killed is none"
 

@@ -183,7 +183,7 @@ async def test_operators_list_groups_and_reset_positions(coordinated: Bench, str
     shown = json.loads((await run("group", "show", f"g-{name}", "--json"))[1])
     assert [(at["partition"], at["position"], at["lag"]) for at in shown["positions"]] == [(0, 10, 0), (1, 7, 3)]
     assert (await run("group", "show", f"g-{name}"))[0] == 0
-    for words, there in (((), True), (("--yes",), False)):
+    for words, there in ((("--dry-run",), True), (("--yes",), False)):
         assert (await run("group", "delete", f"g-{name}", *words))[0] == 0
         assert (f"g-{name}" in [one.name for one in await client.groups.list()]) is there
     assert (await run("group", "show", f"g-{name}"))[0] == 1

@@ -166,7 +166,7 @@ async def test_member_stops_when_snapshot_cannot_be_written(url: str, tmp_path: 
     (tmp_path / "a" / "snapshot.tmp").rmdir()
     await group.stop()
     await group.start()
-    assert "n0" in group["a"].image.nodes
+    await until(lambda: "n0" in group["a"].image.nodes)
     await group.stop()
 
 

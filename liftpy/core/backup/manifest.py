@@ -418,5 +418,5 @@ def _cursor(said: Any) -> CursorCopy:
 
 def _check_pattern(pattern: re.Pattern[str], text: str) -> str:
     if not pattern.fullmatch(text):
-        raise ValueError(f"{quote(text)} is not a SHA-256 digest")
+        raise ValueError(f"{quote(text)} is not a SHA-256 digest (64 hexadecimal digits)")
     return text

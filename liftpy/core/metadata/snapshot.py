@@ -46,7 +46,7 @@ def decode_snapshot(data: bytes) -> ClusterImage:
     if len(data) < HEADER_SIZE_BYTES or data[:4] != MAGIC:
         raise CorruptionError(
             "The metadata snapshot is not a snapshot file: it is too short, or its magic bytes are wrong. "
-            "See the runbook controllers-lost."
+            "Follow docs/runbooks/controllers-lost.md."
         )
     _, version, codec, index, size_bytes = _HEAD.unpack_from(data)
     if version == _OF_LEVEL_1:
@@ -62,29 +62,29 @@ def decode_snapshot(data: bytes) -> ClusterImage:
     body = data[HEADER_SIZE_BYTES:]
     if crc32c.crc32c(body, crc32c.crc32c(data[: _HEAD.size])) != crc:
         raise CorruptionError(
-            "The metadata snapshot is damaged: its checksum does not match. See the runbook controllers-lost."
+            "The metadata snapshot is damaged: its checksum does not match. Follow docs/runbooks/controllers-lost.md."
         )
     if size_bytes > MAX_IMAGE_SIZE_BYTES:
         raise CorruptionError(
-            f"The metadata snapshot is damaged: it claims {size_bytes} bytes, the maximum is {MAX_IMAGE_SIZE_BYTES}. See the "
-            "runbook controllers-lost."
+            f"The metadata snapshot is damaged: it claims {size_bytes} bytes, the maximum is {MAX_IMAGE_SIZE_BYTES}. Follow "
+            "docs/runbooks/controllers-lost.md."
         )
     try:
         # what is compressed says for itself how large it is, and that is what zstandard allocates
         if zstandard.frame_content_size(body) not in (size_bytes, -1):
             raise CorruptionError(
-                "The metadata snapshot is damaged: its size differs from its header. See the runbook controllers-lost."
+                "The metadata snapshot is damaged: its size differs from its header. Follow docs/runbooks/controllers-lost.md."
             )
         image = image_from_bytes(zstandard.ZstdDecompressor().decompress(body, max_output_size=size_bytes))
     except IncompatibleVersionError:
         raise
     except (zstandard.ZstdError, DecodeError, ValueError, KeyError, LiftError) as error:
         raise CorruptionError(
-            f"The metadata snapshot is damaged: it cannot be decoded: {error}. See the runbook controllers-lost."
+            f"The metadata snapshot is damaged: it cannot be decoded: {error}. Follow docs/runbooks/controllers-lost.md."
         ) from error
     if image.index != index:
         raise InvariantError(
-            f"The metadata snapshot is damaged: its header has index {index}, but its image has {image.index}. See the "
-            "runbook controllers-lost."
+            f"The metadata snapshot is damaged: its header has index {index}, but its image has {image.index}. Follow "
+            "docs/runbooks/controllers-lost.md."
         )
     return image

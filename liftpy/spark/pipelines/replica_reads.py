@@ -191,7 +191,7 @@ class ReplicaReads:
         except DamagedBatchError as error:
             at = max(error.offset, offset)
             await self._complain(at)
-            raise Damaged(f"it sent damaged records: {error}", at) from None
+            raise Damaged(f"the replica sent damaged records: {error}", at) from None
         next_offset, epoch = offset, 0
         for batch in batches:
             wrong = ""

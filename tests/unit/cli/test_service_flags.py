@@ -107,8 +107,8 @@ def test_service_run_partition_option_selects_the_partitions_to_run(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--partition", "1,x"), "Invalid value for --partition: 1,x"),
-        (("--partition", "1,"), "--partition: 1,. Use all, or"),
+        (("--partition", "1,x"), "Invalid value for --partition: '1,x'"),
+        (("--partition", "1,"), "--partition: '1,'. Use all, or"),
         (("--partition", "1000000"), "Invalid value for --partition"),
         (("--partition", "-1"), "Invalid value for --partition"),
         (("--partition", "٣"), "Invalid value for --partition"),

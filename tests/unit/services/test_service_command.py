@@ -76,20 +76,12 @@ def test_service_command_without_a_required_flag_fails_with_the_flag_name(capsys
 
 
 # ---- several partitions ------------------------------------------------------------------------------------------------------
-def test_service_command_partitions_flag_accepts_all_or_numbers() -> None:
+def test_service_command_partition_option_accepts_all_or_numbers() -> None:
     assert partitions_in("all") is None
     assert partitions_in("2, 0,2") == (0, 2)
     for wrong in ("", "1,", "-1", "0-3", "x", "1234567", "\u0663"):
-        with pytest.raises(ConfigError, match="Invalid value for --partitions"):
+        with pytest.raises(ConfigError, match="Invalid value for --partition"):
             partitions_in(wrong)
-
-
-def test_service_command_with_partition_and_partitions_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["service", "tests.examples.bank:Bank", "--stream", "in", "--output-stream", "out", "--node", "n1", "--data", "x"]
-    with pytest.raises(SystemExit) as left:
-        main.main([*words, "--partition", "0", "--partitions", "all"])
-    assert left.value.code == 2
-    assert "Remove one of them" in capsys.readouterr().err
 
 
 class Instances:

@@ -200,7 +200,7 @@ def _check_overlap(image: ClusterImage, answering: SubjectIndex, subject: str, c
 def _partitions_to_place(draft: RecordBuilder, request: pb.CreateStream) -> Wanted:
     assignment = assignment_from_pb(request.manual)
     if assignment and request.placement not in ("", MANUAL):
-        raise ConfigError(f"an assignment is placement {MANUAL!r}, not {request.placement!r}")
+        raise ConfigError(f"an assignment needs placement {MANUAL!r}, not {request.placement!r}. Leave the placement out")
     if request.laterPlacement not in ("", *POLICY_NAMES):
         raise ConfigError(f"placement {request.laterPlacement!r} is not known: use one of {', '.join(POLICY_NAMES)}")
     if request.laterPlacement and not assignment:

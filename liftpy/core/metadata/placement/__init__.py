@@ -118,7 +118,9 @@ def candidates_for(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[NodeFacts
     if row.weighs:
         wrong = [f"{node.node_id} ({node.weight:g})" for node in live if not (isfinite(node.weight) and node.weight >= 0)]
         if wrong:
-            raise PlacementError(f"placement {wanted.policy!r}: a weight is a number from 0 on, not so of {', '.join(wrong)}")
+            raise PlacementError(
+                f"placement {wanted.policy!r}: invalid weight of {', '.join(wrong)}. Use 0 or more (liftpy node set-weight)"
+            )
         live = [node for node in live if node.weight > 0]
     if wanted.replication_factor > len(live):
         raise NotEnoughNodesError(wanted.replication_factor - len(live))
