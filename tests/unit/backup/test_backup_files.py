@@ -172,7 +172,7 @@ def test_backup_verify_reports_a_piece_of_another_log(tmp_path: Path) -> None:
         assert any(says in fault for fault in verify_backup(store, manifest).faults), says
 
 
-def test_backup_with_other_streams_in_its_metadata_raises_corruption(tmp_path: Path) -> None:
+def test_backup_whose_metadata_contains_another_stream_uid_raises_corruption(tmp_path: Path) -> None:
     store, one, _ = two_backups(tmp_path)
     wrong = replace(one, streams=(replace(one.streams[0], uid="00000b-20", partitions=()),))
     with pytest.raises(CorruptionError, match="another stream orders"):
@@ -182,7 +182,7 @@ def test_backup_with_other_streams_in_its_metadata_raises_corruption(tmp_path: P
         read_image(store, wrong)
 
 
-def test_backup_list_shows_incomplete_backups_as_incomplete(tmp_path: Path) -> None:
+def test_backup_list_reports_a_missing_or_changed_file_as_a_fault_of_the_backup(tmp_path: Path) -> None:
     store, one, two = two_backups(tmp_path)
     assert [(entry.backup, entry.faults) for entry in list_backups(store)] == [(FIRST, ()), (SECOND, ())]
     last = tmp_path / two.streams[0].partitions[0].pieces[-1].file.path
@@ -346,7 +346,7 @@ async def test_backup_id_of_a_new_backup_is_greater_than_all_ids_in_the_store(tm
     assert min(begun) > ahead > two.backup
 
 
-def test_backup_store_urls_and_paths_are_parsed(tmp_path: Path) -> None:
+def test_backup_store_opened_by_url_or_path_reads_the_written_files(tmp_path: Path) -> None:
     store = Store.at(f"file://{tmp_path}/deep/store")
     assert store.sizes("backups") == {}
     assert store.backup_ids() == []

@@ -65,7 +65,7 @@ def test_backup_metrics_file_is_unchanged_if_the_store_cannot_be_read(tmp_path: 
     assert prom.read_text() == "what was"
 
 
-def test_backup_metrics_file_that_cannot_be_written_raises(tmp_path: Path, looked: Look) -> None:
+def test_backup_metrics_file_that_cannot_be_written_exits_with_an_error(tmp_path: Path, looked: Look) -> None:
     two_backups(tmp_path / "store")
     assert looked(tmp_path / "store", tmp_path / "gone" / "x.prom")[0]
 

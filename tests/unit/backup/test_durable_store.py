@@ -99,7 +99,7 @@ def test_backup_store_write_that_fails_keeps_the_old_file(tmp_path: Path) -> Non
         raise KeyError("an error of the writer's is the writer's")
 
 
-def test_backup_manifest_copied_to_another_backup_raises_and_a_partial_one_is_ignored(tmp_path: Path) -> None:
+def test_backup_manifest_copied_from_another_backup_raises_corruption_error(tmp_path: Path) -> None:
     store, _, _ = two_backups(tmp_path)
     store.put(manifest_path(SECOND), store.read(manifest_path(FIRST)))
     with pytest.raises(CorruptionError, match="The store is damaged: use another backup"):

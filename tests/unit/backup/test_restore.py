@@ -122,9 +122,7 @@ async def test_restore_removes_the_helper_node_of_another_restore_only_after_a_d
     assert world.done == removed
 
 
-async def test_restore_that_fails_deletes_only_streams_that_do_not_yet_accept_publishes(
-    manifest: Manifest, tmp_path: Path
-) -> None:
+async def test_restore_that_fails_keeps_streams_that_already_accept_publishes(manifest: Manifest, tmp_path: Path) -> None:
     for opened, left in (((), ["a", "b"]), (("a",), ["b"])):
         world, ended = World(), []
         restore = a_restore(world, manifest, "a", "b")
@@ -378,7 +376,7 @@ async def test_restore_waits_for_replicas_across_a_metadata_leader_change(
     assert looks in (6, 7), "twice without a change"
 
 
-async def test_restore_limits_group_positions_to_the_restored_log_and_retries(
+async def test_restore_sets_group_positions_only_within_the_restored_log(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, asked = [0.0], []

@@ -152,7 +152,7 @@ def test_restore_first_leader_epoch_is_above_the_epochs_of_backup_and_cluster(tm
     )
 
 
-def test_restore_until_option_is_parsed() -> None:
+def test_restore_until_option_is_parsed_to_an_offset_or_a_time() -> None:
     assert until_of(None) == NOWHERE
     assert until_of("17") == Until(offset=17)
     assert until_of("2026-01-31T12:00:00") == Until(time_ns=1769860800 * 10**9)
@@ -208,7 +208,7 @@ async def test_restore_of_an_older_backup_reports_partitions_without_producer_st
     assert list(Restored([stream]).states_left_out()) == ["jobs/0"]
 
 
-async def test_backup_without_producers_reports_no_missing_producer_state(tmp_path: Path) -> None:
+async def test_restore_of_a_stream_without_producers_reports_the_producer_state_as_complete(tmp_path: Path) -> None:
     store = Store.at(str(tmp_path / "store"))
     async with memory_cluster() as cluster, cluster.client() as client:
         await client.create_stream("plain", "shop.plain")

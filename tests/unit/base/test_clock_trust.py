@@ -91,7 +91,7 @@ def test_clock_trust_after_a_start_needs_an_agreeing_majority() -> None:
     assert b.trusted()
 
 
-def test_clock_trust_without_answers_follows_the_monotonic_clock() -> None:
+def test_clock_trust_without_recent_answers_ends_when_the_clock_jumps() -> None:
     b = Bench("b", "c")
     b.hear("b", "c")
     assert b.trusted()
@@ -118,7 +118,7 @@ def test_clock_trust_with_a_disagreeing_and_a_silent_node_is_false() -> None:
     assert not b.trusted(), "c is not heard any more"
 
 
-def test_clock_trust_remains_after_a_suspend_but_waits_after_a_process_freeze() -> None:
+def test_clock_trust_remains_after_a_suspend_but_ends_if_the_monotonic_clock_stopped() -> None:
     b = Bench("b", "c")
     b.hear("b", "c")
     assert b.trusted()
@@ -131,7 +131,7 @@ def test_clock_trust_remains_after_a_suspend_but_waits_after_a_process_freeze() 
     assert b.trusted()
 
 
-def test_clock_trust_of_a_single_node_returns_some_time_after_a_jump() -> None:
+def test_clock_trust_of_a_single_node_after_a_jump_is_false_for_the_hold_time() -> None:
     b = Bench()
     assert b.trusted()
     for _ in range(100):
@@ -153,7 +153,7 @@ def test_clock_trust_of_a_single_node_returns_some_time_after_a_jump() -> None:
     assert b.trusted(), "it is back where it was"
 
 
-def test_clock_trust_after_a_start_with_all_other_nodes_down_waits() -> None:
+def test_clock_trust_after_a_start_with_all_other_nodes_down_begins_after_the_hold_time() -> None:
     b = Bench("b", "c")
     b.nodes |= {"b": False, "c": False}
     assert not b.trusted()
@@ -166,7 +166,7 @@ def test_clock_trust_after_a_start_with_all_other_nodes_down_waits() -> None:
     assert not b.trusted(), "nobody has agreed yet, and now there is somebody to ask"
 
 
-def test_clock_trust_remains_when_other_nodes_go_down() -> None:
+def test_clock_trust_of_an_agreeing_majority_remains_when_other_nodes_go_down() -> None:
     b = Bench("b", "c")
     b.hear("b", "c")
     assert b.trusted()
@@ -177,7 +177,7 @@ def test_clock_trust_remains_when_other_nodes_go_down() -> None:
     assert b.trusted(), "it has not moved since a majority agreed"
 
 
-def test_clock_trust_of_a_single_node_does_not_count_when_another_node_returns() -> None:
+def test_clock_trust_gained_as_a_single_node_ends_when_another_node_returns() -> None:
     b = Bench("b")
     b.hear("b")
     assert b.trusted()

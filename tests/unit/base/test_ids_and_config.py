@@ -27,7 +27,7 @@ def test_stream_or_node_name_of_a_single_subject_token_is_accepted(name: str) ->
 
 
 @pytest.mark.parametrize("subject", ["orders", "orders.eu.>", "orders.*.new", "ordrés.x"])
-def test_data_subject_that_is_valid_is_accepted(subject: str) -> None:
+def test_data_subject_of_one_or_more_tokens_is_accepted(subject: str) -> None:
     assert check_data_subject(subject, "liftpy") == subject
 
 
@@ -50,7 +50,7 @@ def test_subjects_of_a_namespace_equal_the_subjects_in_the_protocol() -> None:
 
 
 @pytest.mark.parametrize("text", ["always", "none", "interval:250"])
-def test_flush_policy_formatted_and_parsed_is_equal(text: str) -> None:
+def test_flush_policy_after_format_and_parse_is_equal(text: str) -> None:
     assert str(FlushPolicy.parse(text)) == text
 
 

@@ -8,7 +8,7 @@ from liftpy.core.base.worker_assignment import MOST_WORKERS, WHOLE, WorkerShare,
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, MOST_WORKERS])
-def test_worker_process_assignment_gives_each_partition_one_process_evenly(count: int) -> None:
+def test_worker_process_assignment_gives_each_process_an_equal_number_of_partitions(count: int) -> None:
     shares = [WorkerShare(number, count) for number in range(count)]
     for stream in ("orders", "a", "with-dash_9"):
         held = [[share.number for share in shares if share.holds(stream, partition)] for partition in range(3 * count)]
@@ -21,12 +21,12 @@ def test_worker_process_assignment_gives_each_partition_one_process_evenly(count
             )
 
 
-def test_worker_process_assignment_spreads_streams_of_a_single_partition() -> None:
+def test_worker_process_assignment_distributes_streams_of_one_partition_over_all_processes() -> None:
     numbers = {share_of(f"stream{n}", 0, 4) for n in range(64)}
     assert numbers == {0, 1, 2, 3}
 
 
-def test_worker_process_assignment_of_a_partition_is_stable() -> None:
+def test_worker_process_assignment_of_a_partition_equals_the_recorded_assignment() -> None:
     """Two processes of one node compute equal assignments, and so do two versions."""
     assert [share_of("orders", n, 2) for n in range(4)] == [0, 1, 0, 1]
     assert [share_of("orders", n, 5) for n in range(4)] == [2, 3, 4, 0]

@@ -127,7 +127,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 
 
 # ---- liftpy partition ----------------------------------------------------------------------------------------------------
-def test_partition_transfer_waits_for_the_decided_state(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_partition_transfer_waits_until_the_new_leader_is_online(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     before = cluster.driver.partition("orders", 1)
     others = [node for node in before.replicas if node != before.leader]
     decided = before.epoch + 1
@@ -154,7 +154,9 @@ def test_partition_transfer_waits_for_the_decided_state(cluster: Cluster, capsys
     assert f"orders/1 is led by {others[0]} in epoch 77" in out
 
 
-def test_partition_elect_without_leader_in_time_fails(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_partition_elect_without_a_leader_before_the_timeout_exits_with_3(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster.set("orders", 0, status=PartitionStatus.OFFLINE, leader="")
     code, _, err = run(capsys, "partition", "elect", "orders", "--node", "n2", "--timeout", "0.1")
     assert (code, cluster.asked) == (3, [("elect", "orders", 0, "n2", False)])
@@ -166,7 +168,7 @@ def test_partition_elect_without_leader_in_time_fails(cluster: Cluster, capsys: 
 
 
 @pytest.mark.parametrize(("answer", "asked"), [("y\n", [("elect", "orders", 0, "", True)]), ("n\n", [])])
-def test_partition_elect_unclean_asks_for_confirmation(
+def test_partition_elect_unclean_requires_a_confirmation(
     answer: str, asked: list[Any], cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.set("orders", 0, status=PartitionStatus.OFFLINE, leader="")
@@ -177,7 +179,7 @@ def test_partition_elect_unclean_asks_for_confirmation(
 
 
 @pytest.mark.parametrize("only", [None, "orders"])
-def test_partition_elect_preferred_moves_all_movable_leaderships(
+def test_partition_elect_preferred_elects_the_preferred_leader_of_each_partition(
     only: str | None, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     moved: list[tuple[str, int, str]] = []
@@ -232,7 +234,9 @@ def test_node_remove_dry_run_removes_nothing(spare: Cluster, capsys: pytest.Capt
     assert json.loads(run(capsys, "node", "remove", "n4", "--dry-run", "--json")[1])["removed"] is False
 
 
-def test_node_remove_explains_what_blocks_and_requests_nothing(spare: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_node_remove_that_is_not_possible_prints_the_reason_and_sends_no_request(
+    spare: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, _, err = run(capsys, "node", "remove", "n4", "--timeout", "0")
     assert (code, "n4' is alive: stop it first" in err) == (2, True)
     spare.driver.fence("n2")
@@ -244,7 +248,7 @@ def test_node_remove_explains_what_blocks_and_requests_nothing(spare: Cluster, c
 
 
 @pytest.mark.parametrize(("timeout", "tries", "code"), [("3600", 2, 0), ("0", 1, 2)])
-def test_node_remove_retries_while_the_leader_still_sees_the_node_alive(
+def test_node_remove_rejected_because_the_node_is_alive_is_retried_until_its_timeout(
     timeout: str, tries: int, code: int, spare: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spare.driver.fence("n4")
@@ -264,7 +268,9 @@ def replica(cluster: Cluster, stream: str, number: int, newest: int, **more: Any
     return {"uid": cluster.image.streams[stream].uid, "partition": number, "newest_offset": newest, **more}
 
 
-def test_status_json_has_each_figure_in_its_field(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_json_contains_the_values_of_nodes_partitions_and_services(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster.driver.register("n0", rack="r7", version="1.2", weight=2.0, statusAddress="http://x")
     cluster.driver.fence("n0")
     cluster.leader = "n2"
@@ -316,7 +322,7 @@ def test_status_json_has_each_figure_in_its_field(cluster: Cluster, capsys: pyte
     assert run(capsys, "status", "--stream", "nosuch", "--json")[0] == 1
 
 
-def test_status_text_shows_nodes_partitions_and_problems(
+def test_status_text_shows_nodes_and_partitions_with_their_problems(
     cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -349,7 +355,7 @@ def test_status_text_shows_nodes_partitions_and_problems(
 
 
 # ---- liftpy stream, liftpy permissions ------------------------------------------------------------------------------------------
-def test_stream_delete_deletes_only_the_confirmed_uid(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stream_delete_request_contains_the_uid_of_the_stream(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     uid = cluster.image.streams["orders"].uid
     code, out, _ = run(capsys, "stream", "delete", "orders", "--yes", "--json")
     said = json.loads(out)
@@ -395,7 +401,7 @@ def test_stream_list_and_show_print_the_streams(
 
 
 @pytest.mark.parametrize(("words", "asked", "note"), [([], 0, True), (["--replicas", "2"], 2, False)])
-def test_stream_create_notes_fewer_replicas_than_usual(
+def test_stream_create_with_fewer_replicas_than_the_default_prints_a_note(
     words: list[str], asked: int, note: bool, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.driver.create("few", partitions=1, replicationFactor=2)
@@ -406,7 +412,7 @@ def test_stream_create_notes_fewer_replicas_than_usual(
     assert "note" not in run(capsys, "stream", "create", "orders", "--subject", "shop.orders", "--partitions", "2")[1]
 
 
-def test_permissions_of_a_publisher_are_the_subjects_of_its_streams(
+def test_permissions_command_for_a_publisher_lists_the_subjects_of_its_streams(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, _ = run(capsys, "permissions", "--role", "publisher", "--stream", "orders", "--stream", "prices")
@@ -425,7 +431,7 @@ def test_permissions_of_a_publisher_are_the_subjects_of_its_streams(
 
 # ---- liftpy consume --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("as_json", [False, True])
-def test_consume_prints_each_record_and_ends_after_the_last(
+def test_consume_command_prints_each_record_and_ends_after_the_last_record(
     as_json: bool, cluster: Cluster, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []
@@ -478,7 +484,7 @@ class Written:
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "jsonl"])
-def test_consume_output_until_complete_has_a_temporary_name(
+def test_consume_output_option_writes_all_records_to_the_file(
     suffix: str, reverse: bool, cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[dict[str, Any]] = []
@@ -502,7 +508,7 @@ def test_consume_output_until_complete_has_a_temporary_name(
     assert "already exists" in again[2]
 
 
-def test_consume_output_file_that_is_incomplete_keeps_its_part_name(
+def test_consume_output_that_fails_leaves_a_file_with_the_suffix_part(
     cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Fails(Written):
@@ -522,20 +528,24 @@ def test_consume_output_file_that_is_incomplete_keeps_its_part_name(
         assert said in err
 
 
-def test_consume_follow_with_until_or_reverse_is_rejected(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_consume_command_with_follow_and_until_or_reverse_is_rejected(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     for words in (["--follow", "--until", "end"], ["--follow", "--reverse"]):
         code, _, err = run(capsys, "consume", "orders", *words)
         assert code == 2
         assert "--follow cannot be combined with" in err
 
 
-def test_consume_of_an_unknown_stream_fails_at_once(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_consume_command_for_an_unknown_stream_exits_with_1(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "consume", "nosuch")
     assert (code, out) == (1, "")
     assert "Stream 'nosuch' does not exist" in err
 
 
-def test_consume_prints_received_records_before_it_waits_for_more(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consume_command_prints_received_records_before_it_waits_for_more_records(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read, write = os.pipe()
     os.set_blocking(read, False)
     seen: list[bytes] = []
@@ -557,7 +567,7 @@ def test_consume_prints_received_records_before_it_waits_for_more(cluster: Clust
     assert (left.value.code, seen) == (0, [b"0\tv\n", b"1\tv\n"])
 
 
-def test_status_health_and_top_name_a_partition_that_waits_for_an_unclean_election(
+def test_status_and_health_print_the_elect_command_for_a_partition_that_needs_an_unclean_election(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``status``, ``health``, and the verdict that ``top`` and the page show."""

@@ -28,7 +28,7 @@ def shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("name", all_commands())
-def test_help_of_each_command_has_an_example_that_can_be_run(name: str) -> None:
+def test_help_of_each_command_contains_an_example_with_valid_options(name: str) -> None:
     command = all_commands()[name]
     lines = str(getattr(command, "example", "")).splitlines()
     assert lines
@@ -51,7 +51,7 @@ def test_help_of_each_command_consists_of_sentences(name: str) -> None:
             assert text.endswith((".", ".]")), f"{param.opts}: {text}"
 
 
-def test_main_help_lists_each_command_in_a_single_section() -> None:
+def test_main_help_lists_each_command_in_exactly_one_section() -> None:
     assert sorted(name for names in SECTIONS.values() for name in names) == sorted(COMMANDS)
 
 
@@ -62,16 +62,18 @@ def test_main_help_lists_each_command_in_a_single_section() -> None:
         ("spark archve", "liftpy spark archive"), ("service quey", "liftpy service query"), ("stream list --jsn", "--json"),
     ],
 )  # fmt: skip
-def test_typo_suggests_the_nearest_command_or_option(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_with_a_typo_suggests_the_nearest_command_or_option(
+    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert f"'{meant}'" in shown(typed.split(), capsys)
 
 
-def test_word_help_shows_the_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_command_prints_the_same_text_as_the_help_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(["help", "stream", "create"], capsys) == shown(["stream", "create", "--help"], capsys)
     assert shown(["help"], capsys) == shown(["--help"], capsys)
 
 
-def test_connection_options_are_in_a_section_behind_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_a_command_lists_connection_options_in_the_last_section(capsys: pytest.CaptureFixture[str]) -> None:
     own, _, connection = shown(["stream", "list", "--help"], capsys).partition("Connection options:")
     assert "--json" in own
     assert "--nats" not in own

@@ -69,7 +69,9 @@ def test_help_of_each_command_shows_usage_and_common_options(words: list[str], c
         ["status"],
     ],
 )
-def test_command_without_a_server_exits_with_3_and_names_the_url(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_without_a_nats_server_exits_with_3_and_prints_the_url(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = run(*words, *NOBODY, capsys=capsys)
     assert (code, out) == (3, "")
     assert "nats://127.0.0.1:1" in err
@@ -108,7 +110,7 @@ def test_command_with_wrong_usage_exits_with_2_and_a_hint(
     assert hint in err
 
 
-def test_publish_reads_lines_as_messages_regardless_of_chunks() -> None:
+def test_publish_input_received_in_any_chunks_is_split_into_lines() -> None:
     async def lines(file: io.RawIOBase | io.BufferedIOBase) -> list[bytes]:
         return [line async for some in publish._lines(file) for line in some]  # type: ignore[arg-type]
 
@@ -163,7 +165,7 @@ class Scripted:
 
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("keep_going", [True, False])
-def test_publish_rejected_line_is_named_and_counted(
+def test_publish_command_with_rejected_lines_prints_their_count_and_the_first_line_number(
     at_once: bool, keep_going: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Scripted(at_once)
@@ -185,7 +187,7 @@ def test_publish_rejected_line_is_named_and_counted(
     assert made.sent[0] == (b"a", b"k", (("h", b"1"),))
 
 
-def test_record_json_prints_text_as_text_and_other_bytes_as_base64() -> None:
+def test_record_json_contains_text_as_text_and_other_bytes_as_base64() -> None:
     plain = Record(5, 7, None, b"caf\xc3\xa9", (), "", None, 1)
     assert record_json(plain) == {"offset": 5, "timestamp_ns": 7, "value": "café"}
     odd = Record(6, 7, b"\xff", None, (("h", b"1"), ("h", b"\xfe")), "a.b", None, 1)
@@ -199,7 +201,7 @@ def test_record_json_prints_text_as_text_and_other_bytes_as_base64() -> None:
     }
 
 
-def test_demo_flights_are_complete_and_their_means_correct() -> None:
+def test_demo_flights_file_has_all_flights_with_the_published_mean_delays() -> None:
     lines = read_flights(FLIGHT_COUNT)
     assert len(lines) == FLIGHT_COUNT
     assert lines[0] == b"2013,1,1,517,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T10:00:00Z"
@@ -210,7 +212,7 @@ def test_demo_flights_are_complete_and_their_means_correct() -> None:
     assert round(delays["HA"][1] / delays["HA"][0], 2) == -6.92
 
 
-def test_demo_first_difference_finds_each_kind_of_difference() -> None:
+def test_demo_first_difference_describes_a_different_missing_or_additional_record() -> None:
     sent = [b"a", b"b", b"c"]
     assert demo_steps.first_difference(sent, [b"a", b"b", b"c"]) == ""
     assert "offset 1: b'x' where b'b'" in demo_steps.first_difference(sent, [b"a", b"x", b"c"])
@@ -218,7 +220,7 @@ def test_demo_first_difference_finds_each_kind_of_difference() -> None:
     assert "4 records came back" in demo_steps.first_difference(sent, [*sent, b"d"])
 
 
-def test_demo_names_the_offsets_that_spark_did_not_read(tmp_path: Path) -> None:
+def test_demo_with_a_record_that_spark_did_not_read_raises_data_loss(tmp_path: Path) -> None:
     import pyarrow as pa
 
     from liftpy.errors import DataLossError
@@ -238,7 +240,7 @@ def test_demo_names_the_offsets_that_spark_did_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("agrees", "code"), [(True, 0), (False, 1)])
-def test_demo_exits_with_0_only_if_all_results_agree(
+def test_demo_command_exits_with_0_only_if_all_steps_return_the_sent_records(
     agrees: bool, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class NoCluster(contextlib.nullcontext[object]):
@@ -265,7 +267,7 @@ def test_demo_exits_with_0_only_if_all_results_agree(
     assert made == [(3, "nodes", True, True)] * 2
 
 
-def test_record_json_of_a_batch_record_has_all_fields() -> None:
+def test_record_json_of_a_record_with_key_headers_and_subject_has_all_fields() -> None:
     batch = parse_batch(
         build_batch([b"v"], keys=[b"k"], headers=[[("a", b"b")]], subjects=["s"], base_offset=3, timestamp_ns=9)
     )
@@ -274,7 +276,7 @@ def test_record_json_of_a_batch_record_has_all_fields() -> None:
     ]
 
 
-def test_demo_processes_find_the_spark_data_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_import_path_contains_the_directory_of_the_spark_data_source(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark looks for it in folders, and an installation may find its modules in another way."""
     folder = str(Path(pyspark_liftpy.__file__).parent)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", ".", folder)])

@@ -57,7 +57,7 @@ def led_after(cluster: Cluster, looks: int) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("looks", [1, 4])
-async def test_partition_wait_checks_twenty_times_per_second_until_a_leader_exists(
+async def test_partition_transfer_wait_checks_the_leader_every_50_milliseconds(
     looks: int, cluster: Cluster, slept: list[float]
 ) -> None:
     client: Any = cluster
@@ -68,7 +68,9 @@ async def test_partition_wait_checks_twenty_times_per_second_until_a_leader_exis
     assert cluster.asked == [("elect", "orders", 0, "n2", False)]
 
 
-async def test_partition_wait_without_a_leader_times_out(cluster: Cluster, slept: list[float]) -> None:
+async def test_partition_transfer_wait_without_a_leader_raises_unavailable_at_its_timeout(
+    cluster: Cluster, slept: list[float]
+) -> None:
     client: Any = cluster
     image = cluster.image.streams["orders"]
     cluster.set("orders", status=PartitionStatus.OFFLINE, leader="")
@@ -77,7 +79,9 @@ async def test_partition_wait_without_a_leader_times_out(cluster: Cluster, slept
     assert len(slept) in (20, 21), "a second of looks, and one more where the sum of them falls short of it"
 
 
-async def test_node_remove_wait_checks_ten_times_per_second_until_its_timeout(cluster: Cluster, slept: list[float]) -> None:
+async def test_node_remove_wait_checks_the_node_ten_times_per_second_until_its_timeout(
+    cluster: Cluster, slept: list[float]
+) -> None:
     client: Any = cluster
     with pytest.raises(ConfigError):
         await node._remove_node(client, "n1", False, 1.0)
@@ -99,7 +103,7 @@ async def test_node_remove_wait_checks_ten_times_per_second_until_its_timeout(cl
         (("bank", "?", "--key", "ann"), ("bank", b"?", None, b"ann", None)),
     ],
 )
-def test_service_query_sends_its_options(
+def test_service_query_command_sends_the_query_with_partition_key_and_position(
     words: tuple[str, ...], asked: tuple[Any, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []
@@ -116,7 +120,7 @@ def test_service_query_sends_its_options(
     assert run(capsys, "service", "query", "../x", "?")[0] == 2
 
 
-def test_connection_flags_set_their_own_target_fields(
+def test_connection_flag_of_each_credential_sets_its_field_of_the_connection_target(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Target] = []
@@ -155,7 +159,7 @@ def test_connection_flags_set_their_own_target_fields(
     assert (given[-1].nats, given[-1].namespace) == (("nats://127.0.0.1:4222",), "liftpy")
 
 
-def test_command_connects_with_a_timeout_of_five_seconds_and_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_connects_to_nats_with_its_name_and_a_timeout_of_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
 
     class Client(FlatClient):
@@ -183,7 +187,7 @@ def test_command_connects_with_a_timeout_of_five_seconds_and_its_name(monkeypatc
 
 
 # ---- for machines ----------------------------------------------------------------------------------------------------------------
-def test_placement_plan_json_says_dry_run() -> None:
+def test_placement_plan_json_contains_the_dry_run_flag_and_the_replicas() -> None:
     told: Any = SimpleNamespace(
         waits="", notes=("a note",), first_partition=4, replicas=(("n1", "n2"), ("n2", "n1")), by_node=dict, by_rack=dict
     )
@@ -194,7 +198,7 @@ def test_placement_plan_json_says_dry_run() -> None:
     assert MAX_FILE_BYTES == 1024 * 1024
 
 
-def test_record_json_uses_text_where_bytes_are_utf_8() -> None:
+def test_record_json_contains_utf_8_bytes_as_text_and_other_bytes_as_base64() -> None:
     full = Record(7, 99, b"\xff", b"v\xc3\xa9", (("a", b"1"), ("b", b"\xfe")), "ev.1", None, 3)
     assert record_json(full) == {
         "offset": 7, "timestamp_ns": 99, "value": "vé", "key_base64": "/w==", "subject": "ev.1",
@@ -204,7 +208,7 @@ def test_record_json_uses_text_where_bytes_are_utf_8() -> None:
     assert record_json(Record(8, 99, b"", b"", (), "", None, 3))["key"] == ""
 
 
-def test_exit_codes_for_scripts_are_stable() -> None:
+def test_exit_codes_equal_the_documented_numbers() -> None:
     assert (exit_code(ConfigError("x")), exit_code(UnavailableError("x")), log.EXIT_DAMAGED) == (2, 3, 1)
 
 
@@ -225,7 +229,7 @@ def test_exit_codes_for_scripts_are_stable() -> None:
     ],
 )
 @pytest.mark.parametrize("leader", ["n1", ""])
-def test_controllers_show_row_has_state_and_lag_of_a_controller(
+def test_controllers_command_prints_state_and_lag_of_a_controller(
     member: dict[str, Any],
     row: tuple[str, ...],
     leader: str,

@@ -56,7 +56,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
         (lambda: _raise(SystemExit(9)), 9, ""),
     ],
 )
-def test_command_error_of_each_kind_has_its_exit_code(
+def test_command_that_raises_an_error_exits_with_the_code_of_the_error(
     ends: Any, code: int, text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sidecar.cli.controllers.with_client", lambda *_: None)
@@ -72,12 +72,12 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-def test_exit_code_separates_usage_unavailable_and_other_errors() -> None:
+def test_exit_code_differs_for_usage_errors_unavailable_errors_and_other_errors() -> None:
     assert [exit_code(kind("x")) for kind in (ConfigError, UnavailableError, LiftError)] == [2, 3, 1]
 
 
 @pytest.mark.parametrize("through", ["directly", "click"])
-def test_command_with_closed_stdout_is_no_failure(through: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_with_a_closed_stdout_exits_without_an_error(through: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gone: list[int] = []
     monkeypatch.setattr("sidecar.cli.main.discard_stdout", lambda: gone.append(1))
 
@@ -95,7 +95,7 @@ def test_command_with_closed_stdout_is_no_failure(through: str, monkeypatch: pyt
     assert (left.value.code, gone) == (0, [1])
 
 
-def test_closed_stdout_does_not_fail_at_the_interpreters_end() -> None:
+def test_discard_stdout_after_a_closed_pipe_prevents_an_error_in_the_last_flush() -> None:
     read, write = os.pipe()
     os.close(read)
     real = sys.stdout
@@ -111,7 +111,7 @@ def test_closed_stdout_does_not_fail_at_the_interpreters_end() -> None:
         assert set(os.listdir("/proc/self/fd")) <= before, "the second descriptor of the pipe's place is closed"
 
 
-def test_main_lists_each_command_and_loads_it() -> None:
+def test_main_command_loads_each_listed_command_by_name() -> None:
     context = click.Context(liftpy)
     assert liftpy.list_commands(context) == list(COMMANDS)
     for name in COMMANDS:
@@ -122,7 +122,7 @@ def test_main_lists_each_command_and_loads_it() -> None:
 
 
 # ---- pipes -------------------------------------------------------------------------------------------------------------------
-async def test_command_ends_when_its_reader_closes_the_pipe_without_output(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closed_pipe_check_raises_broken_pipe_when_the_reader_closes_the_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "_LOOK_S", 0.0)
     read, write = os.pipe()
     with os.fdopen(write, "w") as out:
@@ -137,7 +137,7 @@ async def test_command_ends_when_its_reader_closes_the_pipe_without_output(monke
 
 
 @pytest.mark.parametrize("what", ["file", "memory"])
-async def test_command_writing_to_a_file_does_not_watch_for_a_reader(
+async def test_closed_pipe_check_of_an_output_file_never_ends(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "_LOOK_S", 0.0)
@@ -151,7 +151,9 @@ async def test_command_writing_to_a_file_does_not_watch_for_a_reader(
 
 # ---- the session ---------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("fails", [False, True])
-def test_client_session_connects_with_its_target_and_always_closes(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_session_closes_its_connection_after_success_and_after_an_error(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended: list[str] = []
     given: list[Any] = []
 
@@ -199,7 +201,7 @@ CREDENTIALS = {
 
 
 @pytest.mark.parametrize("flag", ["--creds", "--nkey", "--user", "--tls-ca", "--inbox-prefix", "--principal"])
-def test_connection_flag_reaches_the_connection(
+def test_connection_flag_sets_the_target_of_the_connection(
     flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if flag == "--user":
@@ -227,7 +229,7 @@ def test_connection_flag_reaches_the_connection(
         ((), "LIFTPY_CREDS_FILE", "Cannot read LIFTPY_CREDS_FILE {0}: No such file"),
     ],
 )
-def test_credential_that_cannot_be_used_is_named_as_it_was_given(
+def test_credential_error_contains_the_flag_or_variable_and_the_path(
     arguments: tuple[str, ...], variable: str, expected: str, tmp_path: Path,
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -238,7 +240,7 @@ def test_credential_that_cannot_be_used_is_named_as_it_was_given(
     assert (code, expected.format(path) in err) == (2, True), err
 
 
-async def test_controllers_show_prints_all_figures() -> None:
+async def test_controllers_gather_returns_the_change_in_progress_and_the_lag_of_each_controller() -> None:
     @dataclasses.dataclass
     class Member:
         node_id: str
@@ -262,7 +264,7 @@ async def test_controllers_show_prints_all_figures() -> None:
 
 # ---- liftpy consume, with who reads it -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ends", ["reader", "records", "failure"])
-def test_consume_ends_with_its_reader_or_its_records(
+def test_consume_command_ends_when_its_pipe_closes_or_the_last_record_is_printed(
     ends: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cancelled: list[str] = []
@@ -313,7 +315,9 @@ def open_here(folder: Path) -> list[str]:
     return [name for name in names if name.startswith(str(folder))]
 
 
-def test_log_repair_reports_truncated_records_and_leaves_no_open_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_repair_prints_the_quarantined_file_and_the_first_missing_offset(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = sorted(folder.glob("*.log"))
     data = bytearray(files[-1].read_bytes())
     data[70] ^= 1
@@ -329,7 +333,7 @@ def test_log_repair_reports_truncated_records_and_leaves_no_open_file(folder: Pa
     assert run(capsys, "log", "repair", str(folder))[0] == 0, "the lock is free again"
 
 
-def test_log_dump_shows_other_files_and_each_batch(
+def test_log_dump_with_batches_option_prints_each_batch(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -363,7 +367,9 @@ def test_log_dump_shows_other_files_and_each_batch(
 
 # ---- liftpy service ------------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("when", ["connected", "connecting"])
-async def test_service_run_stops_on_sigterm_and_closes_its_connection(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_run_command_on_sigterm_stops_the_service_and_closes_its_connection(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
 
     class Connection:
@@ -405,7 +411,7 @@ async def test_service_run_stops_on_sigterm_and_closes_its_connection(when: str,
     assert said == (["ns", "stop", "ran", "closed"] if when == "connected" else [])
 
 
-def test_stream_create_help_shows_the_default_values(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stream_create_help_shows_the_default_value_of_each_setting(capsys: pytest.CaptureFixture[str]) -> None:
     """A setting whose help says its default in words shows it once; every other shows it."""
     _, out, _ = run(capsys, "stream", "create", "--help")
     text = " ".join(out.split())

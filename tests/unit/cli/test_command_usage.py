@@ -34,7 +34,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "words", [["bench", "--output"], ["bench", "--plot"], ["spark", "stats", "orders", "--plot"]], ids=" ".join
 )
-def test_output_file_that_cannot_be_written_is_rejected_before_the_work(
+def test_command_with_an_output_file_that_cannot_be_written_is_rejected(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path, reason in ((tmp_path / "no" / "file", "No such file or directory"), (tmp_path, "Is a directory")):
@@ -43,7 +43,7 @@ def test_output_file_that_cannot_be_written_is_rejected_before_the_work(
         assert f"Invalid value for '{words[-1]}': Cannot write '{path}': {reason}. Use another path." in said
 
 
-def test_output_file_check_changes_no_file(tmp_path: Path) -> None:
+def test_output_file_check_creates_and_changes_no_file(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.write_text("before")
     for path in (kept, tmp_path / "new"):
@@ -52,7 +52,9 @@ def test_output_file_check_changes_no_file(tmp_path: Path) -> None:
 
 
 # ---- variables of the environment ---------------------------------------------------------------------------------------
-def test_dev_warns_of_an_unknown_variable(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dev_command_logs_a_warning_about_an_unknown_environment_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("LIFTPY_REPLICATION_LEASE", "2")
     monkeypatch.setenv("LIFTPY_XYZ", "2")
     code, said = run(capsys, "dev", "--nats", "nats://127.0.0.1:1", "--max-payload", "2MiB")
@@ -61,7 +63,7 @@ def test_dev_warns_of_an_unknown_variable(monkeypatch: pytest.MonkeyPatch, capsy
     assert "Unknown environment variable LIFTPY_XYZ is ignored. See `liftpy sidecar --help` for the settings." in said
 
 
-def test_sidecar_warns_of_an_unknown_variable(
+def test_sidecar_command_logs_a_warning_about_an_unknown_environment_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run_node(*_: object) -> int:
@@ -89,7 +91,7 @@ def test_publish_header_is_split_at_the_first_equals_sign() -> None:
 
 @pytest.mark.parametrize(("words", "key"), [([], None), (["--key", ""], b""), (["--key", "é"], "é".encode())], ids=str)
 @pytest.mark.parametrize("ack", ["all", "leader", "none"])
-def test_publish_sends_each_line_with_the_given_options(
+def test_publish_command_sends_lines_with_the_key_and_ack_policy_of_its_flags(
     words: list[str], key: bytes | None, ack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
@@ -131,7 +133,7 @@ def test_publish_sends_each_line_with_the_given_options(
     assert (manner.ack.value, manner.key, manner.headers, manner.keep_going) == (ack, key, (("h", b"1"),), True)
 
 
-def test_publish_report_counts_answers_out_of_order() -> None:
+def test_publish_report_of_answers_out_of_order_contains_the_first_and_last_offset() -> None:
     async def reported() -> dict[str, object]:
         report = publish._Report()
         for line, offset in ((2, 8), (1, 7), (4, 12), (3, 9)):
@@ -169,7 +171,7 @@ def damage(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_log_dump_shows_all_damage_and_intact_segments_unchanged(
+def test_log_dump_shows_each_damaged_segment_with_the_damage_position(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -190,7 +192,7 @@ def test_log_dump_shows_all_damage_and_intact_segments_unchanged(
     assert text.count("damaged at 0") == 3
 
 
-def test_log_dump_torn_tail_is_no_damage(
+def test_log_dump_shows_a_torn_tail_as_torn_and_not_as_damaged(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -203,7 +205,9 @@ def test_log_dump_torn_tail_is_no_damage(
 
 
 # ---- liftpy controllers, liftpy service ---------------------------------------------------------------------------------
-def test_controllers_show_prints_json_or_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_controllers_command_prints_a_table_or_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     member = {"node_id": "n1", "leader": True, "term": 3, "commit_index": 9, "applied_index": 0, "lag": 2, "connected": True}
     member |= {"learner": False, "leaving": False}
     others = [{**member, "node_id": name, "leader": False, "connected": name == "n2"} for name in ("n2", "n3")]
@@ -223,7 +227,7 @@ def test_controllers_show_prints_json_or_a_table(capsys: pytest.CaptureFixture[s
         assert what in text
 
 
-async def test_service_run_logs_once_that_it_waits_for_nats(
+async def test_service_run_command_without_a_nats_server_logs_one_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -254,7 +258,7 @@ async def test_service_run_logs_once_that_it_waits_for_nats(
         (("publish", "s", "--header", "Nats-Msg-Id=1"), "--header: "),
     ],
 )
-def test_command_with_a_value_out_of_range_names_the_option(
+def test_command_with_a_value_out_of_range_exits_with_2_and_prints_the_option(
     words: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, said = run(capsys, *words)
@@ -262,7 +266,7 @@ def test_command_with_a_value_out_of_range_names_the_option(
     assert named in said
 
 
-def test_dev_with_an_unusable_data_directory_fails_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dev_command_with_an_unusable_data_directory_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_bytes(b"")
     code, said = run(capsys, "dev", "--data", str(tmp_path / "file" / "data"), "--port", "0")
     assert (code, "Cannot use file" in said) == (2, True)

@@ -87,7 +87,7 @@ async def positions(cluster: MemoryCluster, group: str) -> dict[int, int]:
         return {key.partition: at for key, at in (await client.groups.describe(group)).positions.items()}
 
 
-def test_consume_in_a_group_commits_printed_records_at_the_end(
+def test_consume_with_group_option_commits_the_printed_records_on_ctrl_c(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     lines: list[bytes] = []
@@ -101,7 +101,7 @@ def test_consume_in_a_group_commits_printed_records_at_the_end(
     assert [(row["partition"], row["offset"], row["value"]) for row in map(json.loads, later)] == [(1, 10, "after")]
 
 
-def test_consume_in_a_group_with_a_filter_commits_past_omitted_records(
+def test_consume_with_group_option_and_filter_commits_positions_after_omitted_records(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """The last record of partition 1 fits nobody, nor does one of partition 0: positions go on past them all the same."""
@@ -131,7 +131,7 @@ def test_consume_in_a_group_with_a_filter_commits_past_omitted_records(
         (("--subject", "shop.*.2", "--group", "g"), True),
     ],
 )
-def test_consume_warns_of_a_subject_that_the_stream_does_not_have(
+def test_consume_with_a_subject_outside_the_stream_prints_a_warning(
     words: tuple[str, ...], is_warned: bool, cluster: MemoryCluster, name: str,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -147,7 +147,7 @@ def test_consume_warns_of_a_subject_that_the_stream_does_not_have(
     assert ("Warning: --subject" in said[1] + capsys.readouterr().err) is is_warned
 
 
-def test_consume_in_a_group_filters_by_subject(
+def test_consume_with_group_option_and_subject_prints_only_records_of_the_subject(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     with cluster.sync_client() as client:
@@ -166,7 +166,7 @@ async def _published(cluster: MemoryCluster, subjects: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize("in_time", [True, False])
-def test_consume_in_a_group_ctrl_c_waits_for_printing_and_commits_printed_records(
+def test_consume_with_group_option_on_ctrl_c_waits_for_printing_and_commits_printed_records(
     in_time: bool, cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, may_end, threads = threading.Event(), threading.Event(), set()
@@ -203,7 +203,7 @@ def test_consume_in_a_group_ctrl_c_waits_for_printing_and_commits_printed_record
     may_end.set()
 
 
-def test_write_out_flushes_its_lines_before_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consume_write_out_flushes_stdout_before_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     out: list[object] = []
     buffer = SimpleNamespace(writelines=lambda lines: out.append(list(lines)), flush=lambda: out.append("flushed"))
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=buffer))
@@ -211,7 +211,7 @@ def test_write_out_flushes_its_lines_before_it_returns(monkeypatch: pytest.Monke
     assert out == [[b"a", b"b"], "flushed"]
 
 
-def test_consume_from_new_in_a_group_without_positions_starts_at_the_end(
+def test_consume_with_group_option_from_new_starts_at_the_log_end(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     lines: list[bytes] = []
@@ -230,7 +230,7 @@ def test_consume_from_new_in_a_group_without_positions_starts_at_the_end(
     assert set(lines) == {b"new"}
 
 
-def test_consume_in_a_group_to_a_file_contains_the_committed_records(
+def test_consume_with_group_and_output_options_writes_committed_records_to_the_file(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "orders.jsonl"
@@ -246,7 +246,7 @@ def test_consume_in_a_group_to_a_file_contains_the_committed_records(
     assert asyncio.run(positions(cluster, name)) == {0: 10, 1: 10}
 
 
-def test_consume_in_a_group_commits_records_printed_while_the_loop_was_blocked(
+def test_consume_with_group_option_commits_records_printed_while_the_event_loop_was_blocked(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host that is suspended, or out of breath: the time to wait for the last lines is over when they are long out."""
@@ -278,7 +278,7 @@ def test_consume_in_a_group_commits_records_printed_while_the_loop_was_blocked(
 
 
 @pytest.mark.parametrize("presses", [0, 1])
-async def test_consume_in_a_group_finishes_printing_whenever_ctrl_c_is_pressed(
+async def test_consume_with_group_option_finishes_printing_after_ctrl_c_at_any_time(
     monkeypatch: pytest.MonkeyPatch, presses: int
 ) -> None:
     """``presses``: before it is printed; once more when the last lines are waited for, or at once behind them."""
@@ -330,7 +330,7 @@ async def test_consume_in_a_group_finishes_printing_whenever_ctrl_c_is_pressed(
     assert finished == [part, "closed"]
 
 
-def test_consume_in_a_group_does_not_commit_records_that_failed_to_print(
+def test_consume_with_group_option_does_not_commit_records_that_failed_to_print(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(_: Iterator[bytes]) -> None:
@@ -358,7 +358,7 @@ def test_consume_in_a_group_does_not_commit_records_that_failed_to_print(
         (["--output", "o.parquet"], "Invalid value for --output"),
     ],
 )
-def test_consume_in_a_group_rejects_incompatible_options(
+def test_consume_with_group_option_and_an_incompatible_option_is_rejected(
     words: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
@@ -367,7 +367,7 @@ def test_consume_in_a_group_rejects_incompatible_options(
     assert says in " ".join(capsys.readouterr().err.split())
 
 
-def test_queue_show_lists_workers_that_hold_records(
+def test_queue_show_lists_workers_with_pending_records(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def session(_: Any, work: Callable[[Client], Awaitable[Any]], **_named: Any) -> Any:
@@ -392,7 +392,7 @@ def test_queue_show_lists_workers_that_hold_records(
         assert shown["holders"] == [{"worker": worker, "records": 7, "first": 0, "deliveries": 1}]
 
 
-def test_cursor_show_behind_the_log_start_counts_only_the_records_that_are_kept(
+def test_cursor_show_with_a_position_below_the_log_start_excludes_deleted_records_from_the_lag(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def session(_: Any, work: Callable[[Client], Awaitable[Any]], **_named: Any) -> Any:

@@ -43,7 +43,7 @@ def target(home: Path, nats: str | None = None, context: str | None = None, **en
     return target_from(nats, None, {}, {"XDG_CONFIG_HOME": str(home), **environment}, context=context)
 
 
-def test_context_selected_gives_commands_its_servers_and_credentials(run: Run, home: Path) -> None:
+def test_selected_context_sets_the_servers_and_credentials_of_commands(run: Run, home: Path) -> None:
     assert run("context", "add", "prod", "--nats", NOWHERE, "--namespace", "shop", "--creds", "prod.creds", "--select")[0] == 0
     assert target(home) == Target((NOWHERE,), "shop", Credentials(creds_file=str(Path("prod.creds").absolute())))
     assert run("context", "select", "--none")[0] == 0
@@ -51,14 +51,14 @@ def test_context_selected_gives_commands_its_servers_and_credentials(run: Run, h
 
 
 @pytest.mark.parametrize("way", ["flag", "environment"])
-def test_context_selected_keeps_its_credentials_from_servers_that_a_user_names(run: Run, home: Path, way: str) -> None:
+def test_selected_context_credentials_are_not_sent_to_servers_of_the_nats_option(run: Run, home: Path, way: str) -> None:
     run("context", "add", "prod", "--nats", NOWHERE, "--creds", "prod.creds", "--select")
     other = "nats://other:4222"
     found = target(home, nats=other) if way == "flag" else target(home, LIFTPY_NATS=other)
     assert found == Target((other,))
 
 
-def test_context_that_a_command_names_wins_over_the_environment_and_the_selected_one(run: Run, home: Path) -> None:
+def test_context_option_overrides_liftpy_nats_and_the_selected_context(run: Run, home: Path) -> None:
     run("context", "add", "prod", "--nats", "nats://prod:4222", "--select")
     run("context", "add", "test", "--nats", "nats://test:4222")
     assert target(home, context="test", LIFTPY_NATS="nats://other:4222").nats == ("nats://test:4222",)
@@ -67,7 +67,7 @@ def test_context_that_a_command_names_wins_over_the_environment_and_the_selected
         target(home, context="tset")
 
 
-def test_context_with_a_password_is_in_a_file_that_only_the_user_can_read(
+def test_context_file_with_a_password_is_readable_only_by_its_owner(
     run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(home))
@@ -92,7 +92,7 @@ def test_context_with_a_password_is_in_a_file_that_only_the_user_can_read(
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b'{"contexts": 3}', b'{"contexts": {"a": {"nast": "x"}}}', b"\xff", b"[" * 100_000]
 )
-def test_context_file_that_is_damaged_is_named_and_kept(run: Run, home: Path, content: bytes) -> None:
+def test_context_file_that_is_damaged_exits_with_2_and_is_not_changed(run: Run, home: Path, content: bytes) -> None:
     (home / "liftpy").mkdir()
     path = home / "liftpy" / "contexts.json"
     path.write_bytes(content)
@@ -131,7 +131,7 @@ def test_context_command_with_an_invalid_value_changes_nothing(run: Run, home: P
     assert (home / "liftpy" / "contexts.json").read_bytes() == before
 
 
-def test_connection_option_before_the_command_counts_unless_one_follows_it(run: Run) -> None:
+def test_connection_option_after_the_command_overrides_the_option_before_the_command(run: Run) -> None:
     assert NOWHERE in run("--nats", NOWHERE, "stream", "list")[2]
     assert "127.0.0.1:2" in run("--nats", NOWHERE, "stream", "list", "--nats", "nats://127.0.0.1:2")[2]
 
@@ -143,7 +143,7 @@ def test_connection_option_before_the_command_counts_unless_one_follows_it(run: 
         (["sidecar"], "Put --nats after 'liftpy sidecar'."),
     ],
 )
-def test_cli_with_an_option_that_the_command_lacks_exits_with_a_reason(run: Run, words: list[str], said: str) -> None:
+def test_command_with_an_unknown_option_exits_with_2_and_prints_the_reason(run: Run, words: list[str], said: str) -> None:
     code, _, error = run("--nats", NOWHERE, *words)
     assert code == 2
     assert said in error
@@ -168,7 +168,7 @@ def cluster() -> Iterator[MemoryCluster]:
         (["consume", "orders"], "--part", {"--partition"}),
     ],
 )
-def test_completion_offers_names_of_the_cluster(
+def test_shell_completion_suggests_names_from_the_cluster(
     cluster: MemoryCluster, home: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], begun: str, found: set[str]
 ) -> None:
     monkeypatch.setattr("sidecar.cli.completion.connect", lambda *_, **__: cluster.client())
@@ -178,13 +178,13 @@ def test_completion_offers_names_of_the_cluster(
     assert names <= found
 
 
-def test_completion_without_a_cluster_offers_nothing(home: Path) -> None:
+def test_shell_completion_without_a_cluster_suggests_no_names(home: Path) -> None:
     complete = ShellComplete(liftpy, {}, "liftpy", "_LIFTPY_COMPLETE")
     assert complete.get_completions(["--nats", NOWHERE, "stream", "delete"], "o") == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_prints_a_script(run: Run, shell: str) -> None:
+def test_completion_command_prints_the_script_of_the_shell(run: Run, shell: str) -> None:
     code, out, _ = run("completion", shell)
     assert code == 0
     assert f"_LIFTPY_COMPLETE={shell}_complete" in out

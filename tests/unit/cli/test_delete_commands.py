@@ -98,7 +98,7 @@ def test_delete_records_deletes_only_records_before_the_offset(
     assert held(cluster, name) == [left, left]
 
 
-def test_delete_records_inside_a_batch_keeps_the_batch_and_reports_it(run: Run, cluster: MemoryCluster) -> None:
+def test_delete_records_before_an_offset_inside_a_batch_keeps_the_batch(run: Run, cluster: MemoryCluster) -> None:
     made = f"orders{next(_numbers)}"
     with cluster.sync_client() as client:
         client.create_stream(made, f"shop.{made}")
@@ -128,7 +128,7 @@ def test_delete_records_prompt_and_dry_run_show_the_number_of_records(run: Run, 
     assert held(cluster, name) == [ALL, ALL]
 
 
-def test_delete_records_deletes_only_what_was_confirmed(
+def test_delete_records_keeps_records_published_during_the_confirmation_prompt(
     run: Run, name: str, cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def confirm(*_: Any, **__: Any) -> None:
@@ -159,12 +159,14 @@ def test_delete_command_after_a_stream_was_recreated_during_the_prompt_changes_n
     "words", [("stream", "delete"), ("stream", "delete-records", "--before", "new"), ("stream", "purge", "--key", "k"),
               ("partition", "elect", "--unclean")]
 )  # fmt: skip
-def test_delete_command_for_an_unknown_stream_fails_without_a_prompt(words: tuple[str, ...], run: Run) -> None:
+def test_delete_command_for_an_unknown_stream_exits_with_1_without_a_prompt(words: tuple[str, ...], run: Run) -> None:
     code, _, err = run(*words[:2], "nothere", *words[2:], answer="y\n")
     assert (code, "nothere" in err, "?" in err) == (1, True, False), err
 
 
-def test_purge_drops_the_records_of_a_key_given_as_bytes(run: Run, name: str, cluster: MemoryCluster) -> None:
+def test_purge_command_with_a_key_that_is_not_utf_8_deletes_the_records_of_the_key(
+    run: Run, name: str, cluster: MemoryCluster
+) -> None:
     code, out, _ = run("stream", "purge", name, "--key", "\udce9", "--yes", "--wait", "--json")
     purged = json.loads(out)["purged"]
     assert (code, [(p["records"], p["of_records"], p["at_least"]) for p in purged]) == (0, [(5, 10, False)] * 2)
@@ -182,14 +184,16 @@ def test_purge_drops_the_records_of_a_key_given_as_bytes(run: Run, name: str, cl
         (("--subject", "caf\udce9"), "UTF-8"),
     ],
 )
-def test_purge_with_invalid_options_is_rejected(
+def test_purge_command_with_invalid_options_exits_with_2_and_deletes_no_records(
     words: tuple[str, ...], said: str, run: Run, name: str, cluster: MemoryCluster
 ) -> None:
     code, _, err = run("stream", "purge", name, "--yes", *words)
     assert (code, said in err, held(cluster, name)) == (2, True, [ALL, ALL]), err
 
 
-def test_purge_wait_with_a_missing_replica_ends_at_its_timeout(run: Run, name: str, cluster: MemoryCluster) -> None:
+def test_purge_command_with_wait_and_a_stopped_replica_exits_with_3_at_its_timeout(
+    run: Run, name: str, cluster: MemoryCluster
+) -> None:
     with cluster.sync_client() as client:
         away = next(n for n in client.stream(name).partitions[0].replicas if n != client.stream(name).partitions[0].leader)
     cluster.kill(away)
@@ -229,7 +233,9 @@ def _until(condition: Callable[[], bool]) -> None:
         (("--replicas", "3", "--min-isr", "3"), 0, ""),
     ],
 )
-def test_create_stream_with_min_isr_above_its_replicas_says_so(words: tuple[str, ...], code: int, said: str, run: Run) -> None:
+def test_stream_create_with_min_isr_above_the_replica_count_prints_the_min_isr_option(
+    words: tuple[str, ...], code: int, said: str, run: Run
+) -> None:
     made = f"isr{next(_numbers)}"
     found = run("stream", "create", made, "--subject", f"isr.{made}", *words)
     assert found[0] == code, found
@@ -242,7 +248,7 @@ def test_create_stream_with_min_isr_above_its_replicas_says_so(words: tuple[str,
 
 @pytest.mark.parametrize("letters", [251, 256, 300])
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".jsonl"])
-def test_consume_output_with_a_name_that_is_too_long_is_a_clear_error(
+def test_consume_output_option_with_a_too_long_file_name_exits_with_2(
     letters: int, suffix: str, run: Run, name: str, tmp_path: Path
 ) -> None:
     file = tmp_path / ("x" * (letters - len(suffix)) + suffix)
@@ -250,7 +256,7 @@ def test_consume_output_with_a_name_that_is_too_long_is_a_clear_error(
     assert (code, "too long" in err, "Traceback" in err) == (2, True, False), err
 
 
-def test_consume_in_json_prints_a_line_per_record(run: Run, name: str) -> None:
+def test_consume_with_json_option_prints_one_line_per_record(run: Run, name: str) -> None:
     code, out, _ = run("consume", name, "--partition", "0", "--until", "end", "--json")
     assert (code, [json.loads(line)["offset"] for line in out.splitlines()]) == (0, ALL)
 

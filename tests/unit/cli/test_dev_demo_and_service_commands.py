@@ -40,7 +40,9 @@ demo, dev, publish_module = (importlib.import_module(f"sidecar.cli.{name}") for 
 
 
 # ---- streams and rights --------------------------------------------------------------------------------------------------
-def test_stream_create_json_prints_a_line_with_the_stream(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stream_create_with_json_option_prints_the_stream_in_one_line(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster.set("orders", 1, isr=("n2",), leader="n2", leader_epoch=7, epoch=9)
     code, out, _ = run(capsys, "stream", "create", "orders", "--subject", "shop.orders", "--partitions", "2", "--json")
     assert code == 0
@@ -59,14 +61,14 @@ def test_stream_create_json_prints_a_line_with_the_stream(cluster: Cluster, caps
     }  # fmt: skip
 
 
-def test_stream_show_config_does_not_depend_on_the_isr(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stream_show_json_config_does_not_depend_on_the_isr(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     before = json.loads(run(capsys, "stream", "show", "orders", "--json")[1])["config"]
     cluster.set("orders", 0, isr=("n1",))
     assert json.loads(run(capsys, "stream", "show", "orders", "--json")[1])["config"] == before
 
 
 @pytest.mark.parametrize("words", [["--stream", "a.b"], ["--stream", "*"], ["--service", "a b"], ["--service", ">"]])
-def test_permissions_for_an_invalid_name_are_rejected(
+def test_permissions_command_with_an_invalid_name_is_rejected(
     words: list[str], cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = run(capsys, "permissions", "--role", "reader", *words)
@@ -77,7 +79,7 @@ def test_permissions_for_an_invalid_name_are_rejected(
 
 
 @pytest.mark.parametrize(("width", "spaced"), [(26, True), (25, False)])
-def test_table_columns_are_spaced_when_the_width_allows(width: int, spaced: bool) -> None:
+def test_table_wide_enough_has_additional_space_between_columns(width: int, spaced: bool) -> None:
     """Two columns of ten characters with their spaces take 26."""
     text = printed(table(("a" * 10, "b" * 10), [("1", "2")], width=width), width)
     head = text.splitlines()[1]
@@ -129,7 +131,9 @@ def a_dev(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return looked
 
 
-def test_dev_json_prints_a_single_ready_line(a_dev: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_dev_command_with_json_option_prints_one_line_when_the_cluster_is_ready(
+    a_dev: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, _ = run(capsys, "dev", "--json")
     assert code == 3
     (line,) = out.splitlines()
@@ -143,7 +147,7 @@ def test_dev_json_prints_a_single_ready_line(a_dev: list[str], capsys: pytest.Ca
     assert (Dev.made[0].given["nats_url"], Dev.made[0].given["settings"]) == ("", {})
 
 
-def test_dev_with_an_outside_server_checks_its_credentials(
+def test_dev_command_with_an_external_nats_server_connects_with_the_given_credentials(
     a_dev: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LIFTPY_PASSWORD", "secret")
@@ -178,7 +182,9 @@ class Screen:
 
 
 @pytest.mark.parametrize("spark", [True, False])
-async def test_demo_runs_its_steps_in_order(spark: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_demo_publishes_kills_the_leader_reads_and_runs_spark_in_this_order(
+    spark: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     lines = [b"%d" % number for number in range(8)]
     calls: list[Any] = []
 
@@ -252,7 +258,7 @@ async def test_demo_runs_its_steps_in_order(spark: bool, monkeypatch: pytest.Mon
     assert MAX_RECORDS >= 1
 
 
-def test_demo_result_is_shown_as_json_and_text() -> None:
+def test_demo_json_contains_the_result_of_each_step_and_the_failover() -> None:
     steps = [Step("read", 1000, 2_000_000, 2.0), Step("spark", 10, 10, 1.0, agrees=False, note="offset 3")]
     delays = {"UA": (2, 20), "AA": (4, -20)}
     said = demo._as_json(steps, delays, FAILOVER, "", 12.345, False)
@@ -280,7 +286,7 @@ def test_demo_result_is_shown_as_json_and_text() -> None:
     assert "everything agrees, record by record" in console.export_text()
 
 
-def test_demo_progress_bars_mark_the_leader() -> None:
+def test_demo_progress_bars_show_the_role_of_each_replica() -> None:
     screen = demo._Screen(Console(width=120, file=open("/dev/null", "w")))  # noqa: SIM115
     progress = screen.show_bars(10, ["n1", "n2"])
     screen.positions(Positions(sent=7, committed=5, leader="n2", replicas={"n1": 4, "n2": 6}))
@@ -290,7 +296,7 @@ def test_demo_progress_bars_mark_the_leader() -> None:
 
 
 # ---- liftpy service ------------------------------------------------------------------------------------------------------
-def test_service_run_passes_its_options_to_the_service(
+def test_service_run_command_starts_the_service_with_the_settings_of_its_flags(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[Any] = []
@@ -328,7 +334,7 @@ def test_service_run_passes_its_options_to_the_service(
     assert ran == [(Counter, "counter", (0,), "o", "s", "n1", "ns"), (logging.ERROR, logging.WARNING)]
 
 
-async def test_service_run_pauses_between_connection_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_run_command_waits_between_connection_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
 
     async def open_connection(*_: Any, **__: Any) -> str:
@@ -387,7 +393,7 @@ class Asked(FlatClient):
         yield SimpleNamespace(records=lambda: iter(self.records))
 
 
-async def test_service_snapshot_is_requested_from_each_node_with_the_service() -> None:
+async def test_service_snapshot_command_sends_a_request_to_each_node_that_runs_the_service() -> None:
     client: Any = Asked(n1={"position": 7, "snapshot": 3}, n3={"position": 5, "snapshot": 5})
     stored = await service.store_now(client, "counter", "s", 0, (), 30.0, "ns")
     assert stored == {"n1": 7, "n3": 5}
@@ -410,7 +416,7 @@ async def test_service_snapshot_is_requested_from_each_node_with_the_service() -
         await service.store_now(only, "counter", "s", 1, (), 30.0, "ns")
 
 
-async def test_service_command_without_a_partition_of_several_is_rejected() -> None:
+async def test_service_command_without_partition_option_on_two_partitions_is_rejected() -> None:
     client: Any = Asked(n1={"position": 7, "snapshot": 3})
     client.partitions = 2
     with pytest.raises(ConfigError, match=r"2 partitions.*--partition"):
@@ -420,7 +426,9 @@ async def test_service_command_without_a_partition_of_several_is_rejected() -> N
     assert client.published == []
 
 
-async def test_service_snapshot_that_does_not_arrive_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_snapshot_command_without_a_new_snapshot_raises_unavailable_at_its_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     client: Any = Asked(n1={"position": 7, "snapshot": 3})
 
     async def publish(subject: str, payload: bytes) -> None:
@@ -432,7 +440,7 @@ async def test_service_snapshot_that_does_not_arrive_times_out(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("error", [UnavailableError("x"), OutcomeUnknownError("x"), ProtocolError("x")])
-async def test_service_position_is_none_without_an_answer(error: Exception) -> None:
+async def test_service_position_is_none_if_the_node_does_not_answer_or_does_not_run_the_service(error: Exception) -> None:
     client: Any = Asked(n1=error, n2={"position": 0})
     assert await service._position(client, "n1", "u1", 0, "counter") is None
     assert await service._position(client, "n2", "u1", 0, "counter") == 0
@@ -440,7 +448,9 @@ async def test_service_position_is_none_without_an_answer(error: Exception) -> N
     assert await service._position(client, "n2", "u1", 1, "counter") is None
 
 
-async def test_service_skip_writes_a_decision_only_if_no_node_has_applied_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_skip_command_writes_a_decision_only_if_no_node_has_applied_the_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     written: list[Any] = []
 
     class Writer:
@@ -515,7 +525,7 @@ def published(monkeypatch: pytest.MonkeyPatch, client: Publishing) -> None:
     monkeypatch.setattr(publish_module, "with_client", lambda _, work, **__: asyncio.run(work(client)))
 
 
-def test_publish_sends_lines_with_options_and_reports_counts(
+def test_publish_command_sends_each_line_and_prints_count_and_offsets(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "lines").write_bytes(b"one\ntwo\nthree")
@@ -537,7 +547,7 @@ def test_publish_sends_lines_with_options_and_reports_counts(
 
 
 @pytest.mark.parametrize("keep_going", [True, False])
-def test_publish_first_rejected_line_is_named(
+def test_publish_command_with_rejected_lines_prints_the_first_line_number(
     keep_going: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "lines").write_bytes(b"1\n2\n3\n4\n")
@@ -554,7 +564,7 @@ def test_publish_first_rejected_line_is_named(
 
 
 @pytest.mark.parametrize(("value", "printed_as"), [(b"42", b"42\n"), (b"42\n", b"42\n"), (b"", b"\n")])
-def test_service_query_prints_the_answer_and_its_source_on_request(
+def test_service_query_command_prints_the_answer_and_with_show_offset_its_node(
     value: bytes, printed_as: bytes, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []

@@ -17,7 +17,7 @@ ELSEWHERE = {"liftpy/core/wire/envelope.py": "the wire's"}
 
 
 @pytest.mark.parametrize("name", DISK_FORMATS)
-def test_disk_format_versions_match_the_code(name: str) -> None:
+def test_disk_format_table_newest_version_equals_the_constant_in_the_code(name: str) -> None:
     found = DISK_FORMATS[name]
     module, constant = found.code.split(":")
     newest = getattr(importlib.import_module(module), constant)
@@ -29,13 +29,13 @@ def test_disk_format_versions_match_the_code(name: str) -> None:
     assert set(found.writes) <= {feature.level for feature in FEATURES}
 
 
-def test_feature_level_that_allows_a_downgrade_writes_no_new_disk_format() -> None:
+def test_feature_level_that_allows_a_downgrade_adds_no_disk_format_version() -> None:
     for feature in FEATURES[1:]:
         brings = {name for name, found in DISK_FORMATS.items() if feature.level in found.writes}
         assert not (brings and feature.has_way_back), (feature, brings)
 
 
-def test_disk_format_table_contains_each_version_constant_of_the_code() -> None:
+def test_disk_format_table_contains_each_version_constant_of_the_code_base() -> None:
     names = re.compile(r"^(?:_MAGIC, )?(_?(?:VERSION|FORMAT)) = (?:b\"\w+\", )?\d+$", re.MULTILINE)
     known = {found.code.split(":")[0].replace(".", "/") + ".py" for found in DISK_FORMATS.values()}
     found = {

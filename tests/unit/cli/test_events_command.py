@@ -90,7 +90,7 @@ async def seen(controllers: Controllers, since_ns: int = 0) -> list[Any]:
     return [*(["gap"] if pages[0]["gap"] else []), *(event["index"] for page in pages for event in page["events"])]
 
 
-async def test_events_pages_come_from_the_leader_or_another_controller() -> None:
+async def test_events_command_without_the_metadata_leader_reads_events_from_another_controller() -> None:
     controllers = Controllers(5)
     assert await seen(controllers) == [1, 2, 3, 4, 5]
     assert controllers.asked == ["n1"] * 3
@@ -101,7 +101,7 @@ async def test_events_pages_come_from_the_leader_or_another_controller() -> None
         await seen(controllers)
 
 
-async def test_events_are_read_from_the_stream_first_and_continued_from_memory() -> None:
+async def test_events_command_reads_the_event_stream_first_and_then_the_controller_memory() -> None:
     controllers = Controllers(7)
     controllers.kept = [an_event(index) for index in range(6)]
     controllers.begins = dict.fromkeys(("n1", "n2", "n3"), (4, 450))
@@ -113,14 +113,14 @@ async def test_events_are_read_from_the_stream_first_and_continued_from_memory()
     assert [page["gap"] for page in pages] == [False, False, True, False, False], "of 3 and 4 nobody knows"
 
 
-async def test_events_report_a_gap_when_memory_starts_later() -> None:
+async def test_events_command_reports_a_gap_if_the_controller_memory_starts_after_the_requested_time() -> None:
     controllers = Controllers(5)
     controllers.begins = {"n1": (2, 250)}
     assert await seen(controllers, 100) == ["gap", 1, 2, 3, 4, 5]
     assert await seen(controllers, 300) == [3, 4, 5]
 
 
-async def test_events_follow_survives_controller_failures_without_gaps_or_repeats() -> None:
+async def test_events_command_with_follow_prints_each_event_once_during_controller_failures() -> None:
     controllers, waited = Controllers(3, size=9), []
 
     async def sleep(wait_s: float) -> None:
@@ -152,7 +152,7 @@ async def test_events_follow_survives_controller_failures_without_gaps_or_repeat
     assert controllers.asked[-3:] == ["n1", "n2", "n3"], "n2 has not caught up"
 
 
-async def test_events_missing_permission_fails_at_once() -> None:
+async def test_events_command_without_permission_raises_not_allowed_after_one_request() -> None:
     controllers = Controllers(1)
     controllers.denied = True
     with pytest.raises(NotAllowedError):
@@ -161,7 +161,7 @@ async def test_events_missing_permission_fails_at_once() -> None:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_events_are_printed_as_text_or_json(
+def test_events_command_prints_each_event_as_text_or_json(
     as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     controllers = Controllers(2)

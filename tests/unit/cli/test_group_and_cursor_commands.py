@@ -61,7 +61,7 @@ def positions(run: Run, noun: str) -> list[int]:
     return [at["position"] for at in (shown if noun == "cursor" else shown["positions"])]
 
 
-def test_position_change_with_dry_run_prints_the_change_and_keeps_the_position(run: Run, noun: str) -> None:
+def test_group_or_cursor_position_change_with_dry_run_keeps_the_position(run: Run, noun: str) -> None:
     code, out, err = run(*change_of(noun), "--dry-run")
     assert (code, err) == (0, "")
     assert ["orders/0", "4", "7"] in [line.split() for line in out.splitlines()]
@@ -69,7 +69,7 @@ def test_position_change_with_dry_run_prints_the_change_and_keeps_the_position(r
     assert positions(run, noun) == [4]
 
 
-def test_position_change_without_yes_needs_a_confirmation(run: Run, noun: str) -> None:
+def test_group_or_cursor_position_change_without_yes_option_requires_a_confirmation(run: Run, noun: str) -> None:
     code, _, err = run(*change_of(noun), answer="n\n")
     assert (code, positions(run, noun)) == (130, [4])
     assert "nightly?" in err
@@ -78,18 +78,18 @@ def test_position_change_without_yes_needs_a_confirmation(run: Run, noun: str) -
     assert out.splitlines()[-1] == ("cursor nightly set" if noun == "cursor" else "group nightly reset")
 
 
-def test_position_change_with_yes_changes_the_position_without_a_question(run: Run, noun: str) -> None:
+def test_group_or_cursor_position_change_with_yes_option_shows_no_prompt(run: Run, noun: str) -> None:
     code, _, err = run(*change_of(noun), "--yes")
     assert (code, err, positions(run, noun)) == (0, "", [7])
 
 
-def test_deletion_with_dry_run_or_without_confirmation_keeps_the_positions(run: Run, noun: str) -> None:
+def test_group_or_cursor_delete_with_dry_run_or_without_confirmation_keeps_the_positions(run: Run, noun: str) -> None:
     assert run(noun, "delete", "nightly", "--dry-run")[0] == 0
     assert run(noun, "delete", "nightly", answer="n\n")[0] == 130
     assert positions(run, noun) == [4]
 
 
-def test_deletion_with_yes_deletes_the_positions(run: Run, noun: str) -> None:
+def test_group_or_cursor_delete_with_yes_option_deletes_the_positions(run: Run, noun: str) -> None:
     code, out, err = run(noun, "delete", "nightly", "--yes")
     assert (code, err, out.splitlines()[-1]) == (0, "", f"{noun} nightly deleted")
     code, _, err = run(noun, "show", "nightly", "--json")

@@ -40,14 +40,14 @@ def answering(*pieces: bytes) -> Iterator[tuple[int, list[bytes]]]:
     ("flags", "path"),
     [([], "/readyz?verbose"), (["--live"], "/livez?verbose"), (["--synced"], "/readyz?synced&verbose")],
 )
-def test_health_requests_the_chosen_check_and_prints_the_answer(flags: list[str], path: str) -> None:
+def test_health_command_requests_the_check_of_its_flag_and_prints_the_answer(flags: list[str], path: str) -> None:
     with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n", b"\r\n[+] a\n", b"[+] b\n") as (port, asked):
         done = CliRunner().invoke(health, ["--status-port", str(port), *flags], standalone_mode=False)
     assert (done.return_value, done.output) == (0, "[+] a\n[+] b\n")
     assert asked[0].splitlines()[:2] == [f"GET {path} HTTP/1.1".encode(), b"Host: 127.0.0.1"]
 
 
-def test_health_separates_unhealthy_from_unreachable() -> None:
+def test_health_command_exits_with_1_for_an_unhealthy_and_3_for_an_unreachable_node() -> None:
     with answering(b"HTTP/1.1 503 Service Unavailable\r\n\r\n[-] nats: not connected\n") as (port, _):
         done = CliRunner().invoke(health, ["--status-port", str(port), "--json"], standalone_mode=False)
     assert (done.return_value, json.loads(done.output)["healthy"]) == (1, False)
@@ -57,13 +57,13 @@ def test_health_separates_unhealthy_from_unreachable() -> None:
         assert (done.return_value, "nobody answered" in done.output) == (3, True), said
 
 
-def test_health_cuts_an_endless_answer() -> None:
+def test_health_command_prints_at_most_128_kibibytes_of_an_endless_answer() -> None:
     with answering(b"HTTP/1.1 200 OK\r\n\r\n" + b"[+] a\n" * 60_000) as (port, _):
         done = CliRunner().invoke(health, ["--status-port", str(port)], standalone_mode=False)
     assert 65_536 - 100 < len(done.output) <= 2 * 65_536
 
 
-def test_health_by_port_imports_few_modules() -> None:
+def test_health_command_with_status_port_imports_no_slow_modules() -> None:
     words = "import sys; from sidecar.cli.main import liftpy; liftpy(['health', '--status-port', '1', '--live'], standalone_mode=False)"
     heavy = (
         "print([m for m in ('asyncio', 'http.client', 'ssl', 'email', 'nats', 'google.protobuf', 'numpy') if m in sys.modules])"
@@ -72,7 +72,7 @@ def test_health_by_port_imports_few_modules() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_health_over_nats_imports_few_modules() -> None:
+def test_health_command_over_nats_imports_no_slow_modules() -> None:
     """What reads and writes records, and what decides in a controller, takes longer to load than a node takes to answer."""
     words = (
         "import sys; from sidecar.cli.main import liftpy\n"

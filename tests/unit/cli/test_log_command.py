@@ -31,7 +31,7 @@ def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
     return int(left.value.code or 0), printed.out + printed.err
 
 
-def test_log_verify_and_dump_of_an_intact_directory_succeed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_verify_and_dump_of_an_intact_directory_exit_with_0(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = _run(capsys, "log", "verify", str(folder))
     assert (code, "120 records, log end offset 120" in text) == (0, True)
     code, text = _run(capsys, "log", "dump", "--json", "--batches", str(folder))
@@ -44,7 +44,7 @@ def test_log_verify_and_dump_of_an_intact_directory_succeed(folder: Path, capsys
     assert (code, "high watermark 50" in text) == (0, True)
 
 
-def test_log_verify_names_the_first_damage_and_changes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_verify_prints_the_first_damaged_file_and_changes_no_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     second = sorted(folder.glob("*.log"))[1]
     data = bytearray(second.read_bytes())
     data[70] ^= 1

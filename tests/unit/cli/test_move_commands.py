@@ -82,7 +82,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return made
 
 
-def test_drain_wait_ends_and_the_node_can_be_removed(run: Cli) -> None:
+def test_node_drain_with_wait_ends_when_the_node_has_no_replicas(run: Cli) -> None:
     run.moved.driver.create(partitions=10, replicationFactor=3)
     code, said = run("node", "drain", "b", "--wait")
     assert code == 0
@@ -94,7 +94,7 @@ def test_drain_wait_ends_and_the_node_can_be_removed(run: Cli) -> None:
     assert run.json("node", "remove", "b")["removed"]
 
 
-def test_drain_continues_in_the_background_and_can_be_cancelled(run: Cli) -> None:
+def test_node_drain_after_its_timeout_continues_until_cancelled(run: Cli) -> None:
     run.moved.copies = False
     run.moved.driver.create(partitions=10, replicationFactor=3)
     assert run.json("node", "drain", "b") == {"node": "b", "leaving": True, "replicas": 6}
@@ -115,7 +115,7 @@ def test_drain_continues_in_the_background_and_can_be_cancelled(run: Cli) -> Non
     assert run("node", "drain", "zz")[0] != 0
 
 
-def test_drain_of_leaderless_partitions_says_what_blocks(run: Cli) -> None:
+def test_node_drain_of_leaderless_partitions_prints_the_partitions_and_the_elect_command(run: Cli) -> None:
     """Before, a drain of a dead node that held the last replica was waited for for a day, without a word why."""
     run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["b"]) for n in range(5)])
     run.moved.down("b")
@@ -133,14 +133,14 @@ def test_drain_of_leaderless_partitions_says_what_blocks(run: Cli) -> None:
     assert run("node", "remove", "b")[0] == 0
 
 
-def test_drain_names_streams_without_another_place(run: Cli) -> None:
+def test_node_drain_prints_streams_whose_replicas_no_other_node_can_host(run: Cli) -> None:
     run.moved.driver.create(partitions=1, replicationFactor=5)
     code, said = run("node", "drain", "b")
     assert code == 0
     assert "orders: more replicas than the 4 other nodes that may take them" in said
 
 
-def test_stream_alter_replicas_moves_partitions_to_the_new_factor(run: Cli) -> None:
+def test_stream_alter_with_more_replicas_adds_a_replica_to_each_partition(run: Cli) -> None:
     run.moved.driver.create(partitions=4, replicationFactor=2)
     planned = run.json("stream", "alter", "orders", "--replicas", "3", "--dry-run")
     assert [len(p["target"]) for p in planned["partitions"]] == [3] * 4
@@ -163,7 +163,7 @@ def test_stream_alter_replicas_moves_partitions_to_the_new_factor(run: Cli) -> N
     assert (code, "there are 5" in said) == (2, True)
 
 
-def test_partition_move_to_given_nodes_waits_for_the_move(run: Cli) -> None:
+def test_partition_move_to_given_nodes_returns_after_the_move_is_complete(run: Cli) -> None:
     run.moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     assert run.json("partition", "move", "orders", "--node", "d,e,a")["replicas"] == ["d", "e", "a"]
     run.moved.copies = False
@@ -175,7 +175,7 @@ def test_partition_move_to_given_nodes_waits_for_the_move(run: Cli) -> None:
     assert run("partition", "move", "orders", "--node", "zz")[0] == 2
 
 
-def test_rebalance_moves_what_its_dry_run_showed(run: Cli) -> None:
+def test_rebalance_command_makes_the_moves_that_its_dry_run_listed(run: Cli) -> None:
     run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a", "b", "c"]) for n in range(10)])
     planned = run.json("rebalance", "--dry-run")
     assert (planned["moved"], planned["fewest"], len(planned["moves"])) == (12, 12, 12)
@@ -204,7 +204,7 @@ def test_rebalance_cancel_keeps_the_moves_of_other_commands(run: Cli) -> None:
     assert run("rebalance", "--without", "a")[0] == 2
 
 
-def test_rebalance_by_leaders_moves_leaderships_only(run: Cli) -> None:
+def test_rebalance_by_leaders_moves_leaderships_and_no_replicas(run: Cli) -> None:
     run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a", "b", "c", "d", "e"]) for n in range(20)])
     held = dict(run.moved.image.replica_counts)
     made = run.json("rebalance", "--by", "leaders")
@@ -215,7 +215,7 @@ def test_rebalance_by_leaders_moves_leaderships_only(run: Cli) -> None:
     assert run.json("rebalance", "--by", "leaders")["moves"] == []
 
 
-def test_rebalance_by_bytes_uses_the_sizes_from_the_nodes(run: Cli) -> None:
+def test_rebalance_by_bytes_distributes_the_log_bytes_reported_by_the_nodes(run: Cli) -> None:
     run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a"]) for n in range(5)])
     run.sizes = {0: 8 * GB, 1: 4 * GB, 2: 4 * GB, 3: 4 * GB, 4: 4 * GB}
     made = run.json("rebalance", "--by", "bytes")
@@ -260,7 +260,7 @@ def test_rebalance_by_bytes_uses_the_sizes_from_the_nodes(run: Cli) -> None:
     ],
     ids=lambda given: " ".join(given) if isinstance(given, tuple) else "",
 )
-def test_move_that_another_request_replaces_is_reported(
+def test_move_command_whose_move_is_replaced_by_another_request_prints_the_replacement(
     words: tuple[str, ...], meanwhile: dict[str, Any], said: str, run: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a", "b", "c"]) for n in range(2)])
@@ -286,7 +286,7 @@ def test_move_that_another_request_replaces_is_reported(
 @pytest.mark.parametrize(
     "words", [("partition", "move", "orders", "1", "--node", "b,c,d"), ("stream", "alter", "orders", "--replicas", "4")]
 )
-def test_move_of_a_stream_that_is_created_again_is_reported(
+def test_move_command_whose_stream_is_recreated_during_the_move_reports_the_recreation(
     words: tuple[str, ...], run: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a", "b", "c"]) for n in range(2)])
@@ -305,7 +305,7 @@ def test_move_of_a_stream_that_is_created_again_is_reported(
     assert (code, "Stream orders was deleted and created again while its replicas moved." in told) == (1, True), told
 
 
-def test_move_estimate_needs_measured_progress() -> None:
+def test_move_time_estimate_without_measured_progress_is_none() -> None:
     estimate = Estimate()
     assert estimate.seconds(0.0, 1000) is None
     assert estimate.seconds(1.0, 1000) is None
@@ -317,7 +317,7 @@ def test_move_estimate_needs_measured_progress() -> None:
     assert "nothing moves yet" in sentence(MoveProgress(partitions=0, copying=0, left_bytes=0), None)
 
 
-async def test_move_requests_are_sent_in_batches_and_answered_individually() -> None:
+async def test_reassign_all_sends_moves_in_batches_and_returns_an_error_per_rejected_move() -> None:
     moved = Moved("abcd")
     moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a"]) for n in range(200)])
     wire = Wire(moved)

@@ -36,7 +36,9 @@ class Paused(FlatClient):
         return StreamInfo.of(self.cluster.image.streams[name])
 
 
-def test_stream_pause_and_resume_are_shown(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stream_show_after_stream_pause_lists_the_paused_partitions(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     for word in ("pause", "resume"):
         setattr(cluster, word, getattr(Paused(cluster), word))
     uid = cluster.image.streams["orders"].uid
@@ -60,7 +62,7 @@ def test_stream_pause_and_resume_are_shown(cluster: Cluster, capsys: pytest.Capt
     ]  # fmt: skip
 
 
-def test_stream_pause_with_invalid_partition_is_wrong_usage(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stream_pause_with_an_invalid_partition_exits_with_2(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["pause", "orders", "--partition", "-1"], ["resume", "orders", "--partition", "x"], ["pause"]):
         assert run(capsys, "stream", *words)[0] == 2
     assert cluster.asked == []

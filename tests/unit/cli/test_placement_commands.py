@@ -83,7 +83,7 @@ CREATE = ("stream", "create", "orders", "--subject", "shop.orders")
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_stream_create_dry_run_shows_the_placement_that_create_makes(run: Printed, policy: str) -> None:
+def test_stream_create_dry_run_prints_the_replicas_that_stream_create_assigns(run: Printed, policy: str) -> None:
     run("stream", "create", "before", "--subject", "before", "--partitions", "5")
     words = (*CREATE, "--partitions", "7", "--placement", policy)
     planned = run.json(*words, "--dry-run")
@@ -113,7 +113,7 @@ def test_stream_create_dry_run_prints_placement_notes(run: Printed) -> None:
     assert "racks" not in said.split("nothing")[0].split("note: ")[1].split("\n", 1)[1]
 
 
-def test_stream_create_with_assignment_file_places_as_listed(run: Printed, tmp_path: Path) -> None:
+def test_stream_create_with_an_assignment_file_places_replicas_on_the_listed_nodes(run: Printed, tmp_path: Path) -> None:
     file = tmp_path / "map.json"
     file.write_text(json.dumps([{"id": n, "replicas": [f"n{n}", "n5"]} for n in range(3)]))
     planned = run.json(*CREATE, "--assignment", str(file), "--dry-run")
@@ -126,7 +126,7 @@ def test_stream_create_with_assignment_file_places_as_listed(run: Printed, tmp_p
     assert replicas(run)[3:] == [["n4", "n0"]]
 
 
-def test_assignment_file_errors_are_reported_together(run: Printed, tmp_path: Path) -> None:
+def test_stream_create_with_several_errors_in_the_assignment_file_prints_all_errors(run: Printed, tmp_path: Path) -> None:
     file = tmp_path / "map.json"
     run.driver.fence("n3")
     file.write_text(
@@ -178,7 +178,7 @@ def test_placement_plan_that_is_inconsistent_is_rejected() -> None:
             plan_from_pb(plan)
 
 
-def test_stream_without_enough_nodes_shows_its_reason_everywhere(run: Printed) -> None:
+def test_stream_without_enough_nodes_is_shown_with_the_reason_in_each_command(run: Printed) -> None:
     code, said = run(*CREATE, "--replicas", "8", "--partitions", "3")
     assert code == 0
     assert "it waits, insufficient-nodes: not enough nodes: 2 more needed" in said
@@ -196,7 +196,7 @@ def test_stream_without_enough_nodes_shows_its_reason_everywhere(run: Printed) -
     assert "would wait" in run("stream", "create", "x", "--subject", "x", "--replicas", "8", "--dry-run")[1]
 
 
-def test_stream_create_with_contradicting_placement_options_is_rejected(run: Printed, tmp_path: Path) -> None:
+def test_stream_create_with_contradictory_placement_options_is_rejected(run: Printed, tmp_path: Path) -> None:
     file = tmp_path / "map.json"
     file.write_text('[{"id": 0, "replicas": ["n1"]}]')
     for words in (
@@ -211,7 +211,7 @@ def test_stream_create_with_contradicting_placement_options_is_rejected(run: Pri
     assert run("stream", "add-partitions", "orders")[0] == 2
 
 
-def test_add_partitions_adds_new_and_keeps_old_partitions(run: Printed) -> None:
+def test_add_partitions_command_keeps_the_replicas_of_existing_partitions(run: Printed) -> None:
     run(*CREATE, "--partitions", "2")
     before = replicas(run)
     assert [
@@ -226,7 +226,7 @@ def test_add_partitions_adds_new_and_keeps_old_partitions(run: Printed) -> None:
     assert "has 5 partitions: they can become more, not fewer" in said
 
 
-def test_rebalance_dry_run_shows_moves_and_minimum_and_moves_nothing(run: Printed) -> None:
+def test_rebalance_dry_run_prints_the_planned_moves_and_moves_no_replica(run: Printed) -> None:
     run(*CREATE, "--partitions", "6")
     run.driver.register("n6", rack="r3")
     before = replicas(run)
@@ -242,7 +242,7 @@ def test_rebalance_dry_run_shows_moves_and_minimum_and_moves_nothing(run: Printe
     assert "Node n9 does not exist" in run("rebalance", "--dry-run", "--without", "n9")[1]
 
 
-def test_node_weight_and_rack_can_be_set_and_reset(run: Printed) -> None:
+def test_node_set_weight_and_set_rack_override_the_node_settings_until_auto_is_set(run: Printed) -> None:
     assert run.json("node", "set-weight", "n1", "2.5")["weight"] == 2.5
     assert run.json("node", "set-rack", "n1", "r9") == {
         "node": "n1", "weight": 2.5, "weight_by_hand": True, "rack": "r9", "rack_by_hand": True,

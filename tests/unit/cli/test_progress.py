@@ -30,7 +30,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_on_a_terminal_is_a_bar_with_a_percentage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_on_a_terminal_shows_a_bar_with_a_percentage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
     with Progress("orders", 200) as progress:
         progress.at(100, 7)
@@ -38,7 +38,7 @@ def test_progress_on_a_terminal_is_a_bar_with_a_percentage(monkeypatch: pytest.M
     assert "50%" in terminal.getvalue()
 
 
-def test_progress_of_steps_names_each_step_with_its_share(
+def test_progress_of_several_steps_prints_one_line_per_step(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(output, "LINE_EVERY_S", 0.0)
@@ -48,14 +48,14 @@ def test_progress_of_steps_names_each_step_with_its_share(
     assert capsys.readouterr().err.splitlines() == ["starting the helper node", "copying to the replicas: 25 %, 1 partitions"]
 
 
-def test_progress_of_a_short_command_writes_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_of_a_short_command_prints_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress("orders", 200) as progress:
         progress.at(200, 7)
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("command", ["publish", "consume", "backup create", "backup verify"])
-def test_progress_elsewhere_is_a_line_with_the_share_that_is_done(
+def test_progress_without_a_terminal_is_printed_as_lines_with_a_percentage(
     cluster: MemoryCluster, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sidecar.cli.session.connect", lambda *_, **__: cluster.client())

@@ -61,7 +61,7 @@ async def test_records_browser_shows_the_newest_records_first(client: Client) ->
     ]
 
 
-async def test_records_browser_without_an_audit_event_shows_no_record(client: Client) -> None:
+async def test_records_browser_that_cannot_store_an_audit_event_shows_no_record(client: Client) -> None:
     browsed = Browsed(client)
     browsed.refusal = NotAllowedError("not an operator")
     page = await browsed.browser.read(records_query("orders", {}))
@@ -69,14 +69,14 @@ async def test_records_browser_without_an_audit_event_shows_no_record(client: Cl
     assert "not an operator" in page["note"]
 
 
-async def test_records_browser_with_a_start_reads_forwards_to_the_end(client: Client) -> None:
+async def test_records_browser_with_a_start_offset_or_time_shows_records_in_log_order(client: Client) -> None:
     browsed = Browsed(client)
     assert await browsed.offsets(start="27", limit="3") == [27, 28, 29]
     assert await browsed.offsets(start="27") == [27, 28, 29, 30]
     assert await browsed.offsets(start="-5m", key="odd", limit="1") == [1]
 
 
-async def test_records_browser_escapes_values_and_keeps_repeated_headers(client: Client) -> None:
+async def test_records_browser_escapes_html_in_record_values(client: Client) -> None:
     browsed = Browsed(client)
     text = await browsed.get("/records/orders?limit=1")
     assert "<script>alert" not in text
@@ -85,7 +85,7 @@ async def test_records_browser_escapes_values_and_keeps_repeated_headers(client:
     assert "a: 1, a: 2" in text
 
 
-async def test_records_browser_says_why_it_shows_less(client: Client) -> None:
+async def test_records_browser_above_its_byte_limit_shows_a_note_with_the_next_offset(client: Client) -> None:
     for _ in range(3):
         await client.publish("orders", b"x" * (MOST_BYTES // 2 - 1000))
     page = await Browsed(client).browser.read(records_query("orders", {"start": "31"}))
@@ -103,19 +103,19 @@ async def test_records_browser_query_that_is_invalid_is_rejected(client: Client,
     assert (await Browsed(client).get(f"/records/orders?{query}")).startswith("HTTP/1.1 400 ")
 
 
-async def test_dashboard_without_the_option_shows_no_records(client: Client) -> None:
+async def test_dashboard_without_the_records_option_answers_404_for_records(client: Client) -> None:
     site: Any = ClusterSite(client, "liftpy", ("127.0.0.1",))
     answer = site.respond(b"GET /records/orders HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 404 ")
 
 
-def test_readable_shows_text_as_text_and_bytes_as_hex() -> None:
+def test_records_browser_shows_utf_8_values_as_text_and_other_values_as_hex() -> None:
     assert readable('{"a": "ü"}'.encode()) == '{"a": "ü"}'
     assert readable(b"\xff\x01") == "ff01"
     assert readable(b"a\x00b") == "610062"
     assert readable(b"x" * 3000).endswith("x... (3,000 characters)")
 
 
-def test_records_query_with_a_bad_name_is_rejected() -> None:
+def test_records_query_with_an_invalid_stream_name_is_rejected() -> None:
     with pytest.raises(ConfigError):
         records_query("../etc", {})

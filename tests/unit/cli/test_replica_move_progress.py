@@ -47,7 +47,7 @@ def said(**sizes_bytes: int) -> Any:
 
 
 # ---- how far it is -------------------------------------------------------------------------------------------------------
-def test_move_left_bytes_are_what_new_replicas_lack() -> None:
+def test_move_left_bytes_are_the_log_bytes_missing_on_new_replicas() -> None:
     assert left_bytes(moving(), {}) == 0, "nobody said"
     assert left_bytes(moving(), said(a=10, b=30, c=20)) == 30, "as large as the largest"
     assert left_bytes(moving(joining="d"), said(a=10, d=4)) == 6
@@ -59,7 +59,7 @@ def test_move_left_bytes_are_what_new_replicas_lack() -> None:
     assert left_bytes(moving(), {"a": {("u1", 0): {}}}) == 0
 
 
-def test_move_progress_adds_up_all_partitions() -> None:
+def test_move_progress_sums_copies_and_left_bytes_of_all_partitions() -> None:
     copying = moving(joining="d")
     drops = moving(replicas=("a", "b", "d", "c"), isr=("a", "b", "d", "c"))
     assert progress_of([drops], said(a=10)) == MoveProgress(partitions=1, copying=0, left_bytes=0)
@@ -71,14 +71,14 @@ def test_move_progress_adds_up_all_partitions() -> None:
     }  # fmt: skip
 
 
-def test_move_estimate_counts_the_rate_from_the_first_check() -> None:
+def test_move_time_estimate_uses_the_average_rate_since_the_first_check() -> None:
     estimate = Estimate()
     assert [estimate.seconds(*look) for look in ((10.0, 8), (11.0, 8), (12.0, 6))] == [None, None, 6.0]
     assert estimate.seconds(13.0, 9) is None, "something was added: it begins anew"
     assert estimate.seconds(14.0, 6) == 2.0
 
 
-def test_move_sentence_shows_counts_bytes_and_time() -> None:
+def test_move_progress_sentence_contains_partitions_copies_left_bytes_and_time() -> None:
     now = MoveProgress(partitions=3, copying=2, left_bytes=12_345_678)
     assert sentence(now, None) == "3 partitions move, 2 are being copied, 12.3 MB left"
     assert sentence(now, 0.4) == "3 partitions move, 2 are being copied, 12.3 MB left, about 0 s"
@@ -123,7 +123,7 @@ COPIES = an_image(a_stream(replace(MOVING, joining="d", copy_epoch=6)), "abcd")
 DONE = an_image(None, "abcd")
 
 
-async def test_move_follow_checks_once_per_second_and_prints_changes(
+async def test_move_follow_checks_once_per_second_and_prints_only_changed_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     looked = Looked(monkeypatch, THERE, THERE, COPIES, DONE, a=2_000_000)
@@ -156,7 +156,7 @@ async def test_move_follow_estimates_the_time_from_the_rate_so_far(
     ]
 
 
-async def test_move_follow_skips_other_partitions_and_missing_nodes(
+async def test_move_follow_requests_sizes_only_from_existing_nodes_of_its_partitions(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     looked = Looked(monkeypatch, THERE, DONE)
@@ -168,7 +168,7 @@ async def test_move_follow_skips_other_partitions_and_missing_nodes(
     assert looked.asked == [["a", "b", "d"]]
 
 
-async def test_move_follow_timeout_says_what_is_left_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_move_follow_timeout_raises_unavailable_with_the_remaining_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = Looked(monkeypatch, THERE, a=1_000_000)
     with pytest.raises(UnavailableError) as failed:
         await looked.follow(lambda found: True, 2.5)
@@ -183,7 +183,7 @@ async def test_move_follow_timeout_says_what_is_left_and_continues(monkeypatch: 
     assert late.slept == []
 
 
-async def test_move_follow_asks_nodes_in_parallel_and_skips_silent_ones() -> None:
+async def test_move_follow_ignores_nodes_whose_status_request_fails() -> None:
     asked: list[tuple[str, float]] = []
     one = {"uid": "u1", "partition": 4, "log_bytes": 7}
     answers: dict[str, Any] = {
@@ -202,7 +202,7 @@ async def test_move_follow_asks_nodes_in_parallel_and_skips_silent_ones() -> Non
 
 
 # ---- rebalance -----------------------------------------------------------------------------------------------------------
-def test_rebalance_leader_plan_counts_in_sync_leaders_and_skips_moving_partitions() -> None:
+def test_rebalance_leader_plan_omits_partitions_that_move_or_have_no_leader() -> None:
     def of(number: int, **more: Any) -> Any:
         return a_partition(partition=number, **more)
 
@@ -227,7 +227,7 @@ def test_rebalance_leader_plan_counts_in_sync_leaders_and_skips_moving_partition
     assert rebalance._leader_first(a_partition(leader="b", isr=("a", "b", "c"), incomplete=("c",))) == ("b", "a")
 
 
-def test_rebalance_byte_plan_uses_leader_sizes_and_wanted_replicas() -> None:
+def test_rebalance_byte_plan_uses_the_log_size_of_the_leader_and_the_target_replicas() -> None:
     image = an_image(
         a_stream(
             a_partition(replicas=("a", "b"), isr=("a", "b")),
@@ -252,7 +252,7 @@ def test_rebalance_byte_plan_uses_leader_sizes_and_wanted_replicas() -> None:
     assert {key: set(target) for key, target in plan.targets.items()} == {("s", 1): {"c", "d"}}
 
 
-def test_rebalance_replica_plan_counts_moves_in_progress_as_done() -> None:
+def test_rebalance_replica_plan_treats_moves_in_progress_as_complete() -> None:
     ones = [a_partition(partition=n, replicas=("a",), isr=("a",), target=("b",) if n < 2 else ()) for n in range(4)]
     plan = plan_of(an_image(a_stream(*ones), "ab"), "replicas", [], {})
     assert (plan.by, plan.unit, plan.moved, plan.fewest, list(plan.moves)) == ("replicas", "replicas", 0, 0, [])
@@ -281,7 +281,7 @@ def shown(capsys: pytest.CaptureFixture[str], plan: RebalancePlan, dry_run: bool
     return [words for words in lines if words and not set("".join(words)) <= set("─-")]
 
 
-def test_rebalance_prints_each_move_and_if_it_takes_the_leadership(
+def test_rebalance_command_prints_each_move_and_marks_moves_of_a_leader(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
@@ -304,14 +304,14 @@ def test_rebalance_prints_each_move_and_if_it_takes_the_leadership(
     assert shown(capsys, of_bytes, False)[-1] == ["12,345", "bytes", "in", "2", "moves", "(minimum:", "1,000)."]
 
 
-def test_rebalance_sizes_include_replicas_outside_the_isr() -> None:
+def test_rebalance_partition_size_without_a_leader_report_is_the_largest_replica_size() -> None:
     image = an_image(a_stream(a_partition(isr=("a",))))
     reports: Any = {"b": {("u1", 0): {"log_bytes": 70}}, "c": {("u1", 0): {"log_bytes": 60}}}
     assert dict(rebalance._sizes(image, reports)) == {("s", 0): 70}
     assert rebalance._SHOWN == 1000
 
 
-def test_rebalance_prints_a_thousand_moves_and_counts_the_rest(
+def test_rebalance_command_prints_at_most_1000_moves_and_the_number_of_other_moves(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(rebalance, "_SHOWN", 1)
@@ -336,7 +336,7 @@ class Decided(FlatClient):
     ("by", "wait", "sizes", "waited"),
     [("leaders", True, [33], [33]), ("leaders", False, [33], []), ("bytes", True, [33], [33]), ("replicas", False, [33], [])],
 )
-async def test_rebalance_requests_all_moves_and_waits_unless_disabled(
+async def test_rebalance_command_requests_all_moves_and_waits_unless_no_wait_is_set(
     monkeypatch: pytest.MonkeyPatch, by: str, wait: bool, sizes: list[int], waited: list[int]
 ) -> None:
     client, followed = Decided(), []
@@ -365,7 +365,7 @@ async def test_rebalance_requests_all_moves_and_waits_unless_disabled(
      ({"moved_for": MoveReason.LEADERSHIPS}, True), ({"leader": "b", "moved_for": MoveReason.LEADERSHIPS}, False),
      ({"leader": "b"}, True), ({"status": PartitionStatus.OFFLINE, "leader": ""}, True)],
 )  # fmt: skip
-async def test_rebalance_wait_ends_when_all_its_moves_are_done(
+async def test_rebalance_wait_ends_when_no_requested_move_is_in_progress(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], done: bool
 ) -> None:
     asked: list[Any] = []
@@ -386,7 +386,7 @@ async def test_rebalance_wait_ends_when_all_its_moves_are_done(
 
 
 # ---- drain, alter, move --------------------------------------------------------------------------------------------------
-def test_drain_names_three_streams_without_another_place() -> None:
+def test_node_drain_prints_three_names_of_streams_that_no_other_node_can_host() -> None:
     def image(count: int, **facts: Any) -> ClusterImage:
         streams = (replace(a_stream(), name=f"s{n}", uid=f"u{n}", subject=f"x{n}") for n in range(count))
         made = an_image(None, "abcd").with_streams(streams)
@@ -424,7 +424,7 @@ def test_stream_alter_replicas_prints_only_changed_partitions(
     assert capsys.readouterr().out == f"{same}s would be at version 7 of its settings\n"
 
 
-def test_partition_move_is_done_when_no_partition_of_the_stream_moves() -> None:
+def test_partition_move_is_complete_when_the_partition_or_stream_has_no_move() -> None:
     stream = a_stream(a_partition(), replace(MOVING, partition=1))
     assert has_no_move(None, "u1", 1)
     assert has_no_move(stream, "u2", 1), "it was made anew"
@@ -432,7 +432,7 @@ def test_partition_move_is_done_when_no_partition_of_the_stream_moves() -> None:
     assert has_no_move(stream, "u1", 0)
 
 
-def test_rebalance_plan_json_has_all_fields() -> None:
+def test_rebalance_plan_json_contains_all_moves_and_the_replica_counts() -> None:
     assert json.loads(json.dumps(rebalance._json(PLAN, True))) == {
         "dry_run": True, "by": "replicas", "moves": MOVES, "fewest": 1, "moved": 2, "stuck": [["t", 7]],
         "before": {"a": 1234, "c": 1}, "held": {"a": 1233, "b": 1},

@@ -63,7 +63,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 LEAST = ("service", "m:Told", "--stream", "s", "--node", "n1", "--data", "d")
 
 
-def test_service_run_flags_set_their_own_settings(ran: list[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_service_run_flag_of_each_setting_sets_the_service_setting(
+    ran: list[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     file = tmp_path / "settings.json"
     file.write_text('{"limit": 7, "name": "from the file"}')
     words = [
@@ -85,7 +87,9 @@ def test_service_run_flags_set_their_own_settings(ran: list[Any], capsys: pytest
     assert target.namespace == "liftpy"
 
 
-def test_service_run_without_flags_uses_defaults(ran: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_service_run_without_optional_flags_uses_the_default_settings(
+    ran: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(capsys, *LEAST)[0] == 0
     assert ran[1] == ServiceSettings("told", "s", "n1", Path("d"))
     assert (ran[2], ran[0].keywords) == ((0,), {})
@@ -93,7 +97,7 @@ def test_service_run_without_flags_uses_defaults(ran: list[Any], capsys: pytest.
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("all", None), ("3", (3,)), ("2, 0,2 ,11", (0, 2, 11)), ("999999", (999_999,))])
-def test_service_run_with_partition_list_runs_these_partitions(
+def test_service_run_partition_option_selects_the_partitions_to_run(
     text: str, wanted: Any, ran: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(capsys, *LEAST, "--partition", text)[0] == 0
@@ -115,7 +119,7 @@ def test_service_run_with_partition_list_runs_these_partitions(
         (("--tick-interval", "3601"), "3601"),
     ],
 )
-def test_service_run_with_invalid_flags_is_wrong_usage(
+def test_service_run_with_invalid_flags_exits_with_2_and_starts_no_service(
     words: tuple[str, ...], said: str, ran: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, _, err = run(capsys, *LEAST, *words)
@@ -131,7 +135,7 @@ def test_service_run_with_invalid_flags_is_wrong_usage(
         (NotFoundError("another stream"), 75, "(a new start may help)"),
     ],
 )
-def test_service_run_error_has_exit_code_and_text(
+def test_service_run_that_raises_exits_with_the_code_of_the_error(
     error: Exception, code: int, said: str, ran: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fails(*_: Any) -> None:
@@ -159,7 +163,7 @@ def test_service_run_error_has_exit_code_and_text(
         (":X", "Cannot load"),
     ],
 )
-def test_service_run_with_a_name_without_a_service_is_rejected(name: str, said: str) -> None:
+def test_load_service_with_a_name_of_no_service_raises_config_error(name: str, said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         service.load_service(name)
     assert said in str(raised.value)
@@ -167,7 +171,7 @@ def test_service_run_with_a_name_without_a_service_is_rejected(name: str, said: 
 
 
 # ---- one process, several partitions -----------------------------------------------------------------------------------------
-async def test_service_run_failure_of_a_partition_stops_all(
+async def test_service_run_stops_all_partitions_when_one_partition_fails(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ran: dict[int, Any] = {}
@@ -190,7 +194,7 @@ async def test_service_run_failure_of_a_partition_stops_all(
     assert [r.getMessage() for r in caplog.records] == ["in: partition 4 ended; stopping all partitions"]
 
 
-async def test_service_run_signal_stops_all_partitions_without_error(
+async def test_service_run_on_sigterm_stops_all_partitions_without_an_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     handlers: dict[int, Any] = {}
@@ -214,7 +218,9 @@ async def test_service_run_signal_stops_all_partitions_without_error(
     assert caplog.records == []
 
 
-async def test_service_run_signal_before_partitions_are_known_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_run_on_sigint_before_the_partitions_are_known_starts_no_partition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     handlers: dict[int, Any] = {}
     ran: list[str] = []
     monkeypatch.setattr(asyncio.get_running_loop(), "add_signal_handler", handlers.__setitem__, raising=False)
@@ -233,7 +239,7 @@ async def test_service_run_signal_before_partitions_are_known_ends(monkeypatch: 
     assert ran == []
 
 
-async def test_service_run_all_partitions_waits_for_the_stream(
+async def test_service_run_of_all_partitions_waits_until_the_stream_exists(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     closed: list[str] = []
@@ -282,7 +288,9 @@ def asked_by(module: Any, monkeypatch: pytest.MonkeyPatch, client: Any) -> None:
     monkeypatch.setattr(module, "with_client", lambda target, work, **_: asyncio.run(work(client)))
 
 
-def test_service_skip_passes_its_options(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_skip_command_writes_a_decision_for_the_given_offset_and_timer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[Any] = []
 
     async def pass_over(*what: Any, **how: Any) -> int:
@@ -302,7 +310,9 @@ def test_service_skip_passes_its_options(capsys: pytest.CaptureFixture[str], mon
     assert run(capsys, "service", "skip", "../x", "--stream", "s", "--offset", "1")[0] == 2
 
 
-def test_service_snapshot_passes_its_options(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_snapshot_command_requests_snapshots_of_the_given_partition_and_nodes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[Any] = []
 
     async def store_now(*what: Any) -> dict[str, int]:
@@ -319,7 +329,9 @@ def test_service_snapshot_passes_its_options(capsys: pytest.CaptureFixture[str],
     assert run(capsys, "service", "snapshot", "../x", "--stream", "s")[0] == 2
 
 
-async def test_service_snapshot_checks_five_times_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_snapshot_command_checks_the_snapshot_position_five_times_per_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     slept: list[float] = []
     positions = iter((6, 6, 8, 9))
 
@@ -356,7 +368,7 @@ async def test_service_snapshot_checks_five_times_per_second(monkeypatch: pytest
         ),
     ],
 )
-def test_service_call_passes_its_options_and_prints_a_line(
+def test_service_call_command_sends_the_command_with_its_options_and_prints_the_answer(
     words: tuple[str, ...], how: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []
@@ -377,7 +389,9 @@ def test_service_call_passes_its_options_and_prints_a_line(
 
 
 # ---- liftpy permissions -----------------------------------------------------------------------------------------------------------
-def test_permissions_use_the_given_inbox_prefix(capsys: pytest.CaptureFixture[str]) -> None:
+def test_permissions_command_with_an_inbox_prefix_prints_permissions_for_this_prefix(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     ours = run(capsys, "permissions", "--role", "reader", "--stream", "orders", "--inbox-prefix", "_INBOX_me")[1]
     plain = run(capsys, "permissions", "--role", "reader", "--stream", "orders")[1]
     assert "_INBOX_me.>" in ours
@@ -400,7 +414,7 @@ def test_permissions_use_the_given_inbox_prefix(capsys: pytest.CaptureFixture[st
         (("publisher", "--subject", "a b"), ""),
     ],
 )
-def test_permissions_that_nats_cannot_express_are_rejected(
+def test_permissions_command_for_subjects_that_nats_permissions_cannot_express_is_rejected(
     words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = run(capsys, "permissions", "--role", *words)

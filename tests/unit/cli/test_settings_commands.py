@@ -67,7 +67,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Asked:
     return made
 
 
-def test_settings_show_prints_all_settings_or_only_changed_ones(client: Asked, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_show_with_diff_option_prints_only_changed_settings(client: Asked, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "settings", "show", "n1")
     assert code == 0
     lines = {line.split()[0]: line.split() for line in out.splitlines() if line.split()}
@@ -78,7 +78,9 @@ def test_settings_show_prints_all_settings_or_only_changed_ones(client: Asked, c
     assert [row["name"] for row in json.loads(out)["settings"]] == ["rack", "dashboard_hostnames"]
 
 
-def test_settings_reload_prints_applied_waiting_and_wrong_settings(client: Asked, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_reload_prints_which_settings_were_applied_or_need_a_restart(
+    client: Asked, capsys: pytest.CaptureFixture[str]
+) -> None:
     client.said = {"applied": ["log_level"], "wait": ["rack"]}
     assert run(capsys, "settings", "reload", "n1") == (
         0,
@@ -92,7 +94,9 @@ def test_settings_reload_prints_applied_waiting_and_wrong_settings(client: Asked
     assert "2000 is outside 0..1000. Choose" in err
 
 
-def test_settings_default_quota_is_shown_changed_and_removed(client: Asked, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_default_quota_command_prints_changes_and_removes_the_default_quota(
+    client: Asked, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ("settings", "default-quota")
     shown = "default quota: 5 records/s, for each value of token 2 of the subject\n"
     assert (run(capsys, *words), client.set_to) == ((0, shown, ""), None)
@@ -111,7 +115,7 @@ def test_settings_default_quota_is_shown_changed_and_removed(client: Asked, caps
     assert "--none cannot be combined with other options" in err
 
 
-def test_settings_node_session_is_shown_changed_and_awaited(
+def test_settings_node_session_command_waits_until_the_new_session_time_is_settled(
     client: Asked, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0)
@@ -132,7 +136,9 @@ def test_settings_node_session_is_shown_changed_and_awaited(
     assert run(capsys, *words, "--json") == (0, "null\n", "")
 
 
-def test_stream_show_names_the_default_quota_of_the_cluster(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stream_show_prints_the_default_quota_for_a_stream_without_a_quota(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     def shown() -> tuple[bool, dict[str, int]]:
         said = json.loads(run(capsys, "stream", "show", "orders", "--json")[1])
         return "by the cluster's default quota: 5 records/s" in run(capsys, "stream", "show", "orders")[1], said[

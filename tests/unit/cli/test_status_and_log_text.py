@@ -53,7 +53,7 @@ TABLE = [
 ]
 
 
-def test_status_text_shows_nodes_then_partitions(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_text_lists_the_nodes_before_the_partitions(capsys: pytest.CaptureFixture[str]) -> None:
     status._show(FOUND)
     assert words(capsys) == [*HEAD, *TABLE]
 
@@ -75,7 +75,7 @@ def test_status_text_shows_the_state_of_each_node(
     assert words(capsys)[3] == " ".join(f"a {state} 7 r1 2 {role} 1.2".split())
 
 
-def test_status_text_shows_waiting_streams_and_missing_parts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_text_shows_unplaced_streams_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     waiting = [{"stream": "s", "why": "two more nodes"}, {"stream": "t", "why": "racks"}]
     told = ["stream s: insufficient-nodes: two more nodes", "stream t: insufficient-nodes: racks"]
     status._show(FOUND | {"waiting": waiting})
@@ -90,7 +90,7 @@ def test_status_text_shows_waiting_streams_and_missing_parts(capsys: pytest.Capt
     assert words(capsys)[-1] == "orders/3 ONLINE none 5/9 a b c a b ? ? a:0 b:2 c:?"
 
 
-def test_status_text_shows_moves_and_services(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_text_shows_each_move_and_each_service(capsys: pytest.CaptureFixture[str]) -> None:
     move = {
         "stream": "orders", "partition": 3, "phase": "copies", "out": "c", "into": "d", "target": ["a", "b", "d"],
         "left_bytes": 1234567, "why": "drain",
@@ -172,7 +172,9 @@ def of_log(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return words(capsys)
 
 
-def test_log_dump_text_is_complete(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_dump_text_contains_segments_checkpoint_and_leader_epochs(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (segment,) = folder.glob("*.log")
     size = segment.stat().st_size
     first = [
@@ -200,7 +202,9 @@ def test_log_dump_text_is_complete(folder: Path, capsys: pytest.CaptureFixture[s
     assert shown[-1] == "committed records are missing: HW 3, the log ends before 2"
 
 
-def test_log_verify_text_names_all_faults_with_the_first_at_the_top(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_verify_text_lists_the_first_fault_and_then_all_other_faults(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (segment,) = folder.glob("*.log")
     segment.write_bytes(segment.read_bytes()[:-5])
     (folder / "leader-epochs").write_bytes(b"x")

@@ -66,7 +66,7 @@ def test_status_node_json_has_all_fields() -> None:
     assert not status._node(state, "c", answers=True)["controller"]
 
 
-async def test_status_covers_all_streams_or_the_named_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_status_of_an_unknown_stream_raises_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     image = an_image(a_stream(a_partition(), a_partition(partition=1)), nodes="ab", fenced="")
     state = ClusterState(image=image, metadata_leader="b", controllers=())
 
@@ -94,7 +94,7 @@ async def test_status_covers_all_streams_or_the_named_stream(monkeypatch: pytest
         await status.gather(client, "other")
 
 
-def test_dev_starts_the_cluster_with_its_options(
+def test_dev_command_starts_the_cluster_with_the_node_count_and_data_directory_of_its_flags(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Dev.made = []
@@ -112,7 +112,7 @@ def test_dev_starts_the_cluster_with_its_options(
     assert (Dev.made[1].count, Dev.made[1].given["data"], Dev.made[1].given["port"]) == (3, None, 4222)
 
 
-async def test_service_commands_use_the_given_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_skip_command_writes_the_decision_to_the_given_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     class Client(Asked):
@@ -141,7 +141,7 @@ async def test_service_commands_use_the_given_partition(monkeypatch: pytest.Monk
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("as_json", [True, False])
-def test_controllers_change_sends_its_options(
+def test_controllers_change_command_requests_the_change_and_prints_the_controllers(
     words: tuple[str, ...],
     asked: dict[str, str],
     as_json: bool,

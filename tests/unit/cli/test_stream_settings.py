@@ -43,7 +43,7 @@ def given(*words: str) -> StreamConfig:
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_stream_setting_survives_command_line_cluster_and_display(name: str) -> None:
+def test_stream_setting_from_the_command_line_is_stored_and_shown_unchanged(name: str) -> None:
     wanted = StreamConfig(**{name: other(name)})
     (setting,) = [setting for setting in SETTINGS if setting.field == name]
     text = settings_as_json(wanted, 32)[setting.key]
@@ -62,7 +62,7 @@ def test_stream_settings_without_options_are_the_defaults() -> None:
     assert set(settings_to_show(StreamConfig(), 3)) == {"ack_policy", "min_isr", "flush", "commit_policy"}
 
 
-def test_setting_out_of_bounds_is_named() -> None:
+def test_stream_setting_out_of_bounds_raises_with_the_option_name() -> None:
     with pytest.raises(ConfigError, match="--segment-bytes"):
         given("--segment-bytes", "5")
 
@@ -70,12 +70,12 @@ def test_setting_out_of_bounds_is_named() -> None:
 @pytest.mark.parametrize(
     ("text", "milliseconds"), [("interval:100ms", 100), ("interval:1s", 1000), ("interval:0.25s", 250), ("interval:1m", 60_000)]
 )
-def test_flush_option_takes_an_interval_with_a_unit(text: str, milliseconds: int) -> None:
+def test_flush_option_accepts_an_interval_with_a_unit(text: str, milliseconds: int) -> None:
     assert given("--flush", text).flush == FlushPolicy.parse(f"interval:{milliseconds}")
 
 
 @pytest.mark.parametrize("text", ["often", "interval:100", "interval:0ms", "interval:61s", "interval:ms", "always:1"])
-def test_flush_option_with_another_text_is_rejected(text: str) -> None:
+def test_flush_option_with_an_invalid_policy_is_rejected(text: str) -> None:
     with pytest.raises(
         AssertionError, match=r"'--flush': flush policy '.*': (use always, none or an|the) interval .*interval:100ms"
     ):
@@ -93,11 +93,11 @@ def test_flush_option_with_another_text_is_rejected(text: str) -> None:
         ("--segment-bytes", "4096", "segment_bytes", 4096),
     ],
 )
-def test_option_with_a_unit_is_read_in_seconds_and_bytes(option: str, text: str, field: str, value: float) -> None:
+def test_stream_setting_with_a_unit_is_parsed_to_seconds_or_bytes(option: str, text: str, field: str, value: float) -> None:
     assert getattr(given(option, text), field) == value
 
 
 @pytest.mark.parametrize("text", ["nan", "7x", "-5m", "1 d", ""])
-def test_duration_with_a_wrong_unit_is_rejected_with_examples(text: str) -> None:
+def test_duration_option_that_is_invalid_is_rejected_with_examples(text: str) -> None:
     with pytest.raises(AssertionError, match=r"90s, 5m, 1\.5h or 7d"):
         given(f"--retention-age={text}")

@@ -36,7 +36,7 @@ def partition(stream: str, *nodes: str) -> dict[str, Any]:
     }
 
 
-def test_status_tables_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_tables_fit_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     monkeypatch.setattr(status, "Console", lambda: Console(file=out, width=80))
     node = {"node_id": "n1", "fenced": False, "answers": True, "metadata_leader": True, "controller": True, "leaving": False}
@@ -69,7 +69,7 @@ def test_table_folds_a_long_name_without_losing_characters(length: int) -> None:
     assert name in "".join(line.strip().split(" ")[0] for line in text.splitlines())
 
 
-def test_table_folds_the_chosen_columns_first() -> None:
+def test_table_too_wide_for_the_terminal_folds_the_chosen_column() -> None:
     row = ("orders/0", "a" * 20, " ".join(f"node-{number}" for number in range(12)))
     text = printed(table(("partition", "subject", "replicas"), [row], folds=("replicas",), width=80))
     assert "orders/0" in text
@@ -77,7 +77,7 @@ def test_table_folds_the_chosen_columns_first() -> None:
     assert set(row[2].split()) <= set(text.split())
 
 
-def test_table_does_not_break_words_of_a_folded_column_head() -> None:
+def test_table_with_a_folded_column_keeps_the_words_of_its_heading_whole() -> None:
     made = table(["at the destination", "b"], [["x", "y" * 20]], folds=["at the destination"], width=34)
     assert [column.min_width for column in made.columns] == [len("destination"), 20]
     lines = printed(made, 34).splitlines()

@@ -70,7 +70,7 @@ def text_of(model: Model, width: int = 80, height: int = 24, view: View | None =
 
 
 # ---- glances ------------------------------------------------------------------------------------------------------------
-def test_node_summary_survives_encoding_and_is_small() -> None:
+def test_node_summary_after_encode_and_decode_is_equal_and_at_most_1024_bytes() -> None:
     told = a_glance("n1", 1_000_000, nodes={f"node-{n:02}": "live" for n in range(3)}, offline=2, lag_s=1.5, services_blocked=1)
     encoded = told.encode()
     assert len(encoded) <= 1024
@@ -91,7 +91,7 @@ def test_node_summary_of_invalid_data_is_none(said: object) -> None:
         {"what_is_new": 1}, {"leads": 10**400}, {"lag_s": 10**400}, {"acks": [10**400]}, {"members": {"n": 10**400}},
     ],
 )  # fmt: skip
-def test_node_summary_field_of_wrong_type_is_left_out(more: dict[str, Any]) -> None:
+def test_node_summary_field_of_a_wrong_type_gets_the_default_value(more: dict[str, Any]) -> None:
     assert glance_of({"node": "n1", **more}) == NodeSummary(node="n1")
 
 
@@ -106,7 +106,9 @@ def test_node_summary_field_of_wrong_type_is_left_out(more: dict[str, Any]) -> N
         ((0,) * len(LATENCY_S) + (5,), 0.5, LATENCY_S[-1]),
     ],
 )
-def test_percentile_equals_prometheus(counts: tuple[int, ...], part: float, wanted: float | None) -> None:
+def test_percentile_of_histogram_buckets_equals_the_percentile_of_prometheus(
+    counts: tuple[int, ...], part: float, wanted: float | None
+) -> None:
     found = percentile(counts, part)
     assert found == (pytest.approx(wanted) if wanted is not None else None)
 
@@ -158,7 +160,9 @@ def test_percentile_equals_prometheus(counts: tuple[int, ...], part: float, want
         ({"n2": {"version": "0.2.0"}}, DEGRADED, "nodes run different versions: 0.1.0, 0.2.0"),
     ],
 )
-def test_top_verdict_of_a_cluster_has_a_word_and_a_reason(more: dict[str, dict[str, Any] | None], word: str, said: str) -> None:
+def test_top_verdict_of_a_cluster_has_one_reason_with_an_existing_runbook(
+    more: dict[str, dict[str, Any] | None], word: str, said: str
+) -> None:
     glances = {
         node: None if node in more and more[node] is None else a_glance(node, **(more.get(node) or {})) for node in NODES
     }
@@ -169,14 +173,14 @@ def test_top_verdict_of_a_cluster_has_a_word_and_a_reason(more: dict[str, dict[s
     assert all((RUNBOOKS / f"{reason.runbook}.md").is_file() for reason in verdict.reasons)
 
 
-def test_top_verdict_lists_stopping_reasons_first_and_bounds_names() -> None:
+def test_top_verdict_lists_reasons_that_stop_publishes_first() -> None:
     verdict = judge({"n1": a_glance("n1", under_replicated=1, under_min_isr=1, nodes={f"m{n}": "live" for n in range(9)})})
     assert [reason.stops for reason in verdict.reasons] == [True, False, False]
     assert verdict.reasons[1].text == "m0, m1, m2, m3, m4 and 4 more does not answer"
     assert judge({}).word == judge({"n1": None}).word == UNAVAILABLE
 
 
-def test_top_node_states_come_from_the_nodes_own_answers() -> None:
+def test_top_node_state_is_live_only_if_the_node_answers() -> None:
     glances = {"n1": None, "n2": a_glance("n2"), "n9": a_glance("n9", nodes={}, is_controller=False)}
     assert states(glances) == {"n1": "silent", "n2": "live", "n3": "silent", "n9": "live"}
     assert leader_of(glances) == "", "n1, whom the others name, does not answer"
@@ -188,7 +192,7 @@ def row_of(model: Model, node: str) -> NodeRow:
     return next(row for row in model.rows if row.node == node)
 
 
-def test_top_rates_and_percentiles_come_from_differences() -> None:
+def test_top_rates_and_percentiles_are_computed_from_two_answers() -> None:
     watching = Watching("ns")
     watching.put(10.0, {"n1": a_glance("n1", 1)})
     assert row_of(watching.model(), "n1").records_in_s is None, "one look shows no rate"
@@ -201,7 +205,7 @@ def test_top_rates_and_percentiles_come_from_differences() -> None:
     assert row_of(model, "n3").state == "silent", "a controller names it"
 
 
-def test_top_restarted_process_leaves_a_gap_in_the_rates() -> None:
+def test_top_rate_of_a_restarted_node_has_a_gap() -> None:
     watching = watched(3)
     watching.put(103.0, {"n1": a_glance("n1", 1, incarnation=5), "n2": None, "n3": a_glance("n3", 9)})
     model = watching.model()
@@ -211,7 +215,7 @@ def test_top_restarted_process_leaves_a_gap_in_the_rates() -> None:
     assert row_of(watching.model(), "n1").records_in_s == 1000
 
 
-def test_top_history_is_bounded_and_forgets_removed_nodes() -> None:
+def test_top_rate_history_is_bounded_and_excludes_removed_nodes() -> None:
     watching = watched(HISTORY + 9)
     model = watching.model()
     assert {len(model.history_in), len(model.history_out), len(row_of(model, "n2").history)} == {HISTORY}
@@ -274,7 +278,7 @@ GROUPS = [
 ]
 
 
-def test_top_shows_the_listed_groups_with_the_columns_that_fit() -> None:
+def test_top_groups_page_shows_only_the_columns_that_fit_the_width() -> None:
     console = Console(width=60, file=io.StringIO(), legacy_windows=False)
     console.print(render(watched(3).model(), 60, 12, View(shows="groups"), GROUPS))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
@@ -288,7 +292,7 @@ def test_top_shows_the_listed_groups_with_the_columns_that_fit() -> None:
     assert all(len(line) <= 60 for line in lines)
 
 
-def test_top_filters_the_listed_groups_and_says_if_there_are_none() -> None:
+def test_top_groups_page_with_a_filter_shows_only_groups_that_match() -> None:
     for view, said in (
         (View(shows="groups", filter="mail"), "mailers"),
         (View(shows="groups", filter="x"), "no group has this"),
@@ -300,7 +304,7 @@ def test_top_filters_the_listed_groups_and_says_if_there_are_none() -> None:
         assert "billing" not in text
 
 
-def test_top_asks_for_groups_only_while_they_are_shown() -> None:
+def test_top_requests_groups_only_while_the_groups_page_is_shown() -> None:
     class Admin:
         def __init__(self) -> None:
             self.asked: list[str] = []
@@ -334,7 +338,7 @@ def test_top_asks_for_groups_only_while_they_are_shown() -> None:
     st.integers(0, 300),
     st.booleans(),
 )
-def test_top_frame_fits_its_size_for_any_content(
+def test_top_frame_with_any_content_fits_the_terminal_size(
     width: int, height: int, page: str, sort: str, nodes: int, reverse: bool
 ) -> None:
     watching = Watching("a" * 30)
@@ -347,7 +351,7 @@ def test_top_frame_fits_its_size_for_any_content(
 
 
 @pytest.mark.parametrize(("more", "said"), [(0, ""), (1, "and 1 more")])
-def test_top_frame_with_reasons_counts_those_that_do_not_fit(more: int, said: str) -> None:
+def test_top_frame_with_too_many_reasons_shows_the_number_of_omitted_reasons(more: int, said: str) -> None:
     troubles: list[dict[str, Any]] = [{"under_min_isr": 1}, {"under_replicated": 1}, {"failed": 1}, {"nats_connected": False}]
     watching = watched(5, n2={name: value for one in troubles[: 3 + more] for name, value in one.items()})
     found = re.findall(r"and \d+ more", "\n".join(text_of(watching.model(), 160, 40)))
@@ -362,7 +366,7 @@ def test_top_frame_shows_markup_in_names_as_text() -> None:
     assert "[red]n[/red]" in shown
 
 
-def test_top_rows_are_sorted_and_filtered() -> None:
+def test_top_rows_are_sorted_by_the_chosen_column_and_filtered_by_node_name() -> None:
     rows = tuple(
         NodeRow(node=node, state="live", glance=NodeSummary(node=node, lag_s=lag), records_in_s=rate, ack_p99_s=p99)
         for node, rate, lag, p99 in (("a", 1.0, 9.0, 0.2), ("b", 3.0, 0.0, None), ("ab", 3.0, 5.0, 0.1), ("c", None, 1.0, 0.3))
@@ -375,7 +379,7 @@ def test_top_rows_are_sorted_and_filtered() -> None:
     assert [row.node for row in rows_of(model, View(filter="b"))] == ["ab", "b"]
 
 
-def test_top_keys_do_what_the_help_says() -> None:
+def test_top_keys_change_sort_order_page_and_filter_as_documented() -> None:
     def after(keys: str, view: View | None = None, count: int = 3) -> View:
         view = view or View()
         for key in keys:
@@ -407,7 +411,7 @@ def test_top_keys_do_what_the_help_says() -> None:
     ("values", "shown"),
     [([], "    "), ([0, 0], "  ▁▁"), ([None, 1, 2, 8], " ▂▃█"), ([9, 9, 0, 7, 0, 7], "▁█▁█"), ([None], "    ")],
 )
-def test_top_spark_line_scales_its_values(values: list[float | None], shown: str) -> None:
+def test_top_sparkline_scales_its_values_to_the_bar_height(values: list[float | None], shown: str) -> None:
     assert spark(values, 4) == shown
 
 
@@ -431,7 +435,7 @@ class Nodes(FlatClient):
         return a_glance(node, len(self.asked))
 
 
-def test_top_asks_for_node_names_until_known_then_asks_the_nodes() -> None:
+def test_top_requests_node_names_until_known_and_then_requests_each_node() -> None:
     nodes = Nodes()
     looking = Looking(nodes, Watching("ns"), iter(range(9)).__next__)  # type: ignore[arg-type]
 
@@ -476,7 +480,7 @@ def until(master: int, text: str, seen: str = "") -> str:
     return seen
 
 
-def test_top_in_a_terminal_runs_until_q() -> None:
+def test_top_command_in_a_terminal_runs_until_the_key_q() -> None:
     child, master = pty.fork()
     if child == 0:  # pragma: no cover
         os.environ |= {"TERM": "xterm", "PYTHONPATH": str(Path(__file__).resolve().parents[3])}

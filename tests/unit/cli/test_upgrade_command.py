@@ -62,7 +62,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, Any]]:
     return run
 
 
-def test_upgrade_check_and_finalize_of_a_healthy_cluster_succeed(run: Any) -> None:
+def test_upgrade_finalize_of_a_healthy_cluster_sets_the_next_feature_level(run: Any) -> None:
     client = FakeClient()
     assert run(client, "check") == (0, {
         "well": True, "level": 5, "to": 6,
@@ -76,7 +76,7 @@ def test_upgrade_check_and_finalize_of_a_healthy_cluster_succeed(run: Any) -> No
     assert run(FakeClient(6), "check", as_json=False)[1].endswith("[+] level 6 holds, nothing to finalize\n")
 
 
-def test_upgrade_with_obstacles_lists_them_and_changes_nothing(run: Any) -> None:
+def test_upgrade_finalize_with_an_unsupported_node_lists_the_reasons_and_sets_no_level(run: Any) -> None:
     client = FakeClient(b=OLD, reasons=("node b speaks 5, not 6",), version="0")
     client.health["b"] = {"health": {"live": True, "ready": True, "synced": False}, "checks": {"synced": "x/0 lags"}}
     client.fenced = {"a"}
@@ -93,7 +93,7 @@ def test_upgrade_with_obstacles_lists_them_and_changes_nothing(run: Any) -> None
     assert client.set == []
 
 
-def test_upgrade_revert_returns_to_the_former_level_if_allowed(run: Any) -> None:
+def test_upgrade_revert_sets_the_previous_feature_level_if_allowed(run: Any) -> None:
     assert run(FakeClient(5), "revert") == (1, {"level": 5, "to": 4, "reasons": ["There is no level before 5."], "done": False})
     assert run(FakeClient(6, reasons=("orders",)), "revert")[0] == 1
     client = FakeClient(6)
@@ -103,7 +103,7 @@ def test_upgrade_revert_returns_to_the_former_level_if_allowed(run: Any) -> None
     assert client.set == [5]
 
 
-def test_upgrade_report_lists_versions_levels_and_formats(run: Any) -> None:
+def test_upgrade_report_lists_node_versions_feature_levels_and_disk_formats(run: Any) -> None:
     code, found = run(FakeClient(6, b=None, reasons=("orders",)), "report")
     assert (code, found["level"], found["in_the_way_back"]) == (0, 6, ["orders"])
     assert found["nodes"] == {"a": {"version": "1", "speaks": [5, 6]}, "b": {"version": "1", "speaks": None}}

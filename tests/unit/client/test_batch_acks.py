@@ -31,7 +31,7 @@ def offsets(answers: list[asyncio.Future[PublishAck]]) -> list[int]:
     return [answer.result().offset if answer.done() else -1 for answer in answers]
 
 
-async def test_publisher_messages_with_ack_allow_one_ack_for_several_messages() -> None:
+async def test_publisher_message_with_ack_policy_all_has_the_batch_ack_flag() -> None:
     made, wire, _ = publisher()
     await made.send(b"v")
     await made.send(b"v", key=b"k", headers={"h": "1"}, msg_id="m")
@@ -54,7 +54,7 @@ async def test_batch_ack_completes_each_message_with_its_own_offset() -> None:
     assert (offsets(answers), made.in_flight, made.in_flight_bytes) == ([4, 70, 71, 72, 73, 90], 0, 0)
 
 
-async def test_batch_ack_completes_only_messages_that_have_no_ack() -> None:
+async def test_batch_ack_ignores_messages_that_are_already_acknowledged_or_cancelled() -> None:
     made, _, _ = publisher()
     answers = await sent(made, 4)
     answers[2].cancel()
@@ -118,7 +118,7 @@ async def test_batch_ack_with_an_error_fails_only_its_first_message() -> None:
     answers[0].exception()
 
 
-async def test_publisher_without_received_acks_sends_at_most_its_window() -> None:
+async def test_publisher_that_receives_no_acks_sends_at_most_the_messages_of_its_window() -> None:
     """Further sends wait, so the memory does not grow."""
     made, wire, _ = publisher(window=100, window_bytes=1 << 20)
     await sent(made, 100)

@@ -36,7 +36,7 @@ def cut(start: int, end: int | None) -> BatchSlice | None:
         (104, 105, range(104, 105)),
     ],
 )
-def test_batch_slice_between_two_offsets_contains_only_the_records_in_between(
+def test_batch_slice_between_two_offsets_contains_only_records_of_this_range(
     start: int, end: int | None, wanted: range
 ) -> None:
     found = cut(start, end)
@@ -105,7 +105,7 @@ def test_batch_slice_before_a_timestamp_ignores_records_outside_the_slice() -> N
     assert part.before(5) == (None, 15)
 
 
-def test_batch_slice_list_frees_each_slice_after_yielding_the_slice_in_order() -> None:
+def test_batch_slice_list_frees_each_slice_when_it_is_yielded() -> None:
     pieces = [piece for start in (100, 101, 102) if (piece := cut(start, None))]
     wanted = list(pieces)
     found = one_by_one(pieces)

@@ -295,7 +295,7 @@ async def test_connect_without_a_nats_server_raises_with_the_server_url() -> Non
         await open_connection("nats://127.0.0.1:1", timeout_s=1.0)
 
 
-def test_credentials_reject_contradictory_fields_and_hide_the_password_in_repr() -> None:
+def test_credentials_repr_contains_no_password() -> None:
     assert Credentials(user="u", password="secret").nats_options() == {"user": "u", "password": "secret"}
     assert "secret" not in repr(Credentials(user="u", password="secret"))
     for wrong in ({"user": "u"}, {"token": "t", "creds_file": "f"}, {"tls_cert_file": "c"}):
@@ -347,7 +347,7 @@ async def test_cli_command_without_a_controller_majority_raises_no_majority(
 
 
 @pytest.mark.parametrize(("up", "raised"), [(("n1",), NoMajorityError), (("n1", "n2"), ConfigError), ((), ConfigError)])
-async def test_cli_command_error_without_a_controller_majority_becomes_no_majority(
+async def test_cli_command_error_without_a_controller_majority_is_replaced_by_no_majority(
     controller: Controller,
     subjects: Subjects,
     nats_url: str,

@@ -53,7 +53,7 @@ def a_reader(exists: Any) -> Any:
     return PartitionReader(transport, Subjects("ns"), "s", 0, ReadOptions(), exists)
 
 
-async def test_partition_reader_runs_one_stream_existence_check_at_a_time_and_raises_its_error(
+async def test_partition_reader_runs_at_most_one_stream_existence_check_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(consumer, "_HEDGE_S", 0.0)
@@ -93,7 +93,7 @@ async def test_partition_reader_repeats_the_stream_existence_check_after_a_delay
     await a_reader(None)._must_exist()
 
 
-async def test_partition_reader_of_a_missing_stream_raises_not_found_of_the_existence_check() -> None:
+async def test_partition_reader_raises_the_not_found_error_of_its_stream_existence_check() -> None:
     async def exists() -> None:
         await asyncio.sleep(0)
         raise NotFoundError("there is none")
@@ -233,7 +233,9 @@ WRONG_STREAM = client_pb2.Ack.WRONG_STREAM
         ("3" * 30, an_ack(), []),
     ],
 )
-async def test_publisher_answer_completes_retries_or_fails_its_message(token: str, data: bytes | None, told: list[str]) -> None:
+async def test_publisher_completes_resends_or_rejects_a_message_by_the_kind_of_its_answer(
+    token: str, data: bytes | None, told: list[str]
+) -> None:
     made = Answered()
     headers = {"Status": "503"} if data is None else None
     await made._on_ack(SimpleNamespace(subject=f"_INBOX.x.{token}", data=data or b"", headers=headers))

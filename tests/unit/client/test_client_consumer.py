@@ -182,14 +182,16 @@ async def test_consumer_reads_all_committed_records_once_and_in_order(client: Cl
         (datetime.fromtimestamp(0.00003, UTC), "end", 30, 100),
     ],
 )
-async def test_consumer_with_start_and_until_returns_the_records_in_between(
+async def test_consumer_with_start_and_until_offsets_returns_the_records_of_this_range(
     client: Client, leader: Replica, start: Any, until: Any, first: int, end: int
 ) -> None:
     leader.grow(100)
     assert await values(aiter(client.consume("s", start=start, until=until, options=QUICK))) == expected(first, end)
 
 
-async def test_consumer_stops_at_the_high_watermark_and_resumes_when_it_moves(client: Client, leader: Replica) -> None:
+async def test_consumer_stops_at_the_high_watermark_and_resumes_when_the_high_watermark_advances(
+    client: Client, leader: Replica
+) -> None:
     leader.grow(30)
     leader.high_watermark = 19
     consumer = client.consume("s", options=QUICK)
@@ -295,7 +297,7 @@ async def test_consumer_rejects_and_counts_a_decompression_bomb(client: Client, 
     assert client.counters == {"batches that do not decompress": 1}
 
 
-async def test_consumer_without_responders_raises_after_patience_s(client: Client) -> None:
+async def test_consumer_without_responders_raises_unavailable_after_patience_s(client: Client) -> None:
     with pytest.raises(UnavailableError, match="No responders"):
         await values(aiter(client.consume("s", options=ReadOptions(patience_s=0.2))))
 
@@ -348,7 +350,7 @@ async def test_consumer_with_an_until_time_ends_before_later_records(client: Cli
     assert got == [*expected(0, 100), b"x"]
 
 
-async def test_read_range_returns_all_records_of_the_range_or_raises(client: Client, leader: Replica) -> None:
+async def test_read_range_returns_exactly_the_committed_records_of_the_range(client: Client, leader: Replica) -> None:
     leader.grow(100)
     pieces = [piece async for piece in client.read_range("s", 0, 13, 77, uid="u1", options=QUICK)]
     assert [v for piece in pieces for v in piece.values()] == expected(13, 77)
@@ -361,7 +363,7 @@ async def test_read_range_returns_all_records_of_the_range_or_raises(client: Cli
         client.read_range("s", 0, 5, 4)
 
 
-async def test_consumer_read_ahead_requests_are_bounded_and_end_on_close(client: Client, leader: Replica) -> None:
+async def test_consumer_close_ends_its_read_ahead_requests(client: Client, leader: Replica) -> None:
     leader.grow(3000)
     before = asyncio.all_tasks()
     batches = client.consume("s", options=ReadOptions(max_bytes=4096, read_ahead=2)).batches()
@@ -446,7 +448,7 @@ async def test_partition_reader_without_an_answer_requests_another_replica(
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("ask ") and not task.cancelling()]
 
 
-async def test_partition_reader_pinned_to_a_node_repeats_a_request_without_an_answer(client: Client, leader: Replica) -> None:
+async def test_partition_reader_pinned_to_a_node_sends_an_unanswered_request_again(client: Client, leader: Replica) -> None:
     leader.grow(20)
     leader.losing = 1
     pinned = ReadOptions(node="n1", answer_timeout_s=60, patience_s=60, wait_s=0)
@@ -471,6 +473,6 @@ async def test_client_close_ends_running_consumers(client: Client, leader: Repli
     assert not any(task.get_name().startswith("read s/0") for task in asyncio.all_tasks())
 
 
-def test_read_options_with_values_out_of_range_raise() -> None:
+def test_read_options_with_values_out_of_range_raise_config_error() -> None:
     with pytest.raises(ConfigError, match="wait_s"):
         ReadOptions(wait_s=31)

@@ -27,7 +27,7 @@ def creds(seed_line: bytes, jwt: bytes = b"a.jwt") -> bytes:
     )
 
 
-def test_credentials_accept_a_user_seed_and_reject_others_without_showing_the_seed(tmp_path: Path) -> None:
+def test_credentials_file_without_a_valid_user_seed_is_rejected_with_the_reason(tmp_path: Path) -> None:
     file = tmp_path / "file"
     account = seed(nkeys.PREFIX_BYTE_ACCOUNT)
     for content, text in (

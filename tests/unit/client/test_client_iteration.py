@@ -192,7 +192,7 @@ async def test_consumer_raises_each_fetch_error_once_and_resumes_at_the_next_rec
     await nothing_left()
 
 
-async def test_consumer_iteration_wait_that_times_out_can_be_repeated() -> None:
+async def test_consumer_iteration_after_a_wait_that_timed_out_returns_the_next_record() -> None:
     reader = Reader()
     gate = asyncio.Event()
     fetch = reader.fetch
@@ -234,7 +234,7 @@ async def test_consumer_iteration_replaced_after_a_cancellation_raises_in_the_fi
     await nothing_left()
 
 
-async def test_consumer_iteration_used_by_two_tasks_raises() -> None:
+async def test_consumer_iteration_used_by_two_tasks_raises_config_error() -> None:
     items = aiter(Consumer(Reader(), "earliest", "end"))
     first = asyncio.ensure_future(anext(items))
     await asyncio.sleep(0)
@@ -294,7 +294,7 @@ async def test_read_range_resumes_after_a_fetch_error() -> None:
     assert got == list(range(4, RECORDS))
 
 
-async def test_consumer_iterator_that_was_never_started_leaves_no_task() -> None:
+async def test_consumer_iterator_deleted_before_its_first_record_leaves_no_task() -> None:
     reader = Reader()
     items = aiter(Consumer(reader, "earliest", "end"))
     del items  # never begun

@@ -73,7 +73,9 @@ async def stuck(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Transport]:
 
 
 @pytest.mark.parametrize("size_bytes", [10, 4 << 20])
-async def test_request_on_a_blocked_nats_connection_raises_timeout(stuck: Transport, size_bytes: int) -> None:
+async def test_request_on_a_blocked_nats_connection_raises_unavailable_after_its_timeout(
+    stuck: Transport, size_bytes: int
+) -> None:
     began = asyncio.get_running_loop().time()
     with pytest.raises(UnavailableError, match="Nothing was sent"):
         await stuck.request("anybody", bytes(size_bytes), 0.3)
@@ -100,7 +102,9 @@ async def test_publisher_on_a_blocked_nats_connection_raises_unavailable(stuck: 
     await publisher.close()
 
 
-async def test_large_request_on_a_blocked_nats_connection_raises_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_request_on_a_blocked_nats_connection_raises_timeout_or_unavailable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(transport_module, "_CLOSE_S", 0.2)
     async with Blocked() as server, asyncio.timeout(20):
         connection = await open_connection(f"nats://127.0.0.1:{server.port}", ping_interval=60)
@@ -232,13 +236,13 @@ async def test_publish_window_admits_waiting_messages_in_order_as_space_is_freed
         ("text", None),
     ],
 )
-def test_publish_without_ack_with_bytes_that_nats_would_change_raises(value: Any, headers: Any) -> None:
+def test_publish_without_ack_with_headers_or_value_that_nats_would_change_raises_config_error(value: Any, headers: Any) -> None:
     with pytest.raises(ConfigError):
         plain(value, headers)
 
 
 @pytest.mark.parametrize("headers", [{"Lift-Key": b"x"}, {"": b"x"}, {"a": 1}, {1: b"x"}, [("a",)], "abc", 5, [("a", None)]])
-def test_publish_with_reserved_header_names_or_wrong_types_raises(headers: Any) -> None:
+def test_publish_with_reserved_header_names_or_wrong_types_raises_config_error(headers: Any) -> None:
     with pytest.raises(ConfigError):
         pairs_of(headers)
 
@@ -344,7 +348,7 @@ async def test_client_without_inbox_permission_raises_before_a_request(as_user: 
 _subjects = count()
 
 
-async def test_client_method_called_on_another_event_loop_raises(transport: Transport) -> None:
+async def test_client_method_called_on_another_event_loop_raises_config_error(transport: Transport) -> None:
     client = Client(transport, Subjects(f"home{next(_subjects)}"), owns_connection=False)
     publisher = await client.publisher("s", subject="data.home")
     consumer = client.consume("s")

@@ -47,7 +47,7 @@ def test_publisher_message_ids_consist_of_a_random_prefix_and_a_counter() -> Non
     assert len(ids[0]) == 18
 
 
-def test_publish_with_message_id_or_expected_offset_sends_headers() -> None:
+def test_publish_with_message_id_or_expected_offset_sends_the_nats_header_of_each() -> None:
     assert headers_with_conditions({"a": "1"}, "id", None) == (("a", b"1"), ("Nats-Msg-Id", b"id"))
     assert headers_with_conditions(None, "", -1) == (("Nats-Expected-Last-Sequence", b"0"),)
     assert headers_with_conditions(None, "", 41) == (("Nats-Expected-Last-Sequence", b"42"),)
@@ -94,7 +94,7 @@ async def test_publisher_resends_an_unanswered_message_with_the_same_id_until_an
     await made.close()
 
 
-async def test_publisher_without_a_dedup_window_raises_outcome_unknown_without_a_resend() -> None:
+async def test_publisher_without_a_dedup_window_does_not_resend_an_unanswered_message() -> None:
     for window_s, options in ((0.0, {"msg_id": "one"}), (120.0, {})):
         made, wire = knowing(window_s)
         future = await made.send(b"v", **options)

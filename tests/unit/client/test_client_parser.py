@@ -107,7 +107,7 @@ async def test_strict_nats_parser_installed_on_an_open_connection_delivers_a_par
         assert connection.got in ([b"hello", b"PING"], [b"PING", b"PING"]), cut
 
 
-def test_strict_nats_parser_installed_on_a_connection_without_a_parser_raises() -> None:
+def test_strict_nats_parser_installed_on_a_connection_without_a_parser_raises_config_error() -> None:
     connection: Any = _Heard()
     connection._ps = None
     with pytest.raises(ConfigError, match="nats-py"):

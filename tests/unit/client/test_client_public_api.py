@@ -20,7 +20,7 @@ from liftpy.errors import AlreadyExistsError, ClientClosedError, ConfigError, No
 from tests.unit.client.test_client_publisher import Leader
 
 
-def test_package_exports_connect_and_raises_for_an_unknown_attribute() -> None:
+def test_package_raises_attribute_error_for_an_unknown_name() -> None:
     assert {name: getattr(liftpy, name) for name in liftpy.__all__}["connect"] is client_module.connect
     assert liftpy.OutcomeUnknownError.code == "OUTCOME_UNKNOWN"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -65,7 +65,7 @@ async def test_awaitable_context_opens_with_await_or_async_with() -> None:
     assert thing.steps == ["entered", "left well", "entered", "left ValueError", "entered", "left well"]
 
 
-async def test_connect_can_be_used_directly_in_async_with(nats_url: str) -> None:
+async def test_connect_used_directly_in_async_with_returns_an_open_client(nats_url: str) -> None:
     async with liftpy.connect(nats_url) as client:
         assert client.transport.connection.is_connected
     with pytest.raises(ClientClosedError):
@@ -117,9 +117,7 @@ async def test_create_stream_with_exist_ok_returns_an_existing_equal_stream(
 
 
 # ---- without asyncio -----------------------------------------------------------------------------------------------------------
-async def test_sync_client_publishes_from_a_script_and_raises_client_closed_after_close(
-    nats_url: str, server_side: Any
-) -> None:
+async def test_sync_client_call_after_close_raises_client_closed(nats_url: str, server_side: Any) -> None:
     leader = await Leader(server_side, "data.of-a-script").start()
 
     def script() -> None:
@@ -148,7 +146,7 @@ async def _forever(began: threading.Event, ended: threading.Event) -> None:
         ended.set()
 
 
-def test_sync_client_keyboard_interrupt_cancels_the_call_and_keeps_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_client_keyboard_interrupt_cancels_the_call_and_keeps_the_client_open(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, began, ended = sync._Loop(), threading.Event(), threading.Event()
 
     def interrupted(future: Any, timeout: float | None = None) -> Any:

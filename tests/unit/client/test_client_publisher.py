@@ -88,7 +88,7 @@ async def test_publish_ack_contains_stream_partition_and_offset(transport: Trans
     assert (first.ackPolicy, second.ackPolicy) == (client_pb2.ALL, client_pb2.LEADER)
 
 
-async def test_publisher_with_a_full_window_keeps_the_message_order_and_the_limit(transport: Transport, leader: Leader) -> None:
+async def test_publisher_with_a_full_window_stores_the_messages_in_send_order(transport: Transport, leader: Leader) -> None:
     async with publisher(transport, leader, window=8) as p:
         futures = []
         for i in range(500):
@@ -226,7 +226,9 @@ async def test_publish_without_ack_and_key_sends_the_value_without_an_envelope(
         await p.post(b"v", headers={"a": b"\xff"})
 
 
-async def test_publish_of_a_message_above_max_payload_raises(transport: Transport, leader: Leader) -> None:
+async def test_publish_of_a_message_above_max_payload_raises_publish_rejected_error(
+    transport: Transport, leader: Leader
+) -> None:
     async with publisher(transport, leader) as p:
         with pytest.raises(PublishRejectedError) as caught:
             await p.publish(b"x" * (transport.max_payload_bytes + 1))
@@ -324,7 +326,7 @@ async def test_publisher_used_on_another_event_loop_raises_config_error(transpor
     await p.close()
 
 
-def test_publisher_options_with_values_out_of_range_raise() -> None:
+def test_publisher_options_with_values_out_of_range_raise_config_error() -> None:
     with pytest.raises(ConfigError, match="window"):
         PublishOptions(window=0)
 

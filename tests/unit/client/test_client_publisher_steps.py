@@ -160,7 +160,7 @@ async def test_publisher_sends_envelopes_and_subscribes_one_inbox() -> None:
     await made.close()
 
 
-async def test_publisher_send_without_ack_or_after_close_raises() -> None:
+async def test_publisher_send_with_ack_policy_none_or_after_close_is_rejected() -> None:
     made, wire, _ = publisher()
     with pytest.raises(ConfigError, match="A message without an ack has no result"):
         await made.send(b"v", ack=AckPolicy.NONE)
@@ -196,7 +196,7 @@ async def test_publisher_without_a_stream_address_looks_up_the_stream_before_sen
     await made.close()
 
 
-async def test_publisher_post_sends_without_reply_subject_and_the_next_call_raises_a_denial() -> None:
+async def test_publisher_post_that_is_denied_raises_not_allowed_in_the_next_call() -> None:
     made, wire, _ = publisher()
     assert await made.publish(b"v", headers={"h": "1"}, ack=AckPolicy.NONE) is None
     await made.post(b"v", addressed=True)
@@ -248,7 +248,7 @@ async def test_publisher_after_a_subscription_denial_subscribes_a_new_inbox() ->
     assert sweeper.done()
 
 
-async def test_publisher_denied_after_an_ack_fails_messages_in_flight_with_outcome_unknown() -> None:
+async def test_publisher_permission_denial_after_an_ack_fails_messages_in_flight_with_outcome_unknown() -> None:
     made, wire, _ = publisher()
     first, second = await made.send(b"v"), await made.send(b"w")
     await made._on_ack(ack(0))
@@ -327,7 +327,7 @@ async def test_publisher_does_not_send_a_message_that_failed_while_waiting_for_b
     assert made.in_flight == 0
 
 
-async def test_publisher_fails_a_too_large_message_and_retries_a_message_that_was_not_written() -> None:
+async def test_publisher_send_that_cannot_be_written_fails_only_a_too_large_message() -> None:
     made, wire, _ = publisher()
     wire.fails = [
         ProtocolError(
@@ -418,7 +418,7 @@ async def test_publisher_resends_a_message_to_the_current_subject_of_the_stream(
     ],
 )
 @pytest.mark.parametrize("uid", ["u1", ""])
-async def test_publisher_ack_error_is_retried_or_raised_by_its_code(error: Any, again: bool, uid: str) -> None:
+async def test_publisher_ack_error_is_retried_or_raised_depending_on_its_code(error: Any, again: bool, uid: str) -> None:
     made, _, found = publisher()
     future = await made.send(b"v")
     await made._on_ack(ack(0, ackError=error, streamUid=uid, detail="why"))

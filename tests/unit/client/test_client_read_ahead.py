@@ -65,7 +65,7 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-async def test_read_ahead_returns_batch_slices_in_order_and_ends_once() -> None:
+async def test_read_ahead_returns_batch_slices_in_order_and_none_after_the_last() -> None:
     one, two, three = piece(1), piece(2), piece(3)
     source, home = Source([one, two], [], [three], None), Home()
     ahead = ahead_of(source, home)
@@ -77,7 +77,7 @@ async def test_read_ahead_returns_batch_slices_in_order_and_ends_once() -> None:
     assert (source.begun, source.fetched) == (1, 4)
 
 
-async def test_read_ahead_fetches_at_most_its_depth_of_slices() -> None:
+async def test_read_ahead_fetches_at_most_the_configured_number_of_slices() -> None:
     source = Source(*[[piece(n)] for n in range(9)])
     ahead = ahead_of(source, depth=2)
     await ahead.next()
@@ -224,7 +224,7 @@ async def test_consumer_iteration_closed_within_a_batch_slice_returns_no_more_re
 
 
 # ---- the answer to an earlier attempt --------------------------------------------------------------------------------------------
-async def test_service_command_with_an_answer_received_before_the_send_sends_nothing() -> None:
+async def test_service_command_that_is_already_answered_is_not_sent_again() -> None:
     wire = Wire()
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     answer.set_result(reply(b"late"))

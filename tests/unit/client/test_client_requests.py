@@ -176,7 +176,9 @@ async def test_client_bounds_and_offset_at_return_the_values_of_the_partition_re
     ],
 )
 @pytest.mark.parametrize("reads", [False, True])
-async def test_retry_attempts_repeats_only_retryable_errors(error: Exception, tried: bool, as_read: bool, reads: bool) -> None:
+async def test_retry_attempts_retries_only_after_retryable_errors(
+    error: Exception, tried: bool, as_read: bool, reads: bool
+) -> None:
     attempts = 0
     with contextlib.suppress(type(error)):
         async for attempt in retrying.retry_attempts(30.0, reads=reads):

@@ -341,7 +341,7 @@ def test_sync_client_send_span_is_a_child_of_the_application_span(cluster: Memor
     assert parent_of(found["process"]) == context_of(found["send"]).span_id
 
 
-async def test_client_without_tracing_creates_no_spans_and_plain_publishers(cluster: MemoryCluster, traced: Traced) -> None:
+async def test_client_without_tracing_creates_no_spans(cluster: MemoryCluster, traced: Traced) -> None:
     async with cluster.client() as client:
         async with client.publisher(traced.stream) as publisher, client.producer(traced.stream) as producer:
             assert (type(publisher), type(producer)) == (Publisher, Producer)

@@ -59,7 +59,7 @@ def test_start_words_and_offsets_resolve_to_start_offsets(start: Any, offset: in
 
 
 @pytest.mark.parametrize(("until", "end"), [("end", 10), (7, 8), (0, 1), (-1, 0), (None, None), (NOW, None)])
-def test_until_words_and_offsets_resolve_to_end_offsets(until: Any, end: int | None) -> None:
+def test_until_words_and_until_offsets_resolve_to_end_offsets(until: Any, end: int | None) -> None:
     assert end_offset(until, BOUNDS) == end
     with pytest.raises(ConfigError):
         end_offset(-2, BOUNDS)
@@ -68,7 +68,7 @@ def test_until_words_and_offsets_resolve_to_end_offsets(until: Any, end: int | N
 @pytest.mark.parametrize(
     ("text", "seconds"), [("-500ms", -0.5), ("-10s", -10), ("-10m", -600), ("+2h", 7200), ("-1d", -86_400), ("-1.5h", -5400)]
 )
-def test_start_offset_relative_times_are_parsed(text: str, seconds: float) -> None:
+def test_relative_start_or_until_time_is_parsed_to_a_point_in_time(text: str, seconds: float) -> None:
     for parse in (parse_start, parse_until):
         assert parse(text, NOW) == NOW + dt.timedelta(seconds=seconds)
 
@@ -325,7 +325,7 @@ async def test_client_publish_after_close_raises_client_closed() -> None:
     assert (made, client._publishers) == ([], {})
 
 
-async def test_client_delete_stream_drops_the_cache_and_a_missing_stream_is_looked_up_linearizably() -> None:
+async def test_client_after_delete_stream_looks_up_a_missing_stream_again_with_a_linearizable_read() -> None:
     client, asked = a_client(), []
     client._streams.cached["s"] = object()
 
@@ -349,7 +349,7 @@ async def test_client_delete_stream_drops_the_cache_and_a_missing_stream_is_look
             client.read_range("s", 0, start, end)
 
 
-async def test_client_used_on_another_event_loop_raises() -> None:
+async def test_client_used_on_another_event_loop_raises_config_error() -> None:
     transport = a_client()._transport
     transport.must_be_usable()
 
@@ -366,7 +366,7 @@ async def test_client_used_on_another_event_loop_raises() -> None:
     assert "event loop" in await asyncio.to_thread(elsewhere)
 
 
-async def test_nats_request_cancelled_in_a_library_that_swallows_the_cancellation_raises() -> None:
+async def test_nats_request_cancelled_in_a_library_that_swallows_the_cancellation_raises_cancelled_error() -> None:
     async def swallows() -> str:
         try:
             await asyncio.sleep(60)
@@ -388,7 +388,7 @@ async def test_nats_request_cancelled_in_a_library_that_swallows_the_cancellatio
      {"tls_cert_file": "a"}, {"tls_key_file": "a"}, {"creds_file": "a", "nkey_seed_file": "b"}, {"inbox_prefix": "a b"},
      {"principal": "read"}],
 )  # fmt: skip
-def test_credentials_with_contradictory_fields_raise(wrong: dict[str, str]) -> None:
+def test_credentials_with_contradictory_fields_are_rejected(wrong: dict[str, str]) -> None:
     with pytest.raises(LiftError):
         Credentials(**wrong)
 
@@ -544,7 +544,7 @@ async def test_admin_request_for_a_missing_node_raises_not_found_with_its_name()
                 await asked
 
 
-async def test_cursors_describe_of_a_missing_cursor_raises_not_found_that_says_cursor() -> None:
+async def test_cursors_describe_of_a_missing_cursor_raises_not_found_with_the_word_cursor() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await asyncio.to_thread(cluster.serve_groups)
         await client.create_stream("orders", "shop.orders")

@@ -110,7 +110,7 @@ async def test_nearest_replica_is_looked_up_again_after_a_delay(time: Time) -> N
     assert (await metadata.nearest.instead_of("n4"), metadata.looks) == ("n2", 3)
 
 
-async def test_partition_reader_near_a_rack_reads_from_its_rack_and_after_a_failure_elsewhere(time: Time) -> None:
+async def test_partition_reader_near_a_rack_reads_from_another_rack_only_after_a_failure(time: Time) -> None:
     log = Log(ReadOptions(near="a"))
     log.reader._nearest = Metadata(a={"n3"}).nearest
     consumer = Consumer(log.reader, "earliest", "end")
@@ -138,7 +138,7 @@ def test_read_options_near_with_another_replica_choice_raise_config_error(given:
         ReadOptions(nearest=True, **given)
 
 
-async def test_admin_nodes_near_requests_all_pages_of_nodes_without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_admin_nodes_near_requests_pages_until_the_first_page_with_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests_module, "this_host", lambda: "h/1")
     asked: list[cluster_pb2.DescribeCluster] = []
 

@@ -188,7 +188,7 @@ async def test_consume_many_returns_no_records_of_a_paused_partition_until_resum
         assert [taken.partition async for taken in many.batches()] == [0] * 20
 
 
-async def test_consume_many_rejects_a_second_iteration_and_raises_a_partition_error() -> None:
+async def test_consume_many_read_by_two_tasks_raises_config_error() -> None:
     streams = Streams(orders=2)
     async with streams.many("orders") as many:
         many.pause(*many.places)

@@ -58,7 +58,7 @@ async def test_fast_publish_writes_the_same_bytes_as_nats_py() -> None:
     assert ours._flush_queue.qsize() == 1, "the flusher is woken once for all"
 
 
-async def test_fast_publish_refuses_invalid_subjects_and_a_full_buffer() -> None:
+async def test_fast_publish_of_an_invalid_subject_or_into_a_full_buffer_returns_false() -> None:
     ours = connected(StrictConnection())
     for subject in ("", "a b", "a\r\nPUB evil", "a\tb", "a\x7f"):
         assert not ours.hand_over(subject, "", b"v", ROOM_BYTES)

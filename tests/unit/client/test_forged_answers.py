@@ -152,7 +152,7 @@ async def test_read_request_contains_stream_partition_and_request_id(client: Cli
     assert len({a.requestId for a in liar.asked}) > 1
 
 
-def test_partition_reader_second_opinion_raises_a_fatal_error_after_two_equal_errors() -> None:
+def test_partition_reader_raises_a_fatal_error_only_after_the_second_equal_error() -> None:
     opinion = SecondOpinion()
     gone, cut = NotFoundError("gone"), LogTruncatedError("cut", 3)
     said: list[LiftError] = [opinion.ask_again(gone, "n2"), opinion.ask_again(cut, "n2")]

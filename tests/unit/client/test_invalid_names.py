@@ -66,7 +66,7 @@ async def test_service_query_with_a_value_other_than_bytes_raises_before_a_reque
         await client.services.query("bank", **{"query": b"?", **given})
 
 
-async def test_consume_and_read_range_with_an_invalid_name_or_range_raise() -> None:
+async def test_consume_and_read_range_with_an_invalid_name_or_range_raise_config_error() -> None:
     transport: Any = Silent()
     client = Client(transport, Subjects(), owns_connection=False)
     for name in WRONG:
@@ -94,7 +94,7 @@ async def test_client_method_with_a_negative_partition_raises_before_a_request(c
 
 
 @pytest.mark.parametrize("name", ["-rf", "-", "--yes"])
-async def test_create_stream_with_a_name_like_a_command_line_option_raises(name: str) -> None:
+async def test_create_stream_with_a_name_like_a_command_line_option_raises_invalid_name_error(name: str) -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         with pytest.raises(InvalidNameError, match="option"):
             await client.create_stream(name, "shop.orders")

@@ -126,7 +126,7 @@ async def test_jetstream_get_below_the_log_start_returns_not_found(client: Clien
     assert direct(below) == ("404 Message Not Found", {})
 
 
-async def test_jetstream_direct_get_returns_batches(client: Client) -> None:
+async def test_jetstream_direct_get_batch_returns_messages_and_an_end_of_batch_status(client: Client) -> None:
     async def batch(**fields: Any) -> list[tuple[Any, ...]]:
         found = [direct(part) for part in await parts(client, "DIRECT.GET.orders", **fields)]
         names = "Nats-Sequence", "Nats-Num-Pending", "Nats-Last-Sequence", "Nats-UpTo-Sequence"
@@ -183,7 +183,7 @@ ODD_REQUESTS = [
 
 
 @pytest.mark.parametrize(("rest", "fields", "code"), ODD_REQUESTS)
-async def test_jetstream_request_with_unusual_text_or_time_gets_an_answer(
+async def test_jetstream_request_with_unusual_text_or_time_gets_the_expected_status_code(
     rest: str, fields: dict[str, Any], code: int, client: Client
 ) -> None:
     (first, *_) = await parts(client, rest, **fields)

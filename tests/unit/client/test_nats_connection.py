@@ -171,7 +171,7 @@ async def test_nats_connection_with_a_tls_url_or_tls_option_requires_tls(
 @pytest.mark.parametrize("initial", [True, False])
 @pytest.mark.parametrize("wanted", [True, False])
 @pytest.mark.parametrize("said", [{}, {"tls_available": True}, {"tls_required": True}])
-async def test_nats_connection_that_requires_tls_sends_no_secret_without_tls(
+async def test_nats_connection_that_requires_tls_sends_secrets_only_over_tls(
     scheme: str, handshake_first: bool, initial: bool, wanted: bool, said: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, told = strict(monkeypatch)
@@ -268,7 +268,7 @@ async def test_nats_permission_denial_callback_is_called_until_removed() -> None
     assert make_strict(made) is made.errors, "it has our parser already"
 
 
-def test_nats_connection_cut_off_aborts_the_socket() -> None:
+def test_nats_cut_off_function_aborts_the_socket_of_the_connection() -> None:
     cut: list[str] = []
     transport = SimpleNamespace(abort=lambda: cut.append("cut"))
     open_: Any = SimpleNamespace(_transport=SimpleNamespace(_io_writer=SimpleNamespace(transport=transport)))

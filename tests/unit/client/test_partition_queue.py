@@ -76,7 +76,9 @@ def test_producer_partition_queue_batch_stays_below_batch_bytes_except_for_one_l
 
 
 @pytest.mark.parametrize(("batch_records", "batch_bytes"), [(10, 5), (3, 100), (1, 100), (10, 1), (2, 6)])
-def test_producer_partition_queue_add_many_builds_the_same_batches_as_add(batch_records: int, batch_bytes: int) -> None:
+def test_producer_partition_queue_add_many_without_keys_builds_the_same_batches_as_add(
+    batch_records: int, batch_bytes: int
+) -> None:
     values = [b"aa", b"bbb", b"c", b"ddddddd", b"e", b"f", b"g", b"hh", b"i"]
     one, many = a_lane(99, batch_records, batch_bytes), a_lane(99, batch_records, batch_bytes)
     for value in values:
@@ -86,7 +88,7 @@ def test_producer_partition_queue_add_many_builds_the_same_batches_as_add(batch_
     assert [(p.batch, p.size_bytes) for p in sent(many, 0)] == [(p.batch, p.size_bytes) for p in sent(one, 0)]
 
 
-def test_producer_partition_queue_add_many_fills_batches_as_add_does() -> None:
+def test_producer_partition_queue_add_many_after_add_builds_the_same_batches_as_add() -> None:
     values = [b"aa", b"bbb", b"c", b"ddddddd", b"e", b"f", b"g"]
     keys = [b"k%d" % i for i in range(len(values))]
     one, many = a_lane(9, 2, 5), a_lane(9, 2, 5)
@@ -233,7 +235,7 @@ def test_producer_partition_queue_resends_a_batch_without_answer_after_its_timeo
     assert [p.attempt for p in sent(lane, 11.0 + FIRST_PAUSE_S)] == [2]
 
 
-def test_producer_partition_queue_with_a_sequence_gap_of_stored_records_fails() -> None:
+def test_producer_partition_queue_fails_when_the_leader_lost_stored_records() -> None:
     lane = a_lane(window=1)
     fill(lane, b"a", b"b", b"c", b"d", b"e")
     sent(lane, 0)

@@ -106,7 +106,7 @@ async def test_partition_reader_requests_the_leader_in_the_rejection_of_another_
     assert reader.node == (pinned or "n2")
 
 
-async def test_partition_reader_after_a_failed_answer_requests_any_node() -> None:
+async def test_partition_reader_after_an_unanswered_request_does_not_choose_a_node() -> None:
     reader = a_reader()
     reader.node = "n2"
     asked = Asked(reader, UnavailableError("silent"), GOOD)
@@ -168,7 +168,7 @@ async def test_partition_reader_counts_batches_that_do_not_decompress() -> None:
     assert reader._transport.counters == {"batches that do not decompress": 1}
 
 
-async def test_partition_reader_raises_after_patience_s() -> None:
+async def test_partition_reader_without_an_answer_raises_unavailable_after_patience_s() -> None:
     reader = a_reader(ReadOptions(patience_s=0.01))
     Asked(reader, *[UnavailableError("nobody")] * 1000)
     with pytest.raises(UnavailableError, match="nobody"):
@@ -306,7 +306,9 @@ async def test_partition_reader_without_responders_checks_if_the_stream_exists(n
     assert len(looked) == looks
 
 
-async def test_partition_reader_retrieves_errors_of_background_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partition_reader_errors_of_background_tasks_log_no_unretrieved_exception(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loop = asyncio.get_running_loop()
     failed, cancelled = loop.create_future(), loop.create_future()
     failed.set_exception(UnavailableError("x"))
@@ -425,7 +427,7 @@ async def test_consumer_starts_at_the_requested_position(
 
 
 @pytest.mark.parametrize(("start", "right"), [(1, True), (0, False), ("earliest", False), (datetime(2026, 1, 1), False)])
-def test_consumer_with_after_epoch_and_a_start_that_is_no_offset_raises(start: Any, right: bool) -> None:
+def test_consumer_with_after_epoch_and_a_start_that_is_no_offset_raises_config_error(start: Any, right: bool) -> None:
     if right:
         a_consumer(start, after_epoch=1)
     else:
@@ -441,7 +443,7 @@ async def test_read_range_returns_the_records_of_the_planned_range() -> None:
     assert offsets([piece async for piece in read_range(reader, progress)]) == [1, 2, 3, 4]
 
 
-async def test_consumer_iteration_cleanup_task_runs_to_its_end() -> None:
+async def test_consumer_iteration_cleanup_cancels_the_task_in_the_background() -> None:
     async def forever() -> None:
         await asyncio.get_running_loop().create_future()
 

@@ -231,7 +231,7 @@ async def test_admin_add_partitions_request_contains_every_argument(dry: bool) -
     assert len(group.asked) == 2
 
 
-async def test_admin_plan_partitions_with_a_missing_or_inconsistent_plan_raises() -> None:
+async def test_admin_plan_partitions_rejects_an_answer_without_a_consistent_plan() -> None:
     wrong = pb.PlacementPlan(nodes=PLAN.nodes, replicationFactor=2, replicas=[0])
     group = Group(pb.ControlResponse(), pb.ControlResponse(detail="nothing to do"), pb.ControlResponse(plan=wrong))
     with pytest.raises(ConfigError, match="metadata group returned no plan"):

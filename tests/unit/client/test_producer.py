@@ -414,7 +414,7 @@ async def test_producer_rejects_a_too_large_record_and_sends_the_other_records()
     assert [len(value or b"") for value in wire.values()] == [largest, 1]
 
 
-async def test_producer_flush_without_acks_raises_after_patience_s() -> None:
+async def test_producer_flush_without_acks_raises_outcome_unknown_after_patience_s() -> None:
     wire = Wire()
     p = await a_producer(wire, attempt_s=0.01, patience_s=0.05)
     wire.loses = lambda: True
@@ -518,7 +518,7 @@ async def test_producer_of_a_recreated_stream_raises_not_found() -> None:
     await p.close()
 
 
-async def test_producer_send_after_a_permission_denial_or_client_close_raises() -> None:
+async def test_producer_send_after_a_permission_denial_raises_not_allowed() -> None:
     wire = Wire()
     p = await a_producer(wire)
     wire.denied(True, "elsewhere")
@@ -548,7 +548,7 @@ async def test_producer_send_after_a_permission_denial_or_client_close_raises() 
     await p.close()
 
 
-async def test_producer_open_that_the_leader_rejects_raises() -> None:
+async def test_producer_open_rejected_by_the_leader_raises_publish_rejected() -> None:
     wire = Wire()
     wire.nodes[0].ingest._derived.producers.max_count = 0
     with pytest.raises(UnavailableError, match="0 producers are known"):

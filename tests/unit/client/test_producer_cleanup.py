@@ -97,7 +97,7 @@ async def test_producer_close_cancels_its_background_tasks() -> None:
     assert [made.done() for made in (task, *p._tasks)] == [True, True]
 
 
-async def test_producer_flush_sends_before_the_linger_time_and_close_removes_callbacks() -> None:
+async def test_producer_close_removes_its_client_callbacks() -> None:
     wire = Wire()
     p = await a_producer(wire, linger_s=60)
     await p.send(b"a")

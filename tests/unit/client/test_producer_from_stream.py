@@ -122,7 +122,7 @@ async def test_producer_with_another_source_mode_or_an_older_generation_is_rejec
         assert p.begin_after == 3
 
 
-async def test_producer_with_a_source_but_without_positions_raises() -> None:
+async def test_producer_with_a_source_but_without_positions_raises_config_error() -> None:
     wire = Wire()
     with pytest.raises(ConfigError, match="resume"):
         await a_producer(wire, begin="anew")

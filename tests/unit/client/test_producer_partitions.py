@@ -63,7 +63,7 @@ def test_partitioner_of_a_key_list_equals_the_partitioner_of_each_key(length: in
 
 
 # ---- what is no record ---------------------------------------------------------------------------------------------------------------
-async def test_producer_with_invalid_records_or_options_raises() -> None:
+async def test_producer_with_invalid_records_or_options_raises_config_error() -> None:
     wire = Wire()
     async with await a_producer(wire) as p:
         wrong: list[tuple[Any, str]] = [

@@ -110,7 +110,7 @@ async def test_producer_write_epoch_repeated_after_a_crash_at_any_step_is_stored
     assert [wire.values(0), wire.values(1)] == wanted
 
 
-async def test_producer_write_epoch_first_batch_lost_is_resent_and_stored() -> None:
+async def test_producer_write_epoch_with_a_lost_first_batch_stores_each_record_once() -> None:
     wire = Wire()
     await whole(await in_round(wire, 1), *records(1, 7))
     producer = await in_round(wire, 2, batch_records=5, attempt_s=0.01)

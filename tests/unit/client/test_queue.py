@@ -667,7 +667,7 @@ async def test_queue_take_with_an_infinite_timeout_returns_the_first_record(clie
         assert numbers(await taking) == [0]
 
 
-async def test_queue_reject_with_a_reason_that_is_not_utf_8_raises(client: Client) -> None:
+async def test_queue_reject_with_a_reason_that_is_not_utf_8_raises_config_error(client: Client) -> None:
     await fill(client, 1)
     async with client.queue("jobs", "w", options=QueueOptions(dead_letters="dead")) as queue:
         (job,) = await queue.take(1)
@@ -676,6 +676,6 @@ async def test_queue_reject_with_a_reason_that_is_not_utf_8_raises(client: Clien
         await job.ack()
 
 
-def test_queue_with_an_internal_dead_letter_stream_raises() -> None:
+def test_queue_with_an_internal_dead_letter_stream_raises_invalid_name_error() -> None:
     with pytest.raises(InvalidNameError, match="internal"):
         QueueOptions(dead_letters="_groups")

@@ -91,7 +91,7 @@ async def test_queue_log_reads_only_from_replicas_with_the_granted_offsets() -> 
     assert reader.asked == [(2, 5), (4, 5)]
 
 
-async def test_queue_log_end_watch_runs_once_until_the_end_advances() -> None:
+async def test_queue_log_end_watch_started_twice_is_one_task_until_the_log_end_advances() -> None:
     reader = Reader(4)
     log = a_log(reader)
     await log.look()
@@ -114,7 +114,7 @@ async def test_queue_log_end_watch_runs_once_until_the_end_advances() -> None:
     assert log.close() is None
 
 
-async def test_queue_log_end_watch_that_fails_ends_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_log_end_watch_whose_request_fails_waits_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the delay, a worker that takes in a loop sends requests without a pause."""
     slept: list[float] = []
 

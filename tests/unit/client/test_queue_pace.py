@@ -14,7 +14,7 @@ def after(pace: TakePace, count: int, each_ms: float, takes: int, begin_ns: int 
     return begin_ns + round(takes * each_ms * MS)
 
 
-def test_queue_prefetch_size_follows_the_example_in_the_docs() -> None:
+def test_queue_prefetch_size_equals_the_example_in_the_docs() -> None:
     quick, slow = TakePace(64), TakePace(64)
     assert quick.ahead(after(quick, 1, 5, 4)) == 37, "three done in 20 ms: the fourth is not yet"
     assert slow.ahead(after(slow, 1, 1990, 8)) == 0

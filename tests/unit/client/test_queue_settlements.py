@@ -96,7 +96,7 @@ async def test_queue_settlement_request_contains_at_most_max_settlements() -> No
     assert sum(said) == 2 * len(many)
 
 
-async def test_queue_settlement_failure_without_a_waiting_task_logs_no_error() -> None:
+async def test_queue_settlement_failure_that_no_task_awaits_is_not_logged_as_an_error() -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
 

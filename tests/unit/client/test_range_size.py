@@ -15,7 +15,7 @@ def head(**fields: Any) -> client_pb2.ReadResponse:
     return client_pb2.ReadResponse(node="n1", **fields)
 
 
-def test_range_facts_decode_returns_the_fields_of_the_answer() -> None:
+def test_range_size_answer_decode_returns_the_encoded_fields() -> None:
     told = head(rangeBytes=900, borders=[20, 30], borderPositions=[100, 200], beforeEpoch=1, endEpoch=4)
     assert facts_of(told, 10, 40) == RangeFacts(10, 40, 900, (20, 30), (100, 200), 1, 4)
     assert facts_of(head(endEpoch=4), 10, 40) == RangeFacts(10, 40)
@@ -34,6 +34,6 @@ def test_range_facts_decode_returns_the_fields_of_the_answer() -> None:
         {"beforeEpoch": 5, "endEpoch": 4},
     ],
 )
-def test_range_facts_with_impossible_offsets_are_rejected(fields: dict[str, Any]) -> None:
+def test_range_size_answer_with_impossible_offsets_is_rejected(fields: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError, match="the node"):
         facts_of(head(rangeBytes=900, **fields), 10, 40)

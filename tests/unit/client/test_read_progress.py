@@ -196,7 +196,7 @@ def test_until_offset_is_inclusive_and_resolves_to_the_next_offset() -> None:
         positions.start_offset("now", BOUNDS)  # type: ignore[arg-type]
 
 
-def test_start_words_on_the_command_line_are_parsed() -> None:
+def test_start_and_until_texts_are_parsed_to_words_offsets_or_times() -> None:
     assert [positions.parse_start(t) for t in ("earliest", "latest", "new", "17")] == ["earliest", "latest", "new", 17]
     assert positions.parse_start("2026-01-31T12:00:00") == datetime(2026, 1, 31, 12)
     assert [positions.parse_until(t) for t in (None, "end", "17")] == [None, "end", 17]
@@ -222,7 +222,7 @@ def test_timestamp_ns_of_a_datetime_without_time_zone_is_utc() -> None:
     assert positions.timestamp_ns(datetime(2026, 1, 1, tzinfo=UTC)) == 1_767_225_600_000_000_000
 
 
-def test_read_request_contains_the_last_record_and_a_truncation_raises() -> None:
+def test_partition_reader_after_a_truncation_of_its_last_record_raises_log_truncated() -> None:
     progress = ReadProgress("s", 0, 0)
     assert progress.request(1000, 0).lastEpoch == 0, "nothing has been read yet"
     progress.accept(answer(batch(0, 3, epoch=4), batch(3, 2, epoch=6), hw=4))

@@ -48,7 +48,7 @@ def test_sync_group_batches_yield_every_record(client: SyncClient) -> None:
     assert sorted(value or b"" for value in seen) == sorted(VALUES)
 
 
-def test_sync_group_take_returns_batches_that_finished_commits(client: SyncClient) -> None:
+def test_sync_group_finished_batches_are_included_in_the_commit(client: SyncClient) -> None:
     with client.group("billing", ["orders"]) as group:
         for _ in range(2):
             part = group.take()

@@ -11,7 +11,7 @@ from liftpy.errors import ConfigError, NotFoundError
 from liftpy.testing.memory import memory_cluster
 
 
-def test_sync_queue_takes_acks_and_rejects_records() -> None:
+def test_sync_queue_record_settled_twice_raises_lease_lost() -> None:
     with memory_cluster() as cluster, cluster.sync_client() as client:
         with pytest.raises(NotFoundError):
             client.queue("jobs", "w")

@@ -97,7 +97,7 @@ async def taken(consumer: Consumer, count: int) -> list[int]:
     return found
 
 
-async def test_uncommitted_read_must_be_requested_and_uses_only_the_leader() -> None:
+async def test_uncommitted_read_is_sent_only_to_the_leader() -> None:
     log = Log(UNCOMMITTED)
     consumer = Consumer(log.reader, "earliest", None)
     assert await taken(consumer, 8) == list(range(8))
@@ -145,7 +145,7 @@ async def test_uncommitted_read_resumes_from_a_stored_position_unless_the_log_wa
         await taken(Consumer(log.reader, position, None), 1)
 
 
-def test_uncommitted_read_with_invalid_isolation_or_backwards_raises() -> None:
+def test_uncommitted_read_with_invalid_isolation_or_backwards_raises_config_error() -> None:
     wrong: Any = "read_committed"
     with pytest.raises(ConfigError, match=r"Invalid isolation 'read_committed'\. Use committed or uncommitted"):
         ReadOptions(isolation=wrong)

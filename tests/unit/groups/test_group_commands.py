@@ -115,7 +115,7 @@ def test_group_command_decoding_of_invalid_bytes_raises_group_command_error() ->
         decode_query(pb.GroupQuery(limit=1001).SerializeToString())
 
 
-def test_group_partition_of_a_group_name_is_stable_and_stream_uids_sort_by_creation() -> None:
+def test_group_partition_number_of_a_group_name_never_changes() -> None:
     assert [partition_of("billing", count) for count in (1, 4, 4)] == [
         0,
         partition_of("billing", 4),

@@ -233,7 +233,7 @@ def test_group_coordinator_recreated_stream_has_no_committed_offsets() -> None:
     assert cursor.commit("", 0, 9, 0).code == pb.GROUP_STALE
 
 
-def test_group_coordinator_assigns_added_partitions() -> None:
+def test_group_coordinator_assigns_added_partitions_to_a_member() -> None:
     lab = Lab()
     a = lab.join("a", [stream(2)])
     beat = pb.BeatGroup(member="a", generation=a.generation, owned=a.assigned, tellsStreams=True, streams=[stream(5)])
@@ -244,7 +244,7 @@ def test_group_coordinator_assigns_added_partitions() -> None:
     assert owned(lab.say(beat=beat)) == [0, 1, 2, 3, 4], "who knows less does not take any away"
 
 
-def test_group_coordinator_marks_an_added_partition_for_members_that_join_later() -> None:
+def test_group_coordinator_marks_partitions_that_were_added_before_a_member_joined() -> None:
     """Also after a snapshot."""
     lab = Lab()
     a = lab.join("a", [stream(2)])

@@ -103,7 +103,7 @@ async def test_group_lag_check_sends_a_bounded_number_of_requests(elsewhere: Els
     assert elsewhere.most_at_once == module.ASKED_AT_ONCE
 
 
-async def test_group_lag_check_without_answer_uses_the_last_value_and_drops_deleted_partitions(elsewhere: Elsewhere) -> None:
+async def test_group_lag_check_without_an_answer_uses_the_last_known_partition_end(elsewhere: Elsewhere) -> None:
     lags = GroupLags(lambda key: None, "ns")
     groups = {"g": a_group(5, 5)}
     await lags.look(coordinators((groups, True)), TRANSPORT)
@@ -128,7 +128,7 @@ async def test_group_lag_check_of_many_partitions_yields_to_the_event_loop(monke
     assert {name: lag.records for name, lag in lags.of.items()} == {"g0": 64, "(other)": 128}
 
 
-async def test_group_lag_check_includes_at_most_the_maximum_number_of_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_group_lag_check_includes_a_bounded_number_of_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_PARTITIONS", 2)
     lags = GroupLags(lambda key: (0, 9), "ns")
     await lags.look(coordinators(({"g": a_group(8, 8, 8)}, True)), None)

@@ -48,7 +48,7 @@ def test_group_lag_after_a_decreased_partition_end_restarts_its_history_of_ends(
     assert known.behind(20, 110 * S) == (6, 10 * S)
 
 
-def test_group_lag_history_of_partition_ends_is_bounded_and_the_age_never_decreases() -> None:
+def test_group_lag_age_of_an_unchanged_position_increases_with_time() -> None:
     known, before = PartitionEnds(), 0
     for second in range(2000):
         known.set_bounds(second + 1, second * S)
@@ -86,7 +86,7 @@ def test_group_lag_includes_committed_offsets_and_queues_but_no_cursors() -> Non
     }
 
 
-def test_group_lag_sums_records_and_takes_the_oldest_age() -> None:
+def test_group_lag_of_several_partitions_is_the_sum_of_records_and_the_oldest_age() -> None:
     lag = GroupLag()
     lag.add(ends((9, 0)), 5, 10 * S)
     lag.add(ends((9, 0), (10, 8)), 9, 10 * S)

@@ -85,7 +85,7 @@ def test_work_queue_redelivers_a_record_after_the_ack_wait_or_the_requested_dela
     assert settle(queue, pb.SETTLE_EXTEND, (0, 2, 5), now_s=25, member="a") == [(0, 2)], "too late"
 
 
-def test_work_queue_extended_ack_wait_merges_adjacent_record_ranges() -> None:
+def test_work_queue_merges_adjacent_record_ranges_with_equal_extended_ack_wait() -> None:
     queue = WorkQueue("u", 0)
     take(queue, count=10, end=10)
     settle(queue, pb.SETTLE_EXTEND, (2, 4, 1), now_s=1)
@@ -117,7 +117,7 @@ def test_work_queue_removes_records_below_the_log_start() -> None:
     assert take(queue, count=1) == [(50, 51, 2)]
 
 
-def test_work_queue_state_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_queue_above_its_state_limit_delivers_no_new_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "MAX_QUEUE_RANGES", 10)
     queue = WorkQueue("u", 0)
     take(queue, count=100, end=1000)
@@ -128,7 +128,7 @@ def test_work_queue_state_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert take(queue, member="c", end=1000) == []
 
 
-def test_work_queue_restored_from_a_snapshot_gives_equal_results() -> None:
+def test_work_queue_restored_from_a_snapshot_has_an_equal_state() -> None:
     rng = random.Random(7)
     queue = WorkQueue("u", 0)
     for number in range(400):

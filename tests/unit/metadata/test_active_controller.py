@@ -107,7 +107,7 @@ def test_metadata_leader_answers_heartbeats_and_reads_without_log_entries(linear
     assert led.duties.answer(progress, led.image, 0, 0) is not None
 
 
-def test_controller_that_does_not_lead_proposes_nothing() -> None:
+def test_metadata_leader_after_resigning_makes_no_proposals() -> None:
     led = Led()
     led.duties.resign()
     assert led.duties.due(10**15) == []

@@ -55,7 +55,7 @@ def test_add_partitions_continues_the_placement_of_existing_partitions(policy: s
     assert len({p.leader_epoch for p in stream.partitions}) == 20
 
 
-def test_add_partitions_reaches_nodes_through_the_feed() -> None:
+def test_added_partitions_reach_nodes_through_the_metadata_feed() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=2)
     follower, feed = driver.fsm.image, FeedProducer(driver.fsm.image.index)
@@ -161,7 +161,7 @@ def test_create_stream_dry_run_of_an_invalid_request_is_rejected() -> None:
     assert driver.create("x", placement="astrology", dryRun=True).error == Error.INVALID
 
 
-def test_create_stream_that_fails_or_is_a_dry_run_keeps_the_placement_start() -> None:
+def test_create_stream_that_fails_or_is_a_dry_run_does_not_advance_the_round_robin_start() -> None:
     driver = Driver(FIVE)
     driver.create("first", partitions=9, replicationFactor=3)
     driver.create("dry", partitions=4, dryRun=True)
@@ -209,7 +209,7 @@ def test_set_node_with_an_invalid_weight_or_rack_is_rejected(weight: float) -> N
     assert driver.ask(setNode=pb.SetNode(nodeId="z", weight=1)).error == Error.NOT_FOUND
 
 
-def test_node_without_a_weight_gets_one_and_weight_zero_gets_no_replicas() -> None:
+def test_node_with_weight_zero_gets_no_replicas_and_the_default_weight_is_one() -> None:
     driver = Driver(("a",))
     driver.register("b", weight=0)
     assert {node.node_id: node.weight for node in driver.fsm.image.nodes.values()} == {"a": 1.0, "b": 0.0}

@@ -66,7 +66,7 @@ PAIRS = [
 ]
 
 
-def test_request_admission_table_checks_are_in_the_documented_order() -> None:
+def test_request_admission_checks_run_in_the_documented_order() -> None:
     assert [check.name for check in ADMISSION] == AT_ARRIVAL + AFTERWARDS
 
 

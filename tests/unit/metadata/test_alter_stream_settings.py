@@ -51,7 +51,7 @@ def test_alter_stream_changes_only_the_named_settings() -> None:
     ],
 )
 @pytest.mark.parametrize("standby", [True, False])
-def test_alter_stream_to_stricter_settings_puts_partitions_with_standby_into_pause_ending(
+def test_alter_stream_to_stricter_settings_pauses_partitions_with_standby_until_their_leader_confirms(
     standby: bool, changed: str, how: dict[str, object], ends: bool
 ) -> None:
     cluster = driver(failover_standby=standby, ack_policy=AckPolicy.ALL)

@@ -141,7 +141,7 @@ def test_metadata_leader_logs_a_request_whose_decision_raises(driver: Driver, mo
     assert answer_without_log(driver.fsm.image, pb.ControlRequest(createStream=CREATE), 1, driver.fsm.rules) is None
 
 
-def test_metadata_leader_rejects_remove_node_of_a_node_with_recent_heartbeats_without_a_log_entry(driver: Driver) -> None:
+def test_metadata_leader_writes_no_log_entry_to_reject_remove_node_of_a_running_node(driver: Driver) -> None:
     driver.register("d")
     duties = leading(driver)
     beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="d", incarnation=driver.incarnation("d")))
@@ -156,7 +156,7 @@ def test_metadata_leader_rejects_remove_node_of_a_node_with_recent_heartbeats_wi
 
 
 @pytest.mark.parametrize("kind", ["a command", "a leader that can't serve", "a witness"])
-def test_metadata_leader_rejects_an_election_without_an_electable_replica_without_a_log_entry(kind: str) -> None:
+def test_metadata_leader_writes_no_log_entry_to_reject_an_election_without_electable_replica(kind: str) -> None:
     cluster = Cluster("ab", minIsr=1)
     cluster.change_isr(["a"])
     if kind == "a command":

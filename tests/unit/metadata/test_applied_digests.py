@@ -51,7 +51,7 @@ def test_metadata_leader_whose_digest_differs_from_the_majority_resigns() -> Non
     assert made.agreed == NONE, "what it holds is told to nobody"
 
 
-def test_applied_digests_without_an_equal_majority_halt_the_controllers_until_a_majority_agrees() -> None:
+def test_applied_digests_without_a_majority_halt_the_controllers_until_a_majority_agrees() -> None:
     for made, voters in ((at(EVERY, D, b=E, c=F), ABC), (at(EVERY, D, b=E), ABC), (at(EVERY, D, b=E), ("a", "b"))):
         assert not made.compare_reports(voters)
         assert (
@@ -91,7 +91,7 @@ def test_applied_digests_after_a_snapshot_are_compared_from_the_next_checkpoint(
     assert not itself.compare_reports(ABC), "it was sent one itself, before it led"
 
 
-def test_applied_digests_of_learners_are_ignored_and_a_single_controller_agrees_with_itself() -> None:
+def test_applied_digests_of_learners_do_not_count_for_the_majority() -> None:
     made = at(EVERY, D, b=E, l1=D)
     made.compare_reports(("a", "b", "c"))
     assert made.halted

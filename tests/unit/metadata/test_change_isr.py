@@ -17,7 +17,7 @@ def driver() -> Driver:
     return made
 
 
-def test_change_isr_shrink_and_expand_raise_only_the_partition_epoch(driver: Driver) -> None:
+def test_change_isr_shrink_or_expand_increments_only_the_partition_epoch(driver: Driver) -> None:
     start = driver.partition()
     shrunk = driver.change_isr(["c", "a"])
     assert list(shrunk.partition.isr) == ["a", "c"]
@@ -84,7 +84,7 @@ def test_change_isr_keeps_a_fenced_follower_but_rejects_a_fenced_leader(driver: 
     assert driver.change_isr(["a"]).error == Error.FENCED
 
 
-def test_change_isr_to_the_same_members_raises_the_epoch(driver: Driver) -> None:
+def test_change_isr_to_the_same_members_increments_the_partition_epoch(driver: Driver) -> None:
     before = driver.partition()
     late = driver.isr_request(["a", "b"])
     answer = driver.change_isr(["c", "b", "a"])

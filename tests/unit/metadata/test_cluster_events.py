@@ -281,7 +281,7 @@ def test_cluster_event_of_changed_session_times_is_recorded_at_the_change_and_wh
     assert asked == ["sessionMs 5000, leaseMs 900"]
 
 
-def test_cluster_event_kinds_are_all_documented_and_recorded() -> None:
+def test_cluster_event_of_each_kind_is_documented_and_recorded() -> None:
     root = Path(__file__).resolve().parents[3]
     source = (root / "liftpy/core/metadata/controller/cluster_events.py").read_text(encoding="utf-8")
     page = (root / "docs" / "operating.md").read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ def test_cluster_fsm_answers_an_entry_of_invalid_bytes_with_invalid_and_advances
     assert driver.apply(b"").error == Error.INVALID
 
 
-def test_cluster_fsm_rejects_entries_of_unknown_kind_without_operation_id_or_read_only() -> None:
+def test_cluster_fsm_rejects_empty_or_read_only_requests_and_requests_without_operation_id() -> None:
     driver = Driver()
     assert driver.ask().error == Error.INVALID
     assert driver.ask(heartbeat=pb.Heartbeat(nodeId="a")).error == Error.INVALID
@@ -61,7 +61,7 @@ def test_cluster_fsm_applies_an_index_only_once() -> None:
     assert set(driver.fsm.image.nodes) == {"a"}
 
 
-def test_cluster_fsm_after_an_entry_years_ahead_uses_the_time_of_the_next_entry() -> None:
+def test_cluster_fsm_after_an_entry_time_years_ahead_uses_the_time_of_the_next_entry() -> None:
     driver = Driver(("a",))
     before_ns = driver.now_ns
     driver.now_ns += YEARS_NS
@@ -72,7 +72,7 @@ def test_cluster_fsm_after_an_entry_years_ahead_uses_the_time_of_the_next_entry(
 
 
 @pytest.mark.parametrize("off_ns", [YEARS_NS, -YEARS_NS])
-def test_cluster_fsm_with_entry_times_years_off_keeps_and_bounds_the_idempotency_cache(off_ns: int) -> None:
+def test_cluster_fsm_with_wrong_entry_times_still_answers_a_repeated_operation_from_its_cache(off_ns: int) -> None:
     driver = Driver()
     first = driver.register("a")
     for _ in range(3):
@@ -196,7 +196,7 @@ def test_cluster_fsm_restore_of_a_damaged_snapshot_raises_and_keeps_the_image(po
     assert driver.fsm.image is before
 
 
-def test_cluster_fsm_restore_of_a_truncated_snapshot_or_a_pickle_raises() -> None:
+def test_cluster_fsm_restore_of_a_truncated_snapshot_or_a_pickle_is_rejected() -> None:
     driver = Driver(("a",))
     data = driver.fsm.snapshot()
     for cut in range(len(data)):

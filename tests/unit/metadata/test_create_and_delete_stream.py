@@ -10,7 +10,7 @@ from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
-def test_create_stream_is_online_with_the_first_replica_as_leader() -> None:
+def test_created_stream_is_online_with_the_first_replica_as_leader() -> None:
     driver = Driver(("a", "b", "c"))
     response = driver.create(partitions=3)
     assert response.error == Error.OK
@@ -26,7 +26,9 @@ def test_create_stream_is_online_with_the_first_replica_as_leader() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "expected"), [(("a",), 1), (("a", "b"), 2), (("a", "b", "c", "d"), 3)])
-def test_create_stream_with_factor_zero_uses_three_or_the_live_nodes(nodes: tuple[str, ...], expected: int) -> None:
+def test_create_stream_with_replication_factor_zero_gets_three_replicas_or_one_per_live_node(
+    nodes: tuple[str, ...], expected: int
+) -> None:
     response = Driver(nodes).create()
     assert len(response.stream.partitions[0].replicas) == expected
     assert f"replication factor {expected}" in response.detail
@@ -107,7 +109,7 @@ def test_create_stream_retry_returns_the_current_or_deleted_stream() -> None:
     assert not gone.stream.partitions
 
 
-def test_delete_stream_with_another_uid_is_rejected_and_a_recreated_stream_has_a_new_uid() -> None:
+def test_delete_stream_with_the_uid_of_an_earlier_stream_returns_not_found() -> None:
     driver = Driver(("a",))
     uid = driver.create().stream.uid
     assert driver.ask(deleteStream=pb.DeleteStream(name="orders", uid="000009-0")).error == Error.NOT_FOUND

@@ -174,7 +174,7 @@ def test_describe_pages_each_contain_the_controllers(fsm: ClusterFsm) -> None:
     assert codec.image_from_pb(pages.cluster.image).controllers == image.controllers
 
 
-def test_describe_stream_page_size_follows_the_request_up_to_the_maximum(
+def test_describe_stream_page_has_the_requested_size_up_to_the_maximum(
     fsm: ClusterFsm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pages_module, "MAX_PAGE_BYTES", 1600)

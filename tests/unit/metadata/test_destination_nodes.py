@@ -43,7 +43,7 @@ def test_destination_nodes_receive_replicas_in_proportion_to_their_weight() -> N
     assert Counter(takers.take(()) for _ in range(40)) == {"a": 30, "b": 10}
 
 
-def test_destination_nodes_replica_to_remove_is_outside_the_isr_or_on_the_most_loaded_node() -> None:
+def test_replica_to_remove_is_a_replica_outside_the_isr_or_on_the_most_loaded_node() -> None:
     takers = DestinationNodes(
         [NodeFacts(node_id=n, rack=r) for n, r in zip("abcd", "xyxz", strict=True)], {"a": 1, "b": 9, "c": 1, "d": 5}
     )

@@ -77,7 +77,7 @@ def test_unclean_candidate_that_is_fenced_ends_the_election() -> None:
     assert (cluster.now, cluster.partition().isr) == ((OFFLINE, "", ""), ("a",))
 
 
-def test_passed_over_candidate_may_lead_after_the_election() -> None:
+def test_candidate_passed_over_in_an_election_is_electable_after_the_election() -> None:
     cluster = Cluster("abc")
     cluster.fence("a")
     cluster.conclude()
@@ -91,7 +91,7 @@ def test_passed_over_candidate_may_lead_after_the_election() -> None:
     assert cluster.partition().passed_over == ()
 
 
-def test_complete_replica_outside_the_isr_is_elected_if_no_isr_member_can() -> None:
+def test_complete_replica_outside_the_isr_is_elected_if_no_isr_member_is_electable() -> None:
     cluster = Cluster("abc")
     cluster.change_isr(["a", "c"])
     assert cluster.partition().complete == (), "the two that are left commit without b"
@@ -146,7 +146,7 @@ def test_leadership_transfer_keeps_the_old_leader_in_the_isr() -> None:
     assert cluster.now == (ONLINE, "a", ""), "no name: the preferred leader"
 
 
-def test_leadership_transfer_that_fails_returns_to_the_old_leader() -> None:
+def test_leadership_transfer_that_fails_proposes_the_old_leader_again() -> None:
     cluster = Cluster("ab")
     cluster.elect("b")
     cluster.pass_over()

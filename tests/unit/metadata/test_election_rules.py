@@ -166,7 +166,7 @@ def leading(now_ns: int = 0) -> ActiveController:
     return duties
 
 
-def test_metadata_leader_answers_a_no_op_directly_only_with_a_recent_majority_and_no_logged_entry() -> None:
+def test_metadata_leader_needs_a_recent_majority_to_answer_a_no_op_without_a_log_entry() -> None:
     image = an_image(a_stream(), fenced="c")
     request = pb.ControlRequest(operationId=bytes(16), deleteStream=pb.DeleteStream(name="none"))
     assert leading().answer(request, image, 100, 100) is not None

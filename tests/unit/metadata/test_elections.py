@@ -319,7 +319,7 @@ def test_pass_over_request_for_an_older_partition_state_returns_stale(field: str
         ({"finished": False}, Error.INVALID),
     ],
 )
-def test_promotion_report_must_match_the_proposed_candidate(other: dict[str, Any], error: int) -> None:
+def test_promotion_report_of_another_candidate_or_epoch_is_rejected(other: dict[str, Any], error: int) -> None:
     cluster = Cluster()
     cluster.fence("a")
     cluster.conclude()

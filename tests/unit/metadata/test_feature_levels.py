@@ -207,7 +207,7 @@ def test_feature_level_downgrade_by_two_levels_is_rejected() -> None:
     assert (answer.error, answer.detail) == (Error.INVALID, "one level at a time: from 7 to 6"), "apply says the same"
 
 
-def test_apply_of_a_feature_level_below_the_supported_range_raises() -> None:
+def test_apply_of_a_feature_level_below_the_supported_range_raises_incompatible_version_error() -> None:
     driver = a_driver("a", features=FEATURES)
     checked = [pb.CheckedNode(nodeId="a", incarnation=driver.incarnation("a"))]
     with pytest.raises(IncompatibleVersionError, match="the feature level becomes 4, but this version supports 5"):
@@ -233,7 +233,7 @@ def test_control_request_that_needs_a_feature_level_not_yet_finalized_is_rejecte
 
 
 # ---- default quota -----------------------------------------------------------------------------------------------------------------
-def test_default_quota_keeps_omitted_fields_and_rejects_invalid_values() -> None:
+def test_default_quota_change_keeps_the_values_of_omitted_fields() -> None:
     driver = a_driver("a")
     driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=5, bytesPerS=6, byToken=7))
     driver.ask(setDefaultQuota=pb.SetDefaultQuota(bytesPerS=0))
@@ -277,7 +277,7 @@ def test_registration_of_a_node_without_a_feature_range_is_rejected() -> None:
     assert registration_result(before_the_log) is Registered.UNSPOKEN
 
 
-def test_feature_ranges_are_parsed_and_compared() -> None:
+def test_feature_range_contains_the_levels_between_its_minimum_and_maximum() -> None:
     assert level_range_in(pb.RegisterNode()) == UNSAID
     assert level_range_in(pb.RegisterNode(minLevel=2)) == LevelRange(2, 2)
     assert (str(LevelRange(1, 2)), str(LevelRange(2, 2))) == ("1 to 2", "2")
@@ -300,7 +300,7 @@ def test_metadata_image_without_a_feature_level_is_accepted_only_while_empty() -
             read()
 
 
-def test_apply_of_an_entry_before_the_first_feature_level_raises() -> None:
+def test_apply_of_an_entry_before_the_first_feature_level_raises_incompatible_version_error() -> None:
     fsm = ClusterFsm("shop", elections=True)
     barrier = pb.ControlRequest(operationId=b"b" * 16, timeNs=1, barrier=pb.Barrier())
     assert pb.ControlResponse.FromString(fsm.apply(barrier.SerializeToString(), 1)).error == Error.OK
@@ -311,7 +311,7 @@ def test_apply_of_an_entry_before_the_first_feature_level_raises() -> None:
     assert fsm.image.index == 1
 
 
-def test_snapshot_of_a_cluster_at_level_1_is_rejected_with_advice() -> None:
+def test_metadata_snapshot_of_feature_level_1_raises_with_the_upgrade_to_do_first() -> None:
     data = encode_snapshot(born_image())
     with pytest.raises(UnknownFormatError, match="up to feature level 5"):
         decode_snapshot(data[:4] + (1).to_bytes(2, "big") + data[6:])
@@ -319,7 +319,7 @@ def test_snapshot_of_a_cluster_at_level_1_is_rejected_with_advice() -> None:
 
 # ---- what is not understood -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("strange", [UNKNOWN_KIND, UNKNOWN_FIELD])
-def test_apply_of_an_entry_with_unknown_fields_raises(strange: bytes) -> None:
+def test_apply_of_an_entry_with_unknown_fields_raises_incompatible_version_error(strange: bytes) -> None:
     entry = pb.ControlRequest(operationId=b"o" * 16, timeNs=1).SerializeToString() + strange
     driver = a_driver("a", features=FEATURES)
     before = driver.fsm.image
@@ -329,7 +329,7 @@ def test_apply_of_an_entry_with_unknown_fields_raises(strange: bytes) -> None:
     assert driver.fsm.image is before
 
 
-def test_apply_of_an_entry_with_a_nested_unknown_field_raises() -> None:
+def test_apply_of_an_entry_with_a_nested_unknown_field_raises_incompatible_version_error() -> None:
     inner = pb.RegisterNode(nodeId="b").SerializeToString() + UNKNOWN_FIELD
     item = pb.ControlRequest(registerNode=pb.RegisterNode.FromString(inner))
     batch = pb.Batch(requests=[pb.BatchedRequest(number=1, request=item)])

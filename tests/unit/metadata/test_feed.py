@@ -183,7 +183,7 @@ def test_metadata_feed_subscriber_behind_the_buffered_entries_fetches_a_snapshot
     feed.settle()
 
 
-def test_metadata_feed_answers_are_bounded_and_a_long_gap_takes_several_answers(
+def test_metadata_feed_missing_entries_of_a_long_gap_are_sent_in_several_bounded_answers(
     feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_module, "MAX_ENTRY_SIZE_BYTES", 300)
@@ -273,7 +273,7 @@ def test_metadata_feed_snapshot_requests_may_be_answered_by_different_controller
     assert asked < 10 * chunks
 
 
-def test_metadata_feed_answer_for_another_node_is_rejected_and_one_without_a_name_accepted(feed: Feed) -> None:
+def test_metadata_feed_subscriber_rejects_an_answer_for_another_node(feed: Feed) -> None:
     feed.subscription = subscription = FeedSubscription("late")
     image = feed.driver.fsm.image
     feed.producer.snapshot_is_ready(image.index, encode_snapshot(image, operations=False))

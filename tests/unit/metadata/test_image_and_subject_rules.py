@@ -64,7 +64,7 @@ def test_changed_streams_since_a_later_or_unrelated_image_returns_none() -> None
     assert trail.since(later) is None
 
 
-def test_partition_requests_are_batched_bounded_in_bytes_and_each_answered() -> None:
+def test_partition_requests_in_batches_of_bounded_size_each_get_an_answer() -> None:
     wishes, told = RequestBatcher(), list[Any]()
     for number in range(3 * SENT_TOGETHER):
         key = PartitionKey("s", "u", number)
@@ -105,7 +105,7 @@ def test_metadata_image_returns_a_partition_by_stream_and_number(uid: str, numbe
     assert (an_image(a_stream()).find("s", uid, number) is not None) is there
 
 
-def test_metadata_image_replica_counts_follow_created_and_deleted_streams() -> None:
+def test_metadata_image_replica_counts_change_with_created_and_deleted_streams() -> None:
     image = an_image()
     after = replay(image, StreamCreated(a_stream()))
     assert dict(after.replica_counts) == {"a": 1, "b": 1, "c": 1}

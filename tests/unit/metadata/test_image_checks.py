@@ -151,14 +151,14 @@ def test_check_step_rejects_a_fenced_node_that_joins_the_isr() -> None:
 @pytest.mark.parametrize(
     "counter", ["next_incarnation", "next_stream_uid", "next_leader_epoch", "next_epoch", "placement_index"]
 )
-def test_check_step_rejects_a_falling_counter(counter: str) -> None:
+def test_check_step_rejects_a_decreased_counter(counter: str) -> None:
     check_step(sound(), sound())
     with pytest.raises(InvariantError) as error:
         check_step(sound(), replace(sound(), counters=replace(HIGH, **{counter: 99})))
     assert code_of(error) == "C2"
 
 
-def test_check_step_rejects_a_falling_index_or_incarnation() -> None:
+def test_check_step_rejects_a_decreased_index_or_incarnation() -> None:
     image = sound()
     with pytest.raises(InvariantError) as error:
         check_step(image, replace(image, index=image.index - 1))

@@ -42,7 +42,7 @@ def test_groups_stream_created_without_nodes_is_placed_when_nodes_register() -> 
     assert driver.ask(openGroups=pb.OpenGroups(partitions=3)).stream.waiting == 3
 
 
-def test_groups_stream_with_a_conflicting_subject_names_the_other_stream() -> None:
+def test_groups_stream_with_a_conflicting_subject_is_rejected_with_the_name_of_the_other_stream() -> None:
     driver = Driver(("a",))
     driver.create("mine", "liftpy-groups")
     refused = driver.ask(openGroups=pb.OpenGroups(partitions=1))

@@ -12,7 +12,7 @@ def tick(leaderless: LeaderlessTimer, there_is_a_leader: bool, from_ns: int, unt
         leaderless.tick(there_is_a_leader, now_ns)
 
 
-def test_leaderless_timer_expires_only_after_all_ticks_have_no_leader() -> None:
+def test_leaderless_timer_expires_after_consecutive_ticks_without_a_leader() -> None:
     leaderless = LeaderlessTimer()
     assert not leaderless.for_long
     tick(leaderless, False, TICK_NS, LONG_NS)

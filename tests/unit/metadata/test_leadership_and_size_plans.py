@@ -53,7 +53,7 @@ def test_leadership_plan_of_a_balanced_cluster_is_empty() -> None:
     assert plan_leaderships([], {}).transfers == ()
 
 
-def test_leadership_plan_respects_draining_nodes_dead_nodes_and_weights() -> None:
+def test_leadership_plan_assigns_leaderships_by_weight_and_none_to_draining_or_dead_nodes() -> None:
     nodes = [
         NodeFacts(node_id="a", leaving=True),
         NodeFacts(node_id="b", weight=3),
@@ -66,7 +66,7 @@ def test_leadership_plan_respects_draining_nodes_dead_nodes_and_weights() -> Non
 
 
 @given(st.data())
-def test_leadership_plan_ends_balanced_if_the_replicas_allow(data: st.DataObject) -> None:
+def test_leadership_plan_balances_the_leaders_if_the_replica_placement_allows(data: st.DataObject) -> None:
     ids = "abcdef"[: data.draw(st.integers(1, 6))]
     nodes = [
         NodeFacts(node_id=n, weight=data.draw(st.sampled_from([1.0, 1.0, 2.0])), live=data.draw(st.integers(0, 9)) > 0)

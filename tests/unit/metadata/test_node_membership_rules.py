@@ -47,7 +47,7 @@ def test_heartbeat_answers_that_wait_for_an_image_are_bounded_and_replaced_by_ne
         (E.STALE, Registered.REFUSED), (E.UNAVAILABLE, Registered.AGAIN), (E.OUTCOME_UNKNOWN, Registered.AGAIN),
     ],
 )  # fmt: skip
-def test_registration_error_codes_decide_between_retry_fenced_and_failed(
+def test_registration_result_of_each_error_code_is_retry_fenced_or_failed(
     error: pb.ControlResponse.Error, meaning: Registered
 ) -> None:
     assert registration_result(E(error=error)) is meaning
@@ -64,7 +64,7 @@ def test_partition_data_missing_in_the_image_is_not_deleted() -> None:
     assert not DataDeletion("n1").has_left(key, ClusterImage())
 
 
-def test_partition_data_deleted_in_the_image_is_deleted_unless_a_controller_denies() -> None:
+def test_partition_data_deleted_in_the_image_is_deleted_unless_a_controller_denies_the_deletion() -> None:
     key, departures = PartitionKey("s", "uid", 0), DataDeletion("n1")
     departures.note_deleted_streams([SimpleNamespace(uid="uid")])  # type: ignore[list-item]
     assert departures.has_left(key, ClusterImage())

@@ -260,7 +260,7 @@ def test_repeated_registration_of_one_process_keeps_its_incarnation() -> None:
     assert in_isr(driver)
 
 
-def test_late_registration_of_a_dead_process_is_stale() -> None:
+def test_late_registration_of_a_dead_process_returns_stale() -> None:
     driver, history = cluster_with_folder()
     before = driver.incarnation("b")
     died = history.next(200)

@@ -68,7 +68,7 @@ def test_node_without_responders_on_nats_is_fenced_after_its_lease_and_before_th
     assert 10 * S + lease_ns <= ended[0] <= 10 * S + round(config.session_s * S)
 
 
-def test_registration_after_many_unregistered_starts_follows_the_last_registered_process() -> None:
+def test_registration_after_many_unregistered_starts_counts_as_a_later_process_of_the_directory() -> None:
     starts = DirectoryIdentity("f").next(100).after_registration()
     for nonce in range(101, 101 + 3 * MAX_EARLIER_NONCES):
         starts = starts.next(nonce)

@@ -48,7 +48,7 @@ def answers_to(batch: pb.ControlRequest | None, *errors: tuple[int, pb.ControlRe
     return pb.ControlResponse(batch=pb.BatchAnswers(answers=[pb.BatchedAnswer(number=n, error=e) for n, e in errors]))
 
 
-def test_partition_requests_count_batches_sent_and_superseded() -> None:
+def test_partition_request_counters_contain_batches_sent_requests_and_replaced_requests() -> None:
     asked = Asked()
     wishes = asked.wishes
     assert wishes.take() is None

@@ -42,7 +42,7 @@ def wake(driver: Driver, number: int = 0, **other: Any) -> pb.ControlResponse:
     return driver.ask(wakePartition=pb.WakePartition(**(asked | other)))
 
 
-def test_pause_partitions_applies_to_the_named_partitions_or_all() -> None:
+def test_pause_partitions_without_partition_numbers_pauses_all_partitions() -> None:
     driver = a_stream()
     before = driver.fsm.image
     assert pause(driver, pb.UNTIL_RESUMED, 1).error == Error.OK
@@ -78,7 +78,7 @@ def test_resumed_partition_accepts_publishes_after_its_leader_confirms() -> None
     assert pauses(driver)[0] == (Pause.UNTIL_RESUMED, 2), "paused anew before its leader knew that it was resumed"
 
 
-def test_wake_partition_resumes_one_partition_or_all() -> None:
+def test_wake_partition_resumes_all_partitions_that_were_paused_until_any_publish() -> None:
     driver = a_stream(4)
     pause(driver, pb.UNTIL_PUBLISH)
     assert wake(driver, 1).error == Error.OK
@@ -162,7 +162,7 @@ def test_paused_partition_stays_paused_after_elections_restarts_and_snapshots() 
     assert (wake(cluster).error, cluster.partition().pause) == (Error.OK, Pause.NOT_PAUSED)
 
 
-def test_wake_partition_batch_resumes_many_in_one_entry() -> None:
+def test_wake_partition_batch_resumes_many_partitions_in_one_entry() -> None:
     driver = a_stream(40)
     pause(driver, pb.UNTIL_PUBLISH_TO_ANY)
     stream = driver.fsm.image.streams["orders"]

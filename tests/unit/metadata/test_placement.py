@@ -61,22 +61,22 @@ def by_name(case: dict[str, Any]) -> str:
 
 # ---- the vectors -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("case", VECTORS["round_robin"], ids=by_name)
-def test_placement_round_robin_gives_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
+def test_placement_round_robin_returns_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
     assert of_case(case, "round-robin") == of_case(case, "") == case["expected"]
 
 
 @pytest.mark.parametrize("case", VECTORS["rack"], ids=by_name)
-def test_placement_rack_gives_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
+def test_placement_rack_returns_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
     assert of_case(case, "rack") == case["expected"]
     assert [int(node.node_id) for node in row_of(sort_by_id(in_racks(case["racks"])))] == case["sequence"]
 
 
 @pytest.mark.parametrize("case", VECTORS["rack_strict"], ids=by_name)
-def test_placement_rack_strict_gives_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
+def test_placement_rack_strict_returns_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
     assert of_case(case, "rack-strict") == case["expected"]
 
 
-def test_placement_rendezvous_gives_the_replicas_of_the_recorded_examples() -> None:
+def test_placement_rendezvous_returns_the_replicas_of_the_recorded_examples() -> None:
     vectors = VECTORS["rendezvous"]
     nodes = [NodeFacts(node_id=name, weight=weight) for name, weight in vectors["weights"].items()]
     wanted = Wanted(policy="rendezvous", stream="orders", partitions=len(vectors["expected"]), replication_factor=4)
@@ -91,7 +91,7 @@ def by_hand(entries: Any, nodes: list[NodeFacts], **more: Any) -> list[Replicas]
 
 
 @pytest.mark.parametrize("case", VECTORS["manual"], ids=lambda case: str(case["map"]))
-def test_placement_manual_gives_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
+def test_placement_manual_returns_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
     nodes = facts(VECTORS["manual_known_nodes"])
     entries = [(entry["id"], entry["replicas"]) for entry in case["map"]]
     if case["result"] == "ok":
@@ -116,12 +116,12 @@ def test_placement_of_the_recorded_invalid_examples_is_rejected(case: dict[str, 
 
 
 # ---- decided where the published sources leave it open -----------------------------------------------------------------
-def test_placement_with_an_unknown_policy_lists_the_policies() -> None:
+def test_placement_with_an_unknown_policy_raises_with_the_known_policies() -> None:
     with pytest.raises(PlacementError, match="round-robin, rack, rack-strict, rendezvous, least-loaded, manual"):
         placed(facts("a"), "best", 1, 1)
 
 
-def test_placement_sorts_nodes_as_numbers_only_if_all_are_numbers() -> None:
+def test_placement_sorts_node_names_as_numbers_only_if_all_names_are_numbers() -> None:
     assert in_order(["10", "9", "1"]) == ["1", "9", "10"]
     assert in_order(["10", "9", "x"]) == ["10", "9", "x"]
     assert in_order(["n10", "n9"]) == ["n10", "n9"]
@@ -160,13 +160,13 @@ def test_placement_rack_without_racks_equals_round_robin_with_a_note() -> None:
 
 
 @pytest.mark.parametrize("policy", ["rack", "rack-strict"])
-def test_placement_with_racks_on_some_nodes_only_lists_the_nodes_without_rack(policy: str) -> None:
+def test_placement_by_rack_raises_with_the_names_of_nodes_without_a_rack(policy: str) -> None:
     with pytest.raises(PlacementError, match="no rack on 2, 10: set one"):
         placed(in_racks({"": [10, 2], "x": [3, 1]}), policy, 1, 1)
 
 
 @pytest.mark.parametrize("policy", ["rendezvous", "least-loaded"])
-def test_placement_follows_the_node_weights(policy: str) -> None:
+def test_placement_distributes_replicas_in_proportion_to_the_node_weights(policy: str) -> None:
     def weighing(**weights: float) -> list[NodeFacts]:
         return [NodeFacts(node_id=name, weight=weight) for name, weight in weights.items()]
 

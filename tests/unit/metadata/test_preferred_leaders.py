@@ -55,7 +55,7 @@ def test_preferred_leader_rebalance_moves_nothing_during_an_election() -> None:
     assert leaders.due(cluster.fsm.image, 20 * NS_PER_S) == []
 
 
-def test_preferred_leader_rebalance_interval_can_change_while_leading() -> None:
+def test_preferred_leader_rebalance_uses_an_interval_changed_while_leading() -> None:
     cluster = Cluster()
     moved(cluster, "b")
     image, leaders = cluster.fsm.image, PreferredLeaders(0.0)

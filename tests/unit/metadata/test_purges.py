@@ -70,7 +70,7 @@ def test_purge_stays_in_the_image_until_every_replica_has_reported() -> None:
     assert now(driver).epoch == epoch, "nothing is under way"
 
 
-def test_purge_sent_twice_changes_nothing_and_a_larger_purge_replaces_the_smaller() -> None:
+def test_purge_is_replaced_only_by_a_purge_with_a_higher_end_offset() -> None:
     driver = cluster()
     ask(driver, 41)
     first = now(driver)
@@ -139,7 +139,7 @@ def a_state(**more: Any) -> PartitionState:
     return PartitionState(partition=0, leader="a", leader_epoch=1, epoch=1, **about)
 
 
-def test_purge_reported_by_all_replicas_is_removed_with_the_reports_of_former_replicas() -> None:
+def test_purge_reported_by_all_replicas_is_removed_from_the_image() -> None:
     both = (PurgedBy("a", 7), PurgedBy("b", 3))
     assert [p.number for p in without_completed(a_state(purged=both)).purges] == [7]
     assert without_completed(a_state(purged=both)).purged == both

@@ -144,7 +144,7 @@ def test_metadata_leader_repeats_a_barrier_with_an_unknown_outcome(outcome: Entr
     assert again.barrier_term == 1
 
 
-def test_metadata_leader_does_not_act_after_a_barrier_of_an_older_term() -> None:
+def test_metadata_leader_stays_inactive_after_a_barrier_of_an_older_term() -> None:
     made = Member()
     made.log.leads = True
     [order] = made.tick()
@@ -277,7 +277,7 @@ def test_metadata_leader_publishes_applied_entries_at_once_and_the_last_index_pe
     ("outcome", "error"),
     [(EntryOutcome.NEVER, pb.ControlResponse.UNAVAILABLE), (EntryOutcome.UNKNOWN, pb.ControlResponse.OUTCOME_UNKNOWN)],
 )
-def test_control_request_is_rejected_only_if_no_log_entry_of_it_can_exist(
+def test_control_request_whose_entry_may_be_in_the_log_returns_outcome_unknown(
     outcome: EntryOutcome, error: pb.ControlResponse.Error
 ) -> None:
     made = Member()

@@ -81,7 +81,7 @@ def test_metadata_leader_repeats_a_barrier_rejected_as_too_large() -> None:
     assert len(made.tick()) == 1
 
 
-def test_metadata_leader_rejects_an_impossible_request_in_a_batch_without_a_log_entry() -> None:
+def test_metadata_leader_writes_no_log_entry_to_reject_an_impossible_request_in_a_batch() -> None:
     made = Member()
     made.lead()
     made.register(1)

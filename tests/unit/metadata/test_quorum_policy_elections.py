@@ -34,7 +34,7 @@ def test_quorum_policy_election_without_a_majority_leaves_the_partition_offline(
     assert again.now == (CANDIDATE_FOUND, "", "c")
 
 
-def test_quorum_policy_election_without_a_majority_may_elect_only_the_former_leader() -> None:
+def test_quorum_policy_election_without_a_majority_elects_no_replica_but_the_former_leader() -> None:
     cluster = Cluster(commitPolicy="quorum")
     cluster.fence("b")
     cluster.fence("c")
@@ -63,7 +63,7 @@ def test_quorum_policy_majority_includes_complete_replicas_but_no_replica_with_l
     assert cluster.partition().incomplete == ()
 
 
-def test_quorum_policy_partition_without_a_majority_is_elected_only_uncleanly() -> None:
+def test_quorum_policy_partition_without_a_majority_gets_a_leader_only_by_an_unclean_election() -> None:
     cluster = Cluster(commitPolicy="quorum")
     cluster.restart("a", emptied=True)
     cluster.restart("c", emptied=True)

@@ -88,7 +88,7 @@ def test_reassign_evicts_replicas_outside_the_isr_first_and_the_leader_last(driv
     assert join(driver, "d", evicted="a").error == Error.INVALID, "the leader does not evict itself"
 
 
-def test_reassign_to_another_order_of_the_replicas_applies_at_once(driver: Driver) -> None:
+def test_reassign_to_another_order_of_the_replicas_needs_no_copy(driver: Driver) -> None:
     to(driver, "c", "a", "b")
     assert (driver.partition().replicas, driver.partition().isr) == (("c", "a", "b"), ("c", "a", "b"))
     assert (driver.partition().target, driver.partition().leader) == ((), "a")
@@ -130,7 +130,7 @@ def test_reassign_to_other_replicas_removes_a_learner_outside_the_new_target(dri
     assert driver.partition().joining == "e"
 
 
-def test_reassign_copy_can_be_aborted_and_started_again(driver: Driver) -> None:
+def test_reassign_begin_copy_without_a_node_aborts_the_copy(driver: Driver) -> None:
     to(driver, "d", "b", "a")
     copy(driver, "d")
     assert copy(driver, "").error == Error.OK
@@ -142,7 +142,7 @@ def test_reassign_copy_can_be_aborted_and_started_again(driver: Driver) -> None:
     assert copy(driver, "d").error == Error.FENCED
 
 
-def test_reassign_adds_or_removes_replicas(driver: Driver) -> None:
+def test_reassign_to_a_longer_or_shorter_list_changes_the_number_of_replicas(driver: Driver) -> None:
     to(driver, "a", "b", "c", "d")
     copy(driver, "d")
     join(driver, "a", "b", "c", "d")
@@ -204,7 +204,7 @@ def test_reassign_to_a_draining_or_full_node_is_rejected(driver: Driver) -> None
     assert to(driver, "a", "b", "d").error == Error.OK
 
 
-def test_reassign_limits_the_effective_min_isr_by_replicas_and_target() -> None:
+def test_effective_min_isr_during_a_reassign_is_at_most_the_smaller_replica_count() -> None:
     config = StreamConfig()
     moving = PartitionState(partition=0, replicas=("a",), isr=("a",), leader="a", leader_epoch=1, epoch=1, target=("b",))
     assert moving.min_isr(config) == 1
@@ -214,7 +214,7 @@ def test_reassign_limits_the_effective_min_isr_by_replicas_and_target() -> None:
     assert replace(moving, replicas=("a", "b"), target=()).min_isr(config) == 2
 
 
-def test_reassign_keeps_a_replica_complete_only_while_min_isr_prevents_commits(driver: Driver) -> None:
+def test_reassign_at_its_target_keeps_complete_replicas_only_while_the_isr_is_below_min_isr(driver: Driver) -> None:
     stream = driver.fsm.image.streams["orders"]
     short = replace(driver.partition(), replicas=("a", "b"), isr=("a",), complete=("b",), target=())
     assert finish_reached_target(stream, short).complete == ("b",)

@@ -80,7 +80,7 @@ def test_reassignment_planner_replaces_a_dead_node_after_the_grace_period() -> N
     assert moved.driver.ask(removeNode=pb.RemoveNode(nodeId="c")).error == pb.ControlResponse.OK
 
 
-def test_reassignment_planner_of_a_new_metadata_leader_restarts_the_grace_and_continues_moves() -> None:
+def test_reassignment_planner_of_a_new_metadata_leader_restarts_the_grace_period_of_dead_nodes() -> None:
     moved = Moved("abcd", max_copies=1)
     moved.driver.create(partitions=8, replicationFactor=3)
     moved.down("c")
@@ -100,7 +100,7 @@ def test_reassignment_planner_of_a_new_metadata_leader_restarts_the_grace_and_co
     assert moved.held("c") == held - begun, "what has a target goes on, the rest waits for the grace"
 
 
-def test_reassignment_planner_keeps_the_replicas_of_a_node_that_returns_within_the_grace() -> None:
+def test_reassignment_planner_keeps_the_replicas_of_a_node_that_returns_within_the_grace_period() -> None:
     moved = Moved()
     moved.driver.create(partitions=8, replicationFactor=3)
     held = moved.held("c")
@@ -195,7 +195,7 @@ def test_reassignment_planner_reducing_replicas_keeps_a_leaving_replica_if_anoth
     assert moved.driver.partition().replicas == ("a", "c")
 
 
-def test_reassignment_planner_replaces_a_target_node_that_dies_with_another_node() -> None:
+def test_reassignment_planner_chooses_another_target_node_if_a_target_node_dies() -> None:
     moved = _of_three()
     drain(moved, "c")
     moved.until(lambda: len(moved.driver.partition().isr) == 4, 20)
@@ -233,7 +233,7 @@ def test_reassignment_planner_keeps_the_replica_of_a_returning_node_while_anothe
 
 
 @pytest.mark.parametrize(("reason", "goes_on"), [(pb.BY_HAND, False), (pb.REBALANCED, False), (pb.FACTOR, True)])
-def test_reassignment_planner_cancels_or_replaces_a_target_on_a_drained_node_by_move_reason(
+def test_reassignment_planner_cancels_or_replaces_a_target_on_a_drained_node_depending_on_move_reason(
     reason: pb.MoveReason, goes_on: bool
 ) -> None:
     moved = Moved("abcde")

@@ -98,7 +98,7 @@ def test_reassignment_planner_continues_a_move_while_the_leaving_replica_is_miss
     assert planner.look() == [pb.BeginCopy(stream="s", uid="u1", partition=0, epoch=6, node="d")]
 
 
-def test_reassignment_planner_replaces_a_removed_target_node_and_keeps_the_rest() -> None:
+def test_reassignment_planner_replaces_a_removed_target_node_and_keeps_the_other_targets() -> None:
     for why in (MoveReason.DRAINED, MoveReason.REPLACED, MoveReason.FACTOR):
         moves = {"target": ("d", "b", "a"), "moved_for": why}
         planner = Planner(image_of(a_partition(**moves), nodes="abcde", leaving="cd"))
@@ -146,7 +146,7 @@ def test_reassignment_planner_replaces_dead_nodes_in_the_order_of_their_failure(
     assert planner.numbers(after_ns=GRACE_NS) == [("Reassign", 2), ("Reassign", 3)]
 
 
-def test_reassignment_planner_without_a_replacement_grace_replaces_no_node() -> None:
+def test_reassignment_planner_with_a_grace_period_of_zero_replaces_no_node() -> None:
     planner = Planner(image_of(a_partition(), fenced="c"), replacement_grace_s=0)
     assert planner.look(after_ns=GRACE_NS * 100) == []
     assert planner.moving.next_deadline_ns() is None
@@ -238,7 +238,7 @@ def test_reassignment_planner_rebalances_at_most_sixteen_leaderships_at_once() -
     [{"isr": ("b", "c")}, {"incomplete": ("a",)}, {"status": PartitionStatus.ELECTION, "leader": ""}, {"leader": "a"},
      {"moved_for": MoveReason.REBALANCED}],
 )  # fmt: skip
-def test_reassignment_planner_waits_until_the_preferred_replica_may_lead(more: dict[str, Any]) -> None:
+def test_reassignment_planner_transfers_no_leadership_until_the_preferred_replica_is_electable(more: dict[str, Any]) -> None:
     planner = Planner(image_of(a_partition(**{**LEADS, **more})))
     assert planner.look() == []
     waits = more.get("leader") != "a" and "moved_for" not in more
@@ -339,7 +339,7 @@ def test_reassignment_planner_check_includes_every_stream_changed_since_the_last
     assert [message.stream for message in planner.look()] == ["y", "x"], "the oldest first"
 
 
-def test_reassignment_planner_without_a_target_node_after_the_grace_checks_again_after_a_delay() -> None:
+def test_reassignment_planner_without_a_target_node_after_the_grace_period_repeats_the_check() -> None:
     planner = Planner(image_of(a_partition(), nodes="abc", fenced="c"))
     planner.look()
     planner.look(after_ns=GRACE_NS)
@@ -383,7 +383,7 @@ def test_reassignment_planner_checks_every_five_seconds_while_a_move_is_pending(
     assert planner.moving.next_deadline_ns() is None, "it holds nothing"
 
 
-def test_reassignment_planner_next_check_is_at_the_end_of_the_grace_of_a_dead_node_with_replicas() -> None:
+def test_reassignment_planner_next_check_is_at_the_end_of_the_grace_period_of_a_dead_node() -> None:
     image = image_of(a_partition(), nodes="abcde", fenced="ce")
     planner = Planner(image)
     planner.look(after_ns=10)
@@ -425,7 +425,7 @@ def test_reassignment_planner_removes_ended_moves_of_a_changed_stream_from_its_m
         ({"joining": "d", "copy_epoch": 6, "target": ("a", "b", "e")}, [("e", 1), ("c", -1), ("d", -1)]),
     ],
 )
-def test_reassignment_replicas_to_come_are_the_replicas_and_the_target_nodes(
+def test_reassignment_counts_current_replicas_and_target_nodes_as_replicas_to_come(
     more: dict[str, Any], found: list[tuple[str, int]]
 ) -> None:
     assert list(replicas_to_come(a_partition(**more))) == found

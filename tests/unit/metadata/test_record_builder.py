@@ -35,7 +35,9 @@ KEY = PartitionKey("s", "u1", 0)
         ({"uid": "u1", "replicas": "ab", "partition": 1}, None),
     ],
 )
-def test_replica_data_may_be_deleted_only_after_the_controllers_confirm(response: dict[str, Any], allowed: bool | None) -> None:
+def test_replica_data_is_deletable_only_if_the_controllers_answer_that_the_node_has_no_replica(
+    response: dict[str, Any], allowed: bool | None
+) -> None:
     made = pb.ControlResponse(error=response.get("error", pb.ControlResponse.OK))
     if "uid" in response:
         made.stream.uid = response["uid"]

@@ -85,7 +85,7 @@ def test_replica_move_plan_lists_replicas_that_no_other_node_can_host() -> None:
     assert plan.stuck == (("s", 0), ("s", 1))
 
 
-def test_replica_move_plan_follows_changed_and_zero_node_weights() -> None:
+def test_replica_move_plan_after_changed_node_weights_has_replicas_in_proportion_to_the_weights() -> None:
     nodes = [*cluster("abc"), NodeFacts(node_id="d", weight=3)]
     held = laid(cluster("abcd"), 24, 1)
     plan = plan_moves(nodes, held)

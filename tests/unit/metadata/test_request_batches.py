@@ -71,7 +71,7 @@ def comparable(image: ClusterImage) -> ClusterImage:
     return replace(image, index=0, time_ns=0, operations=ClusterImage().operations, trail=DirtyStreams())
 
 
-def test_request_batch_gives_the_same_result_as_single_requests() -> None:
+def test_request_batch_changes_the_image_like_the_requests_sent_singly() -> None:
     alone, together = Group(), Group()
     requests = alone.wishes()
     answers = [alone.apply(request).error for request in requests]

@@ -96,7 +96,7 @@ def test_session_times_outside_their_bounds_are_rejected(times: tuple[int, int],
     assert born.fsm.image.feature_level == NO_LEVEL
 
 
-def test_session_times_in_the_settings_have_the_same_bounds() -> None:
+def test_session_times_in_the_node_settings_outside_their_bounds_raise_config_error() -> None:
     assert ReplicationConfig(session_s=5.0, lease_s=3.0).session_times == SessionTimes(5000, 3000)
     with pytest.raises(ConfigError, match=r"a session of 0\.09 s"):
         ReplicationConfig(heartbeat_interval_s=0.01, lease_s=0.05, session_s=0.09)
@@ -135,7 +135,7 @@ def test_session_times_change_before_the_last_change_is_settled_returns_stale() 
     assert (old.error, times_of(driver).is_settled) == (Error.STALE, False), "that was about the change before"
 
 
-def test_session_times_change_is_encoded_for_nodes_workers_and_clients() -> None:
+def test_session_times_change_replayed_from_its_record_results_in_equal_session_times() -> None:
     driver = a_driver("a")
     before = driver.fsm.image
     set_times(driver, 5000, 3000)
@@ -207,7 +207,7 @@ def test_node_sessions_use_the_image_times_and_not_the_settings() -> None:
     assert ends_ns(sessions, "a", START) == 2000 * MS
 
 
-def test_heartbeat_answer_has_the_lease_of_the_cluster() -> None:
+def test_heartbeat_answer_contains_the_lease_time_of_the_image() -> None:
     driver = a_driver("a")
     duties = ActiveController(ReplicationConfig())
     duties.lead(driver.fsm.image, START, 1)
@@ -231,7 +231,7 @@ def test_heartbeat_during_a_session_times_change_grants_the_new_lease_only_with_
     assert ends_ns(sessions, "a", START) == 9000 * MS
 
 
-def test_shorter_session_does_not_end_a_longer_lease() -> None:
+def test_node_session_after_a_shorter_session_time_lasts_as_long_as_the_granted_lease() -> None:
     driver = a_driver("a", "b")
     sessions = leading(driver)
     beat(sessions, driver, "a", START)
@@ -284,7 +284,7 @@ def settled_after_ms(sessions: NodeSessions, from_ms: int) -> list[int]:
     return found
 
 
-def test_session_times_are_settled_after_leading_for_the_longest_session() -> None:
+def test_session_times_change_is_settled_after_the_metadata_leader_led_for_the_longest_session() -> None:
     driver = a_driver("a", "b")
     sessions = leading(driver)
     beat(sessions, driver, "a", START)
@@ -309,7 +309,7 @@ def test_session_times_are_settled_after_leading_for_the_longest_session() -> No
     assert not any(isinstance(due, pb.SettleSessionTimes) for due in again), "it is under way"
 
 
-def test_metadata_leader_after_a_slow_start_waits_for_the_longest_session() -> None:
+def test_new_metadata_leader_after_a_session_times_change_fences_no_node_before_the_longest_session() -> None:
     driver = a_driver("a", "b")
     set_times(driver, 300, 200)
     sessions = leading(driver)
@@ -317,7 +317,7 @@ def test_metadata_leader_after_a_slow_start_waits_for_the_longest_session() -> N
     assert ends_ns(sessions, "a", START) == 2000 * MS, "it took less than the session before"
 
 
-def test_election_without_reports_waits_for_the_session_of_the_cluster() -> None:
+def test_election_without_position_reports_waits_for_the_session_time_in_the_image() -> None:
     driver = a_driver("a", "b")
     driver.create(replicationFactor=2)
     stream = driver.fsm.image.streams["orders"]
@@ -328,7 +328,7 @@ def test_election_without_reports_waits_for_the_session_of_the_cluster() -> None
     assert timers.next_deadline_ns() == START + (2 + 1) * 1000 * MS
 
 
-def test_node_heartbeat_interval_is_short_enough_for_the_lease() -> None:
+def test_node_heartbeat_interval_is_at_most_a_third_of_the_lease_time() -> None:
     assert heartbeat_every_s(0.25, None) == 0.25
     assert heartbeat_every_s(0.25, OWN) == 0.25
     assert heartbeat_every_s(5.0, OWN) == pytest.approx(0.3)

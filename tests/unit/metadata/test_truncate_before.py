@@ -16,7 +16,7 @@ def ask(driver: Driver, offset: int, **more: object) -> pb.ControlResponse:
     return driver.ask(truncateBefore=pb.TruncateBefore(offset=offset, **about))  # type: ignore[arg-type]
 
 
-def test_truncate_before_raises_the_requested_log_start_of_every_replica() -> None:
+def test_truncate_before_increases_the_requested_log_start_of_every_replica() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=2)
     before = driver.fsm.image

@@ -61,7 +61,7 @@ def test_create_stream_with_too_few_nodes_is_unplaced_until_nodes_register(polic
     check_image(driver.fsm.image)
 
 
-def test_unplaced_stream_reserves_its_subjects_and_is_restored_from_a_snapshot() -> None:
+def test_unplaced_stream_reserves_its_subjects_until_it_is_deleted() -> None:
     driver = Driver(("a",))
     driver.create(partitions=3, replicationFactor=2)
     image = driver.fsm.image
@@ -148,7 +148,7 @@ def test_metadata_leader_places_unplaced_streams_a_few_at_a_time() -> None:
     assert leading.due() == [f"s{number:02}" for number in range(AT_ONCE + 1, AT_ONCE + 3)]
 
 
-def test_controller_that_does_not_lead_places_no_unplaced_stream() -> None:
+def test_metadata_leader_after_resigning_places_no_stream() -> None:
     driver = Driver(("a",))
     driver.create(replicationFactor=2)
     leading = Leading(driver)

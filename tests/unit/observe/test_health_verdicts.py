@@ -20,7 +20,7 @@ ALERTS = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in RULES}
 FACTS = dict.fromkeys(("who", "why", "since", "partitions"), "x")
 
 
-def test_cluster_judged_with_a_restarted_controller_still_names_a_lost_directory() -> None:
+def test_health_verdict_of_a_cluster_contains_a_lost_directory_reported_by_any_controller() -> None:
     healthy = {"metadata_leader": "n1", "is_controller": True, "nodes": {"n1": "live", "n2": "live"}}
     restarted = NodeSummary(node="n1", index=9, **healthy)  # type: ignore[arg-type]
     other = NodeSummary(node="n2", index=8, lost_directories=("n1",), **healthy)  # type: ignore[arg-type]
@@ -68,7 +68,9 @@ def test_health_verdict_of_a_cluster_orders_reasons_by_severity_then_by_the_tabl
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_health_verdict_of_a_cluster_with_one_fault_is_the_verdict_of_this_fault(summary: dict[str, object], word: str) -> None:
+def test_health_verdict_of_a_cluster_with_one_fault_has_one_reason_for_this_fault(
+    summary: dict[str, object], word: str
+) -> None:
     healthy: dict[str, object] = {"metadata_leader": "n1", "is_controller": True, "index": 7, "nodes": {"n1": "live"}}
     node = NodeSummary(node="n1", **(healthy | summary))  # type: ignore[arg-type]
     assert [one.word for one in judge({"n1": node}).reasons] == [word]

@@ -74,7 +74,7 @@ def test_timeline_shows_distant_or_different_events_in_separate_groups() -> None
     assert [len(group) for group in group_events(leaders)] == [1, 1]
 
 
-def test_timeline_shows_important_events_ungrouped_and_accepts_events_with_missing_fields() -> None:
+def test_timeline_does_not_group_unclean_elections_and_replica_changes() -> None:
     alone = [
         event(1, kind, number, was="n1", now="n2") for kind in ("unclean_election", "replicas_changed") for number in range(2)
     ]

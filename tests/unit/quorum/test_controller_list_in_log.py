@@ -183,7 +183,9 @@ def test_controller_list_in_a_snapshot_is_the_list_at_its_last_entry() -> None:
 
 
 @pytest.mark.parametrize(("own", "said", "refused"), [(0, 0, True), (5, 0, False), (0, 5, False), (5, 5, False)])
-def test_controller_lists_in_settings_are_compared_only_while_no_list_is_in_the_log(own: int, said: int, refused: bool) -> None:
+def test_controllers_in_settings_are_ignored_as_soon_as_a_controller_list_is_in_the_log(
+    own: int, said: int, refused: bool
+) -> None:
     frames: dict[str, PeerSessions] = {}
     drawn = iter(range(1, 100, 2))
     for name, peers, index in (("a", ("b", "c"), own), ("b", ("a", "d"), said)):
@@ -251,7 +253,7 @@ def test_last_remaining_controller_applies_its_controller_change_after_the_flush
         assert voters(net, lead) == voters(net, other) == tuple(sorted((lead, other))), "it went with the memory"
 
 
-def test_raft_journal_flushed_index_follows_syncs_and_truncations(tmp_path: Path) -> None:
+def test_raft_journal_flushed_index_excludes_unflushed_and_truncated_entries(tmp_path: Path) -> None:
     journal = GroupJournal(tmp_path / "journal")
     for index in range(1, 5):
         journal.add(b"x", index, 1)

@@ -212,7 +212,7 @@ def test_data_directory_history_ignores_a_report_that_the_peer_withdrew(tmp_path
         assert lineage.missed == missed
 
 
-def test_data_directory_history_file_that_is_damaged_raises(tmp_path: Path) -> None:
+def test_data_directory_history_file_that_is_damaged_raises_corruption_error(tmp_path: Path) -> None:
     FolderLineage(tmp_path, lambda: 5)
     path = tmp_path / FILE
     stored = path.read_bytes()
@@ -228,7 +228,7 @@ def test_data_directory_history_file_that_is_damaged_raises(tmp_path: Path) -> N
         FolderLineage(tmp_path, lambda: 5)
 
 
-def test_data_directory_history_file_of_another_format_raises(tmp_path: Path) -> None:
+def test_data_directory_history_file_of_another_format_raises_unknown_format_error(tmp_path: Path) -> None:
     body = b'{"format": 2}'
     (tmp_path / FILE).write_bytes(b"%08x\n%b" % (crc32c.crc32c(body), body))
     with pytest.raises(UnknownFormatError):

@@ -130,7 +130,7 @@ def test_metadata_rescue_keeps_the_isr_and_ends_copies_in_progress(history: list
     assert not any(p.joining for stream in after.streams.values() for p in stream.partitions)
 
 
-def test_metadata_rescue_keeps_every_other_field_of_the_image(history: list[bytes]) -> None:
+def test_metadata_rescue_keeps_the_default_quota_and_session_times_of_the_image(history: list[bytes]) -> None:
     quota, times = DefaultQuota(records_per_s=7, bytes_per_s=1 << 20), SessionTimes(session_ms=9000, lease_ms=4000, change=3)
     before = dataclasses.replace(image_of(history), default_quota=quota, session_times=times)
     after = rescued_image(before, ("n1",), 5)
@@ -368,7 +368,7 @@ def test_metadata_rescue_replaces_logs_only_after_all_new_logs_are_flushed(
     assert done[-5:] == ["n1", "n1", "n2", "n2", "n3"], "aside, in its place; and whose log is not wanted any more"
 
 
-def test_metadata_rescue_locks_the_data_directory_against_a_node_start(history: list[bytes], tmp_path: Path) -> None:
+def test_metadata_rescue_in_progress_prevents_a_node_start_in_the_data_directory(history: list[bytes], tmp_path: Path) -> None:
     path = controller(tmp_path, "n1", history)
     with lock_directories([path]), pytest.raises(DataDirectoryLockedError):
         DataFolder(path)

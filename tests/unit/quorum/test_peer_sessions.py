@@ -225,7 +225,7 @@ def test_raft_message_that_forwards_a_command_is_rejected() -> None:
         codec.encode({"type": "apply_command", "command": b"x"})
 
 
-def test_raft_driver_makes_pickle_in_pysyncobj_raise() -> None:
+def test_raft_driver_disables_pickle_in_pysyncobj() -> None:
     library.check_library()
     import pysyncobj.journal
     import pysyncobj.serializer
@@ -243,7 +243,7 @@ def test_raft_driver_makes_pickle_in_pysyncobj_raise() -> None:
         pysyncobj.syncobj.createJournal("a-file")
 
 
-def test_raft_driver_with_another_pysyncobj_version_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raft_driver_with_another_pysyncobj_version_raises_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "VERSION", "0.3.18")
     with pytest.raises(ConfigError, match=r"0\.3\.17\. Install"):
         library.check_library()
@@ -394,7 +394,7 @@ def test_raft_session_ignores_its_own_echoed_hello() -> None:
     assert judged == []
 
 
-def test_raft_snapshot_file_that_cannot_be_read_after_the_write_raises(tmp_path: Path) -> None:
+def test_raft_snapshot_file_that_cannot_be_read_after_the_write_raises_corruption_error(tmp_path: Path) -> None:
     """PySyncObj trims the journal after the file is written [S16]."""
     entries = (b"\0last", 9, 2), (b"\0previous", 8, 2)
     write_snapshot_file(tmp_path / "dump", SnapshotFile(*entries, ("b", "a"), b"image"))

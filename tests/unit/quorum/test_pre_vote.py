@@ -64,7 +64,7 @@ def deaf(net: OurNet, name: str, seconds: float) -> None:
     net.lose = lambda *_: False
 
 
-def test_controller_partitioned_from_the_leader_only_does_not_depose_the_leader(tmp_path: Path) -> None:
+def test_controller_partitioned_only_from_the_leader_does_not_depose_the_leader(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, far = net.elected()
         before = terms(net)
@@ -151,7 +151,7 @@ def test_raft_pre_vote_round_ends_when_a_leader_sends_append_entries(tmp_path: P
         assert not member.pre_vote.asks
 
 
-def test_raft_pre_vote_is_not_requested_without_connected_peers_and_old_grants_are_dropped(tmp_path: Path) -> None:
+def test_raft_pre_vote_grants_received_before_a_disconnect_start_no_election(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         _, near, far = net.elected()
         member, (before,) = net.up[near].core, terms(net)

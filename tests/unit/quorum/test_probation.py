@@ -73,7 +73,7 @@ def test_controller_with_a_lost_directory_with_an_incomplete_snapshot_grants_no_
         assert net.values(behind)[:40] == [b"%d" % number for number in range(40)]
 
 
-def test_controller_with_a_lost_directory_acknowledgments_do_not_count_for_a_commit(tmp_path: Path) -> None:
+def test_acknowledgment_of_a_controller_with_a_lost_directory_does_not_count_for_a_commit(tmp_path: Path) -> None:
     """The controller may have voted for another leader before it lost its directory."""
     with our_net(tmp_path) as net:
         leader, emptied, _ = behind_emptied_and_leader(net)

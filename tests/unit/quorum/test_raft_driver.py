@@ -58,7 +58,7 @@ def test_raft_driver_settings_for_pysyncobj_have_the_tested_values(tmp_path: Pat
         (b"", FAIL_REASON.UNKNOWN_OUTCOME, EntryOutcome.UNKNOWN),
     ],
 )
-def test_raft_entry_outcome_is_never_only_for_entries_that_were_not_logged(
+def test_raft_entry_outcome_of_each_pysyncobj_result_equals_the_expected_outcome(
     answer: bytes | None, reason: int, outcome: EntryOutcome
 ) -> None:
     assert outcome_of(answer, reason) is outcome
@@ -256,7 +256,7 @@ class Ticking:
         monkeypatch.setattr(driver_module, "tick_once", once)
 
 
-async def test_raft_tick_sends_messages_before_it_answers_callers_and_reschedules_while_work_remains(
+async def test_raft_tick_with_unapplied_committed_entries_schedules_another_tick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Ticking(monkeypatch)
@@ -378,7 +378,7 @@ def test_raft_driver_prepares_only_the_next_entry_in_steps(tmp_path: Path) -> No
         assert machine.told == [], "the process stops"
 
 
-def test_raft_driver_counts_applied_bytes_and_applies_nothing_after_a_failure(tmp_path: Path) -> None:
+def test_raft_driver_after_a_failed_apply_applies_no_more_entries(tmp_path: Path) -> None:
     with standing(tmp_path) as net:
         core: Any = net.up["a"].core
         core._machine = machine = Machine()

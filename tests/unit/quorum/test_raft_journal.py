@@ -54,7 +54,7 @@ def test_raft_journal_reopened_without_a_flush_drops_unflushed_entries(tmp_path:
     assert len(GroupJournal(tmp_path / "journal")) == 2
 
 
-def test_raft_journal_truncations_survive_a_restart(tmp_path: Path) -> None:
+def test_raft_journal_after_a_restart_contains_no_truncated_entries(tmp_path: Path) -> None:
     journal = _filled(tmp_path / "journal")
     journal.deleteEntriesFrom(4)
     journal.add(b"other", 5, 4)
@@ -104,7 +104,7 @@ def test_raft_journal_repairs_a_flipped_bit_only_in_the_last_frame(tmp_path: Pat
         assert content[0] == good[0][:2]
 
 
-def test_raft_journal_of_a_process_killed_before_the_first_flush_is_new(tmp_path: Path) -> None:
+def test_raft_journal_of_a_process_killed_before_the_first_flush_is_reported_as_new(tmp_path: Path) -> None:
     """Found by the simulator, seed 1841."""
     GroupJournal(tmp_path / "journal")
     assert not (tmp_path / "journal").exists()
@@ -222,7 +222,7 @@ def test_raft_journal_creates_no_file_before_its_first_flush(tmp_path: Path) -> 
     again.abandon()
 
 
-def test_raft_journal_that_is_opened_without_writes_is_not_rewritten(tmp_path: Path) -> None:
+def test_raft_journal_file_is_unchanged_after_an_open_without_writes(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = GroupJournal(path)
     journal.add(b"x", 1, 1)

@@ -160,7 +160,9 @@ def test_raft_snapshot_is_installed_after_all_chunks_arrived(size: int) -> None:
     [(7, 3, 9, "installed"), (7, 9, 9, "installed"), (7, 10, 9, "refused"), (5, 3, 9, "held already"), (4, 2, 9, "held already"),
      (6, 2, 9, "held already"), (6, 3, 9, "installed"), (7, 3, 8, "")],
 )  # fmt: skip
-def test_raft_snapshot_is_accepted_only_if_newer(index: int, term: int, message_term: int, result: str) -> None:
+def test_raft_snapshot_is_installed_only_if_its_index_is_above_the_applied_index(
+    index: int, term: int, message_term: int, result: str
+) -> None:
     hard = Hard(Core(1, 1, 2, 2, 2, 2, applied=5))
     chunks(hard, snapshot(index, term), 10_000, term=message_term)
     assert bool(installed(hard)) is (result == "installed")
@@ -321,7 +323,7 @@ def driving(made: Ticking, sent: list[Any], failed: list[Exception]) -> GroupDri
     return GroupDriver(made, made, made, lambda to, frame: sent.append((to, list(made.order))), lambda: None, failed.append)  # type: ignore[arg-type]
 
 
-async def test_raft_tick_sends_frames_after_the_flush_and_empties_the_inbox() -> None:
+async def test_raft_tick_flushes_the_journal_before_it_sends_frames() -> None:
     made, sent, failed = Ticking(), [], []
     driver = driving(made, sent, failed)
     for _ in range(3):
@@ -359,7 +361,7 @@ async def test_raft_proposals_in_flight_have_an_unknown_outcome_when_the_member_
 
 
 # ---- frames, sessions, lineages ------------------------------------------------------------------------------------------------
-def test_raft_frame_is_accepted_only_with_its_sender_and_receiver() -> None:
+def test_raft_frame_checked_with_another_sender_or_receiver_raises_protocol_error() -> None:
     data = seal("a", "b", b"frame")
     assert unseal("a", "b", data) == b"frame"
     for to, sender in (("a", "c"), ("b", "a"), ("a", "bb"), ("ab", ""), ("c", "b")):
@@ -383,7 +385,7 @@ MESSAGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: m["type"])
-def test_raft_message_fields_decode_to_equal_values_and_are_bounded(message: dict[str, Any]) -> None:
+def test_raft_message_after_encode_and_decode_is_equal(message: dict[str, Any]) -> None:
     assert codec.decode(codec.encode(message)) == message
     if "checkpoint" in message:
         for wrong in ((0, b"8 bytes."), (9, b""), (9, b"7 bytes"), (MAX_NUMBER, b"8 bytes.")):
@@ -464,7 +466,7 @@ class Talk:
         return self.frames("a")
 
 
-def test_raft_session_delivers_frames_in_order_and_ends_at_a_gap() -> None:
+def test_raft_session_delivers_frames_in_order_until_a_gap_ends_the_session() -> None:
     talk = Talk()
     talk.meet()
     one, two, three = talk.data(b"1", b"2", b"3")
@@ -553,7 +555,7 @@ def peers(*said: str) -> list[Peer]:
         (True, "", False, True),
     ],
 )  # fmt: skip
-def test_raft_group_first_start_decision_follows_the_state_of_the_peers(
+def test_raft_group_first_start_is_allowed_only_if_the_known_peers_are_new(
     own_is_new: bool, said: str, majority: bool, first: bool
 ) -> None:
     assert is_first_start(own_is_new, peers(*said), majority=majority) is first

@@ -89,7 +89,7 @@ def test_raft_member_on_probation_applies_entries_and_grants_no_vote(message: di
     assert bool(bench.sent) is heard
 
 
-def test_raft_append_answer_on_probation_reports_no_success() -> None:
+def test_raft_append_answer_of_a_member_on_probation_has_success_false() -> None:
     bench = Bench(on_probation=True)
     bench.hear("b", APPEND)
     bench.say(NEXT)

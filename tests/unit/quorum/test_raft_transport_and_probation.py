@@ -147,7 +147,7 @@ def test_raft_journal_with_at_most_one_entry_is_reported_as_new(tmp_path: Path) 
     assert (bench.transport._journal_is_new(), bench.transport._term()) == (False, 0)
 
 
-def test_raft_vote_request_without_a_leadership_transfer_is_not_marked_as_transfer() -> None:
+def test_raft_vote_request_of_a_normal_election_is_not_marked_as_transfer() -> None:
     bench = Bench()
     bench.now = 0.0
     bench.say(VOTE)
@@ -192,7 +192,7 @@ def test_data_directory_history_of_a_peer_is_stored_with_the_next_flush(tmp_path
 
 
 @pytest.mark.parametrize("text", ["", "zz\n{}", '{"nonce": 1}'])
-def test_data_directory_history_file_that_is_invalid_raises(text: str, tmp_path: Path) -> None:
+def test_data_directory_history_file_that_is_invalid_raises_corruption_error(text: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text)
     with pytest.raises(CorruptionError, match="is damaged"):
         lineage(tmp_path)

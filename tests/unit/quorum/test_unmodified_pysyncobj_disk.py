@@ -184,7 +184,7 @@ def test_unmodified_pysyncobj_accepts_a_flipped_bit_and_an_unreadable_meta_file(
     assert after == [0, None], "so that it may vote again in term 7"
 
 
-def test_raft_journal_with_a_flipped_bit_in_an_entry_or_vote_raises_on_open(tmp_path: Path) -> None:
+def test_raft_journal_with_a_flipped_bit_in_an_entry_or_vote_raises_corruption_error_on_open(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = GroupJournal(path)
     for index in range(1, 4):
@@ -260,7 +260,7 @@ def test_raft_journal_entry_that_is_a_pickle_is_rejected_by_the_state_machine(tm
     assert not (tmp_path / "executed").exists()
 
 
-async def test_raft_start_with_a_pickle_as_journal_or_snapshot_file_raises(tmp_path: Path) -> None:
+async def test_raft_start_with_a_pickle_as_journal_or_snapshot_file_raises_corruption_error(tmp_path: Path) -> None:
     evil = pickle.dumps(_Evil(tmp_path / "executed"))
     for name in "journal", "snapshot":
         folder = tmp_path / f"with a pickle as {name}"

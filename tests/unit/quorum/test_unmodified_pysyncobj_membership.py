@@ -99,7 +99,7 @@ def test_raft_member_that_lost_its_disk_does_not_vote(tmp_path: Path) -> None:
         assert net.up["c"].core.raftCurrentTerm == 0, "nor asks for votes"
 
 
-async def test_raft_member_with_an_empty_directory_is_on_probation_and_a_lost_journal_raises_on_start(tmp_path: Path) -> None:
+async def test_raft_member_with_an_empty_directory_starts_on_probation(tmp_path: Path) -> None:
     member = bare_member(tmp_path)
     assert member._log.core.on_probation
     member._log.journal.close()

@@ -242,7 +242,7 @@ def test_raft_restart_after_a_compaction_restores_all_entries(tmp_path: Path) ->
         assert net.run(lambda: net.values(near) == before)
 
 
-async def test_raft_start_with_a_damaged_or_lost_snapshot_raises(tmp_path: Path) -> None:
+async def test_raft_start_with_a_damaged_or_lost_snapshot_raises_corruption_error(tmp_path: Path) -> None:
     snapshot = encode_snapshot_file(SnapshotFile((b"\0last", 9, 2), (b"\0previous", 8, 2), ("a", "b", "c"), b""))
     assert decode_snapshot_file(snapshot).last[1] == 9
     with our_net(tmp_path) as net:

@@ -58,7 +58,7 @@ def test_service_output_batch_above_the_message_size_is_split() -> None:
         ({"compaction": True}, 1, "is compacted"),
     ],
 )  # fmt: skip
-async def test_service_output_destination_with_a_missing_or_unsuitable_partition_raises(
+async def test_service_output_destination_with_a_missing_or_unsuitable_partition_raises_config_error(
     stream: dict[str, Any], partition: int, error: str | None
 ) -> None:
     given = {"subject": "shop.out", "answers": True, "compaction": False} | stream

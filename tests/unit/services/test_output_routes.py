@@ -295,7 +295,7 @@ def test_service_settings_with_invalid_routes_are_rejected(routes: tuple[Route, 
         ServiceSettings("s", "in", "n1", Path("/x"), output_stream="out", dead_letter_stream="dead", routes=routes)
 
 
-def test_service_settings_with_a_route_but_no_output_stream_raise() -> None:
+def test_service_settings_with_a_route_but_no_output_stream_raise_config_error() -> None:
     with pytest.raises(ConfigError, match="--output-stream"):
         ServiceSettings("s", "in", "n1", Path("/x"), routes=(ALERTS,))
 

@@ -87,7 +87,7 @@ async def test_service_record_feeder_restart_reads_from_the_record_before_its_sn
     assert [at for at, _ in node.keeper.digests] == [10], "there is no record to look at"
 
 
-async def test_service_record_feeder_with_another_epoch_before_its_snapshot_rewinds(node: Any) -> None:
+async def test_service_record_feeder_rewinds_if_the_record_before_its_snapshot_has_another_leader_epoch(node: Any) -> None:
     await node.feeder.restart(0)
     await saved(node, 10)
     await node.feeder.restart(0)
@@ -171,7 +171,7 @@ async def test_service_record_feeder_reports_each_reached_stop_position_once(nod
 
 
 # ---- a new machine -----------------------------------------------------------------------------------------------------------
-async def test_service_record_feeder_restart_passes_routes_parameters_and_later_skip_decisions(node: Any) -> None:
+async def test_service_record_feeder_restart_creates_a_machine_with_routes_parameters_and_skip_decisions(node: Any) -> None:
     settings = node.settings
     object.__setattr__(settings, "routes", (Route("a", "s1"), Route("b", "s2")))
     object.__setattr__(settings, "parameters_digest", b"p" * 16)
@@ -440,7 +440,7 @@ async def test_service_record_feeder_of_the_leader_with_a_full_outbox_waits_and_
         (lambda feeder: feeder.stop_at(3), 3),
     ],
 )
-async def test_service_record_feeder_yields_between_records_and_stops_applying_after_a_truncation(
+async def test_service_record_feeder_applies_no_more_records_after_a_truncation_or_stop(
     node: Any, meanwhile: Any, position: int
 ) -> None:
     await node.feeder.restart(0)

@@ -104,7 +104,7 @@ def test_service_failing_record_discards_its_outputs_and_raises_with_its_offset(
         machine.snapshot()
 
 
-def test_service_skips_a_record_of_an_earlier_skip_decision() -> None:
+def test_service_skips_a_record_that_has_a_skip_decision() -> None:
     service = Brittle()
     machine = machine_of(service)
     machine.skip(Unit(1))

@@ -29,7 +29,7 @@ def test_load_service_with_module_and_name_returns_the_class() -> None:
 @pytest.mark.parametrize(
     "name", ["nowhere:Bank", "tests.examples.bank:Nobody", "tests.examples.bank:Refused", "tests.examples.bank", ""]
 )
-def test_load_service_with_a_name_that_is_no_service_raises(name: str) -> None:
+def test_load_service_with_a_name_that_is_no_service_raises_config_error(name: str) -> None:
     with pytest.raises(ConfigError):
         load_service(name)
 

@@ -96,7 +96,7 @@ def test_service_restored_from_a_snapshot_resumes_pending_effects() -> None:
     assert b"order:reminder" in again.snapshot().state
 
 
-def test_service_offer_with_a_repeated_result_is_applied_as_a_record_once() -> None:
+def test_service_offer_whose_result_arrives_twice_is_applied_once() -> None:
     test = ServiceTest(Shop).send(b"remind")
     assert [(effect.is_offer, effect.payload, effect.key) for effect in test.effects] == [
         (True, b"reminder", b"k"),

@@ -271,7 +271,7 @@ def test_service_endpoint_ends_a_service_whose_state_digest_differs_from_two_nod
     assert report["problem"] == ""
 
 
-def test_service_endpoint_sends_agreed_snapshot_digests_to_a_service_that_fetches(world: World) -> None:
+def test_service_endpoint_sends_agreed_snapshot_digests_to_a_service_that_fetches_a_snapshot(world: World) -> None:
     def report(node: str, digest: bytes) -> pb.ServiceReport:
         snapshot = pb.SnapshotDigest(position=40, digest=digest * 16)
         states = [pb.ServiceReport.State(service=name, position=50, life=3, snapshots=[snapshot]) for name in ("bank", "other")]

@@ -306,7 +306,7 @@ async def test_service_host_with_other_parameters_ends_and_keeps_its_snapshots(r
     assert not files("diverged")
 
 
-async def test_service_host_without_a_recent_message_of_the_leader_node_decides_nothing(running: Any) -> None:
+async def test_service_host_without_a_recent_message_of_the_leader_node_writes_no_decision(running: Any) -> None:
     bus, made, _, _ = running
     assert not made._is_beside_the_leader()
     await bus.tell(order(bus, 1))

@@ -321,9 +321,7 @@ async def test_service_host_skip_decision_contains_leader_epoch_and_record_offse
     assert (decision.service, decision.unit, decision.leader_epoch) == ("sum", Unit(4, "t"), 6)
 
 
-async def test_service_host_of_a_service_without_outputs_and_queries_starts_no_writer_and_query_server(
-    made: Made, tmp_path: Path
-) -> None:
+async def test_service_host_of_a_service_without_outputs_starts_no_output_writer(made: Made, tmp_path: Path) -> None:
     bus = Bus()
     settings = ServiceSettings("sum", "in", "n1", tmp_path, heartbeat_interval_s=10.0)
     server: Any = ServiceHost(Quiet, settings, bus, "ns")  # type: ignore[arg-type]
@@ -349,7 +347,7 @@ async def test_service_host_with_diverged_outputs_rewinds_the_record_feeder(
     assert told == ["disproven"]
 
 
-async def test_service_host_drops_an_ended_task_and_raises_only_its_error(running: Any) -> None:
+async def test_service_host_raises_the_first_error_of_its_ended_tasks(running: Any) -> None:
     server, _, _ = running
 
     async def ended(error: BaseException | None) -> None:

@@ -72,7 +72,7 @@ def test_service_machine_applies_each_record_once_up_to_the_stop_position() -> N
     assert (machine.position, machine.last_epoch) == (4, 4)
 
 
-def test_service_machine_log_time_never_decreases_and_timers_fire_in_order() -> None:
+def test_service_machine_fires_timers_in_the_order_of_a_log_time_that_never_decreases() -> None:
     service, machine = started()
     machine.apply([record(0, b"t:b:50", 10), record(1, b"t:a:50", 8), record(2, b"t:gone:40", 9), record(3, b"c:gone", 11)])
     machine.apply([record(4, b"t:a:60", 49), record(5, b"x", 70)])
@@ -174,7 +174,7 @@ def test_service_machine_rejects_emit_and_timers_outside_callbacks() -> None:
             call()
 
 
-def test_service_machine_rejects_emit_without_output_stream_and_large_outputs() -> None:
+def test_service_machine_rejects_emit_without_an_output_stream_or_above_the_size_limit() -> None:
     service = Journal()
     machine = ServiceMachine(service, WHO, snapshot_interval_records=10)
     machine.start(None)
@@ -374,7 +374,7 @@ def test_service_machine_limits_timers_that_are_set_while_firing(
             use()
 
 
-def test_service_machine_with_an_awaitable_callback_result_closes_the_awaitable_and_raises() -> None:
+def test_service_machine_with_an_awaitable_callback_result_raises_service_failed() -> None:
     closed: list[bool] = []
 
     class Later:

@@ -183,7 +183,7 @@ def test_service_outbox_with_any_difference_in_an_output_raises_diverged(what: s
     assert outbox.compared_end == 0
 
 
-def test_service_outbox_of_a_lagging_follower_compares_with_few_stored_digests() -> None:
+def test_service_outbox_of_a_lagging_follower_detects_a_different_output_with_few_digests() -> None:
     total = 20 * MAX_SAMPLES
     for wrong in (None, 3, total // 2, total - 1):
         outbox = Outbox("u/0", max_records=10)
@@ -218,7 +218,7 @@ def test_service_outbox_verifies_the_outputs_of_a_snapshot_with_one_record() -> 
     assert wrong.diverged
 
 
-def test_service_outbox_of_a_snapshot_ahead_of_written_outputs_compares_later() -> None:
+def test_service_outbox_restored_ahead_of_written_outputs_compares_outputs_when_they_are_read() -> None:
     stream = stream_of(8)
     outbox = Outbox("u/0")
     outbox.restart(5, b"\1" * 16)

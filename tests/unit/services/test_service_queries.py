@@ -65,7 +65,7 @@ def test_service_pending_queries_are_limited_in_number_bytes_and_wait_time() -> 
 
 
 @pytest.mark.parametrize(("header", "position"), [(None, None), ("0", 0), ("41", 41), ("9" * 19, int("9" * 19))])
-def test_service_query_position_header_with_an_offset_is_parsed(header: str | None, position: int | None) -> None:
+def test_service_query_position_header_with_an_offset_is_parsed_to_the_offset(header: str | None, position: int | None) -> None:
     assert position_in(header) == position
 
 
@@ -335,7 +335,7 @@ async def test_service_query_server_with_several_waiting_queries_sends_one_reque
 
 
 @pytest.mark.parametrize("reply", ["orders", "liftpy.control.admin", "_INBOXX.a", "_INBOX.>", "liftpy.inbox.n1.x"])
-async def test_service_query_server_sends_no_answer_to_a_reply_subject_that_is_no_inbox(reply: str) -> None:
+async def test_service_query_server_sends_answers_only_to_inbox_subjects(reply: str) -> None:
     bus, machine = Bus(), machine_of(Sum())
     task = await served(bus, machine)
     for header in ("x", "0", None):  # one of them is rejected at once, and its text is the asker's choice
@@ -347,7 +347,7 @@ async def test_service_query_server_sends_no_answer_to_a_reply_subject_that_is_n
     await end_tasks([task])
 
 
-def test_service_query_without_a_running_service_raises_with_service_name_and_on_query() -> None:
+def test_service_query_without_a_running_service_raises_with_a_hint_to_on_query() -> None:
     why = pytest.raises(NoRespondersError, match=r"service counter .*on_query")
     with memory_cluster(nodes=1) as cluster, cluster.sync_client() as client, why:
         client.services.query("counter", b"apples", timeout_s=0.2)

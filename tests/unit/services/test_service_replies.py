@@ -159,7 +159,7 @@ def test_service_reply_from_a_timer_or_query_is_rejected() -> None:
         test.advance(2).send(b"1")
 
 
-def test_service_test_harness_verify_with_different_replies_raises() -> None:
+def test_service_test_harness_verify_with_different_replies_raises_diverged_error() -> None:
     test = ServiceTest(Adder).send(b"4").send(b"5", headers=[("Nats-Msg-Id", b"c")]).send(b"5", headers=[("Nats-Msg-Id", b"c")])
     assert [(reply.offset, reply.value) for reply in test.replies] == [(0, b"4"), (1, b"9"), (2, b"9")]
     test.verify(hash_seeds=1)

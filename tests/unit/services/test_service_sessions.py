@@ -111,7 +111,7 @@ def test_service_sessions_do_not_wait_again_for_a_service_that_timed_out_a_promo
     assert not any(r.finished for r in replays(s.replay(replace(CANDIDATE, leader_epoch=6), 0)))
 
 
-def test_service_sessions_service_that_ends_during_replay_fails_one_promotion() -> None:
+def test_service_sessions_service_that_ends_during_replay_fails_at_most_one_promotion() -> None:
     s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     s.replay(CANDIDATE, 0)
@@ -380,7 +380,7 @@ def test_service_sessions_long_problem_text_is_truncated() -> None:
 
 
 @pytest.mark.parametrize(("position", "excused"), [(9, True), (10, False)])
-def test_service_sessions_promotions_do_not_wait_for_a_slow_service_until_past_the_high_watermark(
+def test_service_sessions_excuse_a_slow_service_until_its_position_reaches_the_high_watermark(
     position: int, excused: bool
 ) -> None:
     s = sessions("bank")
@@ -436,7 +436,7 @@ def test_service_sessions_keep_a_bounded_number_of_ended_services() -> None:
     assert [g["service"] for g in s.missing_services(9, 0)] == [f"s{number}" for number in range(2, MAX_SERVICES + 2)]
 
 
-def test_service_sessions_ignore_an_ack_of_an_order_without_stop_as_replay() -> None:
+def test_service_sessions_ack_of_an_order_without_stop_position_does_not_complete_the_replay() -> None:
     s = sessions()
     (order,) = joined(s.hello(hello(), "_INBOX.a", replace(FOLLOWS, leader_epoch=2), 0))
     s.ack(acked(order, 10), replace(FOLLOWS, leader_epoch=2))
@@ -451,7 +451,7 @@ def test_service_sessions_send_no_refusal_to_a_leaving_service() -> None:
     assert (len(s), s.missing_services(9, 0)) == (0, [])
 
 
-def test_service_sessions_report_has_no_timestamp_for_events_that_never_happened() -> None:
+def test_service_sessions_report_has_none_as_the_age_of_an_event_that_never_happened() -> None:
     s = sessions()
     s.hello(hello(figures=pb.ServiceFigures(sinceOutputMs=1500, sinceSnapshotMs=0)), "_INBOX.a", FOLLOWS, 0)
     assert [s.report(9)[0][name] for name in ("since_output_s", "since_snapshot_s")] == [1.5, 0.0]

@@ -36,7 +36,7 @@ def test_service_snapshot_store_opened_by_the_next_process_returns_the_newest_sn
     assert second.newest(lambda s: s.position < 30) == snapshot(20)
 
 
-def test_service_lock_held_by_another_process_raises(tmp_path: Path) -> None:
+def test_service_lock_held_by_another_process_raises_data_directory_locked_error(tmp_path: Path) -> None:
     first = ServiceLock(tmp_path, "bank", "orders", 0)
     with pytest.raises(DataDirectoryLockedError):
         ServiceLock(tmp_path, "bank", "orders", 0)
@@ -115,7 +115,7 @@ def test_service_snapshot_store_with_a_snapshot_of_a_newer_format_raises_and_kee
     assert path.read_bytes() == bytes(data)
 
 
-def test_service_snapshot_store_deletes_snapshots_above_a_truncation_and_rejects_too_large_snapshots(tmp_path: Path) -> None:
+def test_service_snapshot_store_after_a_truncation_deletes_snapshots_above_it(tmp_path: Path) -> None:
     found = store(tmp_path, kept=5)
     for position in (10, 20, 30):
         found.save(snapshot(position), 0)

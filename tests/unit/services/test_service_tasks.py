@@ -571,7 +571,7 @@ async def test_service_record_writer_without_a_matching_ack_raises_unavailable(a
 @pytest.mark.parametrize(
     ("stream", "uid", "said"), [({}, "u8", "was deleted and created again"), ({"answers": False}, "u9", "ack policy none")]
 )
-async def test_service_record_writer_with_a_recreated_stream_or_without_acks_raises(
+async def test_service_record_writer_with_a_recreated_stream_or_without_acks_raises_config_error(
     stream: dict[str, Any], uid: str, said: str
 ) -> None:
     log: Any = Log(**stream)

@@ -145,12 +145,14 @@ def test_service_test_harness_verify_accepts_a_deterministic_service() -> None:
         (Unsteady, "take_snapshot returned other bytes at"),
     ],
 )
-def test_service_test_harness_verify_of_a_nondeterministic_service_raises(service: type[Service], why: str) -> None:
+def test_service_test_harness_verify_of_a_nondeterministic_service_raises_diverged_error(
+    service: type[Service], why: str
+) -> None:
     with pytest.raises(DivergedError, match=why):
         fed(service).verify(hash_seeds=0)
 
 
-def test_service_test_harness_verify_of_a_snapshot_that_restores_another_state_raises() -> None:
+def test_service_test_harness_verify_of_a_snapshot_that_restores_another_state_raises_diverged_error() -> None:
     class Silent(Forgetful):
         def on_record(self, record: Record) -> None:
             self.words.append("x")
@@ -163,7 +165,7 @@ def test_service_test_harness_verify_of_a_snapshot_that_restores_another_state_r
 
 
 @pytest.mark.parametrize(("service", "why"), [(OfASet, "output [0-9]+ "), (WithoutState, "the snapshot after 6 records ")])
-def test_service_test_harness_verify_of_outputs_in_set_order_raises_in_another_process(
+def test_service_test_harness_verify_of_outputs_that_depend_on_the_hash_seed_raises_diverged(
     service: type[Service], why: str
 ) -> None:
     test = fed(service)

@@ -98,13 +98,13 @@ async def test_service_skip_command_fails_if_the_dead_letter_or_the_decision_is_
     assert [message.stream for _, message in cluster.sent] == ([] if refused == "dead" else ["dead"])
 
 
-async def test_service_skip_command_for_a_recreated_stream_raises(cluster: Any) -> None:
+async def test_service_skip_command_for_a_recreated_stream_raises_config_error(cluster: Any) -> None:
     other = Identity("bank", "in", "u0", 1)
     with pytest.raises(ConfigError, match="created again"):
         await DecisionWriter(cluster, "").pass_over(other, SkipDecision("bank", Unit(17)), BAD, "x")
 
 
-async def test_service_skip_command_for_an_applied_record_without_force_raises(cluster: Any) -> None:
+async def test_service_skip_command_for_an_applied_record_without_force_raises_config_error(cluster: Any) -> None:
     assert await pass_over(cluster, "bank", "in", 1, Unit(17)) == 41
     assert cluster.sent[0][1].headers[0].value == b"bank/17/0/"
     cluster.position = 18
@@ -114,7 +114,7 @@ async def test_service_skip_command_for_an_applied_record_without_force_raises(c
 
 
 @pytest.mark.parametrize(("partition", "offset", "error"), [(2, 17, NotFoundError), (1, 4, ConfigError), (1, 30, ConfigError)])
-async def test_service_skip_command_for_an_unknown_record_raises(
+async def test_service_skip_command_for_an_unknown_record_raises_and_sends_no_decision(
     cluster: Any, partition: int, offset: int, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
@@ -140,7 +140,7 @@ async def _nothing() -> None:
     """Drop the message."""
 
 
-async def test_service_upgrade_writes_a_version_record(cluster: Any) -> None:
+async def test_service_upgrade_command_writes_a_version_record(cluster: Any) -> None:
     writer = DecisionWriter(cluster, "dead")
     assert await writer.upgrade(WHO, VersionDecision("bank", 3, 7), first=True) == 41
     ((_, message),) = cluster.sent

@@ -425,7 +425,7 @@ async def test_service_record_feeder_overtaken_by_retention_fetches_a_later_snap
     await behind.close()
 
 
-async def test_service_snapshot_server_closes_only_snapshots_that_are_not_being_read(
+async def test_service_snapshot_server_keeps_a_snapshot_open_while_it_is_read(
     bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [1000.0]

@@ -231,7 +231,7 @@ def batch(*requests: pb.ControlRequest) -> pb.ControlRequest:
         ("space.control.node.n1", pb.ControlRequest(), False),
     ],
 )
-async def test_control_endpoint_subject_accepts_only_requests_allowed_on_this_subject(
+async def test_control_endpoint_rejects_a_request_on_the_subject_of_another_request_kind(
     controller: Controller, subject: str, request_: pb.ControlRequest, taken: bool
 ) -> None:
     reply = "space.inbox." + subject.rpartition(".")[2] + ".x" if ".node." in subject else "_INBOX.x"
@@ -489,7 +489,7 @@ async def test_control_endpoint_requests_of_unknown_nodes_share_one_rate_limit(c
     assert (len(controller.replies), controller.desk.counters[admission.FLOODED]) == (3, 2)
 
 
-def test_control_requests_that_may_be_logged_are_those_not_read_only_in_the_request_table() -> None:
+def test_control_request_may_be_logged_if_it_is_linearizable_or_not_read_only() -> None:
     for name, kind in REQUESTS.items():
         request = pb.ControlRequest()
         getattr(request, name).SetInParent()

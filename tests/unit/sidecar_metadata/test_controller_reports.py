@@ -154,7 +154,7 @@ def test_raft_member_log_status_of_a_follower_has_the_leader_and_its_own_positio
     assert log.waits_for() == "waits for a leader of the metadata group; not connected: nobody"
 
 
-async def test_raft_member_control_endpoint_uses_image_and_leadership_of_the_member(
+async def test_raft_member_control_endpoint_reads_known_nodes_and_leadership_from_the_member(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk = made.member._desk

@@ -121,7 +121,7 @@ async def test_cluster_event_writer_writes_each_event_once_and_in_order(monkeypa
     assert world.said == ["connected", "client closed"], "one connection for all, and none is left"
 
 
-async def test_cluster_event_writer_rejected_by_another_writer_reads_the_stream_end_and_repeats_no_event(
+async def test_cluster_event_writer_after_a_conflict_with_another_writer_repeats_no_event(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World(monkeypatch, 1, 1, 1)

@@ -169,7 +169,7 @@ async def test_node_membership_ends_when_a_newer_process_registers_the_node_id(o
     assert len(told) == ends, "after the last heartbeat nothing is heard any more"
 
 
-async def test_node_membership_sends_leave_after_the_last_heartbeat(caplog: pytest.LogCaptureFixture) -> None:
+async def test_node_membership_leave_called_twice_ends_the_heartbeats_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     refusal = pb.ControlResponse(error=UNAVAILABLE, detail="nobody leads")
     group, told = ScriptedGroup(refusal, pb.ControlResponse(), refusal), list[Any]()
@@ -246,7 +246,7 @@ async def test_metadata_feed_subscriber_requests_missing_entries_until_they_arri
 
 
 @pytest.mark.parametrize("error", [nats.errors.ConnectionClosedError(), OSError()])
-async def test_metadata_feed_publisher_survives_an_answer_that_cannot_be_sent(error: Exception) -> None:
+async def test_metadata_feed_publisher_continues_after_an_answer_that_cannot_be_sent(error: Exception) -> None:
     sent: list[Any] = []
 
     class Connection:

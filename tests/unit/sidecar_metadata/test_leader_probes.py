@@ -49,7 +49,7 @@ def said_about(**fields: int) -> bytes:
         (TimeoutError(), None), (nats.errors.ConnectionClosedError(), None), (b"garbage", None),
     ],
 )  # fmt: skip
-async def test_leader_probe_result_follows_the_answer_of_the_reported_leader(
+async def test_leader_probe_without_a_valid_answer_of_the_reported_leader_has_no_result(
     answer: bytes | Exception, testimony: ProbeResult | None
 ) -> None:
     bus: Any = Bus(answer)

@@ -241,7 +241,7 @@ async def test_metadata_feed_subscriber_without_answer_retries_until_stop(monkey
     await asyncio.gather(starting, return_exceptions=True)
 
 
-async def test_metadata_feed_subscriber_distrust_fetches_the_image_again_and_increments_a_counter() -> None:
+async def test_metadata_feed_subscriber_that_distrusts_its_image_fetches_the_image_again() -> None:
     node: Any = FeedSubscriber("n9", Feed(), Subjects("ns"))  # type: ignore[arg-type]
     anew: list[int] = []
     node._subscription.start_again = lambda: anew.append(1)

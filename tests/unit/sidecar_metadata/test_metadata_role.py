@@ -246,7 +246,7 @@ async def test_metadata_role_after_retiring_does_not_change(tmp_path: Path) -> N
     await bench.role.stop()
 
 
-async def test_metadata_role_with_settings_that_differ_from_the_raft_log_logs_one_warning(
+async def test_metadata_role_of_a_feed_node_logs_one_warning_if_its_settings_differ_from_the_raft_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(tmp_path, "n4")
@@ -278,7 +278,7 @@ async def test_metadata_role_of_a_removed_controller_changes_back_only_by_a_late
     await bench.role.stop()
 
 
-async def test_metadata_role_of_a_node_removed_while_joining_changes_by_a_later_controller_list(tmp_path: Path) -> None:
+async def test_metadata_role_of_a_node_removed_while_joining_joins_again_with_a_later_controller_list(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4")
     feed = Part(an_image(8, *THREE, at=8, learner="n4"))
     out, comes = Member(an_image(9), is_member=False, left_at=9), Member(an_image(20, *THREE, "n4", at=12))
@@ -350,7 +350,7 @@ async def test_metadata_role_of_a_single_controller_without_responders_starts_at
     assert asked == [1]
 
 
-def test_metadata_role_with_settings_that_differ_logs_a_warning_once_per_minute(
+def test_metadata_role_logs_once_per_minute_that_its_settings_differ_from_the_raft_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench, now_s = Bench(tmp_path, "n1"), [1000.0]

@@ -88,7 +88,9 @@ async def register(made: Membership) -> int:
         return await made.register(3, True, False, "http://x", STARTS, 64)
 
 
-async def test_node_membership_registration_has_all_fields_and_is_retried(quick: None, tmp_path: Path) -> None:
+async def test_node_membership_registration_is_sent_again_with_equal_fields_until_it_is_accepted(
+    quick: None, tmp_path: Path
+) -> None:
     silent = pb.ControlResponse(error=UNAVAILABLE)
     made, group, _, _ = a_member(tmp_path, silent, pb.ControlResponse(error=EXISTS), silent, taken_in())
     assert (await register(made), made.incarnation) == (7, 7)
@@ -116,7 +118,9 @@ async def test_node_membership_start_returns_after_the_node_has_the_image_of_its
 
 
 @pytest.mark.parametrize("error", [INVALID, STALE])
-async def test_node_membership_registration_rejected_permanently_raises(error: Any, quick: None, tmp_path: Path) -> None:
+async def test_node_membership_registration_rejected_permanently_raises_lift_error(
+    error: Any, quick: None, tmp_path: Path
+) -> None:
     made, _group, _, _ = a_member(tmp_path, pb.ControlResponse(error=error, detail="no such rack"))
     with pytest.raises(LiftError, match="rejected the registration of this node: no such rack"):
         await register(made)
@@ -285,7 +289,7 @@ async def test_node_membership_drain_ends_at_its_timeout_or_when_rejected(quick:
     assert len(group.asked) == 2
 
 
-async def test_node_membership_leave_stops_heartbeats_first(tmp_path: Path) -> None:
+async def test_node_membership_stops_its_heartbeats_before_it_sends_leave(tmp_path: Path) -> None:
     made, group, _, _ = a_member(tmp_path, pb.ControlResponse(error=OK))
     made.incarnation = 7
     order: list[str] = []
@@ -466,7 +470,7 @@ async def test_metadata_proposal_executor_unanswered_proposal_has_an_unknown_out
     assert member.told == [("ended", "UNKNOWN", None)]
 
 
-async def test_metadata_proposal_executor_request_that_needs_no_entry_is_answered_without_a_log_entry() -> None:
+async def test_metadata_proposal_executor_answers_a_request_that_the_member_decides_directly() -> None:
     async def propose(entry: bytes, *, change: bool) -> Any:
         raise AssertionError("not in the log")
 
@@ -547,7 +551,7 @@ async def test_metadata_group_link_reports_nats_connection_changes_to_the_group(
     assert heard == [False, True]
 
 
-async def test_metadata_group_link_without_controllers_in_settings_raises(tmp_path: Path) -> None:
+async def test_metadata_group_link_without_controllers_in_settings_raises_config_error(tmp_path: Path) -> None:
     a_link(tmp_path, controllers=("n2",))
     with pytest.raises(ConfigError, match="controllers is missing"):
         a_link(tmp_path, controllers=())
@@ -568,7 +572,9 @@ async def test_metadata_group_link_counts_errors_of_its_nats_subscriptions(tmp_p
         (nats.errors.TimeoutError(), pb.ControlResponse.OUTCOME_UNKNOWN),
     ],
 )
-async def test_request_forwarder_without_responders_reports_that_nothing_was_applied(error: Exception, outcome: Any) -> None:
+async def test_request_forwarder_without_responders_reports_that_the_request_was_not_applied(
+    error: Exception, outcome: Any
+) -> None:
     class Nobody:
         async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
             raise error

@@ -63,7 +63,7 @@ def test_node_file_clean_stop_marker_is_removed_when_the_next_process_registers(
     assert not NodeFile(folder, "a").previous.clean_stop
 
 
-def test_node_file_distrust_is_stored_for_later_processes(folder: DataFolder) -> None:
+def test_node_file_marked_as_distrusted_reports_no_clean_stop_to_later_processes(folder: DataFolder) -> None:
     first = NodeFile(folder, "a")
     first.count_start()
     first.begin(1)

@@ -209,7 +209,7 @@ async def test_raft_member_tick_calls_image_watchers_once_before_decisions(made:
     assert shown == ["decisions", (0, 5), "decisions", "decisions"]
 
 
-async def test_raft_member_peer_sessions_follow_the_nats_connection_and_its_maximum_payload(made: Made) -> None:
+async def test_raft_member_after_a_reconnect_sends_chunks_below_the_maximum_payload(made: Made) -> None:
     sessions = made.log.transport.sessions
     made.member.bus_changed(True)
     assert sessions.online

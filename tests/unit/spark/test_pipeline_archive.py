@@ -87,7 +87,7 @@ def part(
 KNOWN = {"q": 6, "liftpy/orders/0": 500, "liftpy/orders/uid/u": 1}
 
 
-def test_spark_archive_repeated_micro_batch_commits_nothing_and_the_next_appends() -> None:
+def test_spark_archive_repeated_micro_batch_commits_nothing() -> None:
     ranges = [part(700, 900), part(500, 700), part(0, 10, partition=1)]
     assert marks_of(ranges, "q") == {"q", "liftpy/orders/0", "liftpy/orders/1", "liftpy/orders/uid/u"}
     files = tuple(TableFile(one.path, one.size_bytes, one.record_count, one) for one in (ranges[1], ranges[0], ranges[2]))
@@ -134,7 +134,7 @@ def test_spark_archive_cutover_offsets_are_the_committed_offsets_of_the_table() 
         starts_after({("orders", 0): "v"}, KNOWN, -2)
 
 
-def test_spark_archive_with_other_columns_than_the_table_raises() -> None:
+def test_spark_archive_with_other_columns_than_the_table_raises_config_error() -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.int64())])
     check_table_columns(schema, schema, "t")
     with pytest.raises(ConfigError, match="has the columns a, b"):
@@ -153,7 +153,7 @@ def test_spark_archive_plan_rejects_contradictory_options(wrong: dict[str, Any])
         ArchivePlan(**{"streams": ("a",), "table": "t", **wrong})
 
 
-def test_spark_archive_plan_passes_options_to_the_source(tmp_path: Path) -> None:
+def test_spark_archive_plan_contains_the_spark_source_options_and_the_checkpoint_directory(tmp_path: Path) -> None:
     plan = ArchivePlan(
         streams=("a", "b"), table=str(tmp_path), columns="stream,partition,offset", source={"nats": "nats://h:1"}
     )
@@ -238,7 +238,7 @@ def test_spark_archive_writes_no_file_for_a_range_without_records(tmp_path: Path
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_spark_archive_file_with_wrong_content_raises(tmp_path: Path) -> None:
+def test_spark_archive_file_with_wrong_content_raises_storage_error(tmp_path: Path) -> None:
     written = write_range(PLANNED, batches(range(10, 20)), SCHEMA, Writing(str(tmp_path)))
     for content in (b"", b"x" * 100):
         (tmp_path / written.path).write_bytes(content)

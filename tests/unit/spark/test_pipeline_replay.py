@@ -91,7 +91,7 @@ def view(partition: int, start: int, end: int) -> PartitionView:
     )
 
 
-def test_spark_compact_reads_new_records_from_the_archive_before_the_stream() -> None:
+def test_spark_compact_reads_archived_offsets_from_the_archive_and_later_offsets_from_the_stream() -> None:
     views = {("s", p): view(p, 10, 100) for p in range(4)}
     before = {"liftpy/s/0": 60, "liftpy/s/1": 90}
     archived = {"liftpy/s/0": 80, "liftpy/s/1": 80, "liftpy/s/2": 80}

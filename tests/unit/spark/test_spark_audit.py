@@ -232,7 +232,7 @@ def test_spark_audit_compares_from_the_highest_log_start_to_the_lowest_high_wate
     assert (one.replicas["n1"].log_start_offset, one.replicas["n2"].high_watermark) == (50, 449)
 
 
-def test_spark_audit_with_one_reachable_replica_is_not_proven(access: Access, node: FakeNode) -> None:
+def test_spark_audit_with_one_reachable_replica_reports_the_partition_as_not_proven(access: Access, node: FakeNode) -> None:
     serve(node, log_of([50]))
     node.silent = {"n2", "n3"}
     report = look(access, patience_s=0.2)

@@ -92,7 +92,7 @@ def test_spark_audit_command_prints_the_number_of_records_compacted_on_some_repl
     assert "1 records were dropped on some replicas only: later ones supersede them" in capsys.readouterr().out
 
 
-def test_spark_audit_command_without_streams_or_with_invalid_options_fails(
+def test_spark_audit_command_with_an_invalid_option_exits_with_2(
     access: Access, node: FakeNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(access, "audit") == 0

@@ -220,7 +220,7 @@ async def _tasks() -> list[str]:
     return [str(t) for t in asyncio.all_tasks() if "_fetch_span" in str(t)]
 
 
-def test_spark_connection_is_shared_per_process_and_connection_settings(access: Access, node: FakeNode) -> None:
+def test_spark_connection_with_equal_settings_is_shared_within_a_process(access: Access, node: FakeNode) -> None:
     assert link_to(access) is link_to(replace(access))
     assert link_to(access) is not link_to(replace(access, namespace="other"))
 
@@ -249,7 +249,7 @@ def test_spark_connection_close_cancels_its_running_tasks(access: Access) -> Non
         waiting.result(5)
 
 
-def test_spark_fetch_size_estimate_follows_bytes_per_record_and_batch_size() -> None:
+def test_spark_fetch_size_estimate_is_computed_from_bytes_per_record_and_batch_size() -> None:
     guess = SpanGuess()
     assert guess.span_records() > 0
     guess.bytes_per_record, guess.batch_records = 100.0, 4000

@@ -36,7 +36,7 @@ def test_spark_lag_before_the_first_micro_batch_is_the_number_of_all_records() -
     assert Lag({}).metrics["maxOffsetsBehindLatest"] == "0"
 
 
-def test_spark_lag_ignores_other_sources_and_rejects_objects_that_are_no_progress() -> None:
+def test_spark_lag_ignores_progress_entries_of_other_sources() -> None:
     for latest in (None, "null", "{", 5, {}, {"orders": {"0": 5}}, {"a b": {"uid": "u"}}, '{"orders": {"0": "5", "uid": "u"}}'):
         assert lag(progress(END, latest)) == []
     for wrong in (None, 5, "{", "{}", {"sources": 5}, {"sources": [3]}):

@@ -52,7 +52,7 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
     return made
 
 
-def test_local_spark_session_has_small_settings_and_the_current_python_interpreter(
+def test_local_spark_session_workers_use_the_current_python_interpreter(
     builder: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {"spark.sql.session.timeZone": "CET", "mine": "1"}
@@ -78,7 +78,7 @@ def test_local_spark_session_has_small_settings_and_the_current_python_interpret
     ("master", "home", "origin"),
     [("spark://host:7077", "", sys.prefix), ("local[2]", "/opt/spark", sys.prefix), ("local[2]", "", "/usr/share")],
 )
-def test_local_spark_session_of_another_spark_uses_the_current_python_for_workers(
+def test_local_spark_session_of_another_spark_installation_uses_the_current_python_for_workers(
     builder: Builder, monkeypatch: pytest.MonkeyPatch, master: str, home: str, origin: str
 ) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON")
@@ -141,7 +141,9 @@ def test_spark_source_error_contains_the_liftpy_error_code_once() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_spark_range_read_returns_rows_under_the_query_options(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_range_read_builds_rows_with_the_columns_of_the_query_options(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Any] = []
 
     class Reader:

@@ -64,7 +64,9 @@ def test_spark_offset_watch_of_a_streaming_query_reports_new_records_without_pol
     assert ranges(restarted.partitions(end, later)) == [(0, 10, 17)], "who knows nothing asks"
 
 
-def test_spark_offset_watch_of_a_recreated_or_truncated_stream_raises(source: Open, node: FakeNode) -> None:
+def test_spark_offset_watch_of_a_recreated_or_truncated_stream_ends_the_query_with_an_error(
+    source: Open, node: FakeNode
+) -> None:
     log = node.add_stream("orders").partitions[0]
     for _ in range(3):
         append(log, 10)

@@ -27,7 +27,7 @@ def test_spark_option_documented_default_equals_the_parsed_default(option: Optio
         assert getattr(owner, option.field) == option.default
 
 
-def test_spark_source_options_have_defaults() -> None:
+def test_spark_source_with_only_a_stream_option_has_the_default_options() -> None:
     options = SourceOptions.parse({"stream": "orders"})
     assert options == SourceOptions(access=Access(), wanted=Selection(("orders",)))
     assert options.columns == ("key", "value", "subject", "stream", "partition", "offset", "timestamp", "leader_epoch")
@@ -97,7 +97,7 @@ def test_spark_source_load_path_is_the_stream_name() -> None:
             SourceOptions.parse({"path": "orders", **more})
 
 
-def test_spark_source_relative_starting_offsets_are_parsed() -> None:
+def test_spark_source_relative_starting_offset_is_parsed_to_a_record_count_or_a_duration() -> None:
     def starting(text: str) -> OffsetSpec | None:
         return parse(startingOffsets=text).starting
 
@@ -114,7 +114,7 @@ def test_spark_source_relative_starting_offsets_are_parsed() -> None:
         parse(endingOffsets="-2")
 
 
-def test_spark_source_timestamps_per_partition_are_parsed() -> None:
+def test_spark_source_timestamps_per_partition_are_parsed_to_nanoseconds() -> None:
     by_time = {"startingOffsetsByTimestamp": '{"orders": {"0": 5, "1": 7}}'}
     assert parse(**by_time).starting == OffsetSpec(times=((("orders", 0), 5_000_000), (("orders", 1), 7_000_000)))
     strict = parse(**by_time, startingOffsetsByTimestampStrategy="error").starting
@@ -128,7 +128,7 @@ def test_spark_source_timestamps_per_partition_are_parsed() -> None:
             parse(startingOffsetsByTimestamp=wrong)
 
 
-def test_spark_source_micro_batch_limits_are_parsed() -> None:
+def test_spark_source_micro_batch_minimum_and_delay_options_are_parsed_to_numbers() -> None:
     options = parse(minOffsetsPerTrigger="5", maxTriggerDelay="30s")
     assert (options.min_records_per_trigger, options.max_trigger_delay_s) == (5, 30.0)
     assert parse().max_trigger_delay_s == 900.0
@@ -168,7 +168,7 @@ def test_spark_topic_column_option_adds_a_topic_column() -> None:
         {"endingOffsets": '{"orders": {"0": -2}}'},
     ],
 )  # fmt: skip
-def test_spark_source_with_invalid_options_raises(given: dict[str, str]) -> None:
+def test_spark_source_with_invalid_options_raises_config_error(given: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         parse(**given)
 
@@ -202,7 +202,7 @@ def test_spark_source_with_an_invalid_option_raises_with_the_option_name() -> No
         {"assign": '{"a.b": [0]}'}, {"assign": '{"a": [[0]]}'},
     ],
 )  # fmt: skip
-def test_spark_source_without_exactly_one_stream_selection_raises(given: dict[str, str]) -> None:
+def test_spark_source_without_exactly_one_stream_selection_option_is_rejected(given: dict[str, str]) -> None:
     with pytest.raises((ConfigError, InvalidNameError)):
         SourceOptions.parse(given)
 
@@ -234,7 +234,7 @@ def test_spark_source_planned_options_contain_no_secrets() -> None:
     assert options.access.creds_file == "/etc/nats/reader.creds"
 
 
-def test_spark_source_with_streaming_options_in_a_batch_query_raises() -> None:
+def test_spark_source_with_streaming_options_in_a_batch_query_raises_config_error() -> None:
     parse(startingOffsets="latest").check_streaming()
     for wrong in ({"startingOffsets": "latest"}, {"startingOffsets": '{"orders": {"0": -1}}'}, {"maxOffsetsPerTrigger": "5"}):
         with pytest.raises(ConfigError):
@@ -255,7 +255,7 @@ def test_spark_source_of_a_missing_stream_raises_with_the_nearest_stream_name() 
         Selection(("order",)).among({"orders": 1, "clicks": 2})
 
 
-def test_spark_source_of_a_missing_stream_without_similar_names_suggests_none() -> None:
+def test_spark_source_of_a_missing_stream_without_a_similar_name_suggests_no_stream() -> None:
     with pytest.raises(NotFoundError, match=r"^Stream 'events' does not exist\. Check"):
         Selection(("events",)).among({"devices": 1, "users": 2})
 
@@ -288,7 +288,7 @@ def test_batch_query_ignores_micro_batch_limits() -> None:
             parse(**{option: "5"}).check_batch()
 
 
-def test_spark_source_with_uncommitted_isolation_raises() -> None:
+def test_spark_source_with_uncommitted_isolation_raises_config_error() -> None:
     assert parse(isolation="COMMITTED") == parse()
     with pytest.raises(ConfigError, match="isolation = 'uncommitted' is not"):
         parse(isolation="uncommitted")
@@ -296,7 +296,7 @@ def test_spark_source_with_uncommitted_isolation_raises() -> None:
         parse(isolation="dirty")
 
 
-def test_spark_starting_offsets_option_with_epochs_without_offsets_raises() -> None:
+def test_spark_starting_offsets_option_with_epochs_without_offsets_raises_config_error() -> None:
     given = parse(startingOffsets='{"orders": {"0": 20, "1": -2, "epochs": {"0": 3}, "uid": "u"}}').starting
     assert given is not None
     assert given.known is not None
@@ -307,7 +307,7 @@ def test_spark_starting_offsets_option_with_epochs_without_offsets_raises() -> N
         parse(startingOffsets='{"orders": {"0": 20, "epochs": {"0": 0}}}')
 
 
-def test_spark_cursor_option_in_a_batch_query_raises() -> None:
+def test_spark_cursor_option_in_a_batch_query_is_rejected() -> None:
     assert parse(cursor="nightly").cursor == "nightly"
     parse(cursor="nightly").check_streaming()
     with pytest.raises(ConfigError, match="cursor is for streaming queries"):

@@ -124,7 +124,7 @@ def test_spark_starting_timestamp_after_the_last_record_resolves_to_the_end() ->
     assert resolve_ends(timed, views(view(0))) == {("orders", 0): 100}
 
 
-def test_spark_source_timestamps_without_an_entry_for_each_partition_raise() -> None:
+def test_spark_source_timestamps_without_an_entry_for_each_partition_raise_config_error() -> None:
     at = OffsetSpec(times=((("orders", 0), 5), (("orders", 1), 7)))
     both = views(view(0, starting_at=42), view(1, starting_at=100))
     assert resolve_starts(at, both) == {("orders", 0): 42, ("orders", 1): 100}
@@ -145,12 +145,12 @@ def test_spark_relative_offsets_resolve_to_offsets_before_the_end() -> None:
 @pytest.mark.parametrize(
     "text", ['{"orders": {"0": 3}}', '{"orders": {"0": 3, "1": 3, "2": 3}}', '{"orders": {"0": 3, "1": 3}, "x": {"0": 1}}']
 )
-def test_spark_offset_map_with_missing_or_unknown_partitions_raises(text: str) -> None:
+def test_spark_offset_map_with_missing_or_unknown_partitions_raises_config_error(text: str) -> None:
     with pytest.raises(ConfigError, match="startingOffsets"):
         resolve_starts(spec(text), views(view(0), view(1)))
 
 
-def test_spark_starting_offset_past_the_high_watermark_raises() -> None:
+def test_spark_starting_offset_past_the_high_watermark_raises_offset_out_of_range_error() -> None:
     past = spec('{"orders": {"0": 101}}')
     for resolve in (resolve_starts, resolve_ends):
         with pytest.raises(OffsetOutOfRangeError, match="offset 101 of orders/0 is beyond the committed end 100"):

@@ -55,7 +55,7 @@ def test_spark_planned_range_end_by_timestamp_is_limited_to_committed_records(en
     assert (view.stream, view.uid, view.partition, view.replicas, view.leader_epoch) == ("s", "u1", 4, ("n1", "n2"), 7)
 
 
-def test_spark_fetch_of_a_batch_with_missing_records_raises() -> None:
+def test_spark_fetch_of_a_batch_with_missing_records_raises_protocol_error() -> None:
     assert check_pieces(planned(), [piece(0, 1, 1), piece(1, 3, 2)], 0) == 2
     with pytest.raises(ProtocolError, match="the batch at offset 4 lacks records"):
         check_pieces(planned(), [piece(4, 2, 2, [0, 2])], 0)
@@ -66,7 +66,9 @@ def test_spark_fetch_of_a_batch_with_missing_records_raises() -> None:
     ("epochs", "before", "error"),
     [((3,), 0, None), ((4,), 0, DataLossError), ((2, 1), 0, ProtocolError), ((2,), 3, ProtocolError), ((2, 2), 2, None)],
 )
-def test_spark_fetch_with_a_lower_or_unplanned_leader_epoch_raises(epochs: tuple[int, ...], before: int, error: Any) -> None:
+def test_spark_fetch_of_a_batch_with_a_lower_or_unplanned_leader_epoch_is_rejected(
+    epochs: tuple[int, ...], before: int, error: Any
+) -> None:
     pieces = [piece(at, 1, epoch) for at, epoch in enumerate(epochs)]
     if error is None:
         assert check_pieces(planned(), pieces, before) == epochs[-1]

@@ -160,7 +160,7 @@ def test_spark_planned_range_split_covers_the_range_and_prefers_batch_boundaries
 
 
 # ---- maxBytesPerTrigger --------------------------------------------------------------------------------------------------
-def test_spark_micro_batch_byte_limit_is_divided_evenly_after_small_partitions() -> None:
+def test_spark_micro_batch_byte_limit_unused_by_small_partitions_is_divided_among_the_others() -> None:
     logs = Logs([10] * 90, [10] * 3, [10] * 20)
     one = logs.bytes_of({("s", 0): 0}, {("s", 0): 10})
     ends = end_within_bytes(33 * one, dict.fromkeys(logs.ends(), 0), logs.ends(), UIDS, logs.measure)
@@ -193,6 +193,6 @@ def test_spark_micro_batch_with_a_byte_limit_exceeds_the_limit_only_for_one_batc
     raise AssertionError("it does not come to an end")
 
 
-def test_spark_micro_batch_byte_limit_with_older_nodes_raises() -> None:
+def test_spark_micro_batch_byte_limit_with_older_nodes_raises_config_error() -> None:
     with pytest.raises(ConfigError, match="maxBytesPerTrigger needs nodes that report"):
         end_within_bytes(5, {("s", 0): 0}, {("s", 0): 9}, UIDS, lambda asked: [RangeFacts(q.start, q.end) for q in asked])

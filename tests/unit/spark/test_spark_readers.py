@@ -628,7 +628,7 @@ def test_spark_query_of_a_deleted_stream_raises_not_found(source: Open, node: Fa
         reader.partitions(start, start)
 
 
-def test_streaming_query_with_a_start_below_the_log_start_raises_at_planning(source: Open, node: FakeNode) -> None:
+def test_streaming_query_with_a_start_below_the_log_start_raises_data_loss(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
     log.log_start_offset = 20

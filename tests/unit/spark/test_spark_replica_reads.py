@@ -61,7 +61,7 @@ async def test_spark_replica_read_blocks_of_any_size_contain_each_batch_once() -
             assert block.records == records, "a batch is of the block in which it begins"
 
 
-async def test_spark_replica_read_of_a_removed_replica_or_recreated_stream_raises() -> None:
+async def test_spark_replica_read_of_a_recreated_stream_raises_not_found() -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         uid = (await client.create_stream("orders", "data.orders")).uid
         await client.publish("orders", b"a")

@@ -24,7 +24,7 @@ from liftpy.spark import session
         ("bash: no such thing", None),
     ],
 )
-def test_java_version_output_is_parsed(text: str, major: int | None) -> None:
+def test_java_version_output_is_parsed_to_the_major_version(text: str, major: int | None) -> None:
     assert session.java_major_version(text) == major
 
 

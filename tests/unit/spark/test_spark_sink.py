@@ -27,7 +27,7 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 # ---- options ----------------------------------------------------------------------------------------------------------------
-def test_spark_sink_options_are_parsed() -> None:
+def test_spark_sink_option_names_are_parsed_without_regard_to_case() -> None:
     found = SinkOptions.parse(
         {"path": "out", "checkpointLocation": "/c", "queryName": "q", "nats": "nats://h:1", "patience": "5"}
     )
@@ -60,7 +60,7 @@ def test_spark_sink_options_are_parsed() -> None:
         ({"nats": "nats://u:p@h"}, "user or password"),
     ],
 )
-def test_spark_sink_with_invalid_options_raises(given: dict[str, str], text: str) -> None:
+def test_spark_sink_with_invalid_options_raises_config_error(given: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         SinkOptions.parse(given)
 
@@ -106,7 +106,7 @@ def rows_of(**columns: Any) -> pa.Table:
     return as_binary(pa.record_batch({name: pa.array(own, kinds[name]) for name, own in columns.items()}))
 
 
-def test_spark_sink_with_a_null_in_a_required_column_raises() -> None:
+def test_spark_sink_with_a_null_in_a_required_column_raises_config_error() -> None:
     with pytest.raises(ConfigError, match=r"1 rows have a null value.* is a tombstone.*nullValues = tombstone"):
         check_rows(rows_of(value=[b"a", None]), stream="s", tombstones=False)
     check_rows(rows_of(value=[b"a", None]), stream="s", tombstones=True)
@@ -119,7 +119,7 @@ def test_spark_sink_with_a_null_in_a_required_column_raises() -> None:
     check_rows(rows_of(value=[b"a", b"b"], headers=[None, [{"key": "k", "value": b""}]]), stream="s", tombstones=False)
 
 
-def test_spark_sink_encodes_string_columns_and_accepts_topic_as_stream_column() -> None:
+def test_spark_sink_converts_string_columns_to_binary_columns() -> None:
     found = as_binary(pa.record_batch({"value": pa.array(["ä"]), "topic": pa.array(["s"])}))
     assert found.column_names == ["stream", "value"]
     assert found["value"].to_pylist() == ["ä".encode()]

@@ -225,7 +225,9 @@ async def test_spark_sink_task_whose_input_fails_stores_none_of_its_rows(
 
 
 @pytest.mark.parametrize("beyond", range(5))
-async def test_spark_sink_task_detects_the_end_mark_in_a_buffered_input(client: Client, task: TASKS, beyond: int) -> None:
+async def test_spark_sink_task_stores_its_rows_if_the_end_mark_is_already_buffered(
+    client: Client, task: TASKS, beyond: int
+) -> None:
     task()
     whole = io.BytesIO()
     with pa.ipc.new_stream(whole, SCHEMA_OF_BATCHES) as stream:

@@ -62,7 +62,7 @@ def measured(batches: list[RecordBatch], start: int, end: int, **more: Any) -> M
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_spark_stats_equal_a_count_record_by_record(seed: int) -> None:
+def test_spark_stats_of_a_batch_equal_counts_made_record_by_record(seed: int) -> None:
     batches = some_batches(seed)
     start, end = batches[0].base_offset, batches[-1].next_offset
     records = [record for batch in batches for record in batch.records()]
@@ -113,7 +113,7 @@ def test_spark_stats_bucket_widths_are_multiples_of_the_next_smaller_width() -> 
     assert (1 << 63) // WIDTHS_NS[-1] < MAX_BUCKETS, "of the last one there are never too many"
 
 
-def test_spark_stats_bucket_width_option_sets_the_width_or_raises() -> None:
+def test_spark_stats_bucket_width_option_sets_the_bucket_width() -> None:
     batches = some_batches(1)
     start, end = batches[0].base_offset, batches[-1].next_offset
     assert measured(batches, start, end, width_ns=7 * S, is_fixed=True).width_ns == 7 * S

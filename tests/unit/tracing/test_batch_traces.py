@@ -112,7 +112,7 @@ def test_batch_trace_ends_with_an_error_at_the_end_of_the_leadership() -> None:
     assert not world.traces.follows
 
 
-def test_batch_traces_per_node_are_limited() -> None:
+def test_batch_traces_per_node_are_limited_in_number() -> None:
     world = World()
     world.node.budget = SpanBudget(1e9)
     for number in range(MOST_OPEN + 3):

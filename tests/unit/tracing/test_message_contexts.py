@@ -31,7 +31,7 @@ def test_trace_context_is_appended_to_the_headers_once() -> None:
     assert with_context((("TraceState", b"own"),), OWN, "x=y") == (("TraceState", b"own"), MARK)
 
 
-def test_trace_state_is_added_up_to_its_size_limit() -> None:
+def test_trace_state_above_its_size_limit_is_not_added_to_the_headers() -> None:
     pairs = with_context((), OWN, "x" * MAX_STATE_BYTES)
     assert len(pairs) == 2
     assert sum(len(name) + len(value) for name, value in pairs) < BATCH_BYTES / 4, "what a batch has beside its records"

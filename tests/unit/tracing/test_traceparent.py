@@ -21,7 +21,7 @@ GOOD = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 _FORM = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?", re.DOTALL)
 
 
-def test_traceparent_parses_ids_and_sampled_flag() -> None:
+def test_traceparent_is_parsed_to_its_ids_and_sampled_flag() -> None:
     context = parse_traceparent(GOOD)
     assert context == (TRACE, SPAN, 1)
     assert context.sampled

@@ -148,7 +148,7 @@ def test_tracing_lost_spans_are_counted_and_logged_once_per_outage(
     assert (budget.dropped, caplog.text.count("the trace collector accepts no spans")) == (3, 2)
 
 
-async def test_tracing_counts_dropped_spans_and_divides_the_span_limit_between_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tracing_span_limit_is_divided_between_worker_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_tracing, "LOOK_EVERY_S", 0.001)
     counters: Counter[str] = Counter()
     tracing = Tracing(settings(trace="otlp", workers=4), counters, InMemorySpanExporter)
@@ -209,7 +209,7 @@ def test_tracing_that_is_disabled_creates_no_spans() -> None:
     assert tracing.traces.budget.takes(round(SPANS_PER_S), 0), "not even a span that is dropped"
 
 
-async def test_tracing_can_be_enabled_and_disabled_on_a_running_node() -> None:
+async def test_tracing_enabled_or_disabled_on_a_running_node_applies_without_a_restart() -> None:
     """Spans in progress are exported at their end, dropped spans stay counted, and nothing waits for the collector."""
     exporters: list[Stuck] = []
     counters = Counter[str]()
