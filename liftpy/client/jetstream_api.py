@@ -163,7 +163,9 @@ def _stream(kind: Kind, name: str) -> tuple[str, int]:
     stream, _, number = name.partition(":")
     try:
         if number and not re.fullmatch("[1-9][0-9]{0,5}", number, re.ASCII):
-            raise ConfigError(f"Invalid stream {quote(name)}: after the colon, use a partition from 1 to 999999.")
+            raise ConfigError(
+                f"Invalid stream {quote(name)}: after the colon, use a partition from 1 to 999999. Partition 0 has no colon."
+            )
         return check_name(stream, "stream"), int(number or 0)
     except LiftError:
         raise not_found(kind) from None

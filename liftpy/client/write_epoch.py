@@ -68,8 +68,8 @@ class Round(NamedTuple):
             or not 0 <= self.plan <= MAX_PLAN
         ):
             raise ConfigError(
-                f"Invalid round {self}: its run needs 1 to {MAX_UID_BYTES} bytes, and its part, number or plan is "
-                "out of range. Correct these values."
+                f"Invalid round {self}: the run needs 1 to {MAX_UID_BYTES} bytes, the part 0 to {(1 << 32) - 1}, the number 0 to "
+                f"{_MAX_NUMBER - 1} and the plan 0 to {MAX_PLAN}."
             )
         return SourcePosition(self.run, self.part, offset_in(0, 0, self.plan), self.number + 1)
 

@@ -843,7 +843,8 @@ async def _is_there(requests: MetadataRequests, planned: PlannedRange) -> None:
         now = await requests.stream(planned.stream)
     except NotFoundError:
         raise NotFoundError(
-            f"Stream {planned.stream} was deleted after {planned} was planned. Check the stream name."
+            f"Stream {planned.stream} was deleted after {planned} was planned. Start the query again, with a new checkpoint if the "
+            "stream was created again."
         ) from None
     if now.uid != planned.uid:
         raise NotFoundError(

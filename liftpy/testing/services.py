@@ -423,7 +423,7 @@ def _in_process(factory: Callable[[], Service], records: Sequence[Record], place
     )
     if child.returncode:
         last = (child.stderr.strip().splitlines() or ["nothing"])[-1]
-        raise ServiceFailedError(f"The service failed in another process: {last}")
+        raise ServiceFailedError(f"The service failed in the second process of the check: {last}")
     answer = json.loads(child.stdout.splitlines()[-1])
     if "diverged" in answer:
         raise DivergedError(f"The service diverged in another process: {answer['diverged']}")

@@ -230,7 +230,7 @@ class PageAnswers:
             case [int(rank), str(name)]:
                 after = (rank, name)
             case _:
-                raise ValueError("Invalid parameter after. Use [urgency, name].")
+                raise ValueError("Invalid parameter 'after'. Use [urgency, name].")
         limit, streams, match = limit_of(said.get("limit", MOST_ROWS)), reporter.group.image.streams, match_in(said)
         found = []
         async for stream in _in_slices(list(streams.values())):
@@ -478,10 +478,10 @@ class KeptQuestion:
                 before = whole_number(index, 0, 1 << 63), whole_number(number, 0, 1 << 31)
                 below = whole_number(offset[0], 0, 1 << 63) if offset else None
             case _:
-                raise ValueError("Invalid parameter before. Use [index, number] or [index, number, offset].")
+                raise ValueError("Invalid parameter 'before'. Use [index, number] or [index, number, offset].")
         only = {name: asked[name] for name in FILTERS if name in asked}
         if not all(isinstance(value, str) for value in only.values()):
-            raise ValueError("Invalid parameter kind, stream or node. Use names.")
+            raise ValueError("Invalid parameter 'kind', 'stream' or 'node'. Use a name for each of them.")
         since_ns, until_ns = (whole_number(asked.get(name, 0), 0, 1 << 63) for name in ("since_ns", "until_ns"))
         return cls(before, below, since_ns, until_ns, only, limit_of(said.get("limit", MOST_ROWS)))
 

@@ -642,5 +642,5 @@ def place_before(text: str) -> tuple[int, ...]:
         return NEWEST
     numbers = tuple(map(int, text.split(".")))
     if len(numbers) not in (2, 3) or not all(0 <= number < 1 << 63 for number in numbers):
-        raise ValueError("Invalid parameter before. Use index.number or index.number.offset.")
+        raise ValueError("Invalid parameter 'before'. Use index.number or index.number.offset.")
     return numbers

@@ -675,7 +675,7 @@ def _streams_after(fields: Fields) -> tuple[int, str]:
     match asked_place(fields["after"]):
         case [int(rank), str(name)]:
             return rank, name
-    raise ValueError("Invalid parameter after. Use [urgency, name].")
+    raise ValueError("Invalid parameter 'after'. Use [urgency, name].")
 
 
 def asked_place(text: str) -> object:

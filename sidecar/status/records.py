@@ -54,7 +54,7 @@ def records_query(stream: str, fields: Mapping[str, str]) -> RecordsQuery:
     """Return the records that an HTTP request asks for. ``fields``: query of the request. Raises ConfigError or ValueError."""
     given = {name: fields.get(name, "").strip() for name in FIELDS}
     if any(len(text) > _MOST_SHOWN for text in given.values()):
-        raise ValueError(f"A field has more than {_MOST_SHOWN} characters.")
+        raise ValueError(f"A field has more than {_MOST_SHOWN} characters. Shorten it.")
     partition, limit = int(given["partition"] or 0), int(given["limit"] or 20)
     if not 0 <= partition < 1 << 31:
         raise ValueError(f"Invalid partition {partition}. Use 0 or more.")

@@ -71,7 +71,7 @@ def test_second_fetch_response_that_is_lost_is_replaced_by_a_fetch_after_the_idl
         assert s.isr == {s.leader, b, c}
 
 
-def test_second_fetch_response_lost_in_an_idle_partition_is_replaced_by_a_fetch_within_half_a_second() -> None:
+def test_idle_partition_follower_fetches_within_half_a_second_if_a_second_response_is_lost() -> None:
     with stage() as s:
         c = s.followers[1]
         s.publish(2)

@@ -44,7 +44,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the JSON has {next(name for name in names if names.count(name) > 1)!r} twice in one object")
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} occurs twice in one JSON object")
     return found
 
 

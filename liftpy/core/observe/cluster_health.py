@@ -237,7 +237,7 @@ def place_of(said: object) -> Place:
     match said:
         case [int(rank), str(stream), int(partition)] if -1 <= rank <= FINE and -1 <= partition < 1 << 31:
             return rank, stream, partition
-    raise ValueError("Invalid parameter after. Use [urgency, stream, partition].")
+    raise ValueError("Invalid parameter 'after'. Use [urgency, stream, partition].")
 
 
 def match_in(said: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 # ---- witnesses -----------------------------------------------------------------------------------------------------
-def test_leader_reported_by_most_followers_is_replaced_by_the_replica_with_the_longest_log() -> None:
+def test_leader_reported_as_failed_by_most_followers_is_replaced_by_the_replica_with_the_longest_log() -> None:
     cluster = Cluster()
     before = cluster.partition()
     cluster.report("b", (1, 90))

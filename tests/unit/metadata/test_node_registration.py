@@ -73,7 +73,7 @@ def test_node_that_died_before_storing_its_incarnation_stays_in_the_isr() -> Non
         assert "b" in driver.partition().isr
 
 
-def test_sole_isr_member_that_may_have_lost_data_goes_offline() -> None:
+def test_partition_goes_offline_if_its_sole_isr_member_may_have_lost_data() -> None:
     driver = Driver(("a", "b"))
     driver.create()
     driver.change_isr(["a"])

@@ -42,7 +42,7 @@ async def test_node_components_start_in_order_and_close_in_reverse() -> None:
     assert parts.failed == []
 
 
-async def test_node_components_after_a_failed_start_start_no_further_component_and_close_all() -> None:
+async def test_failed_start_of_a_component_closes_all_components_and_starts_no_other() -> None:
     parts = Parts("start b")
     with pytest.raises(OSError, match="start b"):
         await start_all(parts.all)

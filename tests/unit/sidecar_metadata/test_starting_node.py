@@ -58,7 +58,7 @@ async def test_starting_node_with_a_running_process_of_its_id_raises_fenced() ->
         await wait(Bus(b"yes"), wait_s=0.5)
 
 
-async def test_starting_node_continues_after_an_earlier_process_does_not_answer() -> None:
+async def test_starting_node_continues_if_the_earlier_process_does_not_answer() -> None:
     bus = Bus(nats.errors.TimeoutError())
     await wait(bus)
     assert len(bus.asked) == 3

@@ -411,7 +411,7 @@ async def test_connection_after_a_server_loss_sends_recent_acks_again(bus: Any, 
 
 
 @pytest.mark.parametrize(("after", "known", "all_have"), [("x", 1, False), ("y", 1, True), ("y", 2, False)])
-async def test_reconnect_marks_messages_as_lost_to_all_subscribers_if_the_only_server_restarted(
+async def test_reconnect_to_a_restarted_only_server_reports_possible_loss_to_all_subscribers(
     after: str, known: int, all_have: bool, bus: Any
 ) -> None:
     assert bus.all_have_lost_it is False
