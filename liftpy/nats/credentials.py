@@ -86,7 +86,7 @@ class Credentials:
             check_speaker(self.principal, "principal")
 
     def proofs(self) -> dict[str, bytes]:
-        """Return the digest of each field, or of the content of its file, by field name. Other credentials have other digests."""
+        """Return a digest of each field, or of the content of its file, by field name."""
         return {name: _proof(name, getattr(self, name)) for name in PROOFS}
 
     def nats_options(self) -> dict[str, Any]:
