@@ -30,7 +30,8 @@ class Authority:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._openssl("req", "-x509", *self._new("ca"), "-days", "2", "-out", "ca.pem")
+        usage = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")  # Python 3.13 rejects an authority without it
+        self._openssl("req", "-x509", *self._new("ca"), *usage, "-days", "2", "-out", "ca.pem")
         for name in ("server", "node"):
             self._openssl("req", *self._new(name), "-addext", "subjectAltName=IP:127.0.0.1", "-out", f"{name}.csr")
             self.issue(name)

@@ -23,6 +23,7 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from liftpy.config import NS_PER_S
 from liftpy.core.publish.log_state_part import (
@@ -348,7 +349,8 @@ def _decode(data: bytes, end_offset: int) -> Iterable[tuple[int, int, tuple[byte
     """
     try:
         row_count, id_count = _COUNTS.unpack_from(data)
-        at, columns = _COUNTS.size, []
+        at = _COUNTS.size
+        columns: list[NDArray[np.integer]] = []
         for kind, count in (
             (np.int64, row_count),
             (np.int64, row_count),
