@@ -15,7 +15,7 @@ PAGES = ("/", "/events", "/node/n1")
 
 
 def places(said: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Return the paths of all values, nested ones included. Of a list only the first element is used."""
+    """Return the paths of all values, nested ones included. Only the first element of a list is used."""
     if at:
         yield at
     for key in said if isinstance(said, dict) else range(min(len(said), 1)) if isinstance(said, list) else ():

@@ -39,7 +39,7 @@ def change_isr(draft: RecordBuilder, request: pb.ChangeIsr) -> Decision:
     refusal = _refusal(draft, request, partition)
     if refusal is not None:
         return refusal
-    # The same ISR again raises the Epoch too: so a leader that never got the result of its last attempt can settle it [C8].
+    # A repeated ISR raises the Epoch too, so a leader that never got the result of its last attempt can settle it [C8].
     incomplete = tuple(node for node in partition.incomplete if node not in request.isr)
     if partition.joining in request.isr:
         partition = add_learner_to_replicas(partition)
