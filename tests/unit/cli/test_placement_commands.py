@@ -159,7 +159,7 @@ def test_stream_create_with_several_errors_in_the_assignment_file_prints_all_err
         ),
         ('[{"id": 0, "replicas": [1.5]}, {"id": 1, "replicas": [], "x": 1}]', "entry 1: unknown x"),
         ('[{"id": 99999999999, "replicas": []}]', "entry 0: id is no whole number"),
-        ('[{"id": 0, "replicas": ["n1"], "replicas": ["n2"]}]', "'replicas' twice"),
+        ('[{"id": 0, "replicas": ["n1"], "replicas": ["n2"]}]', "'replicas' occurs twice"),
     ],
 )
 def test_assignment_file_with_wrong_format_is_rejected(text: str, says: str) -> None:
