@@ -25,7 +25,6 @@ from sidecar.dev.cluster import DevCluster
 SETTINGS = {"LIFTPY_REPLICATION_EVENTS_STREAM": "true", "LIFTPY_REPLICATION_SESSION_S": "3", "LIFTPY_LOG_LEVEL": "warning"}
 _READY_S = 60.0
 _PAUSE_S = 0.02
-_BETWEEN_KILLS_S = 1.0
 
 
 @dataclass
@@ -132,7 +131,7 @@ async def run(cluster: DevCluster, kills: int) -> Outcome:
             killed, acked = time.monotonic(), len(out.acked)
             await _until(lambda acked=acked: _reached(out, acked + 1), "the next leader answers")
             out.longest_wait_s = max(out.longest_wait_s, time.monotonic() - killed)
-            await asyncio.sleep(_BETWEEN_KILLS_S)
+            await _until(lambda leader=leader: _is_fenced(other, leader), "the killed leader is fenced")
             cluster.nodes[leader].start()
             await asyncio.to_thread(cluster.nodes[leader].wait_ready)
         done.set()
@@ -150,6 +149,10 @@ async def run(cluster: DevCluster, kills: int) -> Outcome:
 
 async def _reached(out: Outcome, count: int) -> bool:
     return len(out.acked) >= count
+
+
+async def _is_fenced(client: Client, node: str) -> bool:
+    return (await client.admin.describe_cluster(linearizable=True)).image.nodes[node].fenced
 
 
 async def _leader(client: Client) -> str:
