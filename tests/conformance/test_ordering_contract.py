@@ -424,7 +424,7 @@ def _sim_raises(patch: pytest.MonkeyPatch) -> None:
     def failed(self: SimReplica, error: StorageError, token: int = 0) -> None:
         raise error
 
-    patch.setattr(SimReplica, "_storage_failed", failed)
+    patch.setattr(SimReplica, "log_failed", failed)
 
 
 BREAKS_SIMULATOR: list[tuple[str, Break]] = [

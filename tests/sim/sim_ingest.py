@@ -24,7 +24,6 @@ from liftpy.core.publish.state_transfer import StateGiver, StateTaker
 from liftpy.core.publish.state_writer import Pace, StateWriter, restore_state
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.wire.batch import RecordBatch
 from liftpy.core.wire.envelope import answered_by
 from liftpy.core.wire.subjects import InboxRule
 from liftpy.errors import LiftError, StorageError
@@ -158,32 +157,11 @@ class SimIngest:
             self._cluster.checkers.taken_over(self._replica, messages, taken, self.standby.begun_at)
         self.ingest.start(taken)
 
-    def fetched(self, batches: Sequence[RecordBatch]) -> None:
-        """Note that batches were appended."""
-        self.derived.fetched(batches)
-        self.standby.log_grew()
-
-    def cut(self) -> None:
-        """Note a truncation."""
-        self.derived.cut()
-        self.standby.cut()
-
-    def started_afresh(self) -> None:
-        """Note that the log was emptied and begins elsewhere."""
-        self.derived.started_afresh()
-        self.taker.started_afresh()
-        self.standby.cut()
-
     def store_state(self) -> None:
         """Store the derived state after a checkpoint of the HW, if it is due."""
         unwritten = self.states.begin()
         if unwritten is not None:
             self.states.write(unwritten)
-
-    def committed(self, high_watermark: int) -> None:
-        """Note that the HW has increased."""
-        self.derived.committed(high_watermark)
-        self.standby.committed(high_watermark)
 
     def _comes(self, event: ev.Event) -> None:
         if isinstance(event, ev.PublishesReceived):

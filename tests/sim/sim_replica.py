@@ -1,7 +1,6 @@
-"""SimReplica: the real ``Replica`` and the real ``Log`` of one partition in one simulated process, and what carries out effects.
+"""SimReplica: the shipped ``Replica``, ``Log`` and ``PartitionShell`` of one partition in one simulated process.
 
-The counterpart of the daemon's executor, synchronous and over the simulated network and disk; it keeps the ordering contract of
-``liftpy.core.replication.effects``.
+The shell runs over the simulated network, disk and clock. The checkers see each effect before the shell carries it out.
 
 Asking: what a simulated replica asks of the metadata group, the counterpart of ``sidecar.partition.proposals``.
 
@@ -19,7 +18,6 @@ from typing import Any
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import HeldPartition, PartitionState
 from liftpy.core.log.compaction import Compaction
-from liftpy.core.log.compaction_point import Horizon
 from liftpy.core.log.flush import Flush
 from liftpy.core.log.group_commit import GroupCommit
 from liftpy.core.log.log import Log
@@ -27,6 +25,7 @@ from liftpy.core.log.range_reads import read_portion
 from liftpy.core.log.scrub import scrub_all
 from liftpy.core.metadata.controller.request_batcher import purge_report
 from liftpy.core.metadata.image import StreamImage
+from liftpy.core.partition.shell import Fetched, PartitionShell
 from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
@@ -192,7 +191,7 @@ _STATE_PIECE_BYTES = 256
 """Size of a part of the derived state. It is small, so that there are several."""
 
 
-class SimReplica(Asking):
+class SimReplica(PartitionShell, Asking):
     """Replica of one partition in one process. It is dead if the process is, or if a newer object replaced it."""
 
     def __init__(self, process: Life, stream: StreamImage, partition: PartitionState, log: Log) -> None:
@@ -208,7 +207,7 @@ class SimReplica(Asking):
         self.replica = Replica(
             process.node_id, process.incarnation, process.config, seed, process.intake, copy_pace=process.copy_pace
         )
-        self.failed = ""
+        self.counters = cluster.counters
         self.state: PartitionState | None = None
         self.gone = False
         """True if it was stopped because another node holds the partition."""
@@ -218,11 +217,15 @@ class SimReplica(Asking):
             failed=lambda: bool(self.failed),
             is_heard=lambda: self.publishers.ingest.heard,
         )
-        self.reads = Reads[Reply](self.key, self.node_id, source, self, cluster.counters)
+        self.reads: Reads[Reply] = Reads(self.key, self.node_id, source, self, cluster.counters)
         self._inbox: deque[ev.Event] = deque()
         self._stepping = False
         self._timers: dict[ev.Deadline, SimTimer] = {}
         self._tokens: dict[int, Any] = {}
+        """Token -> request of a follower, and the way back."""
+        self.fetched: dict[int, Fetched] = {}
+        self._behind_deletes = False
+        """True if the log starts again, because the leader has deleted tombstones that it lacks."""
         self._replaying: do.ReplayLog | None = None
         """Last requested replay. Earlier ones have no caller anymore."""
         self._next_token = 1
@@ -231,7 +234,9 @@ class SimReplica(Asking):
         self._assembly = FetchAssembly()
         self._waiting: do.SendFetch | None = None
         """The fetch that leaves when the leader's state is here."""
-        self.publishers = SimIngest(self)
+        publishers = self.publishers = SimIngest(self)
+        self.ingest, self.acks, self.derived = publishers.ingest, publishers.acks, publishers.derived
+        self.standby, self.taker = publishers.standby, publishers.taker
         self.commit = SimFlusher(
             log,
             process.disk,
@@ -239,27 +244,14 @@ class SimReplica(Asking):
             process.run,
             lambda: process.dead or self.gone,
             lambda end_offset, disk_ns: self.feed(ev.LogFlushed(end_offset=end_offset, took_ns=disk_ns)),
-            self._storage_failed,
+            self.log_failed,
         ).commit
         self._do = acts_of(self)
 
     def open(self) -> None:
-        """Feed the content of its log."""
-        log = self.log
-        entries = log.epochs.entries
-        start, end, before = log.log_start_offset, log.log_end_offset, log.epochs.before_start
-        opened = ev.LogOpened(
-            log_start_offset=start,
-            log_end_offset=end,
-            high_watermark=log.high_watermark,
-            epochs=entries,
-            persisted_epoch=log.persisted_epoch,
-            epoch_before_start=before,
-        )
-        self.feed(opened)
-        log.on_compacted = lambda horizon: self.feed(ev.LogCompacted(**horizon._asdict()))
-        log.on_compacted(log.horizon)
-        log.on_damage = self._damaged
+        """Feed the content of its log, and subscribe to its notices and reads."""
+        self.feed_log_opened()
+        self.log.on_damage = self._damaged
         subject = f"notify.{self.node_id}.{self.subject}"
         self.cluster.network.subscribe(self.host, subject, self._notified)
         read = f"{self.subject}.read.{self.node_id}"
@@ -268,10 +260,7 @@ class SimReplica(Asking):
     def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
         """The metadata shows the partition, its stream's settings or the set of live nodes in a new state."""
         self.state = held.state
-        self.log.config = held.config
-        self.publishers.ingest.settings_changed(held.config, held.partition_count)
-        self.feed(ev.PartitionChanged(held=held, incarnations=incarnations))
-        if self.log.apply_metadata(held.state):
+        if self.apply_metadata(held, incarnations):
             self.apply_retention(self.process.time_of_age_ns())
 
     # ---- events in, effects out --------------------------------------------------------------------------------------
@@ -334,51 +323,46 @@ class SimReplica(Asking):
         return token
 
     # ---- the log -----------------------------------------------------------------------------------------------------
+    def append_time_ns(self) -> int:
+        """Return 0: simulated segments never roll because of their age."""
+        return 0
+
+    def flush_appended(self) -> None:
+        """Start a flush, as the flush policy says."""
+        self.commit.appended()
+
+    def run_alone(self, work: Callable[[], None]) -> None:
+        """Run ``work`` after the running flush, which ends at once."""
+        self.commit.alone(work)
+
+    def named_leader(self) -> tuple[str, int, int]:
+        """Return the leader that the replica knows."""
+        state = self.replica.state
+        return state.leader, state.leader_epoch, state.epoch
+
     def append_batch(self, effect: do.AppendBatch) -> None:
         self.publishers.appends(effect)
-        batch = self.publishers.ingest.seal(effect)
-        if not self._stored(lambda: self.log.append(batch), effect.token):
-            return
-        self.cluster.checkers.appended(self, batch, led=True)
-        self.publishers.ingest.appended(effect, batch)
-        self.commit.appended()
+        super().append_batch(effect)
 
-    def append_fetched(self, effect: do.AppendFetched) -> None:
-        data, batches = self._tokens.pop(effect.token)
-        try:
-            seen = Horizon(effect.leader_high_watermark + 1, effect.leader_epoch)
-            self.log.append_batches(data, batches, compacted=seen)
-        except StorageError as error:
-            self._storage_failed(error)
-            return
-        self.publishers.fetched(batches)
-        self.cluster.checkers.appended(self, data, led=False)
-        self.commit.appended()
-
-    def drop_fetched(self, effect: do.DropFetched) -> None:
-        self._tokens.pop(effect.token)
-        self.cluster.counters[f"dropped answer: {effect.why}"] += 1
+    def appended(self, data: bytes | memoryview, *, leads: bool) -> None:
+        """Check the appended batches."""
+        self.cluster.checkers.appended(self, data, led=leads)
 
     def cut_log(self, effect: do.CutLog) -> None:
-        self._cut(lambda: self.log.cut_after(effect.end_offset - 1), self.publishers.cut)
-        self.cluster.counters["truncation"] += 1
+        self.counters["truncation"] += 1
+        self._behind_deletes = False
+        super().cut_log(effect)
 
     def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
-        start, deletes_end = effect.start_offset, effect.deletes_end
-        self.cluster.counters["started afresh behind deletes"] += deletes_end > 0
-        self._cut(
-            lambda: self.log.start_afresh(start, deletes_end), self.publishers.started_afresh, behind_deletes=deletes_end > 0
-        )
-        self.cluster.counters["fresh start"] += 1
+        self._behind_deletes = effect.deletes_end > 0
+        self.counters["started afresh behind deletes"] += self._behind_deletes
+        self.counters["fresh start"] += 1
+        super().start_log_afresh(effect)
 
-    def _cut(self, cut: Callable[[], Any], then: Callable[[], None], *, behind_deletes: bool = False) -> None:
-        def cut_and_tell() -> None:
-            cut()
-            then()
-            self.cluster.checkers.cut(self, afresh=behind_deletes)
-            self.feed(ev.LogCut(end_offset=self.log.log_end_offset))
-
-        self._stored(lambda: self.commit.alone(cut_and_tell))
+    def log_was_cut(self, *, afresh: bool) -> None:
+        """Check the truncated log."""
+        super().log_was_cut(afresh=afresh)
+        self.cluster.checkers.cut(self, afresh=self._behind_deletes)
 
     def drop_prefix(self, log_start_offset: int) -> None:
         """Delete the records that retention releases."""
@@ -415,20 +399,12 @@ class SimReplica(Asking):
             ] += 1
             self._prefix_dropped()
 
-    def recheck_log(self, effect: do.RecheckLog) -> None:
-        self.cluster.counters[self.log.complaint(effect.offset, effect.replica, self.now_ns()).value] += 1
-
     def _damaged(self, error: CorruptionError) -> None:
         """The replica gives its role up, and the process comes back to repair the log [S3]."""
         if not self.failed:
             self._stored(lambda: self.commit.alone(self.log.checkpoint))
-            self._storage_failed(error)
+            self.log_failed(error)
             self.process.repair()
-
-    def raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
-        self.log.raise_high_watermark(effect.high_watermark)
-        self.publishers.committed(effect.high_watermark)
-        self.reads.advanced()
 
     def scrub(self) -> bool:
         """Check the complete log. Return whether no damage was found."""
@@ -462,7 +438,7 @@ class SimReplica(Asking):
             self.log.met_damage(error)
         except StorageError as error:
             if self.log.closed:
-                self._storage_failed(error)
+                self.log_failed(error)
 
     def checkpoint(self) -> None:
         """The interval has passed."""
@@ -477,19 +453,23 @@ class SimReplica(Asking):
         try:
             change()
         except StorageError as error:
-            self._storage_failed(error, token)
+            self.log_failed(error, token)
             return False
         return True
 
-    def _storage_failed(self, error: StorageError, token: int = 0) -> None:
-        self.failed = str(error)
-        self.cluster.counters["no space" if isinstance(error, NoSpaceError) else "storage failure"] += 1
-        self.feed(ev.StorageFailed(reason=str(error), no_space=isinstance(error, NoSpaceError), token=token))
+    def log_failed(self, error: StorageError, token: int = 0) -> None:
+        """Count the error and report it to the replica."""
+        self.counters["no space" if isinstance(error, NoSpaceError) else "storage failure"] += 1
+        super().log_failed(error, token)
 
-    def persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
-        if self._stored(lambda: self.process.promise(self.key, effect.leader_epoch)):
-            self.log.note_promise(effect.leader_epoch)
-            self.feed(ev.LeaderEpochPersisted(leader_epoch=effect.leader_epoch))
+    def store_promise(self, leader_epoch: int, then: Callable[[StorageError | None], None]) -> None:
+        """Store the promise on the simulated disk at once."""
+        try:
+            self.process.promise(self.key, leader_epoch)
+        except StorageError as error:
+            then(error)
+        else:
+            then(None)
 
     def replay_log(self, effect: do.ReplayLog) -> None:
         if self.cluster.candidates_fail:
@@ -527,20 +507,16 @@ class SimReplica(Asking):
         self._kept.clear()
 
     def reject_publishes(self, effect: do.RejectPublishes) -> None:
-        self.cluster.counters[f"negative ack: {effect.reason.name}"] += 1
-        state = self.replica.state
-        self.publishers.ingest.reject(effect.token, effect.reason, state.leader, state.leader_epoch, state.epoch)
+        self.counters[f"negative ack: {effect.reason.name}"] += 1
+        super().reject_publishes(effect)
 
     def drop_publishes(self, effect: do.DropPublishes) -> None:
         why = "in silence" if effect.reason is None else effect.reason.name
-        self.cluster.counters[f"publish dropped: {why}"] += 1
-        self.publishers.ingest.drop(effect.token, effect.reason)
+        self.counters[f"publish dropped: {why}"] += 1
+        super().drop_publishes(effect)
 
     def send_acks(self, effect: do.SendAcks) -> None:
         self.publishers.release(effect)
-
-    def drop_pending_acks(self, effect: do.DropPendingAcks) -> None:
-        self.publishers.acks.drop()
 
     # ---- a follower's requests -------------------------------------------------------------------------------------------
     def send_fetch(self, effect: do.SendFetch) -> None:
@@ -584,7 +560,7 @@ class SimReplica(Asking):
         try:
             goes_on = self.publishers.taker.add_piece(answer.piece)
         except StorageError as error:
-            self._storage_failed(error)
+            self.log_failed(error)
             return
         if goes_on:
             self.send_fetch(effect)
@@ -632,7 +608,10 @@ class SimReplica(Asking):
         spans = tuple(
             ev.BatchSpan(base_offset=b.base_offset, last_offset=b.last_offset, leader_epoch=b.leader_epoch) for b in batches
         )
-        token = self._keep((data, batches)) if spans else 0
+        token = 0
+        if spans:
+            token, self._next_token = self._next_token, self._next_token + 1
+            self.fetched[token] = Fetched(data, batches)
         self.feed(
             ev.FetchAnswered(
                 token=token,

@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.log.compaction_point import Horizon
 from liftpy.core.log.group_commit import GroupCommit
 from liftpy.core.log.log import Log
 from liftpy.core.log.range_reads import read_portion
+from liftpy.core.partition.shell import Fetched
 from liftpy.core.publish.state_transfer import StatePiece, StateQuestion
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.messages import received_from
 from liftpy.core.replication.replica import Replica
-from liftpy.core.wire.batch import RecordBatch, split_batches
+from liftpy.core.wire.batch import split_batches
 from liftpy.core.wire.chunking import NOTHING
 from liftpy.errors import LiftError, StorageError
 from liftpy.testing.memory.home import FellowReplica, HomeNode
@@ -49,6 +48,7 @@ class Peers:
     replica: Replica
     commit: GroupCommit
     publishers: MemoryPublishers
+    fetched: dict[int, Fetched]
 
     def begin_peers(self) -> None:
         """Initialize the state of the communication with other replicas: no requests and no incomplete batches."""
@@ -56,14 +56,13 @@ class Peers:
         self._askers: dict[int, _Asker] = {}
         self._kept: dict[str, _Asker] = {}
         """Replica -> its last fetch, which got an empty answer and waits for records."""
-        self._fetched: dict[int, tuple[memoryview, list[RecordBatch]]] = {}
         self._waiting: do.SendFetch | None = None
         """Fetch that is sent after the state of the leader has arrived. None: none."""
 
     def end_peers(self) -> None:
         """Stop answering other replicas, because this replica is closed."""
         self.stop_serving()
-        self._fetched.clear()
+        self.fetched.clear()
 
     def feed(self, event: ev.Event) -> None:
         """Pass an event to the state machine of the replica."""
@@ -73,11 +72,7 @@ class Peers:
         """Run ``callback`` in a later turn of the loop, after at least ``delay_ns`` nanoseconds."""
         raise NotImplementedError
 
-    def store(self, change: Callable[[], Any], token: int = 0) -> bool:
-        """Call ``change``, which changes the log. Return whether it succeeded. ``token``: publishes to append, 0: none."""
-        raise NotImplementedError
-
-    def storage_failed(self, error: StorageError, token: int = 0) -> None:
+    def log_failed(self, error: StorageError, token: int = 0) -> None:
         """Report to the state machine that the log has failed with ``error``. ``token``: publishes to append, 0: none."""
         raise NotImplementedError
 
@@ -122,7 +117,7 @@ class Peers:
         try:
             goes_on = self.publishers.taker.add_piece(piece)
         except StorageError as error:
-            self.storage_failed(error)
+            self.log_failed(error)
             return
         if goes_on:
             self.send_fetch(effect)
@@ -154,24 +149,12 @@ class Peers:
         )
         token = self._token() if spans else 0
         if spans:
-            self._fetched[token] = view, batches
+            self.fetched[token] = Fetched(view, batches)
         answer = ev.FetchAnswered(
             token=token, request_id=request_id, leader_epoch=leader_epoch, high_watermark=high_watermark, spans=spans,
             size_bytes=len(data),
         )  # fmt: skip
         self.feed(answer)
-
-    def append_fetched(self, effect: do.AppendFetched) -> None:
-        buffer, batches = self._fetched.pop(effect.token)
-        batches = [batch for batch in batches if batch.last_offset <= effect.last_offset]
-        size_bytes = sum(batch.header.size_bytes for batch in batches)
-        seen, wall_ns = Horizon(effect.leader_high_watermark + 1, effect.leader_epoch), self.node.wall_ns()
-        if self.store(lambda: self.log.append_batches(buffer[:size_bytes], batches, wall_ns, compacted=seen)):
-            self.publishers.fetched(batches)
-            self.commit.appended()
-
-    def drop_fetched(self, effect: do.DropFetched) -> None:
-        self._fetched.pop(effect.token, None)
 
     def wait_quietly(self, effect: do.WaitQuietly) -> None:
         self.feed(ev.QuietEnded(heard_ns=None))  # it is asked for alone

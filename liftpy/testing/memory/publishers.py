@@ -4,7 +4,7 @@ product.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from liftpy.config import NS_PER_S
 from liftpy.core.publish.acks import PendingAcks
@@ -16,7 +16,6 @@ from liftpy.core.publish.standby import SortingRules, Standby, StandbyBuffer
 from liftpy.core.publish.state_file import state_owner
 from liftpy.core.publish.state_transfer import StateGiver, StateTaker
 from liftpy.core.publish.state_writer import StateWriter, pace_of, restore_state
-from liftpy.core.wire.batch import RecordBatch
 from liftpy.errors import LiftError
 from liftpy.testing.memory.home import HeldReplica
 from liftpy.testing.memory.nats import Bus, BusSubscription
@@ -74,15 +73,6 @@ class MemoryPublishers:
         if not complete:
             self._read_soon()
 
-    def open(self) -> None:
-        """Accept publishes as leader, starting with those in the standby buffer."""
-        self.standby.take_over(self.ingest.start)
-
-    def shut(self) -> None:
-        """Stop accepting publishes, because the replica does not lead any more."""
-        self.standby.cancel()
-        self.ingest.stop()
-
     def close(self) -> None:
         """Stop accepting publishes permanently, because the replica is closed."""
         self.standby.cancel()
@@ -90,32 +80,11 @@ class MemoryPublishers:
         self.ingest.stop()
         self.acks.drop()
 
-    def fetched(self, batches: Sequence[RecordBatch]) -> None:
-        """Update the state of producers and the standby buffer, because ``batches`` were fetched from the leader and appended."""
-        self.derived.fetched(batches)
-        self.standby.log_grew()
-
-    def cut(self) -> None:
-        """Update the state of producers and the standby buffer, because the log was truncated."""
-        self.derived.cut()
-        self.standby.cut()
-
-    def started_afresh(self) -> None:
-        """Reset the derived state, because all records of the log were deleted and the log begins at another offset."""
-        self.derived.started_afresh()
-        self.taker.started_afresh()
-        self.standby.cut()
-
     def store_state(self) -> None:
         """Store the state of producers and message ids if that is due. Called after a checkpoint of the HW."""
         unwritten = self.states.begin()
         if unwritten is not None:
             self.states.write(unwritten)
-
-    def committed(self, high_watermark: int) -> None:
-        """Tell the state of producers and the standby buffer that the HW has increased to ``high_watermark``."""
-        self.derived.committed(high_watermark)
-        self.standby.committed(high_watermark)
 
     # ---- the shells ------------------------------------------------------------------------------------------------------
     @property

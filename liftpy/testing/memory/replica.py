@@ -1,9 +1,8 @@
-"""MemoryReplica: ``Replica``, ``Log``, ``Ingest`` and ``Reads`` of the product for one partition on one in-memory node.
+"""MemoryReplica: the shipped ``Replica``, ``Log`` and ``PartitionShell`` of one partition on one in-memory node.
 
-It carries out effects like the worker and executor of a real node, but without a disk and a network. It keeps the
-ordering contract of ``liftpy.core.replication.effects``. ``MemoryAsking`` sends the requests to the metadata group,
-like ``sidecar.partition.proposals``. ``Readers`` receives the requests of readers. ``liftpy.core.replication.reads``
-decides the answers.
+The shell runs without a disk and a network. ``MemoryAsking`` sends the requests to the metadata group, like
+``sidecar.partition.proposals``. ``Readers`` receives the requests of readers. ``liftpy.core.replication.reads`` decides
+the answers.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from liftpy.core.log.group_commit import GroupCommit
 from liftpy.core.log.log import Log
 from liftpy.core.metadata.controller.request_batcher import purge_report
 from liftpy.core.metadata.image import StreamImage
+from liftpy.core.partition.shell import Fetched, PartitionShell
 from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.publish.state_transfer import StateGiver
 from liftpy.core.replication import effects as do
@@ -32,7 +32,7 @@ from liftpy.core.replication.reads import Chunks, Reads, ReplicaSource
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import data_subject
-from liftpy.errors import LiftError, NoSpaceError, StorageError
+from liftpy.errors import LiftError, StorageError
 from liftpy.testing.memory.home import Answered, HeldReplica, HomeNode
 from liftpy.testing.memory.nats import BusSubscription
 from liftpy.testing.memory.peers import Peers
@@ -168,7 +168,7 @@ _LATER_NS = 20_000_000
 """Pause before another attempt to delete records of a log that is not replayed completely, in nanoseconds."""
 
 
-class MemoryReplica(MemoryAsking, Peers):
+class MemoryReplica(PartitionShell, MemoryAsking, Peers):
     """One partition on one in-memory node, until ``stop`` or ``die``. It runs on the event loop of the cluster."""
 
     def __init__(self, node: HomeNode, stream: StreamImage, number: int, log: Log) -> None:
@@ -179,8 +179,7 @@ class MemoryReplica(MemoryAsking, Peers):
         self.log = log
         seed = zlib.crc32(f"{node.node_id} {self.key}".encode())
         self.replica = Replica(node.node_id, node.incarnation, node.config, seed, node.intake, copy_pace=node.copy_pace)
-        self.failed = ""
-        """Reason why the log has failed. '': it works."""
+        self.counters = node.counters
         self.state: PartitionState | None = None
         self.gone = False
         """True if the replica is stopped or its node was killed. It receives no more events."""
@@ -189,26 +188,18 @@ class MemoryReplica(MemoryAsking, Peers):
         self._timers: dict[ev.Deadline, asyncio.TimerHandle] = {}
         self._replaying: do.ReplayLog | None = None
         self._loop = node.loop
+        self.fetched: dict[int, Fetched] = {}
         self.begin_peers()
-        self.publishers = MemoryPublishers(self)
-        self.readers = Readers(self, lambda: self.publishers.ingest.heard, self.publishers.giver)
+        publishers = self.publishers = MemoryPublishers(self)
+        self.ingest, self.acks, self.derived = publishers.ingest, publishers.acks, publishers.derived
+        self.standby, self.taker = publishers.standby, publishers.taker
+        self.reads = self.readers = Readers(self, lambda: self.ingest.heard, publishers.giver)
         self.commit = GroupCommit(log, log.config.flush, _Flusher(self))
         self._do = acts_of(self)
 
     def open(self) -> None:
         """Start the state machine with the content of the log."""
-        log = self.log
-        opened = ev.LogOpened(
-            log_start_offset=log.log_start_offset,
-            log_end_offset=log.log_end_offset,
-            high_watermark=log.high_watermark,
-            epochs=log.epochs.entries,
-            persisted_epoch=log.persisted_epoch,
-            epoch_before_start=log.epochs.before_start,
-        )
-        self.feed(opened)
-        log.on_compacted = lambda horizon: self.feed(ev.LogCompacted(**horizon._asdict()))
-        log.on_compacted(log.horizon)
+        self.feed_log_opened()
 
     def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
         """Apply changed metadata of the partition.
@@ -216,11 +207,7 @@ class MemoryReplica(MemoryAsking, Peers):
         ``held``: state of the partition and settings of its stream. ``incarnations``: incarnation of each live node.
         """
         self.state = held.state
-        self.log.config = held.config
-        self.publishers.ingest.settings_changed(held.config, held.partition_count)
-        self.feed(ev.PartitionChanged(held=held, incarnations=incarnations))
-        self.publishers.standby.review()
-        if self.log.apply_metadata(held.state):
+        if self.apply_metadata(held, incarnations):
             self.apply_retention()
         self.readers.share(self.node_id in held.isr)
         self.readers.advanced()
@@ -276,56 +263,36 @@ class MemoryReplica(MemoryAsking, Peers):
         return self._loop.call_later(delay_ns / NS_PER_S, call) if delay_ns else self._loop.call_soon(call)
 
     # ---- the log -----------------------------------------------------------------------------------------------------
-    def append_batch(self, effect: do.AppendBatch) -> None:
-        batch = self.publishers.ingest.seal(effect)
-        if self.store(lambda: self.log.append(batch, self.node.wall_ns()), effect.token):
-            self.publishers.ingest.appended(effect, batch)
-            self.commit.appended()
+    def append_time_ns(self) -> int:
+        """Return the wall clock of the cluster, in nanoseconds."""
+        return self.node.wall_ns()
 
-    def cut_log(self, effect: do.CutLog) -> None:
-        self._cut(lambda: self.log.cut_to(effect.end_offset), self.publishers.cut)
+    def flush_appended(self) -> None:
+        """Start a flush as the flush policy of the stream requires."""
+        self.commit.appended()
 
-    def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
-        start, deletes_end = effect.start_offset, effect.deletes_end
-        self._cut(lambda: self.log.start_afresh(start, deletes_end), self.publishers.started_afresh)
+    def run_alone(self, work: Callable[[], None]) -> None:
+        """Run ``work``, which changes the log, while no flush runs."""
+        self.commit.alone(work)
 
-    def _cut(self, cut: Callable[[], Any], then: Callable[[], None]) -> None:
-        def cut_and_tell() -> None:
-            cut()
-            then()
-            self.feed(ev.LogCut(end_offset=self.log.log_end_offset))
+    def named_leader(self) -> tuple[str, int, int]:
+        """Return (leader, LeaderEpoch, Epoch) of the last state that the replica has processed."""
+        state = self.replica.state
+        return state.leader, state.leader_epoch, state.epoch
 
-        self.store(lambda: self.commit.alone(cut_and_tell))
+    def store_promise(self, leader_epoch: int, then: Callable[[StorageError | None], None]) -> None:
+        """Store the promise in the memory of the node, which survives a restart of the node."""
+        self.node.promises[self.key] = max(leader_epoch, self.node.promises.get(self.key, 0))
+        then(None)
 
-    def recheck_log(self, effect: do.RecheckLog) -> None:
-        self.log.complaint(effect.offset, effect.replica, self.now_ns())
-
-    def raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
-        self.log.raise_high_watermark(effect.high_watermark)
-        self.publishers.committed(effect.high_watermark)
-        self.readers.advanced()
-
-    def persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
-        self.node.promises[self.key] = max(effect.leader_epoch, self.node.promises.get(self.key, 0))
-        self.log.note_promise(effect.leader_epoch)
-        self.feed(ev.LeaderEpochPersisted(leader_epoch=effect.leader_epoch))
-
-    def store(self, change: Callable[[], Any], token: int = 0) -> bool:
-        """Call ``change``, which changes the log. Return whether it succeeded. After a failure, the state machine gets an event.
-
-        ``token``: publishes to append, 0: none.
-        """
+    def store(self, change: Callable[[], Any]) -> bool:
+        """Call ``change``, which changes the log. Return whether it succeeded. After a failure, the state machine gets an event."""
         try:
             change()
         except StorageError as error:
-            self.storage_failed(error, token)
+            self.log_failed(error)
             return False
         return True
-
-    def storage_failed(self, error: StorageError, token: int = 0) -> None:
-        """Report to the state machine that the log has failed with ``error``. ``token``: publishes to append, 0: none."""
-        self.failed = self.failed or str(error)
-        self.feed(ev.StorageFailed(reason=str(error), no_space=isinstance(error, NoSpaceError), token=token))
 
     def apply_retention(self) -> None:
         """Delete records according to the retention settings of the stream."""
@@ -379,7 +346,7 @@ class MemoryReplica(MemoryAsking, Peers):
         try:
             complete = derived.is_complete or derived.replay()
         except LiftError as error:
-            self.storage_failed(StorageError(f"The log cannot be replayed: {error}"))
+            self.log_failed(StorageError(f"The log cannot be replayed: {error}"))
             return
         if complete:
             self._replaying = None
@@ -389,26 +356,10 @@ class MemoryReplica(MemoryAsking, Peers):
             self.later(lambda: self._replay(effect))
 
     # ---- publishers ----------------------------------------------------------------------------------------------------
-    def open_subject(self, effect: do.OpenSubject) -> None:
-        self.publishers.open()
-
     def close_subject(self, effect: do.CloseSubject) -> None:
-        self.publishers.shut()
+        super().close_subject(effect)
         self._replaying = None
         self.stop_serving()
-
-    def reject_publishes(self, effect: do.RejectPublishes) -> None:
-        state = self.replica.state
-        self.publishers.ingest.reject(effect.token, effect.reason, state.leader, state.leader_epoch, state.epoch)
-
-    def drop_publishes(self, effect: do.DropPublishes) -> None:
-        self.publishers.ingest.drop(effect.token, effect.reason)
-
-    def send_acks(self, effect: do.SendAcks) -> None:
-        self.publishers.acks.release(effect.policy, effect.through_offset, effect.leader_epoch, self.node.wall_ns())
-
-    def drop_pending_acks(self, effect: do.DropPendingAcks) -> None:
-        self.publishers.acks.drop()
 
     # ---- time and status -----------------------------------------------------------------------------------------------
     def set_deadline(self, effect: do.SetDeadline) -> None:
@@ -422,7 +373,7 @@ class MemoryReplica(MemoryAsking, Peers):
 
     def role_changed(self, effect: do.RoleChanged) -> None:
         self._waiting = None
-        self.publishers.standby.review()
+        self.standby.review()
 
 
 class _Flusher:
@@ -468,4 +419,4 @@ class _Flusher:
 
     def flush_failed(self, error: StorageError) -> None:
         """Report to the state machine that a flush has failed with ``error``, so that the log is closed."""
-        self._replica.storage_failed(error)
+        self._replica.log_failed(error)

@@ -1,0 +1,1 @@
+"""What runs one partition on a node, in the simulator and in memory."""
