@@ -109,7 +109,6 @@ class GroupCoordinator(Service):
     starts_in_thread = True
 
     def on_start(self, snapshot: bytes | None) -> None:
-        """Start without groups, or with the groups of ``snapshot``."""
         self._machine = GroupMachine()
         if snapshot is not None:
             self._machine.restore(snapshot)
@@ -133,7 +132,6 @@ class GroupCoordinator(Service):
         self.offer(b"")
 
     def on_query(self, query: bytes) -> bytes:
-        """Answer a ``GroupQuery`` with a ``GroupQueryAnswer``."""
         return answer_query(self._machine, query)
 
     @property
@@ -142,7 +140,6 @@ class GroupCoordinator(Service):
         return self._machine.groups
 
     def figures(self) -> dict[str, int]:
-        """Return the number of groups and the approximate size of their state in bytes, for the status of the node."""
         found = self._machine.groups.values()
         queues = [queue for group in found for queue in group.queues.values()]
         numbers = (

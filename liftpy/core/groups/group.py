@@ -109,7 +109,6 @@ class ConsumerGroup:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate size of this group in the coordinator's state, in bytes."""
         places = max(len(self.targets), len(self.positions))
         return MEMBER_BYTES * len(self.members) + STREAM_BYTES * len(self.streams) + PARTITION_BYTES * places
 
@@ -415,7 +414,6 @@ class ConsumerGroup:
         return list(parts.values())
 
     def all_positions(self) -> list[pb.GroupPosition]:
-        """Return the committed positions of all partitions, in order."""
         return [self._position(place) for place in sorted(self.positions)]
 
 
