@@ -709,5 +709,4 @@ class LogTimers:
         return None
 
     def entries(self) -> tuple[tuple[int, str], ...]:
-        """Return (time, name) of all timers in order, for a snapshot."""
         return tuple(sorted((at, name) for name, at in self._at_ns.items()))
