@@ -340,7 +340,7 @@ class ConsumerGroup:
             )
 
     def reset(self, reset: pb.ResetPositions, answer: pb.GroupAnswer) -> None:
-        """Set the committed positions in ``reset``. The group has no members.
+        """Set the committed positions to those in ``reset``. The caller has checked that the group has no members.
 
         A position may be lower than before. -1 removes the position. ``answer`` gets the rejected positions: their stream was
         created again.

@@ -318,8 +318,8 @@ class Log:
         """Return whole batches from the one that contains ``from_offset``, up to ``end_offset`` (exclusive, default HW + 1).
 
         The size is at most ``max_bytes``, but at least one batch is returned if there is one. A batch that reaches past
-        ``end_offset`` is not returned. A filler that begins before ``from_offset`` is shortened to begin there. A follower
-        appends only batches that begin at its log end, and its log may end within a range that compaction dropped here.
+        ``end_offset`` is not returned. A filler (a batch without records) that begins before ``from_offset`` is shortened to
+        begin there, because a follower appends only batches that begin at its log end.
 
         Raises OffsetOutOfRangeError below the log start and above the log end, CorruptionError, LogClosedError.
         """

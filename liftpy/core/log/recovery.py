@@ -433,10 +433,9 @@ def _proven_position(segment: Segment, proven_end_offset: int) -> int:
 def _make_names_durable(storage: Storage, names: Collection[str], *, anew: bool) -> None:
     """Make the small files durable that recovery relies on. Their current content may be only in the page cache.
 
-    ``anew``: True to write the checkpoint again. It is normally not written, because two flushes for each of thousands of logs
-    would be most of the cost of a start after a kill. If a power cut brings an older checkpoint back, recovery only writes more
-    data again. A log start must not fall back to an older value. So the caller sets ``anew`` if the log start is above the base
-    offset of the first segment, and after a failed flush.
+    ``anew``: True to write the checkpoint again, too. This is slow with thousands of logs, and an older checkpoint only makes
+    recovery write more data again. But the log start must not fall back to an older value. So the caller sets ``anew`` if the
+    log start is above the base offset of the first segment, and after a failed flush.
     """
     for name in (CHECKPOINT_NAME, HORIZON_NAME) if anew else (HORIZON_NAME,):
         data = storage.load(name) if name in names else None

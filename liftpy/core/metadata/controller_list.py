@@ -39,7 +39,6 @@ class ControllerList:
     """Members of the metadata group. An empty list in an image means that the list in the settings applies."""
 
     voters: tuple[str, ...] = ()
-    """Ids of the voters."""
     learner: str = ""
     """Node that receives the log and becomes a voter when it has caught up. '': none."""
     leaving: str = ""

@@ -21,7 +21,7 @@ replica order.
 Example: ISR a b c, a leads and fails. b reports (epoch 4, offset 90), c (epoch 4, offset 93). c is the candidate in a
 new LeaderEpoch. If c makes no progress, b is the next candidate.
 
-Timers of the metadata leader: ConcludeElection after ``election_wait_s``, PassOver when a candidate makes no progress
+Timers of the metadata leader: ConcludeElection after ``wait_s``, PassOver when a candidate makes no progress
 for ``candidate_timeout_s``, ElectLeader for an Offline partition after ``retry_s``. A timer waits while the node makes
 progress with any partition, at most ``PATIENCE`` timeouts. The reason is that a node with thousands of partitions
 processes them one after the other.

@@ -140,7 +140,6 @@ class NodeSample:
     nats_problem: str = ""
     """URL and error of the connection to NATS. '': all connections are up."""
     is_controller: bool = False
-    """True if the node is a controller."""
     metadata_leader: str = ""
     """Leader of the metadata group that the node knows. '': none."""
     groups: Mapping[str, tuple[int, float]] | None = None

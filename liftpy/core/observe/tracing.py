@@ -200,7 +200,7 @@ class _OpenBatch:
 
     @property
     def decided_ns(self) -> int:
-        """Monotonic time in ns since which the trace waits only for lagging followers. 0: another step is not done either."""
+        """Monotonic time in ns since which the trace waits only for lagging followers. 0: it also waits for another step."""
         if not self.flushed_ns or not self.committed_ns or (self.awaited and not self.acked_ns):
             return 0
         return max(self.flushed_ns, self.committed_ns, self.acked_ns)

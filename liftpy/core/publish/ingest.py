@@ -306,8 +306,8 @@ class Ingest:
     def start(self, taken: FailoverBacklog | None = None) -> None:
         """Accept publishes: subscribe to the data subject, because this replica leads.
 
-        ``taken``: messages of the standby buffer, which are stored first. Its subscription continues, so no message is missed.
-        None: there are none.
+        ``taken``: messages of the standby buffer, which are stored first. The subscription of the standby buffer continues, so
+        that no message is missed. None: this node had no standby buffer.
         """
         if self._listener is not None:
             return
@@ -368,8 +368,8 @@ class Ingest:
     def _leave_to_standby(self) -> bool:
         """Unsubscribe if standby followers receive the publishes. Return whether this node has unsubscribed.
 
-        This node must then not store later messages before theirs. Either ``come_back`` follows, or another node becomes
-        leader.
+        The standby followers then have messages that this node lacks, so this node must not store later ones. Either the caller
+        calls ``come_back`` later, or another node becomes leader.
         """
         if self._listener is None or self._left or not self._may.leave():
             return False
@@ -632,9 +632,9 @@ class Ingest:
         return Numbering(claim.producer_id, claim.epoch, sequence, published.columns, known, *said)
 
     def _forbids_only_stored(self, columns: MessageColumns) -> bool:
-        """Return whether the stream's settings forbid no record of a producer's batch except those that are stored already.
+        """Return whether the stream's settings forbid only those records of a producer's batch that are stored already.
 
-        If they forbid new records, the rejection of the batch contains the expected sequence.
+        If a part of the batch is stored and the settings forbid the rest, the rejection contains the expected sequence.
         """
         if columns.claim is None or columns.batch is None:
             return False

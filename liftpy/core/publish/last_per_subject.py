@@ -132,7 +132,7 @@ class IndexWait:
             self._is_closed = False
 
     def forget(self) -> None:
-        """Drop all waiting publishes without an answer, because another node leads."""
+        """Drop all waiting publishes, because another node leads. Their publishers get no answer."""
         self._waiting = []
         self.share.hold(0)
 

@@ -288,10 +288,10 @@ class LeaderRole(ReplicaRole):
         return not (self._is_short or self.intake.holds or self.pausing.sleeps) and self.intake.may_append()
 
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
-        """Append publishes, delay them, or reject them. Publishes without an answer are dropped where others are rejected.
+        """Append publishes, delay them, or reject them. A rejected publish without a reply subject is dropped.
 
-        They are rejected during a pause, above a limit, or if the ISR is too small and the leader may send negative acks [D20,
-        D22].
+        Publishes are rejected during a pause, above a limit, or if the ISR is too small and the leader may send negative acks
+        [D20, D22].
         """
         self._look_soon(now_ns, out)
         short, holds, sleeps = self._is_short, self.intake.holds, self.pausing.sleeps

@@ -439,7 +439,9 @@ class Reads(Generic[Asker]):
         self._send(asker, request, head)
 
     def _tell_state(self, request: pb.ReadRequest, give_state: GiveState, head: pb.ReadResponse) -> None:
-        """Add to the answer ``head`` a piece of the state of producers and message ids. It includes that of deleted records [A16].
+        """Add to the answer ``head`` a piece of the state of producers and message ids.
+
+        The state includes producers and message ids of deleted records [A16].
 
         ``give_state``: function that returns the piece.
         """

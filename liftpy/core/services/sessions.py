@@ -470,7 +470,8 @@ class ServiceSessions:
     def lose_patience(self, now_ns: int) -> list[Effect]:
         """Continue a promotion without the slow services, after its wait has ended. Return the effect Replayed.
 
-        If a service hangs (it has applied nothing since) or has ended, the promotion may fail instead. Then the result is empty.
+        If a service hangs (it applied nothing during the wait) or has ended, the promotion may fail instead. Then the result is
+        empty.
         At most one promotion fails in this way, because the service may work on another node.
         """
         gate = self._gate

@@ -3,7 +3,7 @@
 Layout, big endian: magic ``B9 0E 43 B4`` (4) | version 0 (1) | header length 8, or 12 with a CRC (1) | flags, bit 0:
 CRC-32C present, bit 1: an address of 16 bytes comes before the payload, covered by the CRC (1) | message type (1) |
 [CRC-32C of everything after the header (4)] | [address] | payload. An answer has an address only if the request asked
-for one (``addressee.py``). Source: the published Liftbridge envelope. ``tests/vectors/wire.json`` has vectors.
+for one (``frames.address``). Source: the published Liftbridge envelope. ``tests/vectors/wire.json`` has vectors.
 
 Ordinary envelopes are the most frequent ones: a value without key and headers, with or without a message id, for one
 partition and ack policy. They differ only in the value, the id and the CRC. So both sides build and parse them from

@@ -287,7 +287,7 @@ class ActiveController:
     def due(self, now_ns: int) -> list[pb.ControlRequest]:
         """Return the requests that the metadata leader proposes now. Changes of partitions are combined into batches.
 
-        A planned transfer is a request of its own, because its leader is asked first (``stepping_aside``).
+        A planned transfer is a request of its own, because its leader is asked first (``leader_to_ask_first``).
         """
         preferred, waiting, moving = (
             self._preferred.due(self._image, now_ns),
