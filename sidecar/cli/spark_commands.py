@@ -61,7 +61,6 @@ class SparkPlace:
     settings: dict[str, str]
 
     def session(self, name: str) -> SparkSession:
-        """Return a Spark session for an application with this ``name``. Raises ConfigError that says what is not installed."""
         return local_session(name, self.master, fast_start=False, settings=self.settings)
 
     @contextmanager
