@@ -81,7 +81,6 @@ class Promises:
         self._telling.add((told, error) for told in tolds)
 
     def forget(self, key: str) -> None:
-        """Remove the promise for the partition directory ``key``, whose data is deleted."""
         self._waiting.pop(key, None)
         self._journal.forget(key)
 

@@ -112,12 +112,10 @@ class Partitions:
 
     @property
     def copy_pace(self) -> CatchupThrottle:
-        """Throttle for the copies of this node's learners."""
         return self._node.copy_pace
 
     @property
     def derived(self) -> NodeDerived:
-        """Memory budget for the derived state of this node's partitions."""
         return self._node.derived
 
     @property
@@ -129,7 +127,6 @@ class Partitions:
         return len(self._workers)
 
     def led_partitions(self) -> list[PartitionWorker]:
-        """Return the partitions that this node leads."""
         return list(self._leading.values())
 
     @property
@@ -153,12 +150,10 @@ class Partitions:
             worker.feed(event)
 
     def services_of(self, stream: str, partition: int) -> PartitionServices | None:
-        """Return the services of a partition, or None if the partition is not on this node."""
         worker = self._by_name.get((stream, partition))
         return None if worker is None else worker.services
 
     def reads_of(self, key: PartitionKey) -> ReadSubjects | None:
-        """Return the handler of read requests of the partition ``key``. None: it is not on this node."""
         worker = self._workers.get(key)
         return None if worker is None else worker.reads
 
@@ -296,7 +291,6 @@ class Partitions:
         return True
 
     def _retry_later(self, key: PartitionKey) -> None:
-        """Schedule one retry for the partition ``key``, whose log could not be opened."""
         earlier = self._retries.pop(key, None)
         if earlier is not None:
             earlier.cancel()
