@@ -95,7 +95,6 @@ class Cuts:
         spawn(self._judge(cut, arrived), "counting what a cut connection cost")
 
     def record_server_report(self, told: ConnectionStats) -> None:
-        """Store the statistics that the server has sent about the open connection."""
         self._last = told
 
     async def _judge(self, cut: _Cut, arrived: int) -> None:
@@ -530,7 +529,6 @@ class Inflow(BusConnection):
         await super()._close(status, do_cbs)
 
     async def stop(self) -> None:
-        """Stop receiving, and close the connection."""
         await end_tasks([self._pump_task])
         await self.close()
 

@@ -181,7 +181,6 @@ class InflowParser(SinkParser):
         self._told[b"%d" % sid] = given_up
 
     def forget(self, sid: int) -> None:
-        """Forget the subscription ``sid``, which has ended, with its callbacks."""
         super().forget(sid)
         self._told.pop(b"%d" % sid, None)
         self._refusers.pop(b"%d" % sid, None)
