@@ -134,7 +134,6 @@ class MessageIds:
         self._numbers = itertools.count()
 
     def next(self) -> bytes:
-        """Return a new message id."""
         return self._form % next(self._numbers)
 
 
@@ -196,7 +195,6 @@ class Window:
             raise
 
     def leave(self, size_bytes: int, count: int = 1) -> None:
-        """Remove ``count`` messages with a total size of ``size_bytes``, so that waiting senders can continue."""
         self.count -= count
         self.size_bytes -= size_bytes
         if self._waiting:

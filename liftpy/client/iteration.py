@@ -255,7 +255,10 @@ class Iteration(Generic[Item]):
         self._unfold: Callable[[BatchSlice], Iterator[Item]] = unfold
         self._handed_on = HandedOn() if handed_on is None else handed_on
         self._items: Iterator[Item] = iter(())
-        """Records of the current slice. None while the iteration waits for a slice, and after it was replaced."""
+        """Remaining items of the current slice.
+
+        Empty while the iteration waits for a slice, and after another iteration replaced this one.
+        """
         self._waiting = False
         self.interrupted = False
         """True if the last wait was canceled or failed. The iteration may continue, or another one may replace it."""

@@ -284,7 +284,7 @@ def overlap(one: str, other: str) -> bool:
 
 
 NAMES_PAGE, LIST_PAGE = 1024, 256
-"""Maximum number of streams in one answer."""
+"""Maximum number of streams in one answer: with names only, and with configuration and state."""
 API_LEVEL = 1
 """API level of nats-server 2.11: batch gets, and the newest message of several subjects. Higher levels concern writes."""
 _TYPE = "io.nats.jetstream.api.v1.{}_response"

@@ -296,7 +296,6 @@ class SenderContext:
     described.
     """
     inbox: str
-    """Inbox for the answers."""
     options: ProducerOptions
     failed: Callable[[LiftError], None]
     """Callback with the error that ends the producer."""

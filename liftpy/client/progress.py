@@ -431,11 +431,9 @@ class BackwardProgress(ReadProgress):
     """
 
     log_start_offset: int = 0
-    """Log start in the last answer, inclusive."""
 
     @property
     def done(self) -> bool:
-        """True if all records down to the lowest wanted offset are delivered."""
         return self.next_offset <= max(self.end_offset or 0, self.log_start_offset)
 
     def request(self, max_bytes: int, wait_ms: int, request_id: int = 0) -> client_pb2.ReadRequest:

@@ -160,7 +160,6 @@ class Publisher:
         *,
         find: Callable[[], Awaitable[Address]] | None = None,
     ) -> None:
-        """Create the publisher. Applications call ``client.publisher``."""
         self._transport = transport
         self._stream = stream
         self._partition = partition
