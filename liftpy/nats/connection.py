@@ -88,7 +88,6 @@ class Receiver(asyncio.Protocol):
             self._wake()
 
     def eof_received(self) -> bool | None:
-        """Process that the server has closed its side of the connection."""
         self._end(UnexpectedEOF())
         stays_open = self._stream.eof_received()
         return (
@@ -96,16 +95,13 @@ class Receiver(asyncio.Protocol):
         )  # for TLS, asyncio closes both directions, otherwise it logs a warning
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Process that the transport is closed. ``error``: None if it was closed regularly."""
         self._end(error or UnexpectedEOF())
         self._stream.connection_lost(error)
 
     def pause_writing(self) -> None:
-        """Inform nats-py's stream protocol that the write buffer is full."""
         self._stream.pause_writing()
 
     def resume_writing(self) -> None:
-        """Inform nats-py's stream protocol that the write buffer has room again."""
         self._stream.resume_writing()
 
     async def read(self) -> bytes:

@@ -81,7 +81,6 @@ class Pattern:
             self.known = set()
 
     def matches(self, subject: bytes) -> bool:
-        """Return whether the subscription receives messages with this subject."""
         if self._matched_by is None:
             return subject in self.known
         if self._matched_by(subject) is None:
@@ -150,7 +149,6 @@ class StrictParser(Parser):
         self._patterns[b"%d" % sid] = Pattern(subject)
 
     def forget(self, sid: int) -> None:
-        """Forget the subject of the subscription ``sid``, which has ended."""
         self._patterns.pop(b"%d" % sid, None)
 
     def feed(self, data: bytes) -> bool:
@@ -408,7 +406,6 @@ class StrictConnection(Client):
         made.transport.abort()
 
     async def _process_op_err(self, e: Exception) -> None:
-        """Handle an error of the connection as nats-py does: reconnect, or close."""
         if not (self.is_closed or self.is_reconnecting):
             self._made = None  # the connection is closed first
         await super()._process_op_err(e)
@@ -481,7 +478,6 @@ class StrictConnection(Client):
         return await self._transport.read(self.read_bytes)
 
     async def _process_data(self, data: bytes) -> None:
-        """Process data from the socket in the reading task."""
         await self._ps.parse(data)
 
     async def _process_err(self, err_msg: str) -> None:

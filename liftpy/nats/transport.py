@@ -276,7 +276,6 @@ class Transport:
 
     @property
     def waiting_count(self) -> int:
-        """Number of requests that wait for an answer."""
         return self._answers.waiting_count
 
     @property
@@ -588,8 +587,6 @@ _NO_RESPONDERS = "503"
 
 @dataclass(slots=True)
 class _Asked:
-    """A request that waits for its answer."""
-
     subject: str
     answer: asyncio.Future[Any]
 
@@ -606,19 +603,15 @@ class Answers:
         self._numbers = count()
         self._asked: dict[int, _Asked] = {}
         self.is_open = False
-        """True if answers can arrive."""
 
     @property
     def waiting_count(self) -> int:
-        """Number of requests that wait for an answer."""
         return len(self._asked)
 
     def begin(self, inbox: str, subscription: Any) -> None:
-        """Set the subscribed ``inbox``. Its ``subscription`` passes messages to ``process_message``."""
         self._inbox, self._subscription, self.is_open = inbox, subscription, True
 
     async def leave(self) -> None:
-        """Unsubscribe from the inbox."""
         subscription, self._subscription, self.is_open = self._subscription, None, False
         if subscription is not None:
             with contextlib.suppress(Exception):
