@@ -137,7 +137,6 @@ class Feeder:
         self._wake.set()
 
     def request_snapshot(self) -> None:
-        """Take a snapshot now, at the current position."""
         self._keeper.ask()
         self._wake.set()
 
