@@ -615,7 +615,6 @@ class PipelinedRequests:
             self._asked_to = self._reader.position
 
     def _cancel(self, line: BlockingConnection) -> None:
-        """Cancel the requests in flight on the blocking connection ``line``."""
         line.forget([asked.answer for asked in self._flying])
         self._flying.clear()
 
@@ -889,7 +888,6 @@ class RowBuilder:
     columns: tuple[str, ...]
 
     def batches(self, pieces: Iterable[BatchSlice]) -> Iterator[pa.RecordBatch]:
-        """Yield Arrow batches of all records of ``pieces``, in order."""
         group: list[Rows] = []
         rows = size_bytes = 0
         for piece in _split_large_pieces(pieces):

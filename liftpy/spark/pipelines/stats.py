@@ -330,7 +330,6 @@ class Sketch:
         np.maximum.at(self.registers, index, rank)
 
     def join(self, other: Sketch) -> None:
-        """Add the entries that another sketch has counted."""
         np.maximum(self.registers, other.registers, out=self.registers)
 
     @property
@@ -362,7 +361,6 @@ class Bucket:
     subjects: Sketch = field(default_factory=Sketch)
 
     def join(self, other: Bucket) -> None:
-        """Add the sums of another bucket to this one."""
         self.records += other.records
         self.tombstones += other.tombstones
         self.key_bytes += other.key_bytes
@@ -407,7 +405,6 @@ class Measures:
 
     @property
     def records(self) -> int:
-        """Number of records."""
         return sum(bucket.records for bucket in self.buckets.values())
 
     def add(self, piece: BatchSlice) -> None:
