@@ -30,7 +30,6 @@ class Opening(Coroutine[Any, Any, _T], Generic[_T]):
         return self._opening.throw(*what)
 
     def close(self) -> None:
-        """Close the coroutine without opening anything."""
         self._opening.close()
 
     async def __aenter__(self) -> _T:

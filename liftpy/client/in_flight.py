@@ -122,7 +122,6 @@ class InFlight:
         self.attempt_s, self.wait_s = attempt_s, FIRST_WAIT_S
 
     def deadline_from(self, now: float) -> float:
-        """Return the deadline for the ack of an attempt that starts at ``now``, as a time of the event loop."""
         return min(now + self.attempt_s, self.give_up) if self.known_until else now + self.attempt_s
 
 

@@ -130,7 +130,6 @@ class ReadAhead:
         return self._fetching is not None and not self._pieces and not self._seen and self._ready.empty()
 
     def put_back(self, piece: BatchSlice) -> None:
-        """Put ``piece``, the slice that was returned last, back to the front of the queue."""
         self._pieces.appendleft(piece)
 
     def _start(self, fetch: Fetch) -> None:

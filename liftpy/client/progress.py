@@ -151,7 +151,6 @@ class ReadProgress:
 
     @property
     def done(self) -> bool:
-        """True if all records up to the end are delivered."""
         return self.end_offset is not None and self.next_offset >= self.end_offset
 
     def request(self, max_bytes: int, wait_ms: int, request_id: int = 0) -> client_pb2.ReadRequest:

@@ -101,7 +101,6 @@ class FireAndForget:
             self._denied = denial
 
     def raise_denied(self) -> None:
-        """Raise the permission error that ``remember_denial`` has stored, if there is one. It is raised only once."""
         denied, self._denied = self._denied, None
         if denied is not None:
             raise denied

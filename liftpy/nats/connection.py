@@ -56,7 +56,6 @@ class Receiver(asyncio.Protocol):
         return not self._left and self._ended is None and not self._stopped
 
     def data_received(self, data: bytes) -> None:
-        """Pass data from the socket to ``take``. Keep the part that is for the reading task."""
         if self._stopped or self._ended is not None:
             return
         left: bytes | None = data

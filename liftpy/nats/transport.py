@@ -265,7 +265,6 @@ class Transport:
 
     @property
     def server(self) -> str:
-        """Host and port of the connected NATS server, for error texts."""
         url = getattr(self.connection, "connected_url", None)
         return "this NATS server" if url is None else f"nats://{url.hostname}:{url.port}"
 
@@ -630,7 +629,6 @@ class Answers:
             asked.answer.exception()
 
     async def process_message(self, message: Any) -> None:
-        """Complete the future of the request that the received message answers."""
         token = message.subject.rpartition(".")[2]
         number = int(token) if token.isascii() and token.isdigit() and len(token) <= _MAX_DIGITS else -1
         asked = self._asked.get(number)

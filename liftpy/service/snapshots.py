@@ -418,7 +418,7 @@ class SnapshotKeeper:
         return found[0] if found is not None else None
 
     def confirm_first_state(self) -> None:
-        """Allow to send the snapshot from which the service started to other nodes, because its state belongs to this log."""
+        """Allow other nodes to download the snapshot from which the service started, because its state belongs to this log."""
         if self._began is not None:
             self.digests = [(self._began.position, self._began.digest), *self.digests]
             self._began = None

@@ -68,7 +68,6 @@ class Link:
         self._loop.close()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start ``work`` on the event loop and return its future."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:

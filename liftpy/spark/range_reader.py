@@ -145,7 +145,7 @@ def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterat
 
 
 def _must_be_there(link: Link, planned: PlannedRange, options: SourceOptions) -> None:
-    """Raise DataLossError if the leader says that an unclean election has lost records of the range. No answer raises no error."""
+    """Raise DataLossError if the leader says that an unclean election has lost records of the range. Otherwise return."""
     if not planned.last[1]:
         return
 
@@ -250,7 +250,6 @@ class RangeReader:
 
     @property
     def is_done(self) -> bool:
-        """True if the reader has returned the whole range."""
         return self.position >= self.planned.end_offset
 
     def accept(self, pieces: list[BatchSlice], next_offset: int, planned: PlannedRange | None = None) -> list[BatchSlice]:
@@ -580,7 +579,7 @@ class PipelinedRequests:
         self._timeout_s = min(ANSWER_S, reader.rules.patience_s)
 
     def blocks(self) -> Generator[list[BatchSlice], None, None]:
-        """Yield checked slices. Ends early if the connection or an answer is too small for them."""
+        """Yield checked slices. Ends early if there is no blocking connection, or if a batch does not fit into an answer."""
         line, reader = self._reader.link.line(), self._reader
         if line is None:
             return

@@ -206,7 +206,6 @@ class RestoredSetting:
 
     @property
     def name(self) -> str:
-        """Name of the setting in texts for people, such as "default quota"."""
         return "default quota" if isinstance(self.value, DefaultQuota) else "session times"
 
     @property

@@ -65,7 +65,6 @@ class SparkPlace:
 
     @contextmanager
     def open_session(self, name: str) -> Iterator[SparkSession]:
-        """Yield a Spark session, and stop it at the end of the block."""
         session = self.session(name)
         try:
             yield session

@@ -210,7 +210,6 @@ class RaftMember(MetadataGroup):
     # ---- MetadataGroup ---------------------------------------------------------------------------------------------------------
     @property
     def image(self) -> ClusterImage:
-        """Image after the last entry that this member has applied."""
         return self._log.image
 
     @property

@@ -161,7 +161,6 @@ class MemberLog:
 
     # ---- the state machine ---------------------------------------------------------------------------------------------
     def apply(self, entry: bytes, index: int) -> bytes:
-        """Apply a committed entry. The library calls it for each entry in order."""
         before = self.fsm.image
         answer = self.fsm.apply(entry, index)
         self.transport.checkpoints.entry_applied(before.index, index, self.fsm.image.digest)
@@ -280,7 +279,6 @@ class MemberLog:
 
     @property
     def peers(self) -> dict[str, Peer]:
-        """Session with each other member, by node id."""
         return self.transport.sessions.peers
 
     def waits_for(self) -> str:

@@ -103,7 +103,7 @@ class Executor:
         self._do[type(effect)](effect)
 
     def act_by(self, acts: Acts) -> None:
-        """Let the functions in ``acts`` carry out their classes of effects. All other effects are carried out by this object."""
+        """Use the functions in ``acts`` to carry out their effects. This object carries out all other effects."""
         self._do = {**acts_of(self), **acts}
 
     # ---- the log ------------------------------------------------------------------------------------------------------

@@ -86,7 +86,10 @@ class ReadSubjects:
         return self._reads.waiting_bytes
 
     def share(self, wanted: bool) -> None:
-        """Join or leave (``wanted``) the queue group of the replicas that answer reads of this partition."""
+        """Join the queue group of the replicas that answer reads of this partition if ``wanted`` is True.
+
+        Otherwise leave it.
+        """
         if wanted and self._shared is None:
             self._shared = self._bus.listen(self._shared_subject, self._handler, queue=self._shared_subject)
         elif not wanted and self._shared is not None:

@@ -201,7 +201,7 @@ class Partitions:
             worker.feed(self._heard)
 
     def data_path_changed(self, is_up: bool) -> None:
-        """Feed to all replicas that the connections that leaders need are up (``is_up``) or down."""
+        """Tell all replicas that the connections that a leader needs are up (``is_up``) or down."""
         self._data_path_is_up = is_up
         for worker in self:
             worker.feed(DataPathChanged(is_up=is_up))

@@ -138,7 +138,6 @@ class GroupDriver:
         return future
 
     def wake(self) -> None:
-        """Schedule a tick as soon as possible."""
         if not self._scheduled and not self.stopped:
             self._scheduled = True
             self._loop.call_soon(self.tick)

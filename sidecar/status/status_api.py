@@ -94,11 +94,9 @@ _THERE = (
 class Whole(Protocol):
     """Interface to the status of a node that consists of several processes."""
 
-    async def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
-        """Return the status of the node with a page of its partitions, as ``Reporter.page`` does."""
+    async def page(self, after: tuple[str, int], count: int) -> dict[str, Any]: ...
 
-    async def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
-        """Return the status of partitions of a stream on this node, as ``Reporter.of_stream`` does."""
+    async def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]: ...
 
     async def add(self, found: Figures) -> None:
         """Add the metric values of the other processes to ``found``."""

@@ -322,7 +322,6 @@ class Sketch:
     registers: NDArray[np.uint8] = field(default_factory=_registers)
 
     def add(self, hashes: NDArray[np.uint32]) -> None:
-        """Count entries that are given as uint32 hashes."""
         index = (hashes >> np.uint32(_RANK_BITS)).astype(np.int64)
         rest = hashes & np.uint32((1 << _RANK_BITS) - 1)
         # frexp gives the exponent of the highest bit: the rank is the number of leading zeros of the rest, and one

@@ -277,7 +277,6 @@ class FileName(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Path of the file, relative to the directory of the table."""
         return f"{DATA}/{self.stream}/{self.partition}/{self.name}"
 
 

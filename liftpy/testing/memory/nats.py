@@ -113,7 +113,6 @@ class Bus:
         return len(plain) + len(queues)
 
     def send(self, subject: str | bytes, chunks: Sequence[bytes | memoryview]) -> None:
-        """Publish one message whose payload is the concatenation of ``chunks``."""
         self.publish(_bytes(subject), b"", b"".join(chunks))
 
     def send_lines(self, lines: Sequence[bytes]) -> None:
@@ -199,7 +198,6 @@ class NatsSession:
 
     # ---- from the client -------------------------------------------------------------------------------------------------
     def feed(self, data: bytes) -> None:
-        """Process bytes that the client has sent, at once."""
         if not self.ended:
             self._bus.together(partial(self._take, self._left + data if self._left else data))
 
@@ -357,7 +355,7 @@ class MemoryTransport(Transport):
         raise ConnectionRefusedError("an in-memory cluster does not support TLS")
 
     def write(self, payload: bytes) -> None:
-        """Queue bytes for the server. ``drain`` waits if the server has not read too many of them."""
+        """Queue bytes for the server. ``drain`` waits while more than ``MOST_UNREAD_BYTES`` of them are unread."""
         if self._line is not None:
             self._line.write(payload)
 

@@ -167,7 +167,6 @@ class _Hearing:
         self._sink = sink
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` in the next turn of the event loop."""
         self._replica.later(callback)
 
     def when_settled(self, callback: Callable[[], None]) -> None:
