@@ -58,9 +58,7 @@ class Kind(Enum):
     CONSUMER_NAMES = "consumer_names"
     CONSUMER_LIST = "consumer_list"
     NEXT = "next message of a consumer"
-    """Direct get of the next message of a subject. The answer has the same form as that of DIRECT: a message or a status
-    line.
-    """
+    """Direct get of the next message of a subject. It is answered like DIRECT, with a message or a status line."""
     OTHER = "api"
 
 

@@ -169,9 +169,7 @@ class Producer:
         self._used = len(self._courses)
         self._partitioning: Partitioning | None = None
         self._why_not_again = self._why_not_keyless = ""
-        """Why the partitions of repeated records cannot be chosen as before, for all records and for records without key.
-        '': they can.
-        """
+        """Why partitions of repeated records cannot be chosen again: of all records, and of keyless records. '': they can."""
         self._tasks: list[asyncio.Task[None]] = []
         self._subscription: Any = None
         self._has_begun = False

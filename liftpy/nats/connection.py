@@ -30,9 +30,7 @@ Take = Callable[[bytes], bytes | None]
 
 
 class Receiver(asyncio.Protocol):
-    """Receives the data of a connection and passes it to ``take``. Make it with ``receive``. Call ``stop`` at the end of the
-    connection.
-    """
+    """Receives the data of a connection and passes it to ``take``. ``receive`` makes it. Call ``stop`` at the end."""
 
     def __init__(self, transport: asyncio.Transport, take: Take, bound_bytes: int) -> None:
         self.transport = transport
@@ -129,11 +127,10 @@ class Receiver(asyncio.Protocol):
 
 
 async def receive(connection: Any, take: Take, bound_bytes: int) -> Receiver | None:
-    """Replace the stream protocol of nats-py's ``connection`` by a Receiver, and return it. None: it has no such transport (a
-    WebSocket).
+    """Replace the stream protocol of nats-py's ``connection`` by a Receiver, and return it. None: for a WebSocket.
 
-    The Receiver also takes the data that the stream has not read yet. ``take``: called with received bytes. ``bound_bytes``:
-    maximum size of data that waits for the reading task.
+    The Receiver also takes the data that the stream has not read yet. ``take``: called with received bytes.
+    ``bound_bytes``: maximum size of data that waits for the reading task.
     """
     streams = connection._transport
     writer, reader = getattr(streams, "_io_writer", None), getattr(streams, "_io_reader", None)

@@ -35,7 +35,6 @@ logger = logging.getLogger("liftpy.nats")
 
 LONGEST_LINE_BYTES = 64 * 1024
 READ_BYTES = 1024 * 1024
-"""Maximum number of bytes per read of the socket."""
 LARGEST_MESSAGE_BYTES = 256 * 1024 * 1024
 """Maximum size of headers and payload. A server's ``max_payload`` is at most 64 MiB."""
 SIZE_DIGITS = 9
@@ -393,9 +392,7 @@ class StrictConnection(Client):
         self._made = getattr(transport, "_io_writer", None)
 
     def _leave_made(self) -> None:
-        """Close the transport of a connection whose first write failed. Otherwise nats-py would read it in parallel with the next
-        one.
-        """
+        """Close the transport of a connection whose first write failed. Otherwise nats-py would still read from it."""
         made, self._made = self._made, None
         if made is None:
             return

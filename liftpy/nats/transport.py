@@ -372,8 +372,9 @@ class Transport:
             self._answers.forget(number)
 
     async def _open_inbox(self, timeout_s: float) -> None:
-        """Subscribe to the inbox for answers within ``timeout_s``. All requests share one subscription, even if one of them is
-        canceled.
+        """Subscribe to the inbox for answers within ``timeout_s``.
+
+        All requests share one subscription, even if one of them is canceled.
         """
         if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._open(timeout_s), name="inbox of a client")
@@ -499,9 +500,7 @@ class Transport:
             ) from error
 
     def end(self) -> None:
-        """Close the transport: requests that wait get ClientClosedError. The connection stays open, because it may belong to the
-        caller.
-        """
+        """Close the transport: requests that wait get ClientClosedError. The connection itself stays open."""
         self.must_be_at_home()
         self.closed = True
         if self._check is not None:

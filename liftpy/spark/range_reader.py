@@ -197,7 +197,7 @@ class Strategy(Protocol):
 
 
 class RangeReader:
-    """Reads one planned range by one strategy after another.
+    """Reads the records of one planned range. If a strategy ends early, the next one continues at the position.
 
     Args:
         link: Connections of this process.

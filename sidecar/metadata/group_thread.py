@@ -51,7 +51,6 @@ class GroupThread(MetadataGroup):
         self._fatal = fatal
         self._home = asyncio.get_running_loop()
         self.loop: asyncio.AbstractEventLoop = type(self._home)()
-        """Event loop of the thread."""
         self._thread = threading.Thread(target=self._run, name="liftpy-group", daemon=True)
         self._link: GroupLink | None = None
         self._role: GroupRole | None = None

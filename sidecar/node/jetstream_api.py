@@ -107,9 +107,7 @@ class JetStreamDesk:
         return send_answer(self._bus, (self._inboxes,), self._counters, reply, (answer.payload,), headers=answer.headers)
 
     def _reject(self, reply: bytes, error: Exception) -> None:
-        """Answer a request that caused an unexpected error with the status 500, which every JetStream client treats as an
-        error.
-        """
+        """Answer a request that caused an unexpected error with status 500, an error for every JetStream client."""
         self._send(reply, status(500, "Internal Server Error"))
 
     async def close(self) -> None:

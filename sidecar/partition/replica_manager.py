@@ -56,8 +56,9 @@ _PARTS_OF_A_LEASE = 2
 
 
 class Partitions:
-    """All partitions of a node, or of one of its processes. ``share``: partitions of this process. ``counts``: sums of their
-    metrics.
+    """All partitions of a node, or of one of its processes.
+
+    ``share``: partitions of this process. ``counts``: sums of their metrics.
     """
 
     def __init__(self, node: NodeTools, counts: NodeCounts | None = None, share: WorkerShare = WHOLE) -> None:

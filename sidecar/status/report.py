@@ -86,8 +86,7 @@ class Reporter:
         self._started = time.monotonic()
 
     def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
-        """Return the status of the node with at most ``count`` partitions that follow ``after`` in the order (stream,
-        partition).
+        """Return the status of the node with at most ``count`` partitions, those after ``after`` (stream, partition).
 
         The field ``more`` is True if there are further partitions.
         """

@@ -96,9 +96,7 @@ class Listener:
         self._connection._forget(self._sid)
 
     def feed_to(self, sink: Sink, given_up: Callable[[int], None]) -> None:
-        """Pass the messages to another ``sink`` from now on. ``given_up``: called with the number of messages that the node drops
-        unread.
-        """
+        """Pass the messages to another ``sink``. ``given_up``: called with the number of messages that are dropped unread."""
         self._connection.redirect(self._sid, sink, given_up)
 
     def leave(self) -> None:
@@ -220,8 +218,9 @@ class BusConnection(StrictConnection):
         return self._status == Client.CONNECTED and (receiver is None or not receiver.transport.is_closing())
 
     def _write(self, pieces: Sequence[Buffer], size_bytes: int) -> None:
-        """Write ``pieces`` (``size_bytes`` in total) to the socket. While disconnected or while nats-py has data to write, give
-        them to nats-py.
+        """Write ``pieces`` (``size_bytes`` in total) to the socket.
+
+        While disconnected, or while nats-py has data to write, give them to nats-py.
         """
         outlet = self._outlet
         if outlet is not None and not self._pending and self._is_up:

@@ -49,7 +49,7 @@ _TRY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A lost connection: the ids of its server and of the connection itself there."""
+    """A lost connection, with the id of its NATS server and its own id on that server."""
 
     server_id: str
     client_id: int
@@ -577,7 +577,7 @@ class Backlog:
         self._outstanding: dict[bytes, tuple[int, str, int, Callable[[ConnectionStats], None]]] = {}
         self._number = 0
         self._about = "", 0
-        """The connection of the last request."""
+        """Connection of the last request: (id of its NATS server, id of the connection on that server)."""
         self._silent_ns = 0  # time of the unanswered request. 0: it was answered
         self._next_ns = 0
 

@@ -42,7 +42,6 @@ from liftpy.spark.pipelines.tables import (
 
 CATALOG = "_catalog.sqlite"
 NAME = ("liftpy", "archive")
-"""Name of an Iceberg table in its catalog."""
 KEPT_S = 7 * 24 * 3600.0
 """Time for which replaced content of an Iceberg table can still be read, in seconds, as in Delta tables."""
 _MARK = "liftpy.mark."
