@@ -139,5 +139,4 @@ if not TYPE_CHECKING:  # or mypy takes every name for one that is there
 
 
 def __dir__() -> list[str]:
-    """Return the public names."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__") or name == "sync")})

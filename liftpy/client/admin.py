@@ -48,9 +48,7 @@ _LIVE_S, _LIVE_AGAIN_S = 5.0, 0.25
 _READY = "LEADER_READY"
 _PLACED_POLL_S = 0.25
 _REQUEST_BYTES = 1024
-"""Space that a control request needs besides the list of replicas, in bytes. A list must fit into the rest of a NATS
-message.
-"""
+"""Bytes of a control request besides the replica lists. Request and lists must fit into one NATS message."""
 _ITEM_BYTES = 16
 _MAX_COUNT = 1 << 31
 

@@ -24,15 +24,12 @@ class Opening(Coroutine[Any, Any, _T], Generic[_T]):
         return self._opening.__await__()
 
     def send(self, value: Any) -> Any:
-        """Resume the coroutine with ``value``, as ``coroutine.send`` does."""
         return self._opening.send(value)
 
     def throw(self, *what: Any) -> Any:
-        """Raise an exception inside the coroutine, as ``coroutine.throw`` does."""
         return self._opening.throw(*what)
 
     def close(self) -> None:
-        """Close the coroutine without opening anything."""
         self._opening.close()
 
     async def __aenter__(self) -> _T:

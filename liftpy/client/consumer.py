@@ -503,8 +503,8 @@ class PartitionReader:
     async def _ask(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
         """Send a request to ``node`` ('': any replica) and return the first answer.
 
-        ``wait_s``: time that the replica may hold the request, in seconds. If no answer arrives within ``_HEDGE_S`` after that, the
-        request is sent again, at most twice.
+        ``wait_s``: time that the replica may hold the request, in seconds. If no answer arrives within ``_HEDGE_S`` after that,
+        the request is sent again, up to ``_MOST_HEDGES`` times: to any replica, or to ``options.node`` if it is set.
         """
         payload, timeout_s = frames.seal(request), wait_s + self.options.answer_timeout_s
         group = self._subjects.read(self.stream, self.partition)
@@ -612,7 +612,7 @@ class Consumer:
         self._after_epoch = after_epoch
         self._until = positions.checked_until(until)
         self._origin: ReadProgress | None = None
-        """Offset at which reading began. It never changes."""
+        """State of the read at its start. None before ``begin`` and after ``seek``."""
         self._fetched: ReadProgress | None = None
         """Progress of the running iteration: the next offset to fetch."""
         self._handed_on = HandedOn()

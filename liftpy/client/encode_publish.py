@@ -186,9 +186,7 @@ class Addressing:
         self._ask_at = 0.0
         self._wait_s = _FIRST_WAIT_S
         self.unknown = False
-        """True if the metadata group answered that the stream or partition does not exist. Call ``look`` before the next
-        send.
-        """
+        """True if the metadata group does not know the stream or partition. Call ``look`` before the next send."""
 
     def sure(self) -> None:
         """Note that the partition has answered, so the address is right. Pauses between requests for the address become short again."""

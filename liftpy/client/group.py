@@ -464,7 +464,6 @@ class Group:
 
     # ---- the member's life -------------------------------------------------------------------------------------------------
     async def _beat_on(self, machine: MemberMachine) -> None:
-        """Send the heartbeats of the member until the group is closed. ``machine``: state of the membership."""
         try:
             while True:
                 self._beat_soon.clear()

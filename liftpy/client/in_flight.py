@@ -122,7 +122,6 @@ class InFlight:
         self.attempt_s, self.wait_s = attempt_s, FIRST_WAIT_S
 
     def deadline_from(self, now: float) -> float:
-        """Return the deadline for the ack of an attempt that starts at ``now``, as a time of the event loop."""
         return min(now + self.attempt_s, self.give_up) if self.known_until else now + self.attempt_s
 
 
@@ -134,7 +133,6 @@ class MessageIds:
         self._numbers = itertools.count()
 
     def next(self) -> bytes:
-        """Return a new message id."""
         return self._form % next(self._numbers)
 
 
@@ -196,7 +194,6 @@ class Window:
             raise
 
     def leave(self, size_bytes: int, count: int = 1) -> None:
-        """Remove ``count`` messages with a total size of ``size_bytes``, so that waiting senders can continue."""
         self.count -= count
         self.size_bytes -= size_bytes
         if self._waiting:

@@ -130,7 +130,6 @@ class ReadAhead:
         return self._fetching is not None and not self._pieces and not self._seen and self._ready.empty()
 
     def put_back(self, piece: BatchSlice) -> None:
-        """Put ``piece``, the slice that was returned last, back to the front of the queue."""
         self._pieces.appendleft(piece)
 
     def _start(self, fetch: Fetch) -> None:
@@ -255,7 +254,10 @@ class Iteration(Generic[Item]):
         self._unfold: Callable[[BatchSlice], Iterator[Item]] = unfold
         self._handed_on = HandedOn() if handed_on is None else handed_on
         self._items: Iterator[Item] = iter(())
-        """Records of the current slice. None while the iteration waits for a slice, and after it was replaced."""
+        """Remaining items of the current slice.
+
+        Empty while the iteration waits for a slice, and after another iteration replaced this one.
+        """
         self._waiting = False
         self.interrupted = False
         """True if the last wait was canceled or failed. The iteration may continue, or another one may replace it."""

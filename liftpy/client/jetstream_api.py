@@ -58,9 +58,7 @@ class Kind(Enum):
     CONSUMER_NAMES = "consumer_names"
     CONSUMER_LIST = "consumer_list"
     NEXT = "next message of a consumer"
-    """Direct get of the next message of a subject. The answer has the same form as that of DIRECT: a message or a status
-    line.
-    """
+    """Direct get of the next message of a subject. It is answered like DIRECT, with a message or a status line."""
     OTHER = "api"
 
 
@@ -284,7 +282,7 @@ def overlap(one: str, other: str) -> bool:
 
 
 NAMES_PAGE, LIST_PAGE = 1024, 256
-"""Maximum number of streams in one answer."""
+"""Maximum number of streams in one answer: with names only, and with configuration and state."""
 API_LEVEL = 1
 """API level of nats-server 2.11: batch gets, and the newest message of several subjects. Higher levels concern writes."""
 _TYPE = "io.nats.jetstream.api.v1.{}_response"

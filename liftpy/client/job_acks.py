@@ -26,12 +26,10 @@ class Leased(Protocol):
     """A record that a queue worker has received and not yet settled."""
 
     @property
-    def record(self) -> Record:
-        """The record itself."""
+    def record(self) -> Record: ...
 
     @property
-    def key(self) -> PartitionKey:
-        """Partition of the record."""
+    def key(self) -> PartitionKey: ...
 
     @property
     def lease(self) -> int:
@@ -80,12 +78,10 @@ class Settlements(Generic[J]):
         return told.done
 
     async def all_told(self) -> None:
-        """Wait until all settlements are sent."""
         if self._telling is not None:
             await self._telling
 
     async def _tell_all(self) -> None:
-        """Send all pending settlements, one command after the other."""
         while self._told:
             some = self._next()
             try:

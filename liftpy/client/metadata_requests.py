@@ -183,9 +183,7 @@ class MetadataRequests:
         self.subjects = subjects
         self.deadline_s = deadline_s
         self._done_index = 0
-        """Highest metadata log index that answered a command or a linearizable request of this client. Older answers are
-        discarded.
-        """
+        """Highest metadata log index in an answer to a command or linearizable request. Older answers are discarded."""
         self._has_answered = False
         """True if a controller of this namespace has answered once. If NATS then reports no responders, requests retry."""
         self.internal = False

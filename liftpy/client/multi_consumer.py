@@ -122,7 +122,6 @@ class ManyConsumer:
     def __init__(
         self, home: Places, names: Iterable[str], start: Any, positions: Mapping[Place, Position] | None = None
     ) -> None:
-        """Create the consumer. Applications call ``client.consume_many``."""
         self._home = home
         self._names = tuple(names)
         self._selects = selects(self._names)

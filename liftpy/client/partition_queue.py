@@ -223,7 +223,6 @@ class PartitionQueue:
 
     @property
     def first_unanswered(self) -> ProducerBatch | None:
-        """The oldest batch without an answer. None: there is none."""
         return self._parcels[0] if self._parcels else None
 
     # ---- what comes in -----------------------------------------------------------------------------------------------

@@ -292,11 +292,8 @@ class SenderContext:
     round: Round | None
     """Round that the producer writes. ``source`` is then the position of the round. None: no round."""
     partitioning: Callable[[], Partitioning | None]
-    """Method by which the producer chooses partitions. It is known when all partitions are open. None: it cannot be
-    described.
-    """
+    """Returns how the producer chooses partitions, known when all are open. None: it cannot be described."""
     inbox: str
-    """Inbox for the answers."""
     options: ProducerOptions
     failed: Callable[[LiftError], None]
     """Callback with the error that ends the producer."""

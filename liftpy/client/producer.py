@@ -125,14 +125,13 @@ class Producer:
         find: Callable[[int], Awaitable[Address]],
         source: SourcePosition | Round | None = None,
     ) -> None:
-        """Create the producer. Applications call ``client.producer``."""
         self._round = source if isinstance(source, Round) else None
         source = source.position if isinstance(source, Round) else source
         if source is not None and options.begin != "resume":
             raise ConfigError('A producer with a source must continue after the stored records. Set begin="resume".')
         self._source = source
         self._last_position = -1
-        """Position of the last batch that was sent."""
+        """Source offset of the last record that was sent. -1: none."""
         self._transport = transport
         self._stream = stream
         self.name = name
@@ -170,9 +169,7 @@ class Producer:
         self._used = len(self._courses)
         self._partitioning: Partitioning | None = None
         self._why_not_again = self._why_not_keyless = ""
-        """Why the partitions of repeated records cannot be chosen as before, for all records and for records without key.
-        '': they can.
-        """
+        """Why partitions of repeated records cannot be chosen again: of all records, and of keyless records. '': they can."""
         self._tasks: list[asyncio.Task[None]] = []
         self._subscription: Any = None
         self._has_begun = False

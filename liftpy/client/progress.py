@@ -151,7 +151,6 @@ class ReadProgress:
 
     @property
     def done(self) -> bool:
-        """True if all records up to the end are delivered."""
         return self.end_offset is not None and self.next_offset >= self.end_offset
 
     def request(self, max_bytes: int, wait_ms: int, request_id: int = 0) -> client_pb2.ReadRequest:
@@ -431,11 +430,9 @@ class BackwardProgress(ReadProgress):
     """
 
     log_start_offset: int = 0
-    """Log start in the last answer, inclusive."""
 
     @property
     def done(self) -> bool:
-        """True if all records down to the lowest wanted offset are delivered."""
         return self.next_offset <= max(self.end_offset or 0, self.log_start_offset)
 
     def request(self, max_bytes: int, wait_ms: int, request_id: int = 0) -> client_pb2.ReadRequest:

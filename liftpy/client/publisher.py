@@ -101,7 +101,6 @@ class FireAndForget:
             self._denied = denial
 
     def raise_denied(self) -> None:
-        """Raise the permission error that ``remember_denial`` has stored, if there is one. It is raised only once."""
         denied, self._denied = self._denied, None
         if denied is not None:
             raise denied
@@ -160,7 +159,6 @@ class Publisher:
         *,
         find: Callable[[], Awaitable[Address]] | None = None,
     ) -> None:
-        """Create the publisher. Applications call ``client.publisher``."""
         self._transport = transport
         self._stream = stream
         self._partition = partition

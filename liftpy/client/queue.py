@@ -72,7 +72,6 @@ class TakePace:
         """Time and number of records of the last takes, the newest last."""
 
     def took(self, count: int, now_ns: int) -> None:
-        """Store that the application has received ``count`` records at the time ``now_ns``."""
         if self._taken and now_ns - self._taken[-1][0] > _PAUSE_NS:
             self._taken.clear()
         self._taken.append((now_ns, count))
@@ -332,7 +331,6 @@ class _Place:
 
     @property
     def key(self) -> PartitionKey:
-        """Stream, uid and number of the partition."""
         return self.log.key
 
     def is_due(self, now_ns: int) -> bool:
@@ -603,7 +601,6 @@ class Queue:
         return False
 
     async def _look_for_partitions(self) -> None:
-        """List the partitions of the stream, and start to read the new ones."""
         self._look_at_ns = _now_ns() + round(_ASK_AGAIN_S * 1e9)
         try:
             await self._look_anew()

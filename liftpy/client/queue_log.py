@@ -49,7 +49,6 @@ class ReadSpan:
 
     @property
     def cost_bytes(self) -> int:
-        """Approximate memory that the cached records use, in bytes."""
         if self.piece is None:
             return _RECORD_COST_BYTES
         header = self.piece.batch.header

@@ -56,17 +56,11 @@ class CopyingMember(Protocol):
     name: str
     counters: Counter[str]
 
-    async def take(self) -> GroupBatch | None:
-        """Return the next batch of source records, as ``Group.take`` does."""
-        ...
+    async def take(self) -> GroupBatch | None: ...
 
-    def finished(self, part: GroupBatch) -> None:
-        """Mark a batch as finished, as ``Group.finished`` does."""
-        ...
+    def finished(self, part: GroupBatch) -> None: ...
 
-    def generation_of(self, key: PartitionKey) -> int | None:
-        """Return the generation of a partition, as ``Group.generation_of`` does."""
-        ...
+    def generation_of(self, key: PartitionKey) -> int | None: ...
 
 
 class Copying:
@@ -144,7 +138,6 @@ class _Course:
         self._news = asyncio.Event()
 
     def add(self, part: GroupBatch) -> None:
-        """Queue the next batch of source records."""
         self._parts.append(part)
         self._news.set()
 

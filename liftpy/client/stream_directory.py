@@ -36,7 +36,6 @@ class StreamDirectory:
         self.requests = requests
         self.factories = factories or ClientFactories()
         self.cached: dict[str, StreamImage] = {}
-        """Last known description of each stream, by name."""
         self._describing: dict[str, asyncio.Task[StreamImage]] = {}
 
     async def stream(self, name: str) -> StreamImage:
@@ -45,12 +44,9 @@ class StreamDirectory:
         return found
 
     async def cached_stream(self, stream: str, partition: int, *, refresh: bool = False) -> StreamImage:
-        """Return the stream from the cache, or from the metadata group if the partition may be new.
+        """Return the stream from the cache.
 
-        Args:
-            stream: Name of the stream.
-            partition: Number of the partition.
-            refresh: If True, skip the cache. Default False.
+        Request it if it is not cached, if it lacks this partition, or if ``refresh`` is True.
         """
         known = self.cached.get(stream)
         if refresh or known is None or partition >= len(known.partitions):
@@ -82,17 +78,10 @@ class StreamDirectory:
         return found
 
     async def address(self, stream: str, partition: int, *, refresh: bool = False) -> Address:
-        """Return the subject and uid to publish a partition to.
-
-        Args:
-            stream: Name of the stream.
-            partition: Number of the partition.
-            refresh: If True, skip the cache. Default False.
-        """
+        """Return the address to publish to. ``refresh``: True to skip the cached description of the stream."""
         return address_of(await self.cached_stream(stream, partition, refresh=refresh), partition)
 
     def reader(self, stream: str, partition: int, options: ReadOptions | None = None) -> PartitionReader:
-        """Return a reader that sends read requests for one partition."""
         check_name(stream, "stream")
         check_partition(partition)
 
@@ -105,7 +94,6 @@ class StreamDirectory:
         return self.factories.reader(self.requests.transport, self.requests.subjects, stream, partition, chosen, now, nearest)
 
     def read(self, progress: ReadProgress, options: ReadOptions | None = None) -> Iteration[BatchSlice]:
-        """Return an iterator over the records from the start to the end of ``progress``."""
         place = progress.stream, progress.partition
         return read_range(self.reader(*place, options), progress, self.factories.handing_on(*place))
 

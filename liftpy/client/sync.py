@@ -113,7 +113,7 @@ class _Loop:
     def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run the coroutine that ``last`` returns, then stop the event loop.
 
-        A second call does nothing, and nor does a forked child.
+        A second call, or a call in a forked child, does nothing.
         """
         if os.getpid() != self._process:
             return

@@ -40,7 +40,7 @@ from liftpy.core.wire.headers import HeadersLike, Pairs, pairs_of
 from liftpy.errors import CorruptionError, LiftError
 
 DROPPED = "spans dropped"
-"""Number of spans beyond the client's budget."""
+"""Name of the counter of spans that the client did not make because of its limit."""
 
 
 class Sending:
@@ -64,7 +64,6 @@ class Sending:
         self._span.end()
 
     def set_record_count(self, records: int) -> None:
-        """Store the number of records in the batch as an attribute of the span."""
         self._span.set_attribute("messaging.batch.message_count", records)
 
 
@@ -213,7 +212,6 @@ class TracedPublisher(Publisher):
     async def send(
         self, value: bytes | None, *, headers: HeadersLike | None = None, **as_given: Any
     ) -> asyncio.Future[PublishAck]:
-        """Send a message as ``Publisher.send`` does. Record a span that ends when the ack or the error arrives."""
         span = None
         if self._spans.can_send():
             headers, span = self._spans.sending(self._stream, self._partition, pairs_of(headers))
@@ -229,7 +227,6 @@ class TracedPublisher(Publisher):
         return coming
 
     async def post(self, value: bytes | None, *, headers: HeadersLike | None = None, **as_given: Any) -> None:
-        """Send a message without an ack, as ``Publisher.post`` does. Record a span that ends when the message is written."""
         pairs, span = self._spans.sending(self._stream, self._partition, pairs_of(headers))
         try:
             await super().post(value, headers=pairs, **as_given)
@@ -361,10 +358,8 @@ class TracedMaking(ClientFactories):
         self.consumer = partial(TracedConsumer, spans)
 
     def handing_on(self, stream: str, partition: int) -> Callable[[BatchSlice], Iterator[BatchSlice]]:
-        """Return a function that yields the slices for the application from a fetched slice, and records a span for each."""
         return _record_deliveries(self._spans, stream, partition, whole)
 
     def around(self, stream: str, what: Record | BatchSlice, partition: int) -> AbstractContextManager[Span | None]:
-        """Return a context manager that records a span around the processing of ``what``, a record or a slice."""
         offset, count = (what.offset, 1) if isinstance(what, Record) else (what.first_offset, what.record_count)
         return self._spans.process(stream, partition, contexts_of(what), offset, count)

@@ -33,9 +33,7 @@ from liftpy.core.wire.producer_note import MAX_PLAN, MAX_UID_BYTES, PLAN_SHIFT, 
 from liftpy.errors import ConfigError, PublishRejectedError
 
 _ROWS_BITS = 40
-"""Number of low bits of the offset that hold the sequence of the last record. The number of partitions and the plan are
-above.
-"""
+"""Number of low bits that hold the sequence of the last record. The higher bits hold the partitions and the plan."""
 _PARTITIONS_MASK = (1 << PLAN_SHIFT - _ROWS_BITS) - 1
 _MAX_NUMBER = (1 << 63) - 1
 

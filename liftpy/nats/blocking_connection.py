@@ -65,7 +65,6 @@ class BlockingConnection:
 
     @property
     def waiting_count(self) -> int:
-        """Number of requests that wait for an answer."""
         return len(self._asked)
 
     def ask(self, subject: str, payload: bytes) -> Answer:

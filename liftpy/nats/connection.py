@@ -30,9 +30,7 @@ Take = Callable[[bytes], bytes | None]
 
 
 class Receiver(asyncio.Protocol):
-    """Receives the data of a connection and passes it to ``take``. Make it with ``receive``. Call ``stop`` at the end of the
-    connection.
-    """
+    """Receives the data of a connection and passes it to ``take``. ``receive`` makes it. Call ``stop`` at the end."""
 
     def __init__(self, transport: asyncio.Transport, take: Take, bound_bytes: int) -> None:
         self.transport = transport
@@ -56,7 +54,6 @@ class Receiver(asyncio.Protocol):
         return not self._left and self._ended is None and not self._stopped
 
     def data_received(self, data: bytes) -> None:
-        """Pass data from the socket to ``take``. Keep the part that is for the reading task."""
         if self._stopped or self._ended is not None:
             return
         left: bytes | None = data
@@ -88,7 +85,6 @@ class Receiver(asyncio.Protocol):
             self._wake()
 
     def eof_received(self) -> bool | None:
-        """Process that the server has closed its side of the connection."""
         self._end(UnexpectedEOF())
         stays_open = self._stream.eof_received()
         return (
@@ -96,16 +92,13 @@ class Receiver(asyncio.Protocol):
         )  # for TLS, asyncio closes both directions, otherwise it logs a warning
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Process that the transport is closed. ``error``: None if it was closed regularly."""
         self._end(error or UnexpectedEOF())
         self._stream.connection_lost(error)
 
     def pause_writing(self) -> None:
-        """Inform nats-py's stream protocol that the write buffer is full."""
         self._stream.pause_writing()
 
     def resume_writing(self) -> None:
-        """Inform nats-py's stream protocol that the write buffer has room again."""
         self._stream.resume_writing()
 
     async def read(self) -> bytes:
@@ -134,11 +127,10 @@ class Receiver(asyncio.Protocol):
 
 
 async def receive(connection: Any, take: Take, bound_bytes: int) -> Receiver | None:
-    """Replace the stream protocol of nats-py's ``connection`` by a Receiver, and return it. None: it has no such transport (a
-    WebSocket).
+    """Replace the stream protocol of nats-py's ``connection`` by a Receiver, and return it. None: for a WebSocket.
 
-    The Receiver also takes the data that the stream has not read yet. ``take``: called with received bytes. ``bound_bytes``:
-    maximum size of data that waits for the reading task.
+    The Receiver also takes the data that the stream has not read yet. ``take``: called with received bytes.
+    ``bound_bytes``: maximum size of data that waits for the reading task.
     """
     streams = connection._transport
     writer, reader = getattr(streams, "_io_writer", None), getattr(streams, "_io_reader", None)

@@ -35,7 +35,6 @@ logger = logging.getLogger("liftpy.nats")
 
 LONGEST_LINE_BYTES = 64 * 1024
 READ_BYTES = 1024 * 1024
-"""Maximum number of bytes per read of the socket."""
 LARGEST_MESSAGE_BYTES = 256 * 1024 * 1024
 """Maximum size of headers and payload. A server's ``max_payload`` is at most 64 MiB."""
 SIZE_DIGITS = 9
@@ -81,7 +80,6 @@ class Pattern:
             self.known = set()
 
     def matches(self, subject: bytes) -> bool:
-        """Return whether the subscription receives messages with this subject."""
         if self._matched_by is None:
             return subject in self.known
         if self._matched_by(subject) is None:
@@ -150,7 +148,6 @@ class StrictParser(Parser):
         self._patterns[b"%d" % sid] = Pattern(subject)
 
     def forget(self, sid: int) -> None:
-        """Forget the subject of the subscription ``sid``, which has ended."""
         self._patterns.pop(b"%d" % sid, None)
 
     def feed(self, data: bytes) -> bool:
@@ -395,9 +392,7 @@ class StrictConnection(Client):
         self._made = getattr(transport, "_io_writer", None)
 
     def _leave_made(self) -> None:
-        """Close the transport of a connection whose first write failed. Otherwise nats-py would read it in parallel with the next
-        one.
-        """
+        """Close the transport of a connection whose first write failed. Otherwise nats-py would still read from it."""
         made, self._made = self._made, None
         if made is None:
             return
@@ -408,7 +403,6 @@ class StrictConnection(Client):
         made.transport.abort()
 
     async def _process_op_err(self, e: Exception) -> None:
-        """Handle an error of the connection as nats-py does: reconnect, or close."""
         if not (self.is_closed or self.is_reconnecting):
             self._made = None  # the connection is closed first
         await super()._process_op_err(e)
@@ -481,7 +475,6 @@ class StrictConnection(Client):
         return await self._transport.read(self.read_bytes)
 
     async def _process_data(self, data: bytes) -> None:
-        """Process data from the socket in the reading task."""
         await self._ps.parse(data)
 
     async def _process_err(self, err_msg: str) -> None:

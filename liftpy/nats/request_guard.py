@@ -43,9 +43,7 @@ class RequestGuard:
         self._log_at = 0.0
 
     def handler(self, handler: Handler) -> Handler:
-        """Return a function that calls ``handler`` for a message and rejects the request if ``handler`` raises. For
-        ``BusConnection.listen``.
-        """
+        """Return ``handler`` with a guard, for ``BusConnection.listen``. If ``handler`` raises, the request is rejected."""
 
         def received(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
             try:
@@ -56,9 +54,7 @@ class RequestGuard:
         return received
 
     def callback(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Coroutine[Any, Any, None]]:
-        """Return a coroutine function that awaits ``handler`` for a message and catches its exceptions. For subscriptions of
-        nats-py.
-        """
+        """Return the async ``handler`` with a guard, for subscriptions of nats-py. If it raises, the request is rejected."""
 
         async def received(message: Any) -> None:
             await self.run(handler(message), str(message.reply or "").encode("utf-8", "surrogateescape"))

@@ -265,7 +265,6 @@ class Transport:
 
     @property
     def server(self) -> str:
-        """Host and port of the connected NATS server, for error texts."""
         url = getattr(self.connection, "connected_url", None)
         return "this NATS server" if url is None else f"nats://{url.hostname}:{url.port}"
 
@@ -276,7 +275,6 @@ class Transport:
 
     @property
     def waiting_count(self) -> int:
-        """Number of requests that wait for an answer."""
         return self._answers.waiting_count
 
     @property
@@ -374,8 +372,9 @@ class Transport:
             self._answers.forget(number)
 
     async def _open_inbox(self, timeout_s: float) -> None:
-        """Subscribe to the inbox for answers within ``timeout_s``. All requests share one subscription, even if one of them is
-        canceled.
+        """Subscribe to the inbox for answers within ``timeout_s``.
+
+        All requests share one subscription, even if one of them is canceled.
         """
         if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._open(timeout_s), name="inbox of a client")
@@ -501,9 +500,7 @@ class Transport:
             ) from error
 
     def end(self) -> None:
-        """Close the transport: requests that wait get ClientClosedError. The connection stays open, because it may belong to the
-        caller.
-        """
+        """Close the transport: requests that wait get ClientClosedError. The connection itself stays open."""
         self.must_be_at_home()
         self.closed = True
         if self._check is not None:
@@ -588,8 +585,6 @@ _NO_RESPONDERS = "503"
 
 @dataclass(slots=True)
 class _Asked:
-    """A request that waits for its answer."""
-
     subject: str
     answer: asyncio.Future[Any]
 
@@ -606,19 +601,15 @@ class Answers:
         self._numbers = count()
         self._asked: dict[int, _Asked] = {}
         self.is_open = False
-        """True if answers can arrive."""
 
     @property
     def waiting_count(self) -> int:
-        """Number of requests that wait for an answer."""
         return len(self._asked)
 
     def begin(self, inbox: str, subscription: Any) -> None:
-        """Set the subscribed ``inbox``. Its ``subscription`` passes messages to ``process_message``."""
         self._inbox, self._subscription, self.is_open = inbox, subscription, True
 
     async def leave(self) -> None:
-        """Unsubscribe from the inbox."""
         subscription, self._subscription, self.is_open = self._subscription, None, False
         if subscription is not None:
             with contextlib.suppress(Exception):
@@ -637,7 +628,6 @@ class Answers:
             asked.answer.exception()
 
     async def process_message(self, message: Any) -> None:
-        """Complete the future of the request that the received message answers."""
         token = message.subject.rpartition(".")[2]
         number = int(token) if token.isascii() and token.isdigit() and len(token) <= _MAX_DIGITS else -1
         asked = self._asked.get(number)

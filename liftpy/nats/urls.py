@@ -14,7 +14,7 @@ ENCRYPTED = ("tls", "wss")
 _USER_INFO = re.compile(r"^([a-zA-Z][\w+.-]*:/+)?.*@", re.DOTALL)
 _HIDDEN = r"\g<1>***@"
 _NO_PORT = re.compile(r":(?!//|\d{1,5}/?$)[^\]@]*$")
-"""Text that replaces an invalid port. If a URL was split at a comma, it is the first half of a password."""
+"""Pattern of an invalid port. If a URL was split at a comma, the text after the colon is the first half of a password."""
 
 
 def without_secrets(urls: str | Iterable[str]) -> str:

@@ -185,7 +185,6 @@ class Emitter:
         self.advanced = asyncio.Event()
         """Set whenever outputs were written."""
         self.on_advance: Callable[[], None] = _do_nothing
-        """Called when the end of the written outputs has advanced."""
 
     def wake(self) -> None:
         """Let ``run`` check for outputs to write now, because there are new ones or the role has changed."""

@@ -98,7 +98,6 @@ class QueryServer:
 
     @property
     def waiting_count(self) -> int:
-        """Number of queries that wait for their answer."""
         return len(self._desk)
 
     def wake(self) -> None:

@@ -93,9 +93,7 @@ class Feeder:
         self._began: Snapshot | None = None
         """Snapshot from which the machine started. None: it started with an empty state."""
         self._disproven = False
-        """True if the first state of the machine does not match the written outputs, so that an earlier snapshot must be
-        restored.
-        """
+        """True if the first state contradicts the written outputs. Then an earlier snapshot must be restored."""
         self._verifying = False
         """True if the next record is the one before the machine's position. Only its epoch is checked."""
         self._ask_again = False
@@ -137,7 +135,6 @@ class Feeder:
         self._wake.set()
 
     def request_snapshot(self) -> None:
-        """Take a snapshot now, at the current position."""
         self._keeper.ask()
         self._wake.set()
 
@@ -278,8 +275,9 @@ class Feeder:
         return self._machine.position - 1 if self._verifying else self._machine.position
 
     def _must_wait(self) -> bool:
-        """Return whether no record may be applied now: the stop position is reached, or the outputs of a LEADER are not
-        written.
+        """Return whether no record may be applied now.
+
+        The reason is that the stop position is reached, or that a LEADER must first write its outputs.
         """
         if self._stop_position is not None and self._machine.position >= self._stop_position:
             return True

@@ -80,7 +80,6 @@ class ServiceLock:
             ) from None
 
     def close(self) -> None:
-        """Release the lock."""
         os.close(self._lock)
 
 
@@ -143,7 +142,6 @@ class Incoming:
             self._file = os.fdopen(os.open(self._temporary, flags, 0o640), "w+b")
 
     def write(self, piece: bytes) -> None:
-        """Append the next bytes of the download to the temporary file."""
         self._digest.update(piece)
         with _storage_errors("write", self._path):
             self._file.write(piece)
@@ -403,7 +401,6 @@ class SnapshotKeeper:
         The leader's node compares the digests of all nodes.
         """
         self.stored_count = 0
-        """Number of snapshots that this process has stored."""
         self.saved_s: float | None = None
         """Monotonic time in seconds at which the newest snapshot was stored."""
         self.state_bytes = 0
@@ -421,7 +418,7 @@ class SnapshotKeeper:
         return found[0] if found is not None else None
 
     def confirm_first_state(self) -> None:
-        """Allow to send the snapshot from which the service started to other nodes, because its state belongs to this log."""
+        """Allow other nodes to download the snapshot from which the service started, because its state belongs to this log."""
         if self._began is not None:
             self.digests = [(self._began.position, self._began.digest), *self.digests]
             self._began = None
@@ -437,7 +434,6 @@ class SnapshotKeeper:
         return await self.newest(wanted), self._fetcher.tried
 
     async def drop_above(self, position: int) -> None:
-        """Delete the snapshots above ``position``."""
         await asyncio.to_thread(self._store.drop_above, position)
 
     async def set_aside(self, first_wrong: int) -> None:
@@ -572,7 +568,6 @@ class SnapshotServer:
         """Digest -> open snapshot, the most recently used one at the end."""
 
     async def run(self) -> None:
-        """Answer requests for snapshots until it is canceled."""
         subscription = await self._transport.connection.subscribe(
             self._subject, cb=self._guard.callback(self._message_arrived), pending_msgs_limit=_MAX_WAITING
         )

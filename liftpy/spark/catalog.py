@@ -85,7 +85,6 @@ class Watch:
             task.add_done_callback(self._tasks.discard)
 
     def end(self) -> None:
-        """Stop watching: cancel the requests and drop the stored states."""
         self.ended = True
         for task in self._tasks:
             task.cancel()

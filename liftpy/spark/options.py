@@ -124,7 +124,6 @@ class Option:
         return self.kind.parse(self, text)
 
     def invalid(self, text: str) -> ConfigError:
-        """Return the error for the invalid value ``text`` of the option."""
         return ConfigError(f"Invalid {self.name} = {quote(text)}. Use {self.expected}.")
 
 

@@ -63,7 +63,6 @@ class PartitionView:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Stream and partition."""
         return self.stream, self.partition
 
 

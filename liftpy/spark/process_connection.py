@@ -32,9 +32,7 @@ from liftpy.spark.options import Access
 T = TypeVar("T")
 CONNECT_TIMEOUT_S = 10.0
 MAX_LINKS = 32
-"""Maximum number of links of a process. One link serves one cluster and user. A new link closes the one that was idle
-longest.
-"""
+"""Maximum number of links of a process, one per cluster and user. A new link closes the one that was idle longest."""
 _MARGIN_S = 10.0
 _LINE_S = 5.0
 """Time limit for opening the blocking connection, in seconds. It is also the pause after a failure."""
@@ -68,7 +66,6 @@ class Link:
         self._loop.close()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start ``work`` on the event loop and return its future."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:

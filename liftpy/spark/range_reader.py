@@ -145,7 +145,7 @@ def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterat
 
 
 def _must_be_there(link: Link, planned: PlannedRange, options: SourceOptions) -> None:
-    """Raise DataLossError if the leader says that an unclean election has lost records of the range. No answer raises no error."""
+    """Raise DataLossError if the leader says that an unclean election has lost records of the range. Otherwise return."""
     if not planned.last[1]:
         return
 
@@ -197,7 +197,7 @@ class Strategy(Protocol):
 
 
 class RangeReader:
-    """Reads one planned range by one strategy after another.
+    """Reads the records of one planned range. If a strategy ends early, the next one continues at the position.
 
     Args:
         link: Connections of this process.
@@ -250,7 +250,6 @@ class RangeReader:
 
     @property
     def is_done(self) -> bool:
-        """True if the reader has returned the whole range."""
         return self.position >= self.planned.end_offset
 
     def accept(self, pieces: list[BatchSlice], next_offset: int, planned: PlannedRange | None = None) -> list[BatchSlice]:
@@ -580,7 +579,7 @@ class PipelinedRequests:
         self._timeout_s = min(ANSWER_S, reader.rules.patience_s)
 
     def blocks(self) -> Generator[list[BatchSlice], None, None]:
-        """Yield checked slices. Ends early if the connection or an answer is too small for them."""
+        """Yield checked slices. Ends early if there is no blocking connection, or if a batch does not fit into an answer."""
         line, reader = self._reader.link.line(), self._reader
         if line is None:
             return
@@ -615,7 +614,6 @@ class PipelinedRequests:
             self._asked_to = self._reader.position
 
     def _cancel(self, line: BlockingConnection) -> None:
-        """Cancel the requests in flight on the blocking connection ``line``."""
         line.forget([asked.answer for asked in self._flying])
         self._flying.clear()
 
@@ -889,7 +887,6 @@ class RowBuilder:
     columns: tuple[str, ...]
 
     def batches(self, pieces: Iterable[BatchSlice]) -> Iterator[pa.RecordBatch]:
-        """Yield Arrow batches of all records of ``pieces``, in order."""
         group: list[Rows] = []
         rows = size_bytes = 0
         for piece in _split_large_pieces(pieces):

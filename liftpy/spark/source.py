@@ -133,7 +133,6 @@ class LiftDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format."""
         return "liftpy"
 
     def schema(self) -> StructType:
@@ -142,14 +141,12 @@ class LiftDataSource(DataSource):
             return from_arrow_schema(arrow_schema(self._parse_options().columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a batch query. ``schema``: columns that the query returns."""
         with with_error_code():
             options = _with_schema(self._parse_options(), schema)
             options.check_batch()
             return LiftReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of a streaming query. ``schema``: columns that the query returns."""
         with with_error_code():
             options = _with_schema(self._parse_options(), schema)
             options.check_streaming()
@@ -425,7 +422,6 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._cursor.write(StreamOffsets.from_json(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the records of one range."""
         return read_planned(partition.value, self.options)
 
     def _open_catalog(self) -> Catalog:

@@ -68,9 +68,9 @@ AGAIN_S = 0.5
 _MOVED = 5
 """Number of times that the copy of a partition starts again, because retention or compaction removed the next records."""
 _LEAST_PAST_S = 60.0
-"""Minimum time limit for the part of a compacted partition after the barrier, in seconds.
+"""Minimum time limit for the records of a compacted partition after its barrier, in seconds.
 
-The limit is twice the time that the part before the barrier took.
+The limit is twice the time that the copy up to the barrier took.
 """
 
 
@@ -157,8 +157,6 @@ async def take_backup(
 
 @dataclass(slots=True)
 class _BackupRun:
-    """One backup that is being created."""
-
     client: Client
     store: Store
     options: TakeOptions
@@ -318,7 +316,7 @@ class _BackupRun:
                 self.store.remove(path)
 
     async def _bounds(self, streams: list[StreamImage]) -> dict[tuple[str, int], Barrier]:
-        """Return the barrier of each partition, the offset up to which it is copied, with the state of its producers.
+        """Return the barrier of each partition: the offset up to which the backup copies it, and the state of its producers.
 
         The state is read from a replica before the offset is read from the leader.
         """
@@ -443,7 +441,7 @@ class _PartitionCopying:
         """Value of ``_deletes_end`` of the last answer alone."""
 
     async def barrier(self) -> Barrier:
-        """Return the state of producers and message ids, and then the bounds. So the state covers the log from its start."""
+        """Request the producer state first and the bounds after it, so that the state covers the log from its start."""
         for _ in range(_MOVED):
             found = await self._request_state()
             bounds = await self._home.client.bounds(self._stream.name, self._number)
@@ -576,7 +574,7 @@ class _PartitionCopying:
         )
 
     async def _batches(self, offset: int) -> list[RecordBatch]:
-        """Return batches from any replica, beginning with the one that contains ``offset``."""
+        """Return batches from any replica. The first one contains ``offset``."""
         said = "nobody was asked"
         damaged: Damaged | None = None
         for asked in range(_ROUNDS * len(self._nodes)):
@@ -605,10 +603,10 @@ class _PartitionCopying:
         return ReplicaReads(self._home.client.transport, Subjects(self._home.options.namespace), key)
 
     def _learn_compaction(self, reads: ReplicaReads, node: str, offset: int) -> None:
-        """Store how far the replica on ``node`` has compacted its log, as its answer in ``reads`` says.
+        """Update the compaction offsets from ``reads``, the last answer of the replica on ``node``.
 
-        All records below ``offset`` were read before. Raises _TombstonesGoneError if the replica may have removed tombstones that
-        were not read yet.
+        The backup has read all records below ``offset``. Raises _TombstonesGoneError if the replica may have removed a
+        tombstone that the backup has not read yet.
         """
         self._compacted_end = max(self._compacted_end, reads.compacted_end)
         known = reads.deletes_end
@@ -637,7 +635,6 @@ class _PieceWriter:
         self.size_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Append ``data``, which consists of whole batches, to the file."""
         self._stream.write(data)
         self._sha256.update(data)
         self.size_bytes += len(data)

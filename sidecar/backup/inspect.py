@@ -21,9 +21,9 @@ from sidecar.backup.store import Store
 RUNNING_AGE = timedelta(days=1)
 """Age after which an unfinished backup may count as dead."""
 NEWER_AGE = RUNNING_AGE / 2
-"""Minimum time after the start of an unfinished backup at which a later backup of the store began.
+"""Minimum time between the starts of an unfinished backup and the newest backup, before the unfinished one counts as dead.
 
-Only then the unfinished one may count as dead, because the own clock alone is not trusted.
+The time of the newest backup is needed because the clock of this machine may be wrong.
 """
 
 
@@ -59,7 +59,7 @@ class Pruned:
     size_bytes: int
     waits_for: tuple[str, ...]
     of_backups: int
-    """Number of backups before the prune."""
+    """Number of backups in the store before the prune."""
 
 
 def list_backups(store: Store) -> list[Listed]:

@@ -63,7 +63,7 @@ from sidecar.runtime.settings import Target, child_environment, credentials_envi
 
 
 PREFIX = "restore-"
-"""Prefix of the node ids of helpers."""
+"""Prefix of the node ids of helper nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,6 @@ async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str
 
 
 async def _bounds(client: Client, wanted: set[tuple[str, int]]) -> dict[tuple[str, int], Bounds | LiftError]:
-    """Return the bounds of each wanted (stream, partition), or the error of the request. Each partition is requested once."""
     room = asyncio.Semaphore(_AT_ONCE)
 
     async def ask(name: str, partition: int) -> Bounds | LiftError:
@@ -207,12 +206,10 @@ class RestoredSetting:
 
     @property
     def name(self) -> str:
-        """Name of the setting in texts for people, such as "default quota"."""
         return "default quota" if isinstance(self.value, DefaultQuota) else "session times"
 
     @property
     def words(self) -> str:
-        """Value of the setting in texts for people."""
         return self.value.words
 
     @property
@@ -226,7 +223,6 @@ class RestoredSetting:
 
     @property
     def json_value(self) -> dict[str, object]:
-        """Value of the setting for ``--json``, with ``why`` as ``why_not``."""
         value = self.value
         if isinstance(value, DefaultQuota):
             return {**asdict(value), "why_not": self.why}
@@ -351,7 +347,6 @@ class RestoredStream:
 
     @property
     def uid(self) -> str:
-        """New uid of the stream."""
         return self.image.uid if self.image is not None else ""
 
     def partitions_of(self, now: StreamImage | None) -> tuple[PartitionState, ...]:
@@ -365,7 +360,6 @@ class RestoredStream:
         return now.partitions[: len(self.copy.partitions)]
 
     def deleted_error(self) -> NotFoundError:
-        """Return the error for a stream that was deleted during its restore."""
         return NotFoundError(f"Stream {self.wish.into} was deleted during the restore. Start the restore again.")
 
 
@@ -663,7 +657,7 @@ class Restore:
     async def _create(self, one: RestoredStream, first_epoch: int) -> None:
         """Create the stream on the helper, with at most ``_CREATED_TOGETHER`` partitions per request.
 
-        ``first_epoch``: its first LeaderEpoch.
+        ``first_epoch``: first LeaderEpoch of the new partitions.
         """
         wish, count = one.wish, len(one.copy.partitions)
         created = await self._client.create_stream(

@@ -75,13 +75,11 @@ class LogDigest:
         self.size_bytes = 0
 
     def add(self, batch: RecordBatch) -> None:
-        """Add the bytes of the next batch to the digest."""
         self._digest.update(batch.view)
         self.records += 0 if batch.header.control else batch.record_count
         self.size_bytes += batch.header.size_bytes
 
     def hexdigest(self) -> str:
-        """Return the digest of the batches so far."""
         return self._digest.hexdigest()
 
 

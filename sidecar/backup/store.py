@@ -60,7 +60,6 @@ class Store:
         return cls(filesystem, root)
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the size in bytes of each file below the directory ``folder``, by path."""
         selector = fs.FileSelector(f"{self._root}/{folder}", recursive=True, allow_not_found=True)
         with _storage_errors(folder):
             found = self._fs.get_file_info(selector)
@@ -68,7 +67,6 @@ class Store:
         return {info.path[start:]: info.size for info in found if info.type is fs.FileType.File}
 
     def read(self, path: str) -> bytes:
-        """Return the content of a file."""
         with _storage_errors(path), self._fs.open_input_stream(self._whole(path), compression=None) as stream:
             return bytes(stream.read())
 
@@ -89,7 +87,7 @@ class Store:
                 self._sync(Path(whole))
 
     def put(self, path: str, data: bytes) -> None:
-        """Write ``data`` to a small file atomically."""
+        """Write a small file atomically."""
         part = path if self._fs.type_name in _ATOMIC else path + _PART
         try:
             with self.open_for_writing(part) as stream:
@@ -110,7 +108,6 @@ class Store:
             self._fs.delete_file(self._whole(path))
 
     def remove_folder(self, path: str) -> None:
-        """Remove a directory with its content, if it exists."""
         with _storage_errors(path), suppress(FileNotFoundError):
             self._fs.delete_dir(self._whole(path))
 
@@ -158,7 +155,6 @@ class Store:
         return self.manifest(backup or ids[-1])
 
     def put_manifest(self, manifest: Manifest) -> None:
-        """Store the manifest. This is the last step of a backup."""
         self.put(manifest_path(manifest.backup), encode_manifest(manifest))
 
 

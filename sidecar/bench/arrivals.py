@@ -33,7 +33,6 @@ class Arrivals:
         self.times_ns: list[int] = []
 
     def figures(self) -> dict[str, float]:
-        """Return the measured values: records read, CPU time and quantiles of the ages (see the module docstring)."""
         return {"acked": self.count, "cpu_s": time.process_time(), **quantiles(self.times_ns, "end_")}
 
 

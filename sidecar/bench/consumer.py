@@ -136,11 +136,9 @@ class Stopwatch:
 
     @property
     def goes_on(self) -> bool:
-        """True until the duration of the measurement is over."""
         return time.perf_counter() < self.end
 
     def figures(self, count: int, rounds: int) -> dict[str, float]:
-        """Return the measured values. ``count``: number of read records. ``rounds``: number of reads of the whole stream."""
         return {
             "acked": count,
             "took_s": time.perf_counter() - self._began,

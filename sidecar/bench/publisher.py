@@ -36,7 +36,6 @@ class CountedAnswers:
         self._kept_bytes = max(len(dialect.ack), _REFUSAL_BYTES) - 1
 
     def take(self, received: bytes) -> None:
-        """Count the acks that ``received`` completes. Each ack is counted once."""
         data, ack = self._tail + received, self._dialect.ack
         self.refused = self.refused or bool(self._dialect.refused(data))
         self.acked += data.count(ack) - self._tail.count(ack)

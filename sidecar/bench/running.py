@@ -35,12 +35,10 @@ class Results:
     failures: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, round_number: int, system: str, case: str, figures: Figures) -> None:
-        """Store the measured values ``figures`` of one case of a system in one round."""
         self.runs.setdefault((case, system), []).append(figures)
         self._write({"round": round_number, "system": system, "case": case, "figures": figures})
 
     def fail(self, round_number: int, system: str, case: str, error: BaseException) -> None:
-        """Store that a case of a system has failed in one round, with its error."""
         reason = str(error) or type(error).__name__
         self.failures.append({"round": round_number, "system": system, "case": case, "error": reason})
         self._write(self.failures[-1])

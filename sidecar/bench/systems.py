@@ -59,12 +59,10 @@ class NatsCluster:
 
     @property
     def ports(self) -> list[int]:
-        """Ports of the nats-servers, for clients."""
         return [server.port for server in self.servers]
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the servers."""
         return [server.pid for server in self.servers]
 
     def __enter__(self) -> Self:
@@ -118,7 +116,6 @@ class JetStreamCluster(NatsCluster):
 
     @property
     def port(self) -> int:
-        """Port of the first server, for clients."""
         return self.ports[0]
 
     async def create(self, name: str, subject: str, *, batches: bool = False) -> None:
@@ -179,12 +176,10 @@ class LiftbridgeCluster:
 
     @property
     def ports(self) -> list[int]:
-        """Ports of the nats-servers, because publishers use NATS."""
         return self._nats.ports
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the running nats-servers and Liftbridge servers."""
         return [*self._nats.pids, *(one.pid for one in self._processes.values() if one.poll() is None)]
 
     def __enter__(self) -> Self:
@@ -264,7 +259,6 @@ class LiftbridgeCluster:
         raise UnavailableError("The Liftbridge stream has no leader. Run the benchmark again.")
 
     def kill(self, name: str) -> None:
-        """Kill a server with SIGKILL."""
         self._processes[name].kill()
         self._processes[name].wait(_STOP_S)
 
@@ -327,7 +321,6 @@ class KafkaCluster:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the brokers."""
         return [broker.pid for broker in self._brokers]
 
     def __enter__(self) -> Self:
@@ -478,21 +471,18 @@ class _OverNats(ABC):
 
     @property
     @abstractmethod
-    def ports(self) -> list[int]:
-        """Ports of its nats-servers."""
+    def ports(self) -> list[int]: ...
 
     def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
-        """Return the command line that starts a publisher process. Publisher ``number`` uses the nats-server with this number."""
+        """Return the command line of publisher ``number``. Publishers are distributed over the nats-servers round robin."""
         given = (self.ports[number % len(self.ports)], STREAM, seconds, size_bytes, window, each, self.dialect_name)
         return [sys.executable, "-m", "sidecar.bench.publisher", *map(str, given)]
 
     def readers(self, seconds: float) -> dict[str, list[str]]:
-        """Return the command lines of the reader processes (``consumer.py``), by benchmark case."""
         words = [sys.executable, "-m", "sidecar.bench.consumer", str(self.ports[0]), STREAM, str(seconds)]
         return {name: [*words, how] for name, how in self.reads}
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        """Publish one message as a NATS request. Return whether it was acknowledged in time."""
         try:
             return b'"error"' not in (await connection.request(STREAM, value, timeout=timeout_s)).data
         except (nats.errors.Error, OSError):
@@ -512,12 +502,10 @@ class Liftpy(_OverNats):
 
     @property
     def ports(self) -> list[int]:
-        """Ports of its one or three nats-servers."""
         return self._nats.ports
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of nats-servers and nodes."""
         nodes = self._cluster.nodes.values() if self._cluster is not None else ()
         return [*self._nats.pids, *(node.pid for node in nodes if node.running)]
 
@@ -533,8 +521,6 @@ class Liftpy(_OverNats):
         self._stack.close()
 
     def prepare(self) -> None:
-        """Create a stream with three replicas."""
-
         async def ask() -> None:
             async with connect(f"nats://127.0.0.1:{self.ports[0]}") as client:
                 await client.create_stream(STREAM, STREAM)
@@ -542,8 +528,6 @@ class Liftpy(_OverNats):
         asyncio.run(ask())
 
     def kill_leader(self) -> int:
-        """Kill the leader's node. Return the port of a nats-server. The nats-servers continue."""
-
         async def leader() -> str:
             async with connect(f"nats://127.0.0.1:{self.ports[0]}") as client:
                 return str((await client.stream(STREAM)).partitions[0].leader)
@@ -560,12 +544,9 @@ class JetStream(JetStreamCluster, _OverNats):
     reads = (("batches", "py-pull"), ("one by one", "py-ordered"))
 
     def prepare(self) -> None:
-        """Create a stream on all servers."""
         asyncio.run(self.create(STREAM, STREAM))
 
     def kill_leader(self) -> int:
-        """Kill the server that leads the stream. Its clients lose their connections. Return the port of another server."""
-
         async def leader() -> str:
             connection = await nats.connect(self.servers[0].url)
             cluster = (await connection.jetstream().stream_info(STREAM)).cluster
@@ -590,15 +571,12 @@ class Liftbridge(LiftbridgeCluster, _OverNats):
     lacks = frozenset({"consume", "latency"})
 
     def prepare(self) -> None:
-        """Create a stream on all servers."""
         asyncio.run(self.create(STREAM, STREAM))
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        """Publish one message that contains the ack inbox. Return whether it was acknowledged."""
         return await self.publish_one(connection, STREAM, value, timeout_s)
 
     def kill_leader(self) -> int:
-        """Kill the server that leads the stream. Return the port of a nats-server. The nats-servers continue."""
         self.kill(asyncio.run(self.leader(STREAM)))
         return self.ports[0]
 
@@ -622,7 +600,6 @@ class Kafka(KafkaCluster):
         return []
 
     def prepare(self) -> None:
-        """Create a topic on all brokers."""
         self.create(STREAM, flushed=self._flushed)
 
     def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
@@ -630,15 +607,12 @@ class Kafka(KafkaCluster):
         return [*self.client(), "produce", self.servers, STREAM, str(seconds), str(size_bytes), _JAVA_WARM_S]
 
     def readers(self, seconds: float) -> dict[str, list[str]]:
-        """Return the command line of Kafka's consumer, for the benchmark case ``batches``."""
         return {"batches": [*self.client(), "consume", self.servers, STREAM, str(seconds), _JAVA_WARM_S]}
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        """Raise UnavailableError, because Kafka accepts no messages over NATS."""
         raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")
 
     def kill_leader(self) -> int:
-        """Raise UnavailableError, because the failover case publishes over NATS, which Kafka does not support."""
         raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")
 
 
@@ -654,7 +628,6 @@ class PeersGiven:
 
     @property
     def jars(self) -> Path:
-        """Directory of Kafka's jars. Raises ConfigError if it is not given."""
         if self.kafka_jars is None:
             raise ConfigError("Kafka needs its jars. Give their directory with --kafka-jars.")
         return self.kafka_jars
@@ -670,7 +643,6 @@ SYSTEMS: dict[str, Callable[[PeersGiven], System]] = {
     "kafka-flushed": lambda given: Kafka(given.jars, flushed=True),
     "kafka": lambda given: Kafka(given.jars, flushed=False),
 }
-"""Name -> function that creates the system."""
 DEFAULT_SYSTEMS = (OURS, "jetstream-always", "jetstream")
 
 

@@ -18,9 +18,9 @@ from sidecar.cli.options import target_of
 
 SHELLS = ("bash", "zsh", "fish")
 WAIT_S = 1.0
-"""A shell waits this long for names of a cluster, in seconds."""
+"""Maximum time that shell completion waits for the names in a cluster, in seconds."""
 MAX_NAMES = 1000
-"""A shell is given this many names at most."""
+"""Maximum number of names that shell completion offers."""
 
 
 @click.command(
@@ -91,7 +91,6 @@ class ClusterName(TextType):
         self._kind = kind
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the names in the cluster that begin with ``incomplete``."""
         return names_of_cluster(ctx, self._kind, incomplete)
 
 

@@ -42,8 +42,7 @@ from sidecar.runtime.tasks import start_attended
 class Write(Protocol):
     """Function that adds the records of a slice to the output file."""
 
-    def __call__(self, piece: BatchSlice, *, newest_first: bool) -> None:
-        """Write the records of ``piece``. ``newest_first``: True to write them in reverse order."""
+    def __call__(self, piece: BatchSlice, *, newest_first: bool) -> None: ...
 
 
 @contextmanager
@@ -152,7 +151,6 @@ def record_json(record: Record) -> dict[str, Any]:
 
 
 def _name_or_base64(name: str, text: str) -> dict[str, str | None]:
-    """Return a subject or header name for JSON. Bytes that are not UTF-8 are given in base64."""
     return _text_or_base64(name, text.encode("utf-8", "surrogateescape"))
 
 
@@ -166,9 +164,9 @@ def _text_or_base64(name: str, content: bytes | None) -> dict[str, str | None]:
 
 
 _LAST_S = 2.0
-"""Time that Ctrl-C waits for the current output, in seconds."""
+"""Maximum time that Ctrl-C waits for the current output, in seconds."""
 ENDING_S = 10.0
-"""Time that Ctrl-C waits in total, for the last commit too, in seconds."""
+"""Maximum time from Ctrl-C to the end of the command, including the last commit, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +186,6 @@ class GroupReading:
 
     @property
     def options(self) -> GroupOptions:
-        """The options of the command that the client's group member gets."""
         start = cast('Literal["earliest", "new"]', self.start)
         return GroupOptions(start=start, subjects=self.subjects, keys=self.keys)
 
@@ -270,7 +267,7 @@ LINES: dict[str, Callable[[GroupBatch], Iterator[bytes]]] = {
     "value": _each(lambda _, record: b"%s\n" % (record.value or b"")),
     "json": json_lines,
 }
-"""Format -> the lines of a part."""
+"""Output format -> function that yields the lines of a batch."""
 
 
 @click.command(cls=HelpCommand, example="liftpy consume orders --from -10m --subject 'shop.orders.*'")

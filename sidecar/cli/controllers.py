@@ -127,7 +127,6 @@ def controllers(context: click.Context, as_json: bool, target: Target) -> None:
 
 
 def _add_change_options(function: F) -> F:
-    """Add the options to a command that all commands which change the controllers have."""
     timeout = click.option(
         "--timeout",
         "timeout_s",

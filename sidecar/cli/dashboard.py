@@ -122,7 +122,6 @@ class ClusterSite:
         self._site = Site(Viewing(namespace, ClientAsker(client)), records)
 
     def respond(self, request: bytes) -> bytes | Awaitable[bytes | Live]:
-        """Return the HTTP answer to ``request``. It is awaitable if nodes must be asked first."""
         words = request.split(b"\r\n", 1)[0].split()
         if host_of(request) not in self._names:
             return http("421 Misdirected Request", TEXT, b"not asked for under a name of this page; --host allows more\n")
@@ -160,9 +159,7 @@ class ClientAsker:
         self._client = client
 
     async def ask(self, node: str, asked: bytes, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-        """Send the status request ``asked`` to a node and return its answer. Raises LiftError after ``timeout_s`` seconds."""
         return await self._client.admin.ask_node(node, asked, timeout_s)
 
     async def node_ids(self) -> list[str]:
-        """Return the ids of all registered nodes. Raises LiftError."""
         return await self._client.admin.node_ids()

@@ -157,14 +157,12 @@ class _Screen:
         self._console.print(text, highlight=False)
 
     def show_bars(self, total: int, nodes: list[str]) -> Progress:
-        """Return the progress bars, as a context manager. ``total``: number of records. ``nodes``: ids of the nodes."""
         columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=self._console)
         self._bars = {name: self._progress.add_task(name, total=total) for name in ("published", "committed (HW)", *nodes)}
         return self._progress
 
     def positions(self, at: Positions) -> None:
-        """Update the progress bars with the numbers of records in ``at``."""
         assert self._progress is not None
         self._progress.update(self._bars["published"], completed=at.sent)
         self._progress.update(self._bars["committed (HW)"], completed=at.committed)

@@ -34,7 +34,7 @@ from sidecar.runtime.settings import (
 _WATCH_S = 0.25
 _SOON_S = 10.0
 _SOON_AT_MOST = 3
-"""Number of ends within ``_SOON_S`` of a start after which a node is given up."""
+"""Number of consecutive ends within ``_SOON_S`` of a start after which ``liftpy dev`` stops with an error."""
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 
 

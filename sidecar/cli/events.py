@@ -73,9 +73,9 @@ class EventPages:
         self._sleep = sleep or _sleep
         self._place = (0, -1)
         self._numbers: dict[str, int] = {}
-        """Node -> number of its last event."""
+        """Node id -> number of the last event that was read from this node."""
         self._of_nodes: list[dict[str, Any]] = []
-        """Events of nodes that are not in a page yet."""
+        """Events of single nodes that are not in a page yet."""
 
     async def pages(self, since_ns: int, *, follow: bool) -> AsyncIterator[dict[str, Any]]:
         """Yield pages of events since the wall-clock time ``since_ns``, oldest first.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 3.0
 _OF_LIVE = ("fenced", "silent", "no-majority")
-"""Words of the problems that --live checks."""
+"""Problems that ``--live`` checks."""
 _PROBE_SUBJECT = "liftpy-probe"
 
 

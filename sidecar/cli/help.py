@@ -68,7 +68,6 @@ class HelpCommand(click.Command):
         self.example = inspect.cleandoc(example)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the command's own options, then a reference to the shared ones."""
         self._write(formatter, "Options", self._records(ctx, lambda param: not isinstance(param, ConnectionOption)))
         self._write(
             formatter,
@@ -108,7 +107,6 @@ class HelpCommand(click.Command):
         return super().invoke(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the example, then the epilog."""
         if self.example:
             lines = self.example.splitlines()
             with formatter.section("Example" if len(lines) == 1 else "Examples"):
@@ -123,18 +121,12 @@ class HelpGroup(HelpCommand, click.Group):
     command_class = HelpCommand
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, then the commands, and at the end the connection options, which only ``liftpy`` itself has."""
         self._write(formatter, "Options", self._records(ctx, lambda param: not isinstance(param, ConnectionOption)))
         self.format_commands(ctx, formatter)
         shared = self._records(ctx, lambda param: isinstance(param, SharedOption))
         self._write(formatter, "Connection options (before or after the command)", shared)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the first word names.
-
-        Raises:
-            click.UsageError: There is no such command.
-        """
         name = str(args[0])
         if not name.startswith("-") and not ctx.resilient_parsing and self.get_command(ctx, name) is None:
             names = self.list_commands(ctx)

@@ -38,9 +38,7 @@ SIGNALED = 128
 """Exit code of a command that SIGTERM or SIGHUP ended, without the signal's number."""
 
 _YOUNG = 10_000
-"""Threshold of the garbage collector. Imported objects stay, and collecting every 700 of them costs a twentieth of the
-start.
-"""
+"""Threshold of the garbage collector. Imported objects stay in memory, so frequent collections only slow the start."""
 
 COMMANDS = {
     "dev": ("sidecar.cli.dev", "Run nats-server and a cluster of sidecars on this machine."),
@@ -142,11 +140,9 @@ class LazyGroup(HelpGroup):
         self._sections = sections or {"Commands": tuple(rows)}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands, in the order of ``rows``."""
         return list(self._rows)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command ``cmd_name`` and return it. None: there is no such command."""
         return self._load(self._rows[cmd_name][0], cmd_name) if cmd_name in self._rows else None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
@@ -176,7 +172,6 @@ class LazyGroup(HelpGroup):
             return 0
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help lines of all commands, section by section. No command is imported for that."""
         widest = max(map(len, self._rows))
         for title, names in self._sections.items():
             with formatter.section(title):
@@ -306,4 +301,4 @@ _WORDS: dict[type[LiftError], str] = {
     NoMajorityError: "no-majority",
     NoClusterError: "no-answer",
 }
-"""Error -> word of the verdict that it means."""
+"""Error class -> verdict about the cluster, as ``liftpy health`` prints it."""

@@ -129,7 +129,6 @@ class Size(_UnitType):
 
     @staticmethod
     def result(number: float) -> int:
-        """Return the number of bytes as an integer."""
         return round(number)
 
 
@@ -139,7 +138,6 @@ class FlushType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     name = "policy"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> FlushPolicy:
-        """Return the flush policy that the user gave, or report a usage error."""
         try:
             return value if isinstance(value, FlushPolicy) else self.policy(str(value))
         except ConfigError as error:
@@ -147,18 +145,12 @@ class FlushType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
     @staticmethod
     def policy(text: str) -> FlushPolicy:
-        """Return the policy that ``text`` names.
-
-        Raises:
-            ConfigError: It names none, or the interval has no unit.
-        """
         if re.fullmatch(r"interval:[0-9.]*", text):
             raise ConfigError(f"flush policy {text!r}: the interval needs a unit, such as interval:100ms")
         return FlushPolicy.parse(text)
 
     @staticmethod
     def text(policy: FlushPolicy) -> str:
-        """Return ``policy`` as the user types it, for example ``interval:100ms``."""
         return f"{policy}ms" if policy.mode is FlushMode.INTERVAL else str(policy)
 
 
@@ -184,7 +176,6 @@ class OutputFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return path
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Let the shell complete the option as a path."""
         return [CompletionItem(incomplete, type="file")]
 
 

@@ -66,12 +66,10 @@ class _Report:
 
     @property
     def progress(self) -> str:
-        """Text for people: how many messages are acknowledged, and up to which line all of them are."""
         upto = f"every line up to line {self.last_line}" if self.last_line else "not the first line"
         return f"{self.published} of {self.sent} messages are acknowledged, {upto}"
 
     def count_answer(self, line: int, answer: asyncio.Future[PublishAck]) -> None:
-        """Count the ack or the error of a line."""
         if answer.cancelled():
             return
         self.waiting.discard(line)
@@ -93,7 +91,6 @@ class _Report:
 
     @property
     def as_json(self) -> dict[str, object]:
-        """The report as the object that ``--json`` prints."""
         found: dict[str, object] = {"published": self.published, "refused": self.refused}
         found |= {"first_offset": self.first_offset, "last_offset": self.last_offset, "last_line": self.last_line}
         if self.first_error is not None:

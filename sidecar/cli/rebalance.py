@@ -28,7 +28,7 @@ from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
 _SHOWN = 1000
-"""Rows of moves for people."""
+"""Maximum number of moves in the printed table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,7 +177,7 @@ TABLE = (
     (EXIT_TO_REPAIR, "yes", "the disk was full, or the stream was created again"),
     (EXIT_NOT_ALLOWED, "no", "missing NATS permissions (see liftpy permissions --role service)"),
 )
-"""(code, whether a new start can help, when)."""
+"""Rows of the table of exit codes: (code, whether a restart can help, cause)."""
 
 
 def exit_code(error: LiftError) -> int:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 WATCH_AFTER_S = 0.25
-"""A command that takes longer asks whether the controllers have a majority."""
+"""Time after which a running command asks whether the controllers have a majority, in seconds."""
 
 
 def with_client(
@@ -51,10 +51,9 @@ def with_client(
 
 
 async def _with_majority(client: Client, work: Awaitable[T]) -> T:
-    """Await ``work`` and return its result.
+    """Await ``work`` and return its result. If the controllers have no majority, cancel ``work`` and raise NoMajorityError.
 
-    If the controllers have no majority, ``work`` is canceled. Otherwise it would wait for its deadline or ask all nodes in vain. If
-    ``work`` fails, the controllers are also asked, because the cause may be the missing majority.
+    If ``work`` fails, the controllers are also asked, because the missing majority may be the cause.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -88,7 +87,7 @@ async def _with_majority(client: Client, work: Awaitable[T]) -> T:
 
 
 _running: list[asyncio.Task[Any]] = []
-"""The tasks of ``run_cancellable``, the innermost last."""
+"""Tasks of the running ``run_cancellable`` calls, the innermost last."""
 
 
 def run_cancellable(work: Coroutine[Any, Any, T]) -> T:
@@ -119,9 +118,9 @@ def run_cancellable(work: Coroutine[Any, Any, T]) -> T:
 
 
 def cancel_running() -> bool:
-    """Cancel the work of the innermost ``run_cancellable``. Signal handlers call it. Return whether there is such work.
+    """Cancel the work of the innermost ``run_cancellable``, from a signal handler. Return whether there is such work.
 
-    It does not use the handler of SIGINT. A shell starts a job with ``&`` so that SIGINT is ignored and has no handler.
+    The function does not rely on the handler of SIGINT, because a shell starts background jobs (``&``) with SIGINT ignored.
     """
     if not _running:
         return False

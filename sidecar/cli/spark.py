@@ -13,7 +13,7 @@ COMMANDS = {
     "audit": ("sidecar.cli.spark_commands", "Compare the records of all replicas, and print the first difference."),
     "stats": ("sidecar.cli.spark_commands", "Show rates, sizes, gaps, keys and subjects of streams over time."),
 }
-"""Commands of ``liftpy spark``, in the format of ``liftpy``'s."""
+"""Subcommand -> (module, line in the help), as in ``sidecar.cli.main.COMMANDS``."""
 
 
 @click.group(cls=LazyGroup, rows=COMMANDS, example="liftpy spark archive orders --table /data/orders --once")

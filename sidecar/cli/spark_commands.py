@@ -61,12 +61,10 @@ class SparkPlace:
     settings: dict[str, str]
 
     def session(self, name: str) -> SparkSession:
-        """Return a Spark session for an application with this ``name``. Raises ConfigError that says what is not installed."""
         return local_session(name, self.master, fast_start=False, settings=self.settings)
 
     @contextmanager
     def open_session(self, name: str) -> Iterator[SparkSession]:
-        """Yield a Spark session, and stop it at the end of the block."""
         session = self.session(name)
         try:
             yield session

@@ -168,14 +168,12 @@ def _partition_row(p: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _show_offline(console: Console, partitions: list[dict[str, Any]]) -> None:
-    """Print for each partition without a leader why it is offline."""
     for p in partitions:
         if text := why_offline(p["stream"], p["partition"], p["status"], p["isr"], p.get("incomplete", ())):
             console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _show_moves(console: Console, moves: list[dict[str, Any]]) -> None:
-    """Print a table of the replica moves in progress, if there are any."""
     rows = [
         (
             f"{m['stream']}/{m['partition']}",
@@ -200,7 +198,6 @@ def _version(service: dict[str, Any]) -> str:
 
 
 def _show_services(console: Console, partitions: list[dict[str, Any]]) -> None:
-    """Print a table of the services next to the partitions, if there are any."""
     columns = ("service", "partition", "node", "role", "version", "position", "lag", "outputs", "problem")
     rows = []
     for p in partitions:

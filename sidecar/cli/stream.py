@@ -239,7 +239,6 @@ class Deletion:
 
     @property
     def words(self) -> str:
-        """Number of deleted records and of all records, as text."""
         return f"{'at most ' if self.at_most else ''}{self.records} of {self.of_records} records"
 
 
@@ -604,7 +603,6 @@ class _Wanted:
     placement: PlacementOptions
 
     async def plan(self, client: Client, name: str) -> PlacementPlan:
-        """Return where the cluster would place the replicas of the stream ``name``. Nothing is created."""
         return await client.admin.plan_stream(name, **self._words())
 
     async def create(self, client: Client, name: str) -> tuple[StreamInfo, str]:

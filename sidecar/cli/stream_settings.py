@@ -209,8 +209,9 @@ MAX_FILE_BYTES = 1 << 20
 
 
 def placement_options(function: F) -> F:
-    """Add --placement, --assignment, --allow-offline and --dry-run. The command gets ``placement: PlacementOptions`` and
-    ``dry_run``.
+    """Add --placement, --assignment, --allow-offline and --dry-run.
+
+    The command gets the arguments ``placement`` (PlacementOptions) and ``dry_run``.
     """
 
     @functools.wraps(function)

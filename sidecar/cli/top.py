@@ -47,9 +47,9 @@ SHOWS = ("nodes", "streams", "groups", "services")
 _STYLES = {OK: "bold green", DEGRADED: "bold yellow"}
 _BARS = "▁▂▃▄▅▆▇█"
 _REASON_LINES = 3
-"""Maximum number of lines of one reason."""
+"""Maximum number of lines for the text of one problem."""
 _REASONS = 3
-"""Number of reasons shown above the table. The others are counted."""
+"""Maximum number of problems above the table. The screen shows the number of the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ def _reasons(model: Model, width: int) -> list[Text]:
 
 
 def _reason(found: Reason, width: int) -> list[Text]:
-    """Return the text of a problem, wrapped to ``width`` characters, on at most ``_REASON_LINES`` lines."""
+    """Return the text of one problem, wrapped to ``width`` characters, on at most ``_REASON_LINES`` lines."""
     text = f"{'!' if found.stops else '-'} {found.line}"
     wrapped = textwrap.wrap(text, max(width, 20), subsequent_indent="  ", max_lines=_REASON_LINES, placeholder=" …")
     return [Text(line) for line in wrapped]
@@ -199,7 +199,10 @@ _COLUMNS: tuple[tuple[str, int, int, Callable[[NodeRow], str]], ...] = (
     ("disk", 5, 2, lambda row: _of(row, lambda glance: f"{1 - glance.disk_free:.0%}")),
     ("loop p99", 8, 4, lambda row: _ms(row.loop_p99_s)),
 )
-"""Heading, width, priority of removal if there is no room (highest first), and the text of the cell. ``disk``: used."""
+"""Columns: (heading, width, removal priority, function that returns the text of a cell).
+
+If the terminal is too narrow, the columns with the highest removal priority are left out first.
+"""
 _NAME, _STATE, _LEAST_SPARK = 12, 9, 8
 
 
@@ -234,7 +237,7 @@ def _table(rows: list[NodeRow], width: int, room: int, view: View) -> list[Text]
 
 _LISTS = {"streams": STREAM_COLUMNS, "groups": GROUP_COLUMNS, "services": SERVICE_COLUMNS}
 _WIDEST = 24
-"""Maximum width of a column of streams, groups and services."""
+"""Maximum width of a column in the tables of streams, groups and services, in characters."""
 
 
 def _table_of(listed: Sequence[Mapping[str, Any]], width: int, room: int, view: View) -> list[Text]:
@@ -392,15 +395,14 @@ class Looking:
         self.shows = "nodes"
         """One of ``SHOWS``. Streams, groups and services are requested only while they are shown."""
         self.listed: list[dict[str, Any]] = []
-        """Rows of the streams, groups or services."""
+        """Rows of the table of streams, groups or services that the screen shows."""
 
     @property
     def knows_any(self) -> bool:
-        """True if the id of at least one node is known."""
         return bool(self.watching.nodes(self._named))
 
     async def look(self) -> None:
-        """Ask all nodes at once for their summaries, and for the rows of the streams, groups or services that are shown."""
+        """Request the summaries of all nodes, and the rows of the table that the screen shows."""
         if not self.knows_any:
             with suppress(LiftError):
                 self._named = await self._client.admin.node_ids()

@@ -45,7 +45,6 @@ class DiskFormat:
     """True if the file can be rebuilt from the others."""
 
     def written_at(self, level: int) -> int:
-        """Return the version of the format that a node writes at the feature level ``level``."""
         return self.writes[max(since for since in self.writes if since <= level)]
 
 
@@ -75,8 +74,10 @@ DISK_FORMATS: Mapping[str, DiskFormat] = {
         "a service's own folder", "liftpy.core.services.snapshot:VERSION", (3, 4), {FIRST: 4}, is_cache=True
     ),
 }
-"""Name -> format. A service snapshot that uses nothing of version 4 is written as 3. Unreadable snapshots are replaced by a
-replay.
+"""Name -> format.
+
+A service snapshot is written as version 3 if it uses nothing of version 4. A replay replaces a snapshot that cannot be
+read.
 """
 
 

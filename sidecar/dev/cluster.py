@@ -54,12 +54,12 @@ class DevNode:
 
     @property
     def running(self) -> bool:
-        """True if the process exists. It may be paused."""
+        """True if the process exists, also while it is paused."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """Id of the process. After its end, the id of the last process."""
+        """Id of the running process, or of the last one. 0: it was never started."""
         return self._process.pid if self._process is not None else 0
 
     @property
@@ -76,7 +76,6 @@ class DevNode:
         return str((self.ready or {}).get("status", ""))
 
     def start(self) -> None:
-        """Start the process. It is ready when ``wait_ready`` returns. Raises ConfigError if it is running."""
         if self.running:
             raise ConfigError(f"Node {self.node_id} is already running. Stop it first.")
         self.ready = None
@@ -125,7 +124,6 @@ class DevNode:
         return self._end(signal.SIGINT, timeout_s)
 
     def kill(self) -> int:
-        """Send SIGKILL to the process and wait for its end. Return the exit code."""
         return self._end(signal.SIGKILL, _STOP_TIMEOUT_S)
 
     def send(self, with_signal: int) -> None:
@@ -218,7 +216,6 @@ class DevCluster:
 
     @property
     def nats_url(self) -> str:
-        """NATS URL for clients."""
         return self._nats_url or (self.nats.url if self.nats is not None else "")
 
     @property
@@ -279,11 +276,9 @@ class DevCluster:
         return {**child_environment(), **ours, **nats, **({} if says_if_open else quiet_environment())}
 
     def stop(self) -> None:
-        """Stop all nodes cleanly and at the same time, then nats-server. Remove the temporary directory.
+        """Stop all nodes cleanly and at the same time, then nats-server, and remove the temporary directory.
 
-        It may be called twice.
-
-        The nodes get SIGINT instead of SIGTERM, because no node remains that could become leader.
+        A second call has no effect. The nodes get SIGINT instead of SIGTERM, because no node remains that could become leader.
         """
         for node in self.nodes.values():
             if node.running:
@@ -299,7 +294,6 @@ class DevCluster:
             self._own_data = None
 
     def ended_nodes(self) -> list[str]:
-        """Return the ids of the nodes whose process has ended unexpectedly."""
         return [name for name, node in self.nodes.items() if not node.running]
 
     def __enter__(self) -> DevCluster:

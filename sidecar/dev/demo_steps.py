@@ -65,7 +65,6 @@ class Step:
     note: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the step as a JSON object, with records and bytes per second."""
         rate = {"records_per_s": round(self.records / self.seconds), "bytes_per_s": round(self.size_bytes / self.seconds)}
         return {**asdict(self), "seconds": round(self.seconds, 3), **(rate if self.records else {})}
 
@@ -82,10 +81,7 @@ async def publish_and_watch(client: Client, nats_url: str, flights: range, folde
 
 
 async def _watch(client: Client, publisher: LineProcess, flights: range, nodes: list[str], show: Show) -> float:
-    """Tell the publisher how much it may send, and ask the nodes for their positions, until all records are committed everywhere.
-
-    Return the duration in seconds.
-    """
+    """Control the pace of the publisher until all records are committed and on every node. Return the duration in seconds."""
     at, count = Positions(sent=flights.start), flights.stop
     counting = start_attended(_count_sent(publisher, at, flights.start))
     started = moved = time.monotonic()
@@ -280,7 +276,7 @@ async def _publish(
 
 
 async def _ask(connection: NatsConnection, subject: str, line: bytes, offset: int) -> bool:
-    """Publish ``line`` as a request. Return whether it was acknowledged at ``offset``."""
+    """Publish ``line`` as a NATS request. Return True if the ack says that it is stored at ``offset``."""
     try:
         answer = await connection.request(
             subject, line, timeout=_ANSWER_TIMEOUT_S, headers={"Nats-Expected-Last-Sequence": str(offset)}
@@ -383,7 +379,6 @@ class LineProcess:
         raise LiftError(f"The {self.name} process of the demo ended before it printed {wanted!r}: {self.last_words()}")
 
     def last_words(self) -> str:
-        """Return the last part of what the process has written to its standard error."""
         return self._log.read_bytes()[-_LAST_WORDS_BYTES:].decode(errors="replace").strip() or "it said nothing"
 
     async def __aenter__(self) -> LineProcess:

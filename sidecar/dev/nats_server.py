@@ -88,7 +88,6 @@ class NatsServer:
 
     @property
     def pid(self) -> int:
-        """Process id of the running server."""
         if self._process is None:
             raise UnavailableError("nats-server is not running. Start it first.")
         return self._process.pid
@@ -129,7 +128,6 @@ class NatsServer:
 
     @property
     def log(self) -> str:
-        """Log output of the server so far."""
         return "" if self._folder is None else (self._folder / "log").read_text(errors="replace")
 
     def restart(self, *, max_payload_bytes: int | None = None) -> None:
@@ -143,13 +141,11 @@ class NatsServer:
         self.resume()
 
     def kill(self) -> None:
-        """Kill the server. ``resume`` starts it again on the same port."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(_STOP_TIMEOUT_S)
 
     def resume(self) -> None:
-        """Start the server again on the same port."""
         if self._folder is None:
             raise UnavailableError("nats-server was never started. Start it first.")
         self._launch(find_nats_server(), self._folder, self.port)
@@ -186,7 +182,6 @@ def _port_in(folder: Path) -> int:
 
 
 def _answers(port: int) -> bool:
-    """Return whether a NATS server answers on the port."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
             return connection.recv(4) == b"INFO"

@@ -47,10 +47,10 @@ _STARTS = tuple(field.name for field in fields_of(DirectoryIdentity))
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """Content of the ``node`` file. ``incarnation``: that of the last process. ``clean_incarnation``: the last one that stopped
-    cleanly.
+    """Content of the ``node`` file.
 
-    0: none [S9].
+    ``incarnation``: number of the last registration. ``clean_incarnation``: number of the last registration whose process
+    stopped cleanly. 0: none [S9].
     """
 
     node_id: str
@@ -61,14 +61,13 @@ class NodeIdentity:
 
     @property
     def stopped_cleanly(self) -> bool:
-        """True if the last incarnation stopped cleanly."""
         return self.incarnation > 0 and self.clean_incarnation == self.incarnation
 
 
 def _identity_in(data: bytes) -> tuple[object, NodeIdentity | None]:
-    """Return (format version, identity) from the bytes of a ``node`` file. None as identity: it has another format version.
+    """Return (format version, identity) from the bytes of a ``node`` file. The identity is None for another format version.
 
-    Raises the errors that ``load_identity`` catches.
+    Raises ValueError, TypeError, KeyError or InvalidNameError if the bytes are damaged.
     """
     crc, _, body = data.partition(b"\n")
     if int(crc, 16) != crc32c.crc32c(body):
@@ -116,7 +115,6 @@ class DataFolder:
     def __init__(self, path: Path, maps: OpenMaps | None = None, lock: int | None = None) -> None:
         self.path = path
         self.maps = maps if maps is not None else OpenMaps()
-        """Memory maps of all logs in the directory."""
         self._folders = MadeFolders()
         if lock is not None:
             self.lock = lock
@@ -200,7 +198,6 @@ class DataFolder:
 
     @property
     def raft(self) -> Path:
-        """Directory of the journal and the snapshot of the metadata group."""
         return self.path / "raft"
 
     def load_identity(self) -> NodeIdentity | None:
@@ -234,12 +231,10 @@ class DataFolder:
         replace_file(self.path / "node", data)
 
     def partition_path(self, key: PartitionKey) -> Path:
-        """Return the directory of a partition's log."""
         name = f"{check_name(key.stream, 'stream name')}-{check_name(key.uid, 'stream uid')}"
         return self.path / "streams" / name / str(int(key.partition))
 
     def partition_storage(self, key: PartitionKey) -> FolderStorage:
-        """Return the storage of a partition's log. Its directory is created if needed."""
         return self.storage(self.partition_path(key))
 
     def open_promises(self, is_held: Callable[[str], bool]) -> PromiseJournal:
@@ -392,7 +387,6 @@ class DataFolder:
                 raise
 
     def close(self) -> None:
-        """Release the lock of this process."""
         os.close(self.lock)
 
 

@@ -53,8 +53,8 @@ def _storage_errors(what: str, path: Path) -> Iterator[None]:
 def _uncached_pieces(descriptor: int, position: int, size_bytes: int) -> list[tuple[int, int]]:
     """Return the ranges (begin, end) of a file that are not in the page cache, each of at most ``_PROBED_BYTES``.
 
-    The function checks ``size_bytes`` from ``position`` on. ``descriptor`` must be used only for this read. Otherwise the
-    kernel reads ahead, and pages of the next range would look used.
+    The function checks ``size_bytes`` from ``position`` on. Use a new ``descriptor`` for it, because the kernel's read-ahead of
+    an older one would fill the cache.
     """
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     found, byte = [], bytearray(1)
@@ -101,14 +101,13 @@ class OpenMaps:
                 self._files.popitem(last=False)[1]._map = None
 
     def forget(self, file: DiskFile) -> None:
-        """Remove ``file`` from the maps, because its map is closed."""
         with self._lock:
             self._files.pop(id(file), None)
             file._map = None
             self._newest = None
 
     def let_go(self) -> None:
-        """Close all maps, because the process is short of file descriptors."""
+        """Close all maps, so that the process has free file descriptors again."""
         with self._lock:
             while self._files:
                 self._files.popitem()[1]._map = None
@@ -168,7 +167,6 @@ class DiskFile:
 
     @property
     def size_bytes(self) -> int:
-        """Number of appended bytes."""
         return self._size_bytes
 
     def append(self, pieces: Sequence[Bytes]) -> None:
@@ -189,7 +187,7 @@ class DiskFile:
         self._size_bytes += wanted
 
     def read(self, position: int, size_bytes: int) -> memoryview:
-        """Return up to ``size_bytes`` from ``position``, fewer at the end of the file."""
+        """Return up to ``size_bytes`` from ``position``. The end of the file may make it fewer."""
         if self._sealed:  # an empty file cannot be mapped
             return memoryview(self._map_file() if self._size_bytes else b"")[position : position + size_bytes]
         with _storage_errors("read", self.path):
@@ -226,7 +224,6 @@ class DiskFile:
         return found
 
     def sync(self) -> None:
-        """Flush all appended bytes to disk with ``fdatasync``."""
         with self._open_descriptor() as descriptor, _storage_errors("flush", self.path):
             os.fdatasync(descriptor)
 
@@ -240,8 +237,9 @@ class DiskFile:
         self._size_bytes = size_bytes
 
     def rewrite(self, position: int) -> None:
-        """Write the bytes from ``position`` on again in place, and flush them. After a failed flush, the kernel may count them as
-        clean.
+        """Write the bytes from ``position`` on again in place, and flush them.
+
+        This is needed after a failed flush, because the kernel may then treat unflushed pages as clean.
         """
         with _storage_errors("rewrite", self.path):
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)  # with O_APPEND, pwrite appends
@@ -416,16 +414,13 @@ class FolderStorage:
             folders.make(folder)
 
     def names(self) -> list[str]:
-        """Return the file names, sorted."""
         with _storage_errors("list", self.folder):
             return sorted(os.listdir(self.folder))
 
     def open(self, name: str) -> DiskFile:
-        """Open an existing file."""
         return DiskFile(self.folder / name, create=False, maps=self._maps)
 
     def create(self, name: str) -> DiskFile:
-        """Create an empty file."""
         self._changes += 1
         return DiskFile(self.folder / name, create=True, maps=self._maps)
 
@@ -484,7 +479,10 @@ RESERVE = 256
 MOST_MAPS = 4096
 _UNLIMITED = 1 << 20
 _SPARE = 0.8
-"""Share of partitions that may roll at once. Such a partition has two open segments until the first one is flushed."""
+"""Share of the remaining file descriptors that partitions get. The rest is for partitions that start a new segment.
+
+Such a partition has two open segments until the first one is flushed.
+"""
 
 
 @dataclass(frozen=True, slots=True)

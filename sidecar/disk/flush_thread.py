@@ -58,11 +58,9 @@ class _Job:
             late.set_result(self._result)
 
     def is_done(self, within_s: float) -> bool:
-        """Wait at most ``within_s`` seconds for the call. Return whether it is complete."""
         return self._done.acquire(timeout=within_s)
 
     def result(self) -> int:
-        """Return the result of the completed call, or raise its error."""
         if self._error is not None:
             raise self._error
         return self._result
@@ -80,8 +78,9 @@ class FlushThread:
         """Queue of the waiting thread. None: no thread waits."""
 
     def run(self, work: Callable[[], int], within_s: float) -> int | Future[int]:
-        """Run ``work`` in the thread and return its result. If it takes longer than ``within_s`` seconds, return a future of the
-        result.
+        """Run ``work`` in the thread and return its result.
+
+        After ``within_s`` seconds, return a future of the result instead.
         """
         if self._jobs is None:
             jobs: SimpleQueue[_Job | None] = SimpleQueue()
@@ -146,10 +145,9 @@ class FlushTimes:
         self._ring = array("f")
         self._at = 0
         self.count = 0
-        """Number of all flushes."""
+        """Number of all flushes, including those whose durations were dropped."""
 
     def add(self, took_s: float) -> None:
-        """Add the duration of a flush, in seconds."""
         self.count += 1
         if len(self._ring) < self._kept:
             self._ring.append(took_s)

@@ -1,25 +1,16 @@
-"""The coordinators of consumer groups and work queues on this node, one for each partition of ``_groups`` with a replica
-here.
+"""Coordinators of consumer groups and work queues: one for each partition of ``_groups`` that has a replica on this node.
 
-A coordinator is a replicated service (``liftpy.service``). It follows the log on every node with a replica. On the node
-of the partition's leader it is LEADER and answers. Promotions wait for it. When its lease ends, it becomes FOLLOWER,
-and its later answers are fenced. A failover replays nothing. This module starts a coordinator when the image shows a
-new replica on this node, and ends it when the replica leaves. It restarts a failed coordinator, later each time, while
-the node continues.
+A coordinator is a replicated service (``liftpy.service``). It follows its partition on every node with a replica, so a
+failover replays nothing. Only the coordinator next to the leader of the partition answers members. This module starts a
+coordinator when the node gets a replica, stops it when the replica moves away, and restarts it after a failure.
 
-The messages between a coordinator and its node, and its reads, do not use NATS (``ServiceDesk.said_here``), so an idle
-coordinator costs next to nothing. Everything else goes over NATS, on one connection for all coordinators. Requests of
-members may delay replication by at most ``STEP_S`` at once, because both run on one event loop.
+A coordinator and its node share one process and one event loop. They exchange messages and reads without NATS
+(``OwnNodeReader``), because a round trip would cost a third of the time of a command. ``STEP_S`` limits for how long
+requests of members may block the replication of the node.
 
-``GroupLags`` measures at intervals how far the groups of this node's coordinators are behind
-(``liftpy.core.groups.lag``). The node usually knows the end of a partition, because it has a replica in sync. For other
-partitions the leading coordinator sends at most ``ASKS`` requests per check. So a scrape sends no requests. A check
-takes ``SLICE_S`` of the event loop, then pauses for ``PAUSE_S``, so its cost does not depend on the number of
-positions. With many positions the values are older.
-
-``OwnNodeReader`` reads the records of this node without NATS: the request goes to the partition's ``Reads``, and the
-answer arrives in the event loop's next turn. For services in the node's own process, the way to the NATS server and
-back would be a third of the cost of a command.
+``GroupLags`` measures at intervals how many records each group is behind. The node knows the ends of partitions that have
+an in-sync replica on it. For others, it sends at most ``ASKS`` requests per check, so a scrape of the metrics sends none. A
+check uses the event loop for ``SLICE_S``, then pauses for ``PAUSE_S``. With many positions, the values are older.
 """
 
 from __future__ import annotations
@@ -70,7 +61,7 @@ ASKED_AT_ONCE = 8
 PATIENCE_S = 1.0
 LOOK_FAILED = "looks at groups that failed"
 _LOOKED_AT_ONCE = 64
-"""Positions between two looks at the clock."""
+"""Number of positions between two checks of the clock."""
 
 BoundsOf = Callable[[PartitionKey], tuple[int, int] | None]
 """Function that returns (log start, HW + 1) of a partition with an in-sync replica in this process. None: it has none."""
@@ -88,9 +79,9 @@ class GroupLags:
         self._labels = labels or GroupLabels()
         self._ends = KnownEnds()
         self.of: dict[str, GroupLag] = {}
-        """Label -> lag, for the metrics."""
+        """Metric label of a group -> lag of the group."""
         self.by_group: dict[str, GroupLag] = {}
-        """Group -> lag."""
+        """Name of a group -> its lag."""
 
     async def look(self, coordinators: Iterator[tuple[GroupCoordinator, bool]], transport: Transport | None) -> None:
         """Measure the lags of all groups of ``coordinators``, and request unknown partition ends from other nodes.
@@ -211,8 +202,9 @@ _SNAPSHOT_BYTES = 16 * 1024 * 1024
 STEP_S = 0.005
 TICK_S = 1.0
 READ_WAIT_S = 10.0
-"""Time between reads and heartbeats, in seconds. No message gets lost inside a process, so two heartbeats per session are
-enough.
+"""Maximum wait of one read, and time between heartbeats, in seconds.
+
+No message gets lost inside a process, so two heartbeats per session are enough.
 """
 _AGAIN_S, _LONGEST_AGAIN_S = 0.5, 30.0
 _STOP_S = 2.0
@@ -245,7 +237,6 @@ class _Hosted:
         return self.state
 
     def end(self) -> None:
-        """Stop the coordinator with a snapshot of its state."""
         self.stopping.set()
         if self.host is not None:
             self.host.stop()
@@ -271,7 +262,6 @@ class GroupCoordinators:
         self._keys = keys or Keys(settings.credentials)
         self._share = share
         self.lags = GroupLags(bounds_of, settings.namespace, GroupLabels(MOST_GROUPS // share.of))
-        """Lag of the groups whose coordinators lead on this node."""
         self._looking: asyncio.Task[None] | None = None
         self._settings = settings
         self._folder = folder
@@ -280,7 +270,7 @@ class GroupCoordinators:
         self._say = say
         self._running: dict[PartitionKey, _Hosted] = {}
         self._leaving: dict[asyncio.Task[None], PartitionKey] = {}
-        """Tasks of coordinators that are ending."""
+        """Tasks of coordinators that are stopping."""
         self._connecting = asyncio.Lock()
         self._connection: NatsConnection | None = None
         self._closed = False
@@ -288,7 +278,7 @@ class GroupCoordinators:
         self._said = not settings.run_group_coordinators
 
     def follow(self, _: ClusterImage, image: ClusterImage) -> None:
-        """Start and stop coordinators so that they match the replicas in the new ``image``."""
+        """Start and stop coordinators so that they match the replicas of this node in the new ``image``."""
         wanted = frozenset() if self._closed else hosted_partitions(image, self._settings.node_id)
         wanted = frozenset(key for key in wanted if self._share.holds(key.stream, key.partition))
         if wanted and not self._may:
@@ -426,7 +416,6 @@ class GroupCoordinators:
 
     # ---- status and end -----------------------------------------------------------------------------------------------------
     def report(self) -> list[dict[str, Any]]:
-        """Return the state of each coordinator on this node by partition, for the status."""
         return [_report(key.partition, self._running[key]) for key in sorted(self._running)]
 
     async def close(self) -> None:

@@ -75,12 +75,10 @@ class EventsDesk:
         self._subscriptions: list[Any] = []
 
     async def open(self) -> None:
-        """Subscribe to the subject for event requests."""
         subject = self._subjects.control_events(self._node_id)
         self._subscriptions.append(await self._connection.subscribe(subject, cb=self._guard.callback(self._request_arrived)))
 
     async def close(self) -> None:
-        """Unsubscribe from the subject for event requests."""
         await unsubscribe(self._subscriptions)
 
     def look(self) -> None:
@@ -204,7 +202,7 @@ class EventWriter:
         self._client: Client | None = None
         self._publisher: Publisher | None = None
         self._uid = ""
-        """Uid of the stream that the publisher writes to."""
+        """Uid of the stream that ``_publisher`` writes to."""
         self._task: asyncio.Task[None] | None = None
         self.counters: Counter[str] = Counter()
 
@@ -212,7 +210,6 @@ class EventWriter:
         self._task = spawn(self._run(), "keeping the events in their stream", endless=True)
 
     async def close(self) -> None:
-        """Stop writing events, and close the connection."""
         await end_tasks([self._task])
         await self._disconnect()
 
@@ -242,7 +239,6 @@ class EventWriter:
                 wait_s = min(max(_AGAIN_S, 2 * wait_s), _LONGEST_AGAIN_S)
 
     async def _write(self) -> None:
-        """Write the next events that are not in the stream of events yet, at most ``MOST_WRITTEN_AT_ONCE``."""
         stream = self._image().streams.get(EVENTS_STREAM) or await self._event_stream()
         if stream.waiting:
             raise UnavailableError(

@@ -125,7 +125,6 @@ class ControlDesk:
         self._guard = RequestGuard("control", self.counters, self._reject)
 
     async def open(self) -> None:
-        """Subscribe to the subjects of control requests."""
         self._is_open = True
         for subject in (self._subjects.info(), *self._subjects.control_admin_all()):
             acl = RequestAcl.INFO if subject == self._subjects.info() else RequestAcl.ADMIN
@@ -196,9 +195,10 @@ class ControlDesk:
         self.limits.end(size_bytes)
 
     def _is_answered(self, acl: RequestAcl, sender: str, reply: bytes) -> bool:
-        """Return whether answers may be sent to the subject ``reply``: for a node, its own inbox. Otherwise, an inbox of applications.
+        """Return whether the sender of a request may get an answer on the subject ``reply``.
 
-        ``acl``: kind of subject on which the request arrived. ``sender``: node or principal in this subject.
+        A node may use only its own inbox. Other senders may use any inbox of applications. ``acl``: kind of subject on which
+        the request arrived. ``sender``: node or principal in that subject.
         """
         if acl is RequestAcl.NODE:
             return reply.startswith(f"{self._subjects.inbox(sender)}.".encode()) and self._node_inboxes.allows(reply)

@@ -58,14 +58,12 @@ class FeedPublisher:
         self._subscriptions: list[Any] = []
 
     async def start(self) -> None:
-        """Subscribe to the requests of nodes for missed entries."""
         subject = self._subjects.feed_snapshot()
         self._subscriptions.append(
             await self._connection.subscribe(subject, queue=subject, cb=self._guard.callback(self._request_arrived))
         )
 
     async def close(self) -> None:
-        """Stop answering requests for missed entries."""
         await unsubscribe(self._subscriptions)
 
     def put(self, entry: pb.FeedEntry) -> None:
@@ -108,7 +106,6 @@ class FeedSubscriber(MetadataGroup):
 
     @property
     def image(self) -> ClusterImage:
-        """Image of the cluster, as received on the feed."""
         return self._subscription.image
 
     @property
@@ -118,28 +115,23 @@ class FeedSubscriber(MetadataGroup):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Numbers of feed frames that could not be decoded, and of images that were dropped and requested again."""
         found = {**self._refused, "images fetched anew": self._subscription.resync_count}
         return {what: count for what, count in found.items() if count}
 
     def distrust(self) -> None:
-        """Drop the image and request a snapshot, because the image is wrong."""
         self._subscription.start_again()
 
     async def start(self) -> None:
-        """Start to follow the feed. Return after the first image has arrived."""
         self._subscriptions.append(await self._connection.subscribe(self._subjects.feed(), cb=self._entry_arrived))
         self._task = spawn(self._ask_for_what_is_missing(), "following the feed", endless=True)
         while not self._subscription.synced:
             await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> None:
-        """End the subscription to the feed."""
         await unsubscribe(self._subscriptions)
         await end_tasks([self._task])
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        """Send ``request`` to the metadata leader, and return its answer."""
         response = await self._forwarder.until_decided(request, timeout_s)
         self._leader = response.metadataLeader or self._leader
         return response

@@ -69,10 +69,13 @@ class MetadataGroup(ABC):
             watcher(before, after)
 
     def distrust(self) -> None:
-        """Request the image again, because a controller has contradicted it. A controller does nothing."""
+        """Drop the image and request it again, because a controller has contradicted it.
+
+        On a controller, the call has no effect.
+        """
 
     def bus_changed(self, online: bool) -> None:
-        """Process that NATS was lost (``online`` False) or connected again (True)."""
+        """Process a change of the NATS connection. ``online``: False if it was lost, True if it is connected again."""
 
     def prefer(self, every_s: float) -> None:
         """Set how often a controller moves leaderships back to preferred leaders. ``every_s``: seconds, 0: never."""
@@ -99,7 +102,7 @@ class MetadataGroup(ABC):
         """
 
     async def barrier(self, timeout_s: float = 5.0) -> bool:
-        """Return whether the local image has everything that was committed before the call [M12]."""
+        """Return True when the local image has everything that was committed before the call [M12]. False: time ran out."""
         return False
 
     def status(self) -> list[pb.ControllerStatus]:

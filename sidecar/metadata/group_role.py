@@ -83,10 +83,10 @@ class GroupRole:
         self._has_journal = has_journal
         self._current: RaftMember | FeedSubscriber | None = None
         self._next: RaftMember | FeedSubscriber | None = None
-        """Backend that replaces the current one when its image is as new. None: no change is in progress."""
+        """Backend that will replace the current one as soon as its image is as new. None: no change is in progress."""
         self._watchers: list[Watcher] = []
         self._counted: Counter[str] = Counter()
-        """Counters of earlier backends."""
+        """Sums of the counters of the earlier backends."""
         self._left_at = -1
         """Index of the entry whose controller list removed this node. -1: not removed."""
         self._stays = False
@@ -102,7 +102,6 @@ class GroupRole:
 
     # ---- life ----------------------------------------------------------------------------------------------------------
     async def start(self) -> None:
-        """Start the backend for this node. Return when the node has an image of the group."""
         if not await self._start_as_member():
             self._current = feed = self._make_feed()
             await feed.start()
@@ -161,7 +160,6 @@ class GroupRole:
         return True
 
     async def stop(self) -> None:
-        """Stop the current backend, and the next one while it starts."""
         self._stays = True
         await end_tasks([self._task])
         for backend in reversed(self.backends):
@@ -170,23 +168,19 @@ class GroupRole:
     # ---- the role ------------------------------------------------------------------------------------------------------
     @property
     def current(self) -> RaftMember | FeedSubscriber:
-        """Current backend of this node."""
         assert self._current is not None
         return self._current
 
     @property
     def backends(self) -> list[RaftMember | FeedSubscriber]:
-        """Current backend, and the next one while it starts."""
         return [backend for backend in (self._current, self._next) if backend is not None]
 
     @property
     def is_controller(self) -> bool:
-        """True if this node is a controller now."""
         return isinstance(self._current, RaftMember)
 
     @property
     def controllers(self) -> ControllerList:
-        """Controllers in the image. If there is no image, controllers in the settings."""
         return self.image.controllers
 
     async def _look(self) -> None:
@@ -289,7 +283,6 @@ class GroupRole:
 
     @property
     def image(self) -> ClusterImage:
-        """Newest image that this node has."""
         return self.current.image
 
     @property
@@ -461,7 +454,6 @@ class GroupLink:
             backend.bus_changed(True)
 
     async def close(self) -> None:
-        """Transfer the metadata leadership if this node has it, leave the group, and disconnect from NATS."""
         if self._role is not None:
             await self._role.stop()
         with contextlib.suppress(Exception):

@@ -51,7 +51,6 @@ class GroupThread(MetadataGroup):
         self._fatal = fatal
         self._home = asyncio.get_running_loop()
         self.loop: asyncio.AbstractEventLoop = type(self._home)()
-        """Event loop of the thread."""
         self._thread = threading.Thread(target=self._run, name="liftpy-group", daemon=True)
         self._link: GroupLink | None = None
         self._role: GroupRole | None = None
@@ -93,7 +92,6 @@ class GroupThread(MetadataGroup):
         await elsewhere(self.loop, join())
 
     async def stop(self) -> None:
-        """Transfer the metadata leadership if this node has it, leave the group, disconnect, and end the thread."""
         if not self._thread.is_alive():
             return
         if self._link is not None:
@@ -124,7 +122,7 @@ class GroupThread(MetadataGroup):
         return self._role
 
     async def _there(self, call: Callable[[MetadataGroup], Coroutine[Any, Any, T]]) -> T:
-        """Call a method of the current backend on the event loop of the thread, and return its result."""
+        """Call an async method of the current backend on the event loop of the thread, and return its result."""
 
         async def called() -> T:
             return await call(self.role.current)
@@ -138,39 +136,28 @@ class GroupThread(MetadataGroup):
 
     @property
     def leader(self) -> str:
-        """Node id of the known metadata leader. '': none."""
         return self.role.current.leader
 
     @property
     def is_controller(self) -> bool:
-        """True if this node is a controller now."""
         return self.role.is_controller
 
     @property
     def decides(self) -> bool:
-        """True if the image is certainly committed, and not only received on the feed."""
         return self.role.decides
 
     @property
     def counters(self) -> dict[str, int]:
-        """Sums of the counters of all backends that this process has had, by kind."""
         return _read_consistently(lambda: self.role.counters, {})
 
     @property
     def held(self) -> dict[str, int]:
-        """Sizes of the data that this node stores for the group as a controller, by kind."""
         return _read_consistently(lambda: self.role.current.held, {})
 
     def distrust(self) -> None:
-        """Request the image again, because a controller has contradicted it."""
         self.loop.call_soon_threadsafe(lambda: self.role.current.distrust())
 
     def prefer(self, every_s: float) -> None:
-        """Set how often a controller moves leaderships back to preferred leaders, also for a later backend.
-
-        ``every_s``: seconds, 0: never.
-        """
-
         def there() -> None:
             if self._link is not None:
                 self._link.prefer(every_s)
@@ -182,7 +169,6 @@ class GroupThread(MetadataGroup):
         self.role.retire()
 
     async def hand_over(self) -> None:
-        """Transfer the metadata leadership to another member, if this node has it."""
         await self._there(lambda backend: backend.hand_over())
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
@@ -204,15 +190,12 @@ class GroupThread(MetadataGroup):
         return done
 
     def status(self) -> list[pb.ControllerStatus]:
-        """Return the state of each member of the metadata group, as this process knows it."""
         return _read_consistently(lambda: self.role.current.status(), [])
 
     async def events(self, question: bytes) -> dict[str, Any] | None:
-        """Return the cluster events that ``question`` requests. None: this node is no controller."""
         return await self._there(lambda backend: backend.events(question))
 
     def ticks(self) -> dict[str, float]:
-        """Return the delays of the last ticks of a controller in ms, and the number of late ticks."""
         return _read_consistently(lambda: self.role.current.ticks(), {})
 
 

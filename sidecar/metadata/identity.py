@@ -40,7 +40,7 @@ class Previous:
 def unknown_folders(folder: DataFolder, image: ClusterImage) -> list[str]:
     """Return the directories of streams that are not in the image: deleted streams, or streams of another cluster.
 
-    The node keeps them, because it deletes data only after a committed deletion that names the data [M11].
+    The node keeps their data. It deletes data only after a committed deletion of this stream [M11].
     """
     known = {f"{stream.name}-{stream.uid}" for stream in image.streams.values()}
     return sorted(path.name for path in (folder.path / "streams").glob("*") if path.name not in known)
@@ -97,7 +97,6 @@ class NodeFile:
         self._folder.store_identity(self._stored)
 
     def flushes_lazily(self) -> None:
-        """Store in the data directory that a log acks records before they are flushed."""
         with self._marking:
             if not self._lazy.exists():
                 replace_file(self._lazy, b"")

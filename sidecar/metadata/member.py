@@ -191,7 +191,6 @@ class RaftMember(MetadataGroup):
     # ---- its part in the group -----------------------------------------------------------------------------------------
     @property
     def is_member(self) -> bool:
-        """True if this node is a controller, as far as this member knows."""
         return self._log.is_member
 
     @property
@@ -201,7 +200,6 @@ class RaftMember(MetadataGroup):
 
     @property
     def controllers(self) -> ControllerList:
-        """Controllers in the log of this member."""
         return self._log.core.controllers
 
     @property
@@ -212,22 +210,18 @@ class RaftMember(MetadataGroup):
     # ---- MetadataGroup ---------------------------------------------------------------------------------------------------------
     @property
     def image(self) -> ClusterImage:
-        """Image after the last entry that this member has applied."""
         return self._log.image
 
     @property
     def leader(self) -> str:
-        """Node id of the known metadata leader. '': none."""
         return self._log.leader_id
 
     @property
     def is_controller(self) -> bool:
-        """True: only a controller has this backend."""
         return True
 
     @property
     def counters(self) -> dict[str, int]:
-        """Numbers of problems and other occurrences on this controller, such as rejected messages and stale frames, by kind."""
         found: Counter[str] = self._log.transport.sessions.counters + self._outgoing.counters + self._desk.counters
         found.update(self._feed.counters + self._member.counters + self._events.counters)
         if self._event_writer is not None:
@@ -240,7 +234,6 @@ class RaftMember(MetadataGroup):
 
     @property
     def held(self) -> dict[str, int]:
-        """Sizes of the log and of the finished operations, and the bytes of received frames that wait for a tick."""
         return {**self._log.held, "inbox_bytes": self._driver.inbox_bytes}
 
     async def start(self) -> None:
@@ -275,11 +268,13 @@ class RaftMember(MetadataGroup):
         self._member.caught_up()
 
     def waits_for(self) -> str:
-        """Return a text for operators: the reason why the start of this member is not complete."""
         return self._log.waits_for()
 
     def bus_changed(self, online: bool) -> None:
-        """Process that NATS was lost (``online`` False) or connected again (True). The new server may accept only smaller messages."""
+        """Process a change of the NATS connection. ``online``: False if it was lost, True if it is connected again.
+
+        A new NATS server may have a lower limit of the message size.
+        """
         if online:
             self._log.transport.sessions.fit(self._connection.max_payload)
             self._feed.producer.set_message_size(self._connection.max_payload)
@@ -287,11 +282,9 @@ class RaftMember(MetadataGroup):
         self._driver.wake()
 
     def prefer(self, every_s: float) -> None:
-        """Set how often the leader moves partition leaderships back to preferred leaders. ``every_s``: seconds, 0: never."""
         self._member.set_preferred_leader_interval(every_s)
 
     def retire(self) -> None:
-        """Prepare the stop: from now on this member accepts no leadership and starts no election."""
         self._log.core.retired = True
 
     async def hand_over(self) -> None:
@@ -317,7 +310,6 @@ class RaftMember(MetadataGroup):
         return any(peer.up for peer in self._log.peers.values())
 
     async def stop(self) -> None:
-        """Transfer the leadership, flush the journal, and close it."""
         self._member.leave()
         if self._event_writer is not None:
             await self._event_writer.close()
@@ -341,11 +333,9 @@ class RaftMember(MetadataGroup):
         self._log.core.destroy()
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        """Send ``request`` to the leader, which may be this node. Return its answer."""
         return await self._forwarder.until_decided(request, timeout_s, self._decide_here)
 
     async def barrier(self, timeout_s: float = 5.0) -> bool:
-        """Commit a barrier and wait until it is applied here. Return whether it was applied in time."""
         response = await self.propose(pb.ControlRequest(barrier=pb.Barrier()), timeout_s)
         if response.error != pb.ControlResponse.OK:
             return False
@@ -357,23 +347,16 @@ class RaftMember(MetadataGroup):
         return True
 
     def status(self) -> list[pb.ControllerStatus]:
-        """Return the state of all members. Only the leader knows terms and lags of other members."""
         return self._log.status()
 
     async def events(self, question: bytes) -> dict[str, Any] | None:
-        """Return the cluster events that ``question`` requests, for `liftpy events`."""
         return self._events.answer(question)
 
     def ticks(self) -> dict[str, float]:
-        """Return the delays of the last Raft ticks in ms, and the number of late ticks."""
         return {**self._driver.lateness.report(), "late": self._driver.late_tick_count}
 
     # ---- who asks ------------------------------------------------------------------------------------------------------
     async def _decide_here(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
-        """If this member is the metadata leader, decide ``request`` within ``timeout_s`` seconds and return the answer.
-
-        None: it does not lead.
-        """
         return self._with_members(await self._orders.decide(request, timeout_s))
 
     def _describe_alone(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
@@ -495,7 +478,6 @@ class Orders:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Cancel all instructions that are still being carried out."""
         await end_tasks(self._tasks)
 
     async def _look_for(self, node_id: str) -> None:

@@ -74,7 +74,6 @@ class MemberSurroundings:
     """Functions for the clock and random numbers of a controller. The simulator replaces them."""
 
     monotonic: Callable[[], float] = time.monotonic
-    """Function that returns the monotonic time, in seconds."""
     now_ns: Callable[[], int] = clocks.now_ns
     """Function that returns the monotonic time, in nanoseconds."""
     draw: Callable[[], int] = _draw
@@ -162,7 +161,6 @@ class MemberLog:
 
     # ---- the state machine ---------------------------------------------------------------------------------------------
     def apply(self, entry: bytes, index: int) -> bytes:
-        """Apply a committed entry. The library calls it for each entry in order."""
         before = self.fsm.image
         answer = self.fsm.apply(entry, index)
         self.transport.checkpoints.entry_applied(before.index, index, self.fsm.image.digest)
@@ -217,17 +215,14 @@ class MemberLog:
 
     @property
     def term(self) -> int:
-        """Current Raft term."""
         return int(self.core.raftCurrentTerm)
 
     @property
     def leader_id(self) -> str:
-        """Node id of the known leader. '': none."""
         return self.core.leader_id
 
     @property
     def image(self) -> ClusterImage:
-        """Image after the last entry that this member has applied."""
         return self.fsm.image
 
     def confirmed_ns(self) -> int:
@@ -284,7 +279,6 @@ class MemberLog:
 
     @property
     def peers(self) -> dict[str, Peer]:
-        """Session with each other member, by node id."""
         return self.transport.sessions.peers
 
     def waits_for(self) -> str:

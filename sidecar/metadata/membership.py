@@ -70,7 +70,6 @@ class Heartbeats:
         self._asked_home = False
 
     async def run(self) -> None:
-        """Send heartbeats until the call is canceled."""
         while True:
             started = time.monotonic()
             if started - self._home_turned < self.pace.session_s:
@@ -242,7 +241,6 @@ class Membership:
         return own is not None and own.incarnation == self.incarnation and not own.fenced
 
     def start(self) -> None:
-        """Start the heartbeats."""
         heartbeat = pb.Heartbeat(nodeId=self._settings.node_id, incarnation=self.incarnation)
         SPOKEN.write_to(heartbeat)
         pace = self._pace(self._group.image)
@@ -259,7 +257,6 @@ class Membership:
             )
 
     def _pace(self, image: ClusterImage) -> HeartbeatPace:
-        """Return the heartbeat interval of this node for the session times in the image."""
         own, times = self._settings.replication, image.session_times
         session_s = own.session_s if times is None else times.session_ms / 1000
         return HeartbeatPace(heartbeat_every_s(own.heartbeat_interval_s, times), session_s)
@@ -298,9 +295,9 @@ class Membership:
             logger.debug("heartbeat without answer: %s", response.detail or response.error)
 
     def _is_removed(self, index: int) -> bool:
-        """Return whether this node was removed from the cluster, by an image with index ``index`` or higher.
+        """Return True if the image, at index ``index`` or later, no longer contains this node.
 
-        A single forged record, or a new leader, does not stop the node.
+        An answer alone does not stop the node, because it may be forged or come from a new metadata leader.
         """
         return self.incarnation > 0 and self._seen_index >= index and self._settings.node_id not in self._group.image.nodes
 
@@ -335,7 +332,6 @@ class Membership:
             logger.info("could not report the stop to the metadata group: %s", response.detail or response.error)
 
     async def close(self) -> None:
-        """Stop the heartbeats."""
         end, self._end_heartbeats = self._end_heartbeats, None
         if end is not None:
             await end()

@@ -107,11 +107,10 @@ class JetStreamDesk:
         return send_answer(self._bus, (self._inboxes,), self._counters, reply, (answer.payload,), headers=answer.headers)
 
     def _reject(self, reply: bytes, error: Exception) -> None:
-        """Answer a request that failed unexpectedly with a status line. Every JetStream client treats it as an error."""
+        """Answer a request that caused an unexpected error with status 500, an error for every JetStream client."""
         self._send(reply, status(500, "Internal Server Error"))
 
     async def close(self) -> None:
-        """Unsubscribe from the requests, and close the client."""
         if self._listener is not None:
             self._listener.close()
         await end_tasks(list(self._tasks))

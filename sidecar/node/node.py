@@ -300,7 +300,6 @@ class Node:
         self._promises = Promises(journal, self._pool, self.counters, self.fatal)
 
     async def _register(self) -> None:
-        """Register the node with the result of the recovery, and start the heartbeats."""
         folder, identity, membership = (
             require_started(self._folder),
             require_started(self._identity),
@@ -328,7 +327,6 @@ class Node:
         membership.start()  # now, because opening the logs may take longer than a session
 
     async def _open_partitions(self) -> None:
-        """Create the objects that serve partitions, and open the partitions of the metadata image."""
         folder, group, promises = require_started(self._folder), require_started(self.group), require_started(self._promises)
         self._build(require_started(self._links), group, folder, require_started(self._identity), promises)
         LOGS.facts["incarnation"] = self.incarnation
@@ -398,7 +396,6 @@ class Node:
         return self._memory.look(self._links.ingest if self._links is not None else None, waiting)
 
     def _signs(self) -> Signs:
-        """Return the facts about this node that its health checks need."""
         workers = list(self.partitions) if self.partitions is not None else []
         return Signs(
             failure=str(self._failure or ""),
@@ -573,7 +570,6 @@ class Node:
         )
 
     def _descriptors(self) -> dict[str, int]:
-        """Return the number of open file descriptors and their limit, for the status of the node."""
         return open_files_and_limit(self._budget, self._folder.maps if self._folder is not None else OpenMaps())
 
     def _deliver(self, stream: str, partition: int, uid: str, event: Any) -> None:
@@ -636,7 +632,6 @@ class Node:
         self._stopping.set()
 
     async def wait(self) -> None:
-        """Wait until a stop is requested."""
         await self._stopping.wait()
 
     async def stop(self) -> int:

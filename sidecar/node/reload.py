@@ -57,8 +57,7 @@ class SettingsSource(Protocol):
     def sources(self) -> Mapping[str, str]:
         """Source of each setting (``file``, ``env`` or ``flag``) after the last ``load``. Settings with defaults are missing."""
 
-    def load(self) -> NodeSettings:
-        """Read and check the settings. Raises ConfigError."""
+    def load(self) -> NodeSettings: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +77,6 @@ class LiveParts:
     tracing: Tracing
 
     def trace(self, settings: NodeSettings) -> None:
-        """Switch tracing on or off in all partitions."""
-
         def partitions() -> None:
             for worker in self.partitions or ():
                 worker.trace()
@@ -101,10 +98,10 @@ class Reloading:
 
     def __init__(self, settings: NodeSettings, given: SettingsSource | None, parts: Parts, prove: Prove) -> None:
         self.running = settings
-        """Current settings."""
+        """Settings that the node uses now."""
         self._preferred_every = settings.replication.preferred_leader_interval_s
         self.read = settings
-        """Settings in the file. All of them apply after the next start."""
+        """Settings as read last. The node uses all of them after its next start."""
         self._given = given
         self._parts = parts
         self._prove = prove
@@ -178,5 +175,4 @@ class Reloading:
         return said
 
     def setting_rows(self) -> list[dict[str, Any]]:
-        """Return a row for each setting of the node, with its value, source and default."""
         return rows(self.running, self.read, self._given.sources if self._given is not None else {}, LIVE)

@@ -33,7 +33,7 @@ _MOST_OF_A_STEP = 500
 _NEWEST_COUNTS = (MetadataHeard, NoticeReceived, WokenUp)
 """Events that arrive regularly. A newer waiting event of the same kind replaces an older one."""
 _ROUTINE, _LOOKS = frozenset({MetadataHeard, DeadlineReached, QuietFetchReceived}), frozenset({SetDeadline, ConfirmQuiet})
-"""Events of idle partitions. If such an event has only a next check as effect, no displayed value has changed."""
+"""Events of idle partitions. A step with such an event changes no metric if its only effects are in ``_LOOKS``."""
 
 Step = tuple[int, Event, list[Effect]]
 """One step of a replica: (monotonic time in nanoseconds, event, effects)."""
@@ -160,8 +160,7 @@ class ReplicaDriver:
         self._queue.clear()
 
 
-def _do_nothing() -> None:
-    """Default callback that does nothing."""
+def _do_nothing() -> None: ...
 
 
 def _nobody(effect: Effect) -> None:

@@ -100,11 +100,10 @@ class Executor:
         self._do = acts_of(self)
 
     def execute(self, effect: Effect) -> None:
-        """Carry out one effect of the replica."""
         self._do[type(effect)](effect)
 
     def act_by(self, acts: Acts) -> None:
-        """Let the functions in ``acts`` carry out their classes of effects. All other effects are carried out by this object."""
+        """Use the functions in ``acts`` to carry out their effects. This object carries out all other effects."""
         self._do = {**acts_of(self), **acts}
 
     # ---- the log ------------------------------------------------------------------------------------------------------
@@ -387,7 +386,6 @@ class TracedActs:
         self._traces = traces
 
     def acts(self) -> Acts:
-        """Return a mapping from each traced class of effects to the function that carries it out."""
         return {
             do.AppendBatch: self.append_batch,
             do.RaiseHighWatermark: self.raise_high_watermark,
@@ -434,14 +432,13 @@ class TracedActs:
 
 
 class TracedReplica:
-    """A replica that reports flushes and fetches to ``traces`` before it processes them."""
+    """Replica that reports received fetches and completed flushes to ``traces`` before it processes them."""
 
     def __init__(self, replica: Replica, traces: PartitionTraces) -> None:
         self._replica = replica
         self._traces = traces
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
-        """Report the event to the traces if it is a flush or a fetch. Then pass it to the replica, and return the effects."""
         traces = self._traces
         if traces.follows:
             if type(event) is FetchReceived:

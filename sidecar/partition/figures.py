@@ -78,7 +78,6 @@ class Counts:
         self.standby: Counter[str] = Counter()
 
     def add(self, label: str, worker: Any) -> None:
-        """Add the counters of the partition ``worker`` to the sums of ``label``."""
         self.add_sums(label, _counts(worker))
         ingest = worker.ingest.counters
         self.refused.update(ingest.refused)
@@ -97,7 +96,6 @@ class Counts:
         sums[:] = map(add, sums, counts)
 
     def copy(self) -> Counts:
-        """Return a copy with the same sums."""
         made = Counts()
         made.by_stream = {label: list(sums) for label, sums in self.by_stream.items()}
         made.refused, made.dropped, made.standby = self.refused.copy(), self.dropped.copy(), self.standby.copy()
@@ -105,7 +103,6 @@ class Counts:
         return made
 
     def total(self, name: str) -> int:
-        """Return the sum of the counter ``name`` over all labels."""
         index = SUMS.index(name)
         return sum(sums[index] for sums in self.by_stream.values())
 
@@ -267,7 +264,6 @@ class ByChange:
 
     @property
     def unread_count(self) -> int:
-        """Number of changed partitions whose metrics are not read yet."""
         return len(self._unread)
 
     def _label_anew(self) -> None:
@@ -410,7 +406,6 @@ class NodeCounts:
         """Partitions that are being stopped. Their counters may still grow."""
 
     def begins(self, worker: Any) -> None:
-        """Add the partition ``worker``, which this node has opened."""
         self.here.begins(worker)
 
     def begins_to_end(self, worker: Any) -> None:
@@ -436,11 +431,8 @@ class NodeCounts:
 class Uncounted(NodeCounts):
     """Replacement for ``NodeCounts`` that sums nothing, because metrics are off."""
 
-    def begins(self, worker: Any) -> None:
-        """Do nothing, because metrics are off."""
+    def begins(self, worker: Any) -> None: ...
 
-    def begins_to_end(self, worker: Any) -> None:
-        """Do nothing, because metrics are off."""
+    def begins_to_end(self, worker: Any) -> None: ...
 
-    def has_ended(self, worker: Any) -> None:
-        """Do nothing, because metrics are off."""
+    def has_ended(self, worker: Any) -> None: ...

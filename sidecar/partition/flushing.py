@@ -91,7 +91,6 @@ class Flusher:
         self._told = False
         """True if the event loop waited for the running flush and has reported its result already."""
         self._checkpoint: Future[None] | None = None
-        """Running checkpoint."""
         self._checkpoint_began_s = 0.0
         self._commit = GroupCommit(log, policy, self)
         self._timer = Timer(self._commit.interval_over)
@@ -125,7 +124,6 @@ class Flusher:
 
     @property
     def count(self) -> int:
-        """Number of completed flushes."""
         return self._commit.count
 
     # ---- what a GroupCommit asks of its shell ---------------------------------------------------------------------------
@@ -192,7 +190,6 @@ class Flusher:
             self._checkpoint = None
 
     def arm(self) -> None:
-        """Start the timer for the next flush. It uses the interval in the flush policy of the stream."""
         self._timers.set(self._timer, clock.now_ns() + self._interval_ns)
 
     def flush_succeeded(self) -> None:

@@ -28,9 +28,9 @@ _AT_ONCE = 16
 _COMPACT_FROM_DIRTY_RATIO = 0.5
 SPACE_AGAIN_BYTES = 256 * 1024 * 1024
 SPACE_AGAIN_SHARE = 0.05
-"""Free share of the file system at which a node restarts that a full disk had stopped.
+"""Share of the file system that must be free before the node restarts after a full disk.
 
-An absolute limit applies if it is lower.
+``SPACE_AGAIN_BYTES`` is enough, too.
 """
 _TRIES_AGAIN_EVERY_S = 60.0
 
@@ -49,7 +49,6 @@ class Housekeeping:
         """Partition -> HW of its last checkpoint."""
 
     def start(self) -> None:
-        """Start the background task. It runs until ``close``."""
         self._partitions.clocks.start()
         self._task = spawn(self._run(), "housekeeping", endless=True)
 
@@ -131,7 +130,6 @@ class Housekeeping:
         )  # if a flush hangs, it runs after the flush, without blocking
 
     async def close(self) -> None:
-        """Stop the background task."""
         await self._partitions.clocks.close()
         if self._task is not None:
             self._task.cancel()

@@ -22,9 +22,7 @@ Told = Callable[[StorageError | None], None]
 
 
 class Promises:
-    """Stores the LeaderEpochs that candidates on this node have promised, for all partitions. One promise of each partition waits
-    at most.
-    """
+    """Stores the LeaderEpochs that candidates on this node have promised. At most one promise per partition waits."""
 
     def __init__(self, journal: PromiseJournal, pool: Pool, counters: Counter[str], fatal: Callable[[Exception], None]) -> None:
         self._journal = journal
@@ -81,7 +79,6 @@ class Promises:
         self._telling.add((told, error) for told in tolds)
 
     def forget(self, key: str) -> None:
-        """Remove the promise for the partition directory ``key``, whose data is deleted."""
         self._waiting.pop(key, None)
         self._journal.forget(key)
 

@@ -33,7 +33,10 @@ _GATHER_S = 0.002
 
 
 class Proposals:
-    """Sends the requests of all replicas of a node to the metadata group. ``incarnation``: incarnation of the node's process."""
+    """Sends the requests of all replicas of a node to the metadata group. ``incarnation``: incarnation of the node's process.
+
+    The methods return at once. A replica sees the result of its request in the next state of its partition in the image.
+    """
 
     def __init__(self, group: MetadataGroup, node_id: str, incarnation: int) -> None:
         self._group = group
@@ -45,7 +48,6 @@ class Proposals:
 
     @property
     def counters(self) -> Counter[str]:
-        """Numbers of requests and batches that were sent, replaced by a later request, or wait."""
         wishes = self._wishes
         return Counter(
             {
@@ -79,22 +81,18 @@ class Proposals:
         self._ask(key, self._request(key, effect))
 
     def leave_isr(self, key: PartitionKey, effect: do.LeaveIsr) -> None:
-        """Request that the metadata group removes this replica from the ISR. The next state of the partition shows the result."""
         logger.warning("%s: removed from the ISR reason=%s", key, effect.reason)
         self._ask(key, self._request(key, effect))
 
     def give_up_leadership(self, key: PartitionKey, effect: do.GiveUpLeadership | do.StepAside) -> None:
-        """Request another leader for the partition ``key``. The next state of the partition shows the result."""
         logger.warning("%s: giving up leadership reason=%s", key, effect.reason)
         self._ask(key, self._request(key, effect))
 
     def wake_partition(self, key: PartitionKey, effect: do.WakePartition) -> None:
-        """Request the end of the pause of the partition ``key``. The next state of the partition shows the result."""
         CHATTER.info(logger, "%s: its pause ends: %s", key, effect.pause.name)
         self._ask(key, self._request(key, effect))
 
     def report_promotion(self, key: PartitionKey, effect: do.ReportPromotion) -> None:
-        """Report the progress of a candidate to the metadata group. The next state of the partition shows the result."""
         self._ask(key, self._request(key, effect))
 
     def report_purged(self, key: PartitionKey, state: PartitionState, purged: Collection[int]) -> None:
@@ -107,7 +105,6 @@ class Proposals:
             self._ask(key, request)
 
     def report_service(self, key: PartitionKey, ended: Ended) -> None:
-        """Report to the metadata group that a service on this node has ended. There is no answer."""
         report = pb.ReportService(
             stream=key.stream,
             uid=key.uid,
@@ -140,13 +137,11 @@ class Proposals:
             self._sending = spawn(self._send(), "proposals")
 
     async def _send(self) -> None:
-        """Send the waiting requests to the metadata group in batches, one batch after the other."""
         await asyncio.sleep(_GATHER_S)
         while (batch := self._wishes.take()) is not None:
             self._wishes.batch_answered(await self._group.propose(batch, _TIMEOUT_S))
 
     async def close(self) -> None:
-        """Drop the requests that were not sent yet."""
         self._closed = True
         self._wishes.drop()
         await end_tasks([self._sending])

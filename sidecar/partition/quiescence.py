@@ -84,7 +84,6 @@ class QuietTalk:
         return len(self._quiet)
 
     def close(self) -> None:
-        """Send no more questions to other nodes."""
         self._timers.cancel(self._timer)
         self._ending.close()
 
@@ -104,7 +103,6 @@ class QuietTalk:
             self._timers.set(self._timer, now_ns + self._quiet.interval_ns)
 
     def stop(self, key: PartitionKey) -> None:
-        """Remove the fetch of the partition ``key`` from the questions to other nodes."""
         self._quiet.remove(key)
         self._feeds.pop(key, None)
 

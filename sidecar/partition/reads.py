@@ -32,7 +32,7 @@ class ReadTools:
     timers: Timers
     counters: Counter[str]
     budget: ReadBudget = field(default_factory=ReadBudget)
-    """Memory budget of waiting readers of the node."""
+    """Memory budget that the waiting readers of all partitions share."""
     instruments: Instruments = field(default_factory=Instruments)
     host: str = ""
     """Host name whose readers may open the files directly (``local_file_reads``). '': no host."""
@@ -71,26 +71,25 @@ class ReadSubjects:
 
     @property
     def record_count(self) -> int:
-        """Number of records sent to readers."""
         return self._reads.record_count
 
     @property
     def size_bytes(self) -> int:
-        """Total size of the batches sent to readers, in bytes."""
         return self._reads.size_bytes
 
     @property
     def waiting_count(self) -> int:
-        """Number of waiting readers (long poll)."""
         return self._reads.waiting_count
 
     @property
     def waiting_bytes(self) -> int:
-        """Memory of waiting requests, in bytes."""
         return self._reads.waiting_bytes
 
     def share(self, wanted: bool) -> None:
-        """Join or leave (``wanted``) the queue group of the replicas that answer reads of this partition."""
+        """Join the queue group of the replicas that answer reads of this partition if ``wanted`` is True.
+
+        Otherwise leave it.
+        """
         if wanted and self._shared is None:
             self._shared = self._bus.listen(self._shared_subject, self._handler, queue=self._shared_subject)
         elif not wanted and self._shared is not None:
@@ -135,11 +134,9 @@ class ReadSubjects:
 
     @property
     def has_room(self) -> bool:
-        """True if the send buffer of the connection for readers has room."""
         return self._bus.has_room
 
     def now_ns(self) -> int:
-        """Return the monotonic time in nanoseconds."""
         return clock.now_ns()
 
     def answer(self, asker: _Asker, chunks: Chunks) -> None:

@@ -33,7 +33,6 @@ _AT_ONCE = 32
 
 
 def _logs_in(streams: Path) -> list[Path]:
-    """Return the directories of all logs below ``streams``, sorted."""
     if not streams.exists():
         return []
     with os.scandir(streams) as found:
@@ -160,7 +159,6 @@ class LogReplay:
         """Scheduled slice of the background replay. None: none is scheduled."""
         self._closed = False
         self.touched: Callable[[], None] = lambda: None
-        """Callback after each slice."""
         derived.on_lacking = self._read_beside
         if derived.lacks:
             self._read_beside()
@@ -182,7 +180,6 @@ class LogReplay:
             self._handle = None
 
     def close(self) -> None:
-        """Stop the replay, because the partition is closed."""
         self._closed = True
         self.forget()
         if self._beside is not None:

@@ -56,8 +56,9 @@ _PARTS_OF_A_LEASE = 2
 
 
 class Partitions:
-    """All partitions of a node, or of one of its processes. ``share``: partitions of this process. ``counts``: sums of their
-    metrics.
+    """All partitions of a node, or of one of its processes.
+
+    ``share``: partitions of this process. ``counts``: sums of their metrics.
     """
 
     def __init__(self, node: NodeTools, counts: NodeCounts | None = None, share: WorkerShare = WHOLE) -> None:
@@ -112,12 +113,10 @@ class Partitions:
 
     @property
     def copy_pace(self) -> CatchupThrottle:
-        """Throttle for the copies of this node's learners."""
         return self._node.copy_pace
 
     @property
     def derived(self) -> NodeDerived:
-        """Memory budget for the derived state of this node's partitions."""
         return self._node.derived
 
     @property
@@ -129,7 +128,6 @@ class Partitions:
         return len(self._workers)
 
     def led_partitions(self) -> list[PartitionWorker]:
-        """Return the partitions that this node leads."""
         return list(self._leading.values())
 
     @property
@@ -153,12 +151,10 @@ class Partitions:
             worker.feed(event)
 
     def services_of(self, stream: str, partition: int) -> PartitionServices | None:
-        """Return the services of a partition, or None if the partition is not on this node."""
         worker = self._by_name.get((stream, partition))
         return None if worker is None else worker.services
 
     def reads_of(self, key: PartitionKey) -> ReadSubjects | None:
-        """Return the handler of read requests of the partition ``key``. None: it is not on this node."""
         worker = self._workers.get(key)
         return None if worker is None else worker.reads
 
@@ -206,7 +202,7 @@ class Partitions:
             worker.feed(self._heard)
 
     def data_path_changed(self, is_up: bool) -> None:
-        """Feed to all replicas that the connections that leaders need are up (``is_up``) or down."""
+        """Tell all replicas that the connections that a leader needs are up (``is_up``) or down."""
         self._data_path_is_up = is_up
         for worker in self:
             worker.feed(DataPathChanged(is_up=is_up))
@@ -296,7 +292,6 @@ class Partitions:
         return True
 
     def _retry_later(self, key: PartitionKey) -> None:
-        """Schedule one retry for the partition ``key``, whose log could not be opened."""
         earlier = self._retries.pop(key, None)
         if earlier is not None:
             earlier.cancel()

@@ -40,7 +40,7 @@ logger = logging.getLogger("liftpy.replication")
 _MAX_DIGITS = 19
 """Maximum number of digits of a request id, which has 63 bits."""
 _STATE_OVERHEAD_BYTES = 512
-"""Maximum size of a message with a piece of a state besides its data, in bytes."""
+"""Maximum size of a message with a piece of derived state, without the data itself, in bytes."""
 _MAX_TOKENS = 4096
 """Maximum number of requests that the core has not answered.
 
@@ -102,7 +102,6 @@ class ReplicationDesk:
         """Arguments and result of the last log read in this step, which several followers may share. None: no read yet."""
 
     def start(self) -> None:
-        """Subscribe to the fetches (``.replicate``) and epoch queries (``.offset``) of followers."""
         if not self._listeners:
             stream, partition = self._key.stream, self._key.partition
             fetches, queries = RequestGuard("fetch", self._counters), RequestGuard("epoch query", self._counters)
@@ -292,12 +291,10 @@ class ReplicationDesk:
             )
 
     def send_refusal(self, effect: do.SendFetchRefusal) -> None:
-        """Reject a fetch or an epoch query with the reason in ``effect``."""
         self._counters[IMPLAUSIBLE if effect.reason is events.RefusalReason.UNKNOWN else _refused_fetch(effect.reason)] += 1
         self._answer(effect.token, messages.REFUSAL.to_pb(effect))
 
     def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
-        """Answer the epoch query of a follower."""
         self._answer(effect.token, messages.EPOCH_ANSWER.to_pb(effect))
 
     def _answer(self, token: int, answer: pb.ReplicationRefusal | pb.LeaderEpochOffsetResponse) -> None:
@@ -433,7 +430,7 @@ class FetchClient:
         self._router.release(self._slot)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
-        """Ask the leader where an epoch ends in its log."""
+        """Ask the leader at which offset an epoch ends in its log."""
         request = messages.EPOCH_QUERY.to_pb(
             effect, replicaID=self._node_id, streamUid=self._key.uid, partition=self._key.partition
         )
@@ -541,7 +538,7 @@ class AnswerRouter:
         self._slots: dict[bytes, Callable[[int, bytes, bytes], None]] = {}
         self._next_slot = 1
         self._assembling: dict[int, int] = {}
-        """Slot -> size of the batch that its follower assembles, in bytes."""
+        """Slot -> size in bytes of the batch that the follower with this slot receives in pieces."""
         self._prefix_length = len(bus.inbox) + 1
         self._listener = bus.listen(f"{bus.inbox}.*.*", self._answer_arrived)
 
@@ -566,12 +563,10 @@ class AnswerRouter:
         return True
 
     def release(self, slot: int) -> None:
-        """Release the memory that the follower with ``slot`` has reserved."""
         self._assembling.pop(slot, None)
 
     @property
     def fragment_reassembly_bytes(self) -> int:
-        """Total size of the received pieces of all incomplete batches, in bytes."""
         return sum(self._assembling.values())
 
     def remove(self, slot: int) -> None:
@@ -585,7 +580,6 @@ class AnswerRouter:
             answered(int(request_id), payload, headers)
 
     def close(self) -> None:
-        """Unsubscribe. No follower on this node gets answers afterwards."""
         self._listener.close()
 
 

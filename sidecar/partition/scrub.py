@@ -57,8 +57,7 @@ class Scrubbed(Protocol):
         """Identity of the partition. The logs are checked in the order of ``str(key)``."""
 
     @property
-    def storage_failed(self) -> bool:
-        """True if the log has already failed."""
+    def storage_failed(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -99,9 +98,9 @@ class Scrub:
         self._task: asyncio.Task[None] | None = None
         self._stored_at = 0.0
         self.checked_bytes = 0
-        """Number of bytes that this process has checked."""
+        """Number of bytes of batches that this process has checked."""
         self.read_bytes = 0
-        """Number of bytes read from files for the scrub. The rate limits them."""
+        """Number of bytes that this process has read from files for the scrub. The rate limit applies to them."""
         self.progress = _load(self._path)
 
     def start(self) -> None:
@@ -115,7 +114,6 @@ class Scrub:
         self.start()
 
     async def close(self) -> None:
-        """Stop the background task and store its progress on disk."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -127,7 +125,6 @@ class Scrub:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def report(self) -> dict[str, Any]:
-        """Return the progress and the results of the scrub, for the status page."""
         return {
             "bytes_per_s": self._bytes_per_s,
             "checked_bytes": self.checked_bytes,

@@ -73,7 +73,7 @@ class PartitionServices:
     """The replicated services of one partition on this node.
 
     ``feed``: feeds ReplayProgressed and ReplayFinished to the replica. ``hand_over``: requests a leadership transfer, with the
-    new leader and the reason.
+    new leader and the reason. ``report_ended``: called when a service has ended, to make a cluster event of it.
     """
 
     def __init__(
@@ -95,10 +95,6 @@ class PartitionServices:
         compacted: bool = False,
         report_ended: Callable[[Ended], None] = lambda _: None,
     ) -> None:
-        """Create the services of a partition.
-
-        ``report_ended``: called when a service has ended. It reports this as a cluster event.
-        """
         self.key = key
         self._bus = bus
         self._inboxes = inboxes
@@ -135,7 +131,7 @@ class PartitionServices:
         self._check = Timer(self._expire)
         self._patience = Timer(self._lose_patience)
         self._checks = False
-        """True if a check is scheduled."""
+        """True if a check for overdue heartbeats is scheduled."""
         self._report = Timer(self._tell_others)
         self._report_ns = 0
         """Monotonic time of the next scheduled report. 0: none is scheduled."""
@@ -163,7 +159,6 @@ class PartitionServices:
         self._carry_out(self._sessions.role_changed(self._view()))
 
     def close(self) -> None:
-        """Stop all timers and checks, because the partition is closed."""
         self._timers.cancel(self._check)
         self._timers.cancel(self._patience)
         self._timers.cancel(self._report)
@@ -215,7 +210,6 @@ class PartitionServices:
         return self._sessions.held_from()
 
     def snapshot_wanted(self, service: str) -> None:
-        """Request a snapshot from the process of ``service``, for an operator."""
         self._carry_out(self._sessions.snapshot_wanted(service, self._view()))
 
     @property
@@ -224,7 +218,6 @@ class PartitionServices:
         return self._sessions.has_any
 
     def report(self) -> list[dict[str, object]]:
-        """Return the state of each service of this partition, for the status page."""
         return self._sessions.report(self._replica.high_watermark) if len(self._sessions) else []
 
     def services_that_left(self) -> list[dict[str, object]]:
@@ -334,7 +327,7 @@ class PartitionServices:
         self._carry_out(effects)
 
     def _expire(self) -> None:
-        """Remove the services whose heartbeats are overdue, and set a timer for the next check."""
+        """Remove the services whose heartbeats are overdue, and schedule the next check."""
         self._carry_out([*self._sessions.expire(clock.now_ns())])
         self._checks = len(self._sessions) > 0
         if self._checks:
@@ -379,8 +372,7 @@ def _turn(node: str, replicas: Sequence[str], leader: str) -> int:
 class Found(Protocol):
     """Function that returns the services of a partition on this node."""
 
-    def __call__(self, stream: str, partition: int) -> PartitionServices | None:
-        """Return the services of ``partition``. None: the partition is not on this node."""
+    def __call__(self, stream: str, partition: int) -> PartitionServices | None: ...
 
 
 class ServiceDesk:
@@ -488,6 +480,5 @@ class ServiceDesk:
         )
 
     def close(self) -> None:
-        """Unsubscribe. No message of a service arrives afterwards."""
         for listener in self._listeners:
             listener.close()

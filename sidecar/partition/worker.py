@@ -151,7 +151,6 @@ class PartitionWorker:
         own_subject, node_id = data_subject(subject, key.partition), node.settings.node_id
         self._driver = ReplicaDriver(key, self.replica, node.fatal)
         self.feed = self._driver.feed
-        """Function that feeds an event to the replica."""
         times = PublishTimes(node.instruments, clock.now_ns)
         self.acks = PendingAcks(node.links.ingest, key, own_subject, times)
         self.reads = ReadSubjects(node.reads, key, node_id, self._source(), str(node.folder.partition_path(key).absolute()))
@@ -237,7 +236,6 @@ class PartitionWorker:
             trace(self, self._driver, self._traces)
 
     def followers(self) -> frozenset[str]:
-        """Return the node ids of the other replicas of the partition."""
         return frozenset(self.state.replicas).difference((self.node_id,)) if self.state is not None else frozenset()
 
     def _source(self) -> ReplicaSource:
@@ -364,11 +362,9 @@ class PartitionWorker:
     def _storage_failed(self, error: StorageError) -> None:
         """Restart the node after a storage error, unless the disk is full.
 
-        Only a new process may continue the log, because it does not rely on any earlier flush [S4].
-
-        The whole node restarts for two reasons. A disk seldom fails for one file alone, and a planned transfer of the
-        leaderships is faster than timeouts. After repeated failures, the node waits longer before each restart
-        (``restarts.py``). After a full disk, written data stays valid, and housekeeping detects free space [S8].
+        Only a new process may continue the log, because it relies on no earlier flush [S4]. The whole node restarts, because a
+        disk seldom fails for one file alone, and planned leadership transfers are faster than timeouts. After a full disk,
+        written data stays valid, and housekeeping restarts the node when space is free [S8].
         """
         if not isinstance(error, NoSpaceError):
             self._node.repair(f"{self.key}: {error}")
@@ -376,12 +372,10 @@ class PartitionWorker:
     # ---- what reads and status ask -----------------------------------------------------------------------------------
     @property
     def node_id(self) -> str:
-        """Id of this node."""
         return self._node.settings.node_id
 
     @property
     def high_watermark(self) -> int:
-        """High watermark that this replica knows, inclusive."""
         return self.replica.high_watermark
 
     @property
@@ -391,7 +385,6 @@ class PartitionWorker:
 
     @property
     def leader_epoch(self) -> int:
-        """LeaderEpoch of the partition in the metadata."""
         return self.state.leader_epoch if self.state is not None else 0
 
     @property

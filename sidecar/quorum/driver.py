@@ -97,7 +97,6 @@ class GroupDriver:
         self._inbox: deque[tuple[str, bytes]] = deque(maxlen=MAX_INBOX_FRAMES)
         """Received frames that wait for the next tick. If there are too many, the oldest is dropped, and its session finds a gap."""
         self.inbox_bytes = 0
-        """Total size of the frames in the inbox, in bytes. It is limited."""
         self.frames_lost = 0
         self._answers: list[tuple[asyncio.Future[Answer], Answer]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -139,7 +138,6 @@ class GroupDriver:
         return future
 
     def wake(self) -> None:
-        """Schedule a tick as soon as possible."""
         if not self._scheduled and not self.stopped:
             self._scheduled = True
             self._loop.call_soon(self.tick)

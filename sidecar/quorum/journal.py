@@ -55,7 +55,6 @@ class GroupJournal:
     def __init__(self, path: Path, *, flush: bool = True, times: Histogram | None = None) -> None:
         self._path = path
         self._times = times or Histogram()
-        """Durations of flushes."""
         self._flush = flush
         self._entries: list[Entry] = []
         self.changes: list[Entry] = []
@@ -83,7 +82,6 @@ class GroupJournal:
 
     # ---- the library's interface ---------------------------------------------------------------------------------------
     def add(self, command: bytes, idx: int, term: int) -> None:
-        """Append the entry ``command`` with the index ``idx`` and the term ``term``."""
         self._entries.append((command, idx, term))
         self.entry_bytes += _RECORD.size + len(command)
         self._pending.append(_RECORD.pack(_ENTRY, idx, term, len(command)) + command)
@@ -141,7 +139,6 @@ class GroupJournal:
         self._term, self._vote, self._meta_changed = term, vote or "", True
 
     def getCurrentTerm(self) -> int:
-        """Return the Raft term that the journal stores."""
         return self._term
 
     def forget_promises(self) -> None:
@@ -152,7 +149,6 @@ class GroupJournal:
         self.setCurrentTerm(self._entries[-1][2] if self._entries else 0, None)
 
     def getVotedForNodeId(self) -> str | None:
-        """Return the node that got this member's vote in the stored term, or None."""
         return self._vote or None
 
     def onOneSecondTimer(self) -> None:
@@ -218,7 +214,6 @@ class GroupJournal:
         self._after_write()
 
     def _content(self) -> Iterator[bytes]:
-        """Yield the complete content of the journal file in pieces, to write the file again."""
         for piece in self._pieces():
             self.file_bytes += len(piece)
             yield piece
@@ -394,7 +389,6 @@ class LogControllers:
     in_snapshot: ControllerList | None = None
 
     def newest(self, changes: list[Entry]) -> ControllerList:
-        """Return the current controller list. ``changes``: membership changes in the journal, in order."""
         return self.at(None, changes)
 
     def at(self, index: int | None, changes: list[Entry]) -> ControllerList:

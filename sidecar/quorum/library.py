@@ -62,7 +62,7 @@ _REGULAR_TYPE, _CHANGE_TYPE = 0, CHANGE[0]
 _DUMP_FAILED = -2
 _FOLLOWER = 0
 _AT_ONCE = 0
-"""Election deadline of the library for a requested election. Such an election needs no pre-vote."""
+"""Value of the library's election deadline that starts an election at once. Such an election needs no pre-vote."""
 _PRIVATE = (
     "_SyncObj__doApplyCommand", "_SyncObj__parseChangeClusterRequest", "_applyCommand", "_isLeader", "_getLeader", "doTick",
     "forceLogCompaction",
@@ -263,7 +263,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         self._applied_at = 0.0
         """Time when the last entry was applied, in seconds."""
         self._goes_on = False
-        """True during the second part of a tick, which has its own time limit."""
+        """True during the second pass of one tick. Both passes share the limit ``APPLIED_PER_TICK_BYTES``."""
         self.compactions = 0
         """Number of snapshots with which this process has compacted the log."""
         self.on_probation = False
@@ -317,12 +317,11 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
     # ---- who forms the group -------------------------------------------------------------------------------------------
     @property
     def _others(self) -> list[Node]:
-        """The voters of the group except this member."""
         return [Node(i) for i in self.controllers.voters if i != self._node_id]
 
     @property
     def votes(self) -> bool:
-        """True if this member is a voter, by the controller list in its log."""
+        """True if this member is a voter by the newest controller list in its log."""
         return self._node_id in self.controllers.voters
 
     def controllers_at(self, index: int) -> ControllerList:
@@ -427,13 +426,11 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
 
     @property
     def leader_id(self) -> str:
-        """Node id of the known leader. '': none."""
         leader = self._getLeader()
         return "" if leader is None else str(leader.id)
 
     @property
     def log(self) -> GroupJournal:
-        """Journal of the group."""
         journal = self._SyncObj__raftLog
         assert isinstance(journal, GroupJournal)
         return journal
@@ -443,11 +440,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return float(self._SyncObj__newAppendEntriesTime - pysyncobj.syncobj.monotonicTime())
 
     def next_index(self, node: Node) -> int:
-        """As the leader, return the index of the next entry to send to ``node``."""
         return int(self._SyncObj__raftNextIndex.get(node, 0))
 
     def set_next_index(self, node: Node, index: int) -> None:
-        """As the leader, set the index of the next entry to send to ``node``."""
         self._SyncObj__raftNextIndex[node] = index
 
     def match_index(self, node_id: str) -> int:

@@ -182,7 +182,7 @@ class PeerSessions:
         self.online = online
 
     def poll(self, now: float) -> None:
-        """Send hellos that are due, and end silent sessions."""
+        """Send the hellos that are due, and end the sessions of silent peers. Call it on every tick."""
         if not self.online:
             return
         for peer in self.peers.values():

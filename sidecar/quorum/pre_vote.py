@@ -44,16 +44,13 @@ class PreVote:
         self.asks = True
 
     def record_grant(self, node_id: str) -> None:
-        """Record that ``node_id`` would vote for this member."""
         if self.asks:
             self._granted.add(node_id)
 
     def end(self) -> None:
-        """End the round, because there is a leader or the election starts."""
         self._granted.clear()
         self.asks = False
 
     @property
     def won(self) -> bool:
-        """True if a majority would vote for this member."""
         return self.asks and len(self._granted) >= self._needed

@@ -261,7 +261,7 @@ class Probation:
         self._marker = folder / MARKER
         self.lineage = FolderLineage(folder, draw, len(members) // 2 + 1)
         self._alone = len(members) == 1 and not joins
-        """True if this is the only voter."""
+        """True if this member is the only voter."""
         self._joins = joins
         self._majority = majority
         self._core: RaftCore | None = None

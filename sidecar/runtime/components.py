@@ -17,8 +17,7 @@ class Closable(Protocol):
     """Object with a ``close`` step, such as a connection."""
 
     @property
-    def close(self) -> Step:
-        """Function that closes the object."""
+    def close(self) -> Step: ...
 
 
 def no_step() -> None:

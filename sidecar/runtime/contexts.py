@@ -97,15 +97,9 @@ class Contexts:
             ) from None
 
     def encode(self) -> bytes:
-        """Return the content of the contexts file, as JSON."""
         return json.dumps({"selected": self.selected, "contexts": self.values}, indent=2).encode() + b"\n"
 
     def values_of(self, name: str) -> dict[str, str]:
-        """Return the values of a context.
-
-        Raises:
-            NotFoundError: There is no such context.
-        """
         if name not in self.values:
             known = ", ".join(sorted(self.values)[:20])
             hint = f"Contexts: {known}." if known else "Add one with `liftpy context add NAME --nats URL`."

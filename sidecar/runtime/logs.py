@@ -202,7 +202,6 @@ class Suppression(logging.Filter):
         self.left_out_count = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the log line is written. Suppressed lines are counted."""
         key = event_of(record), partition_of(record)
         with self._lock:
             takes = record.levelno >= logging.ERROR or self._takes(key)
@@ -255,7 +254,6 @@ class JsonFormatter(logging.Formatter):
         self._facts = facts
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line as JSON, with the fields of docs/operating.md."""
         event, key = (
             getattr(record, "event", "") or event_of(record),
             getattr(record, "partition_key", None) or partition_of(record),
@@ -379,7 +377,6 @@ class LogRateLimit:
         """Text -> (time of the last line, number of lines suppressed since)."""
 
     def warning(self, logger: logging.Logger, text: str, *given: object) -> None:
-        """Write the warning ``text`` to ``logger``, or only count it as suppressed. ``given``: values in the text."""
         now = time.monotonic()
         said_at, left_out = self._said.get(text, (now - SELDOM_S, 0))
         if now - said_at < SELDOM_S:

@@ -573,9 +573,9 @@ def _text(raw: Any) -> str:
 
 
 def _number(raw: Any, kind: type[int] | type[float]) -> int | float:
-    """Convert the text ``raw``, which has only ASCII digits, to a number of the type ``kind``.
+    """Convert ``raw`` to a number of the type ``kind``. Raises ValueError.
 
-    Other digits that Python accepts are not allowed. Raises ValueError.
+    A text may contain only ASCII digits, although Python also accepts the digits of other scripts.
     """
     if isinstance(raw, str):
         if not raw.isascii() or "_" in raw:
@@ -656,7 +656,7 @@ def rows(running: NodeSettings, read: NodeSettings, sources: Mapping[str, str], 
 
 
 def _json_value(name: str, value: Any) -> Any:
-    """Return the value of the setting ``name`` in a form that JSON supports."""
+    """Return a value of the setting ``name`` for JSON. Secrets are replaced by ``HIDDEN``."""
     if name in SECRET:
         return HIDDEN if value else ""
     if name == "nats":

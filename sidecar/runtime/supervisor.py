@@ -84,7 +84,6 @@ class Supervisor:
         self.tell("READY=1", "STATUS=ready")
 
     def stopping(self) -> None:
-        """Tell the supervisor that the node stops. No report follows."""
         if self._task is not None:
             self._task.cancel()
             self._task = None

@@ -130,7 +130,6 @@ class Timers:
             self._firing = self._loop.call_soon(self._fire_due)
 
     def close(self) -> None:
-        """Stop all timers. No timer fires afterwards."""
         self._closed = True
         if self._handle is not None:
             self._handle.cancel()

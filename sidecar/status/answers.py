@@ -434,9 +434,7 @@ class RestedAnswers:
 STEP = 500
 MOST_LOOKED_AT = 20_000
 SKEW_NS = 60 * NS_PER_S
-"""Maximum difference between the clocks of the metadata leader, which stamps the events, and of the stream's leader, in
-nanoseconds.
-"""
+"""Maximum difference between the clocks of the metadata leader and the stream's leader, in nanoseconds."""
 NOT_TOLD = "request"
 """Kind of events that pages do not show, because they are about users. Only operators see them (`liftpy events`)."""
 _READ_BYTES = 256 * 1024

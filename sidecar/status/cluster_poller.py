@@ -84,7 +84,7 @@ _MARKS_TAIL_S = 30
 MOST_ASKED = 4
 """Maximum number of nodes that are asked for the stream of events."""
 NEWEST: tuple[int, ...] = (1 << 63, 0)
-"""Place after all events."""
+"""Place behind all events, for a page that begins with the newest event."""
 _MOST_PAGES = 4
 """Maximum number of pages of events that are requested in one turn."""
 _ISR = slice(NAMES.index("isr_full"), NAMES.index("isr_under_min") + 1)

@@ -38,11 +38,11 @@ class Health:
         self._synced = Synced()
 
     def live(self) -> list[Check]:
-        """Run the checks whether this process should keep running. Return their results."""
+        """Run the checks whether this process should keep running, and return their results."""
         return live(self._signs())
 
     def ready(self) -> list[Check]:
-        """Run the checks whether the node takes part in the cluster. Return their results."""
+        """Run the checks whether the node takes part in the cluster, and return their results."""
         return ready(self._signs())
 
     def ready_checks(self) -> list[Check]:
@@ -52,7 +52,6 @@ class Health:
         return [*ready(signs), own if not own.ok else Check("synced", self._elsewhere())]
 
     def report(self) -> dict[str, Any]:
-        """Return the results of all checks as a JSON object."""
         found = {"live": self.live(), "ready": self.ready(), "synced": self.ready_checks()[-1:]}
         says = {name: all(check.ok for check in checks) for name, checks in found.items()}
         says["synced"] = says["synced"] and says["ready"]
@@ -67,10 +66,8 @@ class LastHeard:
         self._at: float | None = None
 
     def now(self) -> None:
-        """Set the time of the last contact to the current time."""
         self._at = time.monotonic()
 
     @property
     def age_s(self) -> float | None:
-        """Return the seconds since the last contact, or None if there was none."""
         return None if self._at is None else time.monotonic() - self._at

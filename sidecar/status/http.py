@@ -91,7 +91,6 @@ class Serving:
 
     @property
     def is_open(self) -> bool:
-        """True if the server listens."""
         return self._server is not None
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -155,7 +154,6 @@ class Serving:
             await live.events.aclose()
 
     async def close(self) -> None:
-        """Stop listening, and end live connections."""
         if self._server is not None:
             self._server.close()
             self._server = None

@@ -50,6 +50,5 @@ class LoopWatch:
         self._wait(loop, IDLE_EVERY_S if is_idle else EVERY_S)
 
     def close(self) -> None:
-        """Stop the measurement."""
         if self._timer is not None:
             self._timer.cancel()

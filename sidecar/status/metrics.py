@@ -43,7 +43,6 @@ class _Shown(Collector):
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metric families that were given."""
         yield from self._families
 
 

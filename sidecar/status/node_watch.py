@@ -22,7 +22,7 @@ from sidecar.status.report import Reporter
 EVERY_S = 1.0
 """Interval of the samples, in seconds."""
 SELDOM = 5
-"""Services, damage and the disk are read in every fifth sample only."""
+"""Number of samples between two reads of services, damage and free disk space."""
 MOST_WATCHED = 200
 """Maximum number of damaged replicas, and of services with one problem, that one process reports."""
 
@@ -71,13 +71,11 @@ class NodeWatcher:
         self._is_disk_low = False
 
     async def run(self) -> None:
-        """Take a sample of the node's state each second, until the call is canceled."""
         while True:
             self.sample(time.monotonic())
             await asyncio.sleep(EVERY_S)
 
     def sample(self, now_s: float) -> None:
-        """Take a sample of the node's state, and make events from its changes. ``now_s``: monotonic time, in seconds."""
         reporter = self._reporter
         if self._count % SELDOM == 0:
             self._parts = [watched_parts(reporter), *self._others()]

@@ -86,10 +86,9 @@ class Reporter:
         self._started = time.monotonic()
 
     def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
-        """Return the status of the node with at most ``count`` partitions, ordered by (stream, partition), that follow
-        ``after``.
+        """Return the status of the node with at most ``count`` partitions, those after ``after`` (stream, partition).
 
-        ``more`` is True if there are further partitions.
+        The field ``more`` is True if there are further partitions.
         """
         behind = [worker for worker in self._partitions if (worker.key.stream, worker.key.partition) > after]
         chosen = nsmallest(count, behind, key=lambda worker: (worker.key.stream, worker.key.partition))
@@ -130,7 +129,6 @@ class Reporter:
 
     @property
     def uptime_s(self) -> float:
-        """Seconds since the start of the node."""
         return time.monotonic() - self._started
 
     def _controllers(self) -> dict[str, Any]:
@@ -141,7 +139,6 @@ class Reporter:
         return {**shown, "differ_from_settings": voters != named}
 
     def scrub(self) -> dict[str, Any]:
-        """Return the progress of the scrub, which checks stored data for damage. {}: there is no scrub."""
         return self._scrub.report() if self._scrub is not None else {}
 
     def clock(self) -> dict[str, Any]:
@@ -152,7 +149,6 @@ class Reporter:
         return {"skew_s": round(trust.skew_ns / 1e9, 3), "doubt": trust.why}
 
     def coordinators(self) -> list[dict[str, Any]]:
-        """Return the state of each group coordinator on this node."""
         return self._coordinators.report() if self._coordinators is not None else []
 
     def group_lags(self) -> dict[str, GroupLag]:
@@ -164,17 +160,14 @@ class Reporter:
         return self._coordinators.lags.by_group if self._coordinators is not None else _NO_LAGS
 
     def group_rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row for each group that this node coordinates, for the status page."""
         return self._coordinators.group_rows() if self._coordinators is not None else iter(())
 
     def group_rows_of(self, name: str) -> dict[str, list[dict[str, Any]]]:
-        """Return the row of one group, its members and its positions, for the status page."""
         found = self._coordinators.group_rows_of(name) if self._coordinators is not None else None
         return found if found is not None else {"rows": [], "members": [], "positions": []}
 
     @property
     def node_id(self) -> str:
-        """Id of this node."""
         return self._settings.node_id
 
     def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
@@ -188,7 +181,7 @@ class Reporter:
         return {**self._counters, **{f"metadata: {kind}": n for kind, n in self._group.counters.items()}}
 
     def nats(self) -> dict[str, Any]:
-        """Return the totals of the data connections: state, traffic and errors."""
+        """Return the state, traffic and errors of the data connections together."""
         links = self._links.all()
         errors: Counter[str] = sum((link.errors for link in links), Counter[str]())
         return {
@@ -265,7 +258,6 @@ class Reporter:
 
 
 def _derived_state_memory(node: NodeDerived) -> dict[str, Any]:
-    """Return the memory use of state that is derived from logs, by kind, and the rejections for lack of memory."""
     return {
         "bound_bytes": node.bound_bytes,
         "size_bytes": node.size_bytes,
@@ -284,7 +276,6 @@ def _connection(link: BusConnection) -> dict[str, Any]:
 
 
 def _copies(pace: CatchupThrottle) -> dict[str, Any]:
-    """Return totals of the copied bytes and the waits of all learners on this node since the start."""
     return {
         "bytes_per_second": pace.bytes_per_second,
         "copied_bytes": pace.copied_bytes,

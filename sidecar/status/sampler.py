@@ -46,7 +46,6 @@ class _Sampled(NamedTuple):
     loop_lag: tuple[int, ...]
 
     def sum_with(self, said: Said) -> _Sampled:
-        """Return these counters plus those of another process. ``said``: sample of the other process."""
         counts, acks, flushes, loop_lag = (tuple(map(add, getattr(self, name), said[name])) for name in _COUNTED)
         return self._replace(counts=counts, acks=acks, flushes=flushes, loop_lag=loop_lag)
 
@@ -84,7 +83,6 @@ class Sampler:
         """Duration of the last sample with all its slices, in seconds."""
 
     def start(self) -> None:
-        """Start to take samples on the running event loop."""
         self.on(asyncio.get_running_loop())
 
     def on(self, loop: Any) -> None:
@@ -93,7 +91,6 @@ class Sampler:
         self._wait()
 
     def close(self) -> None:
-        """Stop taking samples."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -146,12 +143,10 @@ class _Showing:
         """Partitions led here: with all replicas in sync, with fewer, with fewer than min_isr."""
 
     def add_process(self, said: Said) -> None:
-        """Add the sums of another process. ``said``: its sample."""
         self.lag_ns = max(self.lag_ns, said["lag_ns"])
         self.isr = list(map(add, self.isr, said["isr"]))
 
     def all(self) -> Iterator[None]:
-        """Compute the sums over all partitions of this process. Each ``yield`` is a point where other work may run."""
         partitions = self._partitions.counts
         here = partitions.here
         yield from here.look()

@@ -94,11 +94,9 @@ _THERE = (
 class Whole(Protocol):
     """Interface to the status of a node that consists of several processes."""
 
-    async def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
-        """Return the status of the node with a page of its partitions, as ``Reporter.page`` does."""
+    async def page(self, after: tuple[str, int], count: int) -> dict[str, Any]: ...
 
-    async def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
-        """Return the status of partitions of a stream on this node, as ``Reporter.of_stream`` does."""
+    async def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]: ...
 
     async def add(self, found: Figures) -> None:
         """Add the metric values of the other processes to ``found``."""
@@ -202,7 +200,6 @@ class StatusDesk:
         send_answer(self._bus, self._inboxes, self._counters, reply, (answer,))
 
     def _most_bytes(self) -> int:
-        """Return the maximum size of an answer in bytes, by the NATS server's max_payload."""
         return self._bus.max_payload if self._bus is not None else 1 << 20
 
     def _reject(self, reply: bytes, error: Exception) -> None:
@@ -286,7 +283,6 @@ class StatusDesk:
         return await self.unknown.remove(names)
 
     def begin_history(self) -> None:
-        """Start to sample the node each second for its history and its events."""
         assert self.reporter is not None
         whole = self.whole
         self._sampler = Sampler(self.history, self.reporter, others=whole.last_samples if whole is not None else tuple)
@@ -411,7 +407,6 @@ class StatusDesk:
         return self._own(path, b"", words[0] == b"GET")
 
     async def close(self) -> None:
-        """Stop listening on the status ports, and end the tasks of the status."""
         await end_tasks([self._keeping, self._watching])
         await self.probes.close()
         if self._sampler is not None:
@@ -429,7 +424,6 @@ class NodeAsker:
         self._desk = desk
 
     async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
-        """Send the question ``asked`` to a node, and return its answer as decoded JSON. Raises LiftError."""
         if node == self._own:
             return object_of(node, await self._desk.answer(asked))
         try:
@@ -439,7 +433,6 @@ class NodeAsker:
         return object_of(node, answer.data)
 
     async def node_ids(self) -> list[str]:
-        """Return the ids of all nodes that the image of this node has."""
         reporter = self._desk.reporter
         return sorted(reporter.group.image.nodes) if reporter is not None else []
 
@@ -676,7 +669,6 @@ class GlanceDesk:
         """Waiting callers. None: no figures are being collected."""
 
     def ask(self, answer: Callable[[bytes], None]) -> None:
-        """Call ``answer`` with the summary of this node, now or soon."""
         if self._waiting is not None:
             if len(self._waiting) < MOST_WAITING:
                 self._waiting.append(answer)

@@ -34,8 +34,7 @@ _LAST_EXPORT_S = 1.0
 class Exporter(Protocol):
     """The methods of OpenTelemetry's SpanExporter that this module calls."""
 
-    def export(self, spans: Sequence[ReadableSpan], /) -> Any:
-        """Export the spans and return a SpanExportResult."""
+    def export(self, spans: Sequence[ReadableSpan], /) -> Any: ...
 
     def shutdown(self) -> None:
         """Release the resources of the exporter, because no more spans follow."""
@@ -64,7 +63,6 @@ class _Collected(SpanProcessor):
         """Do nothing, because only finished spans are exported."""
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Store a finished span for the next export."""
         self.spans.append(span)
 
 

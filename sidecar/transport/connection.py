@@ -96,9 +96,7 @@ class Listener:
         self._connection._forget(self._sid)
 
     def feed_to(self, sink: Sink, given_up: Callable[[int], None]) -> None:
-        """Pass the messages to another ``sink`` from now on. ``given_up``: called with the number of messages that the node drops
-        unread.
-        """
+        """Pass the messages to another ``sink``. ``given_up``: called with the number of messages that are dropped unread."""
         self._connection.redirect(self._sid, sink, given_up)
 
     def leave(self) -> None:
@@ -125,11 +123,11 @@ class BusConnection(StrictConnection):
         self._receiver: Receiver | None = None
         """Receiver of the current connection. None: before the handshake, or if nats-py itself reads and writes."""
         self._outlet: Outlet | None = None
-        """Writer of the current connection. None: as for ``_receiver``."""
+        """Writer of the current connection. None: there is no ``_receiver``."""
         self._taking = False
         """True while the data of one read is parsed, in the callback of the read."""
         self._behind: list[Callable[[], None]] = []
-        """Callbacks to run after that."""
+        """Callbacks to run after the data of one read is parsed."""
         self._on_reconnect: list[Callable[[], None]] = []
         self._on_change: list[Callable[[bool], None]] = []
         self._leaving: list[Listener] = []
@@ -137,7 +135,7 @@ class BusConnection(StrictConnection):
         self._unheard: list[Callable[[], None]] = []
         self._hearing: asyncio.Task[None] | None = None
         self._failing = False
-        """True if a message could not be processed, and this was logged within the last second."""
+        """True if a message could not be processed within the last second. Further failures are then only counted."""
         self._problems = Problems()
         self._unsure = AckResendBuffer()
         """Recent acks, which are sent again after a reconnect."""
@@ -220,8 +218,9 @@ class BusConnection(StrictConnection):
         return self._status == Client.CONNECTED and (receiver is None or not receiver.transport.is_closing())
 
     def _write(self, pieces: Sequence[Buffer], size_bytes: int) -> None:
-        """Write ``pieces`` (``size_bytes`` in total) to the socket. While disconnected or while nats-py has data to write, give
-        them to nats-py.
+        """Write ``pieces`` (``size_bytes`` in total) to the socket.
+
+        While disconnected, or while nats-py has data to write, give them to nats-py.
         """
         outlet = self._outlet
         if outlet is not None and not self._pending and self._is_up:
@@ -238,7 +237,6 @@ class BusConnection(StrictConnection):
             self._outlet.hold()
 
     def release(self) -> None:
-        """Write the messages that were collected since ``hold``."""
         if self._outlet is not None:
             self._outlet.release()
 
@@ -401,7 +399,6 @@ class BusConnection(StrictConnection):
 
     # ---- state --------------------------------------------------------------------------------------------------------
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` after each reconnect."""
         self._on_reconnect.append(callback)
 
     def on_denial(self, callback: Denied) -> None:
@@ -410,7 +407,6 @@ class BusConnection(StrictConnection):
 
     @property
     def last_problem(self) -> str:
-        """Text of the last problem of this connection. '': there was none."""
         return self._problems.last
 
     @property
@@ -423,7 +419,6 @@ class BusConnection(StrictConnection):
         self._on_change.append(callback)
 
     async def stop(self) -> None:
-        """Close the connection."""
         self._let_go()
         await self.close()
 
@@ -612,7 +607,6 @@ class Outlet:
         self._held = True
 
     def release(self) -> None:
-        """Write the data that was delayed since ``hold`` to the transport."""
         self._held = False
         if self._waiting and self._written < AT_ONCE:
             self._written += 1

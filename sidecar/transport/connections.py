@@ -47,7 +47,6 @@ class Links:
     standby: StandbyLink
 
     def all(self) -> tuple[BusConnection, ...]:
-        """Return all open connections, in the order in which the status shows them."""
         standby = () if self.standby.link is None else (self.standby.link,)
         return self.ingest, self.reads, self.replication, *standby
 
@@ -64,7 +63,6 @@ class Links:
         _DataPath(self, changed)
 
     def watch_publishes(self, lost: Callable[[], None]) -> None:
-        """Call ``lost`` each time the ingest connection, which receives publishes, is lost."""
         self.ingest.on_change(lambda is_up: None if is_up else lost())
 
     @property
@@ -73,7 +71,6 @@ class Links:
         return self.replication.is_connected and self.ingest.is_connected
 
     async def close(self) -> None:
-        """Close all connections."""
         await self.standby.stop()
         for link in (self.ingest, self.reads, self.replication):
             await link.stop()
@@ -151,7 +148,6 @@ class Subscribed:
         self.is_denied = False
 
     def subscribe(self, link: Inflow) -> None:
-        """Subscribe on the new standby connection ``link``."""
         self._listener = link.listen(self.subject, self._sink, given_up=self._given_up)
 
     def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
@@ -183,7 +179,6 @@ class Subscribed:
             self._standby.link.behind_read(callback)
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` in the next turn of the event loop."""
         asyncio.get_running_loop().call_soon(callback)
 
     def when_settled(self, callback: Callable[[], None]) -> None:
@@ -289,7 +284,6 @@ class StandbyLink:
             await self.link.wait_until_processed(timeout_s)
 
     async def stop(self) -> None:
-        """Close the standby connection, and stop attempts to open it."""
         if self._connecting is not None:
             await end_tasks([self._connecting])
         if self.link is not None:

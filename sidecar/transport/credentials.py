@@ -34,7 +34,6 @@ class Keys:
 
     def __init__(self, credentials: Credentials) -> None:
         self.credentials = credentials
-        """Current credentials."""
         self._open: weakref.WeakKeyDictionary[StrictConnection, asyncio.AbstractEventLoop] = weakref.WeakKeyDictionary()
 
     def add(self, connection: StrictConnection, opened_by: Credentials) -> None:
@@ -96,8 +95,7 @@ async def prove(servers: Sequence[str], subjects: Subjects, node_id: str, creden
         )
 
 
-async def _ignore(_: object) -> None:
-    """Ignore the received message."""
+async def _ignore(_: object) -> None: ...
 
 
 _MAX_SAID = 64

@@ -19,7 +19,6 @@ class Drops:
         self._timer: asyncio.TimerHandle | None = None
 
     def count(self, partition: str, reason: str, count: int) -> None:
-        """Record that ``count`` publishes of ``partition`` were dropped because of ``reason``."""
         self._unsaid[partition, reason] += count
         if self._timer is None:
             self._say()
@@ -37,7 +36,6 @@ class Drops:
         self._timer = asyncio.get_running_loop().call_later(_SAY_EVERY_S, self._say)
 
     def close(self) -> None:
-        """Log the dropped publishes that were not logged yet, and stop."""
         self._say()
         if self._timer is not None:
             self._timer.cancel()

@@ -49,7 +49,7 @@ _TRY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A lost connection: the ids of its server and of the connection itself there."""
+    """A lost connection, with the id of its NATS server and its own id on that server."""
 
     server_id: str
     client_id: int
@@ -95,7 +95,6 @@ class Cuts:
         spawn(self._judge(cut, arrived), "counting what a cut connection cost")
 
     def record_server_report(self, told: ConnectionStats) -> None:
-        """Store the statistics that the server has sent about the open connection."""
         self._last = told
 
     async def _judge(self, cut: _Cut, arrived: int) -> None:
@@ -530,7 +529,6 @@ class Inflow(BusConnection):
         await super()._close(status, do_cbs)
 
     async def stop(self) -> None:
-        """Stop receiving, and close the connection."""
         await end_tasks([self._pump_task])
         await self.close()
 
@@ -579,7 +577,7 @@ class Backlog:
         self._outstanding: dict[bytes, tuple[int, str, int, Callable[[ConnectionStats], None]]] = {}
         self._number = 0
         self._about = "", 0
-        """The connection of the last request."""
+        """Connection of the last request: (id of its NATS server, id of the connection on that server)."""
         self._silent_ns = 0  # time of the unanswered request. 0: it was answered
         self._next_ns = 0
 

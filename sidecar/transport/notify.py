@@ -24,7 +24,9 @@ from liftpy.nats.request_guard import RequestGuard
 from sidecar.transport.connection import BusConnection, send_answer
 
 Deliver = Callable[[str, int, str, events.Event], None]
-"""Called with (stream, partition, stream uid or '', event). It passes the event to the replica on this node, if there is one.
+"""Called with (stream, partition, stream uid or '', event).
+
+It passes the event to the replica on this node, if there is one.
 """
 StepAside = Callable[[pb.StepAside, Callable[[], None]], None]
 """Called with (request, callback for the end of the leadership transfer)."""
@@ -76,7 +78,6 @@ class Notifications:
         self._wake_frames: dict[PartitionKey, bytes] = {}
 
     def close(self) -> None:
-        """Unsubscribe from the notify subject of this node."""
         self._listener.close()
 
     def wake(self, key: PartitionKey, effect: do.NotifyReplica) -> None:

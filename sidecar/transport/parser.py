@@ -38,8 +38,9 @@ class SinkParser(StrictParser):
         self._sinks = sinks
 
     def _messages(self, buffer: bytes, position: int) -> int:
-        """Pass messages from ``position`` of ``buffer`` on to their sinks. Return the position of the first data that is no such
-        message.
+        """Pass messages from ``position`` of ``buffer`` on to their sinks.
+
+        Return the position of the first data that is not such a message.
         """
         size, sinks, patterns, stats = len(buffer), self._sinks, self._patterns, self._connection.stats
         count, size_bytes, pauses = 0, 0, self.pauses
@@ -181,7 +182,6 @@ class InflowParser(SinkParser):
         self._told[b"%d" % sid] = given_up
 
     def forget(self, sid: int) -> None:
-        """Forget the subscription ``sid``, which has ended, with its callbacks."""
         super().forget(sid)
         self._told.pop(b"%d" % sid, None)
         self._refusers.pop(b"%d" % sid, None)

@@ -181,7 +181,6 @@ class WholeNode:
         return joined_page(own, enumerate(told, 1), after, count)
 
     async def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
-        """Return the status of at most ``count`` partitions of ``stream``, from all processes, by number."""
         told = await self._workers.look(what="stream", stream=stream, count=count)
         rows = self._reporter.of_stream(stream, count)
         for one in told:
@@ -189,10 +188,6 @@ class WholeNode:
         return sorted(rows, key=lambda row: row["partition"])[:count]
 
     async def rows(self, kind: str, own: dict[str, Any], said: Any) -> dict[str, Any]:
-        """Return table rows of all processes for the dashboard.
-
-        ``kind``: partitions, groups or services. ``own``: rows of this process. ``said``: filters and limit of the request.
-        """
         told = [one for one in await self._workers.look(what=kind, said=said) if one["answers"]]
         limit = limit_of(said.get("limit", MOST_ROWS))
         if kind == "groups":
@@ -202,15 +197,12 @@ class WholeNode:
         return joined_rows(own, told, limit)
 
     def last_samples(self) -> list[Said]:
-        """Return the last sample of counters that each worker has sent."""
         return [handle.sampled for handle in self._workers.handles if handle.sampled]
 
     def watched(self) -> list[Parts]:
-        """Return what alerts need from each worker: its damaged logs and its blocked services."""
         return [said["watched"] for said in self.last_samples() if "watched" in said]
 
     async def add(self, found: Figures) -> None:
-        """Add the current metrics of all workers to the metrics ``found`` of the node."""
         for told in await self._workers.look(what="figures"):
             add_figures(found, told)
 

@@ -65,11 +65,9 @@ class RelayedGroup(MetadataGroup):
     # ---- MetadataGroup -----------------------------------------------------------------------------------------------------
     @property
     def image(self) -> ClusterImage:
-        """The metadata image that the first process has sent."""
         return self._image
 
     def distrust(self) -> None:
-        """Make the first process load its metadata image again, because a controller has contradicted it."""
         self._send(FrameKind.DISTRUST, 0, b"")
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:

@@ -122,7 +122,6 @@ class WorkerHandle(asyncio.Protocol):
 
     @property
     def pid(self) -> int:
-        """Process id of the worker."""
         return self._process.pid if self._process is not None else 0
 
     def send(self, kind: FrameKind, token: int = 0, body: bytes = b"") -> None:
@@ -133,7 +132,6 @@ class WorkerHandle(asyncio.Protocol):
         self.send_bytes(encode(kind, token, body))
 
     def send_bytes(self, frame: bytes) -> None:
-        """Send an already encoded frame to the worker."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -226,11 +224,9 @@ class WorkerHandle(asyncio.Protocol):
 
     # ---- asyncio.Protocol ------------------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Store the transport of the connection to the worker."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the methods, but not the type
 
     def data_received(self, data: bytes) -> None:
-        """Decode bytes that the worker has sent into frames, and process each frame."""
         try:
             for frame in self._reader.feed(data):
                 self._process_frame(frame)

@@ -145,18 +145,15 @@ class Workers:
                 handle.send(FrameKind.HEARD, sent_ns, LEASE.pack(lease_ns))
 
     def change_level(self, level: str, for_s: float) -> None:
-        """Set the log level of all workers to ``level`` for ``for_s`` seconds."""
         for handle in self.handles:
             handle.send(FrameKind.LEVEL, 0, json.dumps({"level": level, "for_s": for_s}).encode())
 
     def change_settings(self, settings: NodeSettings) -> None:
-        """Send changed settings to each worker, which applies them."""
         for handle in self.handles:
             handle.send(FrameKind.SETTINGS, 0, json.dumps(settings_to_json(settings)).encode())
 
     # ---- WorkerListener------------------------------------------------------------------------------------------------------
     def worker_proposes(self, worker: WorkerHandle, frame: Frame) -> None:
-        """Send the request of a worker in ``frame`` to the metadata group, and the answer back to the worker."""
         (timeout_ms,) = _PROPOSAL.unpack_from(frame.body)
         request = pb.ControlRequest.FromString(frame.body[_PROPOSAL.size :])
         guard = RequestGuard("proposal of a worker", self._counters, lambda token, _: self._unavailable(worker, int(token)))
@@ -177,16 +174,13 @@ class Workers:
         worker.send(FrameKind.ANSWER, token, answer.SerializeToString())
 
     def worker_distrusts(self) -> None:
-        """Let the node load its image again, because a controller has contradicted the image of a worker."""
         if self._group is not None:
             self._group.distrust()
 
     def worker_failed(self, error: Exception) -> None:
-        """Stop the node after the failure of a worker."""
         self._fatal(error)
 
     def worker_damaged(self, reason: str) -> None:
-        """Restart the node, because a log of a worker is damaged. The restart repairs the log. ``reason``: the damaged log."""
         self._repair(reason)
 
     # ---- status ------------------------------------------------------------------------------------------------------------

@@ -118,7 +118,6 @@ class PartitionCopy:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all pieces of the partition, in bytes."""
         return sum(piece.file.size_bytes for piece in self.pieces)
 
 
@@ -169,7 +168,6 @@ class Manifest:
 
     @property
     def files(self) -> Mapping[str, StoredFile]:
-        """All files that the manifest names, by path."""
         copies = [copy for stream in self.streams for copy in stream.partitions]
         pieces = (piece.file for copy in copies for piece in copy.pieces)
         states = (copy.state.file for copy in copies if copy.state is not None)
@@ -177,7 +175,6 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all files that the manifest names, in bytes."""
         return sum(file.size_bytes for file in self.files.values())
 
 

@@ -166,10 +166,6 @@ class ClockTrust:
         return "", False
 
     def _clock_jump_text(self, offset_ns: int) -> str:
-        """Return a text if the wall clock has jumped since it was last trusted. '': it has not.
-
-        ``offset_ns``: wall time minus the monotonic time.
-        """
         moved_ns = 0 if self._trusted_ns is None else offset_ns - self._trusted_ns
         return (
             f"it jumped by {moved_ns / NS_PER_S:+.0f} s, and no other node confirms the new time"

@@ -37,7 +37,6 @@ class Histogram:
         """Sum of all values."""
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count ``times`` observations of ``value``."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
@@ -113,7 +112,7 @@ class PublishTimes:
         self._uncommitted.append((last_offset, now_ns, record_count))
 
     def committed(self, high_watermark: int) -> None:
-        """Record the commit times of all batches up to ``high_watermark`` (inclusive) in the histogram."""
+        """Record the commit times of all batches up to ``high_watermark`` (inclusive)."""
         waiting = self._uncommitted
         if waiting and waiting[0][0] <= high_watermark:
             now_ns, commits = self.now_ns(), self._instruments.commits

@@ -90,7 +90,6 @@ class MoveReason(IntEnum):
 
     @property
     def words(self) -> str:
-        """Text of the reason for users."""
         return _WORDS[self]
 
 

@@ -32,7 +32,6 @@ class WorkerShare:
             raise ValueError(f"invalid share {self.number} of {self.of} processes")
 
     def holds(self, stream: str, partition: int) -> bool:
-        """Return whether the partition belongs to this process."""
         return self.of == 1 or share_of(stream, partition, self.of) == self.number
 
     def holds_folder(self, name: str) -> bool:

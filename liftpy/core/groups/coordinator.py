@@ -83,8 +83,8 @@ def _describe(machine: GroupMachine, name: str, group: GroupRecord) -> pb.GroupQ
 def _queues(group: GroupRecord) -> Iterator[pb.QueueView]:
     """Yield the figures of each work queue of ``group``, in order.
 
-    The first queues also get the members with leased records. The figures of the others lack them, because this list
-    reads all pieces of a queue, and one query reads at most ``_MAX_PIECES``.
+    Only the first queues include the members with leased records. To find these members, the function reads all pieces of a
+    queue, and one query reads at most ``_MAX_PIECES``.
     """
     left = _MAX_PIECES
     for place in sorted(group.queues):
@@ -109,7 +109,6 @@ class GroupCoordinator(Service):
     starts_in_thread = True
 
     def on_start(self, snapshot: bytes | None) -> None:
-        """Start without groups, or with the groups of ``snapshot``."""
         self._machine = GroupMachine()
         if snapshot is not None:
             self._machine.restore(snapshot)
@@ -126,14 +125,13 @@ class GroupCoordinator(Service):
             self.cancel_timer(SILENCE)
 
     def on_timer(self, name: str) -> None:
-        """Offer an empty record to the own input stream, so that the coordinator's clock advances.
+        """Append an empty record to the coordinator's own input stream, so that its clock advances.
 
-        The timer is due if no record was appended for a second. ``on_record`` of the empty record starts it again.
+        The timer is due one second after the last record. ``on_record`` of the empty record starts the timer again.
         """
         self.offer(b"")
 
     def on_query(self, query: bytes) -> bytes:
-        """Answer a ``GroupQuery`` with a ``GroupQueryAnswer``."""
         return answer_query(self._machine, query)
 
     @property
@@ -142,7 +140,6 @@ class GroupCoordinator(Service):
         return self._machine.groups
 
     def figures(self) -> dict[str, int]:
-        """Return the number of groups and the approximate size of their state in bytes, for the status of the node."""
         found = self._machine.groups.values()
         queues = [queue for group in found for queue in group.queues.values()]
         numbers = (

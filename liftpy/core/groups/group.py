@@ -109,7 +109,6 @@ class ConsumerGroup:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate size of this group in the coordinator's state, in bytes."""
         places = max(len(self.targets), len(self.positions))
         return MEMBER_BYTES * len(self.members) + STREAM_BYTES * len(self.streams) + PARTITION_BYTES * places
 
@@ -341,7 +340,7 @@ class ConsumerGroup:
             )
 
     def reset(self, reset: pb.ResetPositions, answer: pb.GroupAnswer) -> None:
-        """Set the committed positions in ``reset``. The group has no members.
+        """Set the committed positions to those in ``reset``. The caller has checked that the group has no members.
 
         A position may be lower than before. -1 removes the position. ``answer`` gets the rejected positions: their stream was
         created again.
@@ -415,7 +414,6 @@ class ConsumerGroup:
         return list(parts.values())
 
     def all_positions(self) -> list[pb.GroupPosition]:
-        """Return the committed positions of all partitions, in order."""
         return [self._position(place) for place in sorted(self.positions)]
 
 

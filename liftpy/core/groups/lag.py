@@ -102,7 +102,6 @@ class KnownEnds:
         return len(self._of)
 
     def get(self, key: PartitionKey) -> PartitionEnds | None:
-        """Return the known ends of a partition, None if no end is known."""
         return self._of.get(key)
 
     def set_bounds(self, key: PartitionKey, end: int, now_ns: int, start: int = 0) -> None:
@@ -118,7 +117,6 @@ class KnownEnds:
         known.set_bounds(end, now_ns, start)
 
     def forget(self, key: PartitionKey) -> None:
-        """Forget a partition that was deleted or whose end is unknown."""
         self._of.pop(key, None)
 
     def keep(self, read: Collection[PartitionKey]) -> None:

@@ -60,11 +60,9 @@ class GroupRecord:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate size of this group in the coordinator's state, in bytes."""
         return _GROUP_BYTES + self.readers.size_bytes + sum(queue.size_bytes for queue in self.queues.values())
 
     def expire(self, now_ns: int) -> None:
-        """End the sessions and leases whose time has passed at ``now_ns``."""
         self.readers.expire(now_ns)
         for queue in self.queues.values():
             queue.expire(now_ns)
@@ -90,7 +88,6 @@ class GroupRecord:
 
     @property
     def is_empty(self) -> bool:
-        """True if the group has no members, positions, queues or cursor, so that it need not be stored."""
         return not (self.readers.members or self.readers.positions or self.queues or self.cursor)
 
     def new_holder(self) -> None:
@@ -118,7 +115,6 @@ class GroupMachine:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate size of the state, in bytes."""
         return self._size_bytes
 
     @property

@@ -137,7 +137,6 @@ class MemberMachine:
         return dict(self._owned)
 
     def may_deliver(self, key: PartitionKey, now_ns: int) -> bool:
-        """Return whether records of ``key`` may be delivered now."""
         return key in self._owned and now_ns < self._until_ns
 
     @property

@@ -70,7 +70,6 @@ class KeyOrder:
 
     @property
     def held_count(self) -> int:
-        """Number of records that wait for an earlier record with their key."""
         return self.count - len(self._lines)
 
     def add(self, key: int, offset: int) -> bool:
@@ -153,7 +152,6 @@ class QueuePiece:
         return alike and self.dead == other.dead and self.reason == other.reason
 
     def between(self, start: int, end: int) -> QueuePiece:
-        """Return a copy of this piece that has only the offsets from ``start`` (inclusive) to ``end`` (exclusive)."""
         return QueuePiece(
             start, end, self.kind, self.deliveries, self.lease, self.due_ns, self.member, self.reason, self.dead, self.key
         )
@@ -198,12 +196,10 @@ class WorkQueue:
 
     @property
     def out_count(self) -> int:
-        """Number of records with a lease."""
         return self._records[PieceKind.OUT]
 
     @property
     def size_bytes(self) -> int:
-        """Approximate size of this queue in the coordinator's state, in bytes."""
         return PIECE_BYTES * (2 + len(self._pieces)) + KEY_BYTES * self._order.count
 
     @property
@@ -263,7 +259,6 @@ class WorkQueue:
 
     @property
     def is_full(self) -> bool:
-        """True if the state has so many pieces that no new records may be leased."""
         return len(self._pieces) >= commands.MAX_QUEUE_RANGES
 
     def take(self, take: pb.TakeRecords, now_ns: int, *, may_grow: bool = True) -> list[pb.GrantedRange]:
@@ -546,7 +541,6 @@ class WorkQueue:
         return fresh[-1]
 
     def _free_next(self, done: QueuePiece) -> None:
-        """Make the next record with the key of the piece ``done`` available."""
         free = self._order.remove(done.key, done.start) if done.key else None
         if free is not None and free >= self.prefix:
             self._remember(self._pieces[self._index(free)])
@@ -581,7 +575,6 @@ class WorkQueue:
 
     # ---- snapshots and queries -------------------------------------------------------------------------------------------
     def state(self, stream: str, partition: int) -> pb.QueueState:
-        """Return the complete state for a snapshot."""
         return pb.QueueState(
             stream=stream,
             uid=self.uid,
@@ -603,7 +596,6 @@ class WorkQueue:
 
     @classmethod
     def from_state(cls, state: pb.QueueState) -> WorkQueue:
-        """Return the queue that ``state`` describes. ``state``: result of the method ``state``, from a snapshot."""
         queue = cls(state.uid, state.prefix, ordered=state.ordered)
         queue.leases, queue.max_deliveries, queue.wait_ns = state.leases, state.maxDeliveries, state.waitNs
         if state.HasField("firstPartitions"):

@@ -33,7 +33,7 @@ SCHEMA = pa.schema(
         pa.field("leader_epoch", pa.int64(), nullable=False),
     ]
 )
-"""Columns of ``to_arrow``: one row a record. Bytes of subjects and header names that are not UTF-8 become ``\\xe9``."""
+r"""Columns of ``to_arrow``, one row per record. Bytes of subjects and header names that are not UTF-8 become ``\xe9``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,6 @@ class Rows:
 
     @property
     def record_count(self) -> int:
-        """Number of records."""
         return self.end_index - self.first_index
 
 
@@ -104,7 +103,6 @@ def _column_parts(group: Sequence[Rows], column: Callable[[RecordBatch], BytesCo
 
 
 def _bytes_array(parts: Sequence[_Part], kind: pa.DataType) -> pa.Array:
-    """Return one Arrow array of ``kind`` (binary or string) with the entries of all parts."""
     count = sum(part.end - part.first for part in parts)
     offsets = np.zeros(count + 1, dtype=np.int32)
     data: list[memoryview] = []
@@ -147,7 +145,6 @@ def _one_buffer(pieces: Sequence[memoryview]) -> pa.Buffer:
 
 
 def _validity(parts: Sequence[_Part]) -> pa.Buffer | None:
-    """Return the Arrow validity bitmap of all parts, None without nulls."""
     if all(part.column is not None and part.column.validity is None for part in parts):
         return None
     valid = [
@@ -238,7 +235,6 @@ def _subjects(group: Sequence[Rows]) -> pa.Array:
 
 
 def _only_subject(group: Sequence[Rows]) -> bytes | None:
-    """Return the subject that all records of ``group`` share. None: they have several subjects."""
     found: set[bytes] = set()
     for rows in group:
         column = rows.batch.columns.subjects

@@ -84,11 +84,10 @@ class Superseded:
 
     @property
     def is_full(self) -> bool:
-        """True if the maps of keys and subjects accept no further batch."""
         return max(len(self._latest), len(self._counts)) >= MAX_KEYS
 
     def learn(self, batch: RecordBatch) -> None:
-        """First pass: note the keys and subjects of a batch, with their last offsets and numbers of records."""
+        """First pass: store the last offset of each key and the number of records of each subject of ``batch``."""
         if batch.header.control or not batch.record_count:
             return
         columns = batch.columns
@@ -99,7 +98,6 @@ class Superseded:
                 self._counts[subject] = self._counts.get(subject, 0) + count
 
     def kept_mask(self, batch: RecordBatch) -> Mask:
-        """Second pass: return which records of the batch stay in the log, as bool[record_count]."""
         if batch.header.is_remains:
             return np.zeros(batch.record_count, dtype=np.bool_)
         keep = np.ones(batch.record_count, dtype=np.bool_)
@@ -176,10 +174,9 @@ class Superseded:
         return np.diff(headers.ends.astype(np.int64), prepend=0) > 0
 
     def _hold_for_ids(self, batch: RecordBatch, held: Mask) -> None:
-        """Note that the records of ``batch`` in the mask ``held`` stay because of their message ids.
+        """Record that the records of ``batch`` in the mask ``held`` stay because of their message ids.
 
-        Their keys and subjects are noted, so that newer records of these stay too. The time until which the records stay is
-        noted as well.
+        Newer records with the same keys or subjects then stay too.
         """
         places = np.flatnonzero(held).tolist()
         if not places:
@@ -195,7 +192,7 @@ class Superseded:
         self._hold_purges(batch, held, batch.header.timestamp_ns + window_ns)
 
     def _hold_purges(self, batch: RecordBatch, held: Mask, until_ns: int) -> None:
-        """Note that a purge that matches one of the ``held`` records is not complete before ``until_ns`` (wall time)."""
+        """Record that a purge that matches one of the ``held`` records is not complete before ``until_ns`` (wall time)."""
         for purge, wanted in self._filters:
             if bool((wanted.mask(batch) & (batch.offsets() < purge.end_offset) & held).any()):
                 self.held_until_ns[purge.number] = max(self.held_until_ns.get(purge.number, 0), until_ns)
@@ -221,7 +218,6 @@ class Superseded:
         return stays
 
     def _purge_mask(self, batch: RecordBatch) -> Mask:
-        """Return which records of ``batch`` a purge deletes, as bool[record_count]."""
         gone = np.zeros(batch.record_count, dtype=np.bool_)
         for purge, wanted in self._filters:
             if batch.base_offset < purge.end_offset:
@@ -230,7 +226,6 @@ class Superseded:
 
 
 def _count_by_subject(subjects: DictionaryColumn) -> tuple[list[bytes], list[int]]:
-    """Return the distinct subjects of a column, and the number of records of each."""
     names = [name or b"" for name in subjects.entries.to_list()]
     return names, np.bincount(subjects.index, minlength=len(names)).tolist()
 
@@ -327,7 +322,7 @@ class Compaction:
         self.storage.remove(output.temporary)
 
     def _learn(self) -> dict[int, int]:
-        """First pass: note the keys of the first input segments, up to ``MAX_KEYS``. Set ``covered`` to these segments.
+        """First pass: learn the keys of the first input segments, up to ``MAX_KEYS``, and set ``covered`` to these segments.
 
         Return producer id -> base offset of its last batch, for producers that have not expired.
         """
@@ -405,7 +400,6 @@ class _Writer:
         self._segment.note(parse_header(memoryview(data)), position)
 
     def finish(self) -> Segment:
-        """Write the last filler and flush the file. Return its segment."""
         self._write_filler()
         self._file.sync()
         self._segment.sealed = True
@@ -461,10 +455,9 @@ class Cleaning:
         self._seen_end_offset = min(self._seen_end_offset, end_offset)
 
     def note_bounds(self, log_start_offset: int, committed_end_offset: int) -> None:
-        """Note the log start (inclusive) and the end of the committed records (exclusive).
+        """Record the purges that end below both the log start (inclusive) and the end of the committed records (exclusive) as complete.
 
-        A purge deletes matching records below its end offset. If all these records are below the log start, nothing is left to
-        delete, and the purge is recorded as complete.
+        Their records are all below the log start, so nothing is left to delete.
         """
         for purge in self.purges:
             if purge.end_offset <= min(log_start_offset, committed_end_offset):

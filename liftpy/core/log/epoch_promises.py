@@ -118,11 +118,9 @@ class PromiseJournal:
 
     @property
     def is_written(self) -> bool:
-        """True if the file has all promises of the journal. False: the disk was full at the last write."""
         return self._file is not None
 
     def epoch_of(self, key: str) -> int:
-        """Return the highest LeaderEpoch that was promised for the partition ``key``. 0: none was."""
         return self._held.get(key, 0)
 
     def store(self, promises: Mapping[str, int]) -> None:
@@ -170,7 +168,6 @@ class PromiseJournal:
         self._held.pop(key, None)
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

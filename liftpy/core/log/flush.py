@@ -64,7 +64,6 @@ class Flush:
             self.storage.replace(job.index_name, encode_index(job.summary))
 
     def wait(self) -> None:
-        """Block until ``run``, which another thread executes, has ended."""
         if self.waiter is None:
             raise StorageError("Internal error: the log cannot be truncated during a flush. Please report it.")
         self.waiter()
@@ -172,7 +171,6 @@ class FlushPlace:
             self.moves += 1
 
     def report(self) -> dict[str, int | bool]:
-        """Return the place and the numbers of flushes, for the status page."""
         return {
             "on_loop": self.on_loop,
             "done_on_loop": self.done_on_loop,

@@ -42,8 +42,7 @@ class FlushShell(Protocol):
     def wait(self, flush: Flush) -> tuple[int, Exception | None]:
         """Block until ``flush`` has run. Return its duration on the disk in ns, and its error (None: it succeeded)."""
 
-    def wait_for_checkpoint(self) -> None:
-        """Block until the running checkpoint has ended."""
+    def wait_for_checkpoint(self) -> None: ...
 
     def flush_succeeded(self) -> None:
         """Record a successful flush, for metrics. ``GroupCommit`` calls it."""
@@ -100,7 +99,7 @@ class GroupCommit:
         self._closed = False
 
     def appended(self) -> None:
-        """Process that the log has unflushed data, from an append or a truncation: request a flush, or start the timer for it."""
+        """Request a flush of unflushed data, or start the timer for it. The caller has appended to the log or truncated it."""
         if self._always:
             self._request_flush()
             return
@@ -137,7 +136,6 @@ class GroupCommit:
             self._run_waiting()
 
     def _complete(self, flush: Flush, disk_ns: int, error: Exception | None) -> None:
-        """Report the result of ``flush`` to the log, then to the replica. ``disk_ns``: its duration, in nanoseconds."""
         self.running = None
         try:
             end_offset = self._log.complete_flush(flush, error)
@@ -198,7 +196,6 @@ class GroupCommit:
         return True
 
     def checkpoint_ended(self) -> None:
-        """Process the end of a checkpoint, which may have failed. Start the next operation."""
         self._checkpointing = False
         if self._waiting:
             self._run_waiting()

@@ -53,7 +53,6 @@ class PartitionReport:
 
     @property
     def log_end_offset(self) -> int:
-        """Offset after the last valid record."""
         return self.segments[-1].summary.next_offset if self.segments else 0
 
     @property

@@ -53,9 +53,9 @@ class Log:
         self.on_advance: Callable[[], None] | None = None
         """Called after each append, truncation and rise of the high watermark. Tailing readers then check for new records."""
         self.on_damage: Callable[[CorruptionError], None] | None = None
+        """Called when a read finds other bytes than were written."""
         # number of records, since the log was opened, that were truncated because the leader does not have them
         self.truncated_records = 0
-        """Called when a read finds other bytes than were written."""
         self.log_start_offset = max(checkpoint.log_start_offset, segments[0].base_offset)
         """Inclusive. Equal to ``log_end_offset`` when the log is empty. It only grows [D26]."""
         self.asked_start = 0  # newest known ``PartitionState.asked_start``
@@ -128,7 +128,6 @@ class Log:
 
     @property
     def log_end_offset(self) -> int:
-        """Log end: the offset that the next record gets."""
         return max(self.segments[-1].next_offset, self.log_start_offset)
 
     @property
@@ -158,7 +157,6 @@ class Log:
 
     @property
     def size_bytes(self) -> int:
-        """Total size of all segments, in bytes."""
         return sum(s.size_bytes for s in self.segments)
 
     # ---- appending ---------------------------------------------------------------------------------------------------
@@ -239,11 +237,9 @@ class Log:
 
     @property
     def needs_flush(self) -> bool:
-        """True if records, or the index of a sealed segment, are not on disk yet."""
         return self._durable_end_offset != self.log_end_offset or bool(self._unsynced)
 
     def begin_flush(self) -> Flush | None:
-        """Return the flush to run now. None if all is flushed or a flush is running."""
         if self._flush is not None or self.closed or not self.needs_flush:
             return None
         seals, self._unsynced = tuple(self._unsynced), []
@@ -322,8 +318,8 @@ class Log:
         """Return whole batches from the one that contains ``from_offset``, up to ``end_offset`` (exclusive, default HW + 1).
 
         The size is at most ``max_bytes``, but at least one batch is returned if there is one. A batch that reaches past
-        ``end_offset`` is not returned. A filler that begins before ``from_offset`` is shortened to begin there. A follower
-        appends only batches that begin at its log end, and its log may end within a range that compaction dropped here.
+        ``end_offset`` is not returned. A filler (a batch without records) that begins before ``from_offset`` is shortened to
+        begin there, because a follower appends only batches that begin at its log end.
 
         Raises OffsetOutOfRangeError below the log start and above the log end, CorruptionError, LogClosedError.
         """
@@ -423,7 +419,6 @@ class Log:
     # ---- truncation --------------------------------------------------------------------------------------------------
 
     def cut_after(self, offset: int) -> int:
-        """Truncate the log durably after ``offset``. Batches that end at or below it stay. Return the new ``log_end_offset``."""
         return self.cut_to(offset + 1)
 
     def cut_to(self, end_offset: int) -> int:
@@ -517,7 +512,6 @@ class Log:
         self._notify_advance()
 
     def _batch_start(self, segment: Segment, offset: int) -> int:
-        """Return the base offset of the batch that contains ``offset``."""
         try:
             segment.check(segment.entry_at(offset), segment.entry_at(offset) + 1)
             return offset_at(segment, segment.locate(offset)) if segment.size_bytes else segment.base_offset
@@ -624,7 +618,6 @@ class Log:
         return compaction.dropped_records if compaction.outputs else 0
 
     def _store_horizon(self, horizon: Horizon) -> None:
-        """Store the compaction horizon durably, before compacted files replace the old ones."""
         if self._horizon.rise(horizon) and self.on_compacted is not None:
             self.on_compacted(self.horizon)
 

@@ -257,7 +257,6 @@ class _Range:
         return found
 
     def by_records(self, step: int) -> list[tuple[int, int]]:
-        """Return (offset, position) of borders about every ``step`` records."""
         found: list[tuple[int, int]] = []
         before = self._start
         while before + step < self._end and len(found) < MAX_BOUNDARIES:

@@ -433,12 +433,9 @@ def _proven_position(segment: Segment, proven_end_offset: int) -> int:
 def _make_names_durable(storage: Storage, names: Collection[str], *, anew: bool) -> None:
     """Make the small files durable that recovery relies on. Their current content may be only in the page cache.
 
-    ``anew``: True to write the checkpoint again. It is written only then, because two flushes for each of thousands of logs
-    would be most of the cost of a start after a kill. Its high watermark proves what was flushed, even if the checkpoint
-    itself is not durable. After a power cut an older checkpoint proves less, and recovery writes more data again. No code
-    has acted on a promise that never became durable, and this process makes its own promise before it acts. A log
-    start above the base of the first segment must not fall back to an older value. So the caller sets ``anew`` for such a
-    log, and after a failed flush.
+    ``anew``: True to write the checkpoint again, too. This is slow with thousands of logs, and an older checkpoint only makes
+    recovery write more data again. But the log start must not fall back to an older value. So the caller sets ``anew`` if the
+    log start is above the base offset of the first segment, and after a failed flush.
     """
     for name in (CHECKPOINT_NAME, HORIZON_NAME) if anew else (HORIZON_NAME,):
         data = storage.load(name) if name in names else None
@@ -483,7 +480,6 @@ def _split(storage: Storage, segment: Segment, position: int) -> list[Segment]:
 
 
 def _head_of(segment: Segment, file: LogFile, position: int, tail: Segment) -> Segment:
-    """Return a segment of the bytes before ``position``, where ``file`` was truncated. ``tail``: segment of the removed bytes."""
     whole = bisect_left(segment.entries, position, key=lambda entry: entry.position) - 1
     entry = segment.entries[whole]
     head = Segment(segment.base_offset, file, segment.base_offset, checked=segment.checked)
@@ -509,7 +505,6 @@ def _cut(storage: Storage, name: str, file: LogFile, position: int) -> LogFile:
 
 
 def _copy_in_place(storage: Storage, name: str, file: LogFile, end: int) -> LogFile:
-    """Replace the file ``name`` by a flushed copy of its first ``end`` bytes. Return the copy."""
     _copy(storage, file, 0, end, name)
     file.close()
     return storage.open(name)

@@ -38,12 +38,10 @@ class Scan:
 
     @property
     def name(self) -> str:
-        """Name of the file that is checked."""
         return log_name(self.base_offset)
 
     @property
     def done(self) -> bool:
-        """True if everything up to ``end`` has been checked."""
         return self.position >= self.end
 
     def step(self, file: LogFile, max_bytes: int) -> int:

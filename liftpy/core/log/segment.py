@@ -87,7 +87,6 @@ class Segment:
         self.size_bytes = position + header.size_bytes
 
     def summary(self) -> SegmentSummary:
-        """Return the content of the segment's index file."""
         return SegmentSummary(
             self.base_offset,
             self.next_offset,
@@ -101,7 +100,6 @@ class Segment:
 
     @classmethod
     def from_summary(cls, file: LogFile, summary: SegmentSummary) -> Segment:
-        """Return a sealed segment of ``file``. ``summary``: content of its index file."""
         file.seal()
         return cls(
             summary.base_offset,

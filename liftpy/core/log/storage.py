@@ -1,4 +1,4 @@
-"""The storage interface of a log. ``sidecar.disk`` implements it with files, ``liftpy.core.log.storage`` in memory.
+"""The storage interface of a log. ``sidecar.disk`` implements it with files, ``MemoryStorage`` in memory.
 
 THE CONTRACT. Each partition has one directory with flat names. Written data is durable after ``sync`` of its file. A
 created, renamed or deleted name is durable after ``sync_folder``. A crash may keep any prefix of the rest of each file.
@@ -20,8 +20,7 @@ class LogFile(Protocol):
     """Interface of an append-only file of batches."""
 
     @property
-    def size_bytes(self) -> int:
-        """Number of appended bytes."""
+    def size_bytes(self) -> int: ...
 
     def append(self, pieces: Sequence[Bytes]) -> None:
         """Append all ``pieces`` with one ``writev``. After an error none of them is in the file."""
@@ -107,7 +106,6 @@ class MemoryFile:
 
     @property
     def size_bytes(self) -> int:
-        """Number of appended bytes."""
         return len(self.data)
 
     def append(self, pieces: Sequence[Bytes]) -> None:
@@ -119,11 +117,9 @@ class MemoryFile:
             self.data += piece
 
     def read(self, position: int, size_bytes: int) -> memoryview:
-        """Return a copy of the bytes, as ``pread`` does."""
         return memoryview(bytes(self.data[position : position + size_bytes]))
 
     def reread(self, position: int, size_bytes: int) -> memoryview:
-        """Return the same bytes as ``read``, because there is no cache."""
         return self.read(position, size_bytes)
 
     def sync(self) -> None:
@@ -141,7 +137,6 @@ class MemoryFile:
         self.synced = size_bytes if self.never_written_from is None else min(self.never_written_from, size_bytes)
 
     def truncate(self, size_bytes: int) -> None:
-        """Truncate the file durably."""
         self._storage.count_call("truncate")
         del self.data[size_bytes:]
         if self.never_written_from is not None and size_bytes <= self.never_written_from:
@@ -205,7 +200,6 @@ class MemoryStorage:
         self.fault = fault
 
     def used_bytes(self) -> int:
-        """Return the number of bytes in all files."""
         return sum(len(f.data) for f in self.files.values())
 
     def crash(self, *, power: bool = True, keep: Callable[[str, int, int], int] | None = None) -> MemoryStorage:
@@ -233,28 +227,23 @@ class MemoryStorage:
         return after
 
     def names(self) -> list[str]:
-        """Return the file names, sorted."""
         return sorted(self.files)
 
     def open(self, name: str) -> MemoryFile:
-        """Return an existing file."""
         if name not in self.files:
             raise StorageError(f"no file {name}")
         return self.files[name]
 
     def create(self, name: str) -> MemoryFile:
-        """Create and return an empty file."""
         self.count_call("create")
         self.files[name] = MemoryFile(self)
         return self.files[name]
 
     def load(self, name: str) -> bytes | None:
-        """Return the bytes of a small file."""
         file = self.files.get(name)
         return None if file is None else bytes(file.data)
 
     def replace(self, name: str, data: bytes | Sequence[bytes]) -> None:
-        """Replace the file atomically and durably."""
         self.count_call("replace")
         data = data if isinstance(data, bytes) else b"".join(data)
         if self.used_bytes() + len(data) > self.capacity_bytes:
@@ -262,16 +251,13 @@ class MemoryStorage:
         self.files[name] = self._durable[name] = MemoryFile(self, bytearray(data))
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file. The new name is durable after ``sync_folder``."""
         self.count_call("rename")
         self.files[new] = self.files.pop(old)
 
     def remove(self, name: str) -> None:
-        """Remove a file. The removal is durable after ``sync_folder``."""
         self.count_call("remove")
         self.files.pop(name, None)
 
     def sync_folder(self) -> None:
-        """Mark all created, renamed and removed file names as durable."""
         self.count_call("sync_folder")
         self._durable = dict(self.files)

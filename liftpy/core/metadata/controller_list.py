@@ -39,7 +39,6 @@ class ControllerList:
     """Members of the metadata group. An empty list in an image means that the list in the settings applies."""
 
     voters: tuple[str, ...] = ()
-    """Ids of the voters."""
     learner: str = ""
     """Node that receives the log and becomes a voter when it has caught up. '': none."""
     leaving: str = ""
@@ -54,15 +53,12 @@ class ControllerList:
 
     @property
     def majority(self) -> int:
-        """Number of voters that must accept a decision."""
         return majority(len(self.voters))
 
     def names(self, node_id: str) -> bool:
-        """Return whether the node is a voter or the learner."""
         return node_id in self.members
 
     def as_text(self) -> str:
-        """Return the list as text for operators."""
         parts = [f"the controllers are {', '.join(self.voters)}"]
         parts += [f"{self.learner} becomes one as soon as it has caught up"] if self.learner else []
         parts += [f"{self.leaving} is to go"] if self.leaving else []
@@ -263,7 +259,6 @@ def _check_majority(plan: ControllerList, view: GroupView) -> Refused | None:
 
 
 def _check_majority_without(now: ControllerList, node: str, view: GroupView) -> Refused | None:
-    """Return a rejection if the controllers without ``node`` would have no live majority. None: they have one."""
     return _check_majority(replace(now, voters=tuple(v for v in now.voters if v != node), learner=""), view)
 
 

@@ -50,7 +50,6 @@ class ControllerMetrics:
         self._seen = ClusterImage()
 
     def update(self, image: ClusterImage, now_ns: int) -> None:
-        """Update the metrics from the difference between the last image and this one."""
         before, self._seen = self._seen, image
         if image.nodes is not before.nodes:
             lost = [one.node_id for one in image.nodes.values() if _lost_its_folder(before.nodes.get(one.node_id), one)]

@@ -33,7 +33,6 @@ class DataDeletion:
         return key.uid in self._deleted_uids or self._moved_away(key, image)
 
     def _moved_away(self, key: PartitionKey, image: ClusterImage) -> bool:
-        """Return whether the image shows the partition with replicas on other nodes only."""
         found = image.find(key.stream, key.uid, key.partition)
         return found is not None and self._node_id not in found[1].holders
 

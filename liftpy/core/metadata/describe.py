@@ -222,7 +222,6 @@ class StreamPages:
 
     @property
     def request(self) -> pb.DescribeStream | None:
-        """Next request to send. None: the description is complete."""
         if not self._next_partition:
             return None
         return pb.DescribeStream(name=self.stream.name, uid=self.stream.uid, fromPartition=self._next_partition)

@@ -21,7 +21,7 @@ replica order.
 Example: ISR a b c, a leads and fails. b reports (epoch 4, offset 90), c (epoch 4, offset 93). c is the candidate in a
 new LeaderEpoch. If c makes no progress, b is the next candidate.
 
-Timers of the metadata leader: ConcludeElection after ``election_wait_s``, PassOver when a candidate makes no progress
+Timers of the metadata leader: ConcludeElection after ``wait_s``, PassOver when a candidate makes no progress
 for ``candidate_timeout_s``, ElectLeader for an Offline partition after ``retry_s``. A timer waits while the node makes
 progress with any partition, at most ``PATIENCE`` timeouts. The reason is that a node with thousands of partitions
 processes them one after the other.
@@ -280,7 +280,6 @@ class ElectionTimers:
         """Node id -> time of its last reported position or finished promotion."""
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
-        """Start the timers of all running elections, because this node became the metadata leader."""
         self.resign()
         self._image = image
         for stream in image.streams.values():
@@ -288,14 +287,12 @@ class ElectionTimers:
                 self._watch(stream, partition, now_ns)
 
     def resign(self) -> None:
-        """Stop all timers, because this node lost the metadata leadership."""
         self._image = None
         self._clocks.clear()
         self._queue.clear()
         self._got_on_ns.clear()
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """Start, restart or stop the timers of changed partitions."""
         if self._image is None:
             return
         changes = diff(self._image, image)
@@ -347,7 +344,6 @@ class ElectionTimers:
         return [_proposal(clock.key, clock.partition) for clock in sorted(ended, key=lambda clock: clock.key)]
 
     def next_deadline_ns(self) -> int | None:
-        """Return the monotonic time at which ``due`` must be called at the latest. None: no timer runs."""
         queue = self._queue
         while queue:
             deadline_ns, key = queue[0]
@@ -455,13 +451,11 @@ class PreferredLeaders:
         self._seen: frozenset[PartitionKey] = frozenset()
 
     def lead(self, now_ns: int) -> None:
-        """Start the checks, because this node became the metadata leader."""
         self._seen = frozenset()
         self._leads = True
         self._next_ns = now_ns + self._every_ns if self._every_ns else None
 
     def resign(self) -> None:
-        """Stop the checks, because this node lost the metadata leadership."""
         self._next_ns = None
         self._leads = False
 
@@ -475,7 +469,6 @@ class PreferredLeaders:
         self._next_ns = 0 if self._every_ns and self._leads else None
 
     def due(self, image: ClusterImage, now_ns: int) -> list[pb.ElectLeader]:
-        """Return the leadership transfers that the metadata leader proposes now."""
         if self._next_ns is None or now_ns < self._next_ns:
             return []
         self._next_ns = now_ns + self._every_ns
@@ -487,5 +480,4 @@ class PreferredLeaders:
         return [pb.ElectLeader(stream=key.stream, uid=key.uid, partition=key.partition, node=node) for key, node in moves]
 
     def next_deadline_ns(self) -> int | None:
-        """Return the monotonic time at which ``due`` must be called at the latest. None: there are no checks."""
         return self._next_ns

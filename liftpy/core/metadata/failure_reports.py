@@ -73,7 +73,6 @@ class FailureReports:
         self._term = term
 
     def resign(self) -> None:
-        """Stop collecting reports and forget all of them, because this node lost the metadata leadership."""
         self._cases.clear()
         self._questions.clear()
         self._proven.clear()
@@ -108,7 +107,6 @@ class FailureReports:
             self._close_if_clear(question.key, case, late=False)
 
     def due(self, now_ns: int) -> list[pb.ReportLeader]:
-        """Return the failure reports that the metadata leader proposes now."""
         for key, case in list(self._cases.items()):
             if now_ns >= case.deadline_ns:
                 self._close_if_clear(key, case, late=True)
@@ -116,7 +114,6 @@ class FailureReports:
         return proven
 
     def next_deadline_ns(self) -> int | None:
-        """Return the monotonic time at which ``due`` must be called at the latest. None: no report waits."""
         if self._proven:
             return 0
         return min((case.deadline_ns for case in self._cases.values()), default=None)

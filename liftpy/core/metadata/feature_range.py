@@ -31,7 +31,6 @@ class LevelRange:
         return f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
 
     def write_to(self, message: HasLevelRange) -> None:
-        """Write the range into ``message``, a registration or a heartbeat."""
         message.minLevel, message.maxLevel = self.least, self.most
 
 

@@ -69,7 +69,6 @@ class FeedProducer:
         return MAX_ENTRY_SIZE_BYTES if self._takes_bytes is None else min(MAX_ENTRY_SIZE_BYTES, self._takes_bytes)
 
     def entry_applied(self, index: int, records: tuple[Record, ...]) -> None:
-        """Store the applied entry ``index`` for publishing. ``records``: its changes (``ClusterFsm.last_records``)."""
         fed = tuple(record for record in records if not isinstance(record, OperationDone))
         if _is_oversize(fed, self._message_bytes):
             self._held.clear()  # a gap for everyone: it is cheaper as a snapshot
@@ -279,7 +278,6 @@ class FeedSubscription:
         return pb.FeedSnapshotRequest(nodeId=self._node_id, afterIndex=self.image.index if self.synced else 0)
 
     def entry_received(self, entry: pb.FeedEntry) -> bool:
-        """Apply an entry from the feed. Return whether the image changed."""
         before = self.image
         if self._contradicts(entry):
             self.start_again()
@@ -326,7 +324,6 @@ class FeedSubscription:
         return self._heads_below >= MAX_HEADS_BELOW
 
     def start_again(self) -> None:
-        """Drop the image and request a new one."""
         self.resync_count += 1
         self.synced = False
         self._heads_below = 0

@@ -32,11 +32,9 @@ class Forwarding:
         self.decided = False
 
     def left_ns(self, now_ns: int) -> int:
-        """Return the time until the request times out, in nanoseconds. 0: it has timed out."""
         return max(self._deadline_ns - now_ns, 0)
 
     def pause_ns(self, now_ns: int) -> int:
-        """Return the pause before the next attempt, in nanoseconds."""
         return min(PAUSE_NS, self.left_ns(now_ns))
 
     def response_received(self, response: pb.ControlResponse) -> bool:

@@ -56,7 +56,6 @@ class IdempotencyCache:
         return (self.by_id[self.order[n]] for n in range(self.oldest, self.next_sequence))
 
     def get(self, operation_id: bytes) -> Operation | None:
-        """Return the operation with this id, or None if it is not in the window."""
         return self.by_id.get(operation_id)
 
     def with_operation(self, operation: Operation) -> IdempotencyCache:

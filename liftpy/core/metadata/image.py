@@ -55,7 +55,6 @@ class SubjectIndex:
         return SubjectIndex(_put(self.root, subject.split("."), name, partitions))
 
     def without_stream(self, name: str, subject: str) -> SubjectIndex:
-        """Return the index without the subject of the stream ``name``."""
         return SubjectIndex(_put(self.root, subject.split("."), name, 0))
 
     def overlapping(self, subject: str, partitions: int) -> str:
@@ -151,7 +150,6 @@ class DirtyStreams:
     """Number of steps since ``origin``."""
 
     def step(self, stream: str) -> DirtyStreams:
-        """Return a copy with one more change, of the stream ``stream``."""
         steps = self.steps.set(self.step_count, stream)
         if self.step_count >= MAX_STEPS:
             steps = steps.delete(self.step_count - MAX_STEPS)
@@ -230,7 +228,6 @@ class StreamImage:
 
     @property
     def replica_count(self) -> int:
-        """Number of replicas of each placed partition."""
         return self.replication_factor or (len(self.partitions[0].replicas) if self.partitions else 0)
 
     @property
@@ -239,7 +236,6 @@ class StreamImage:
         return len(self.partitions) or self.waiting
 
     def key(self, partition: int) -> PartitionKey:
-        """Return the PartitionKey of partition ``partition``."""
         return PartitionKey(self.name, self.uid, partition)
 
     @property
@@ -263,7 +259,6 @@ class StreamImage:
 
     @property
     def takes_default_quota(self) -> bool:
-        """True if the default quota of the cluster applies to the stream."""
         return self.config.takes_default_quota and not is_internal(self.name)
 
     def partition_metadata(
@@ -401,12 +396,10 @@ class ClusterImage:
         return found, found.partitions[partition]
 
     def partition_metadata(self, stream: StreamImage, partition: PartitionState) -> HeldPartition:
-        """Return the metadata that replicas of ``partition`` need."""
         return stream.partition_metadata(partition, self.default_quota, self.longest_lease_ns)
 
     @property
     def is_used(self) -> bool:
-        """True if the image contains anything besides the feature level."""
         return bool(self.nodes or self.streams or self.counters != Counters() or self.controllers.index)
 
     @property
@@ -423,17 +416,14 @@ class ClusterImage:
                 yield stream, stream.partitions[number]
 
     def live_nodes(self) -> list[str]:
-        """Return the ids of the nodes that are not fenced, in ascending order."""
         return sorted(node_id for node_id, node in self.nodes.items() if not node.fenced)
 
     def is_live(self, node_id: str) -> bool:
-        """Return whether the node is registered and not fenced."""
         node = self.nodes.get(node_id)
         return node is not None and not node.fenced
 
     # ---- the changes that replay makes; they keep the derived maps true ------------------------------------------------
     def with_stream(self, stream: StreamImage) -> ClusterImage:
-        """Return the image with a new stream."""
         return replace(self.with_streams((stream,)), trail=self.trail.step(stream.name))
 
     def with_streams(self, streams: Iterable[StreamImage]) -> ClusterImage:
@@ -454,7 +444,6 @@ class ClusterImage:
         )
 
     def without_stream(self, name: str) -> ClusterImage:
-        """Return the image without the stream and without the failure reports about it."""
         stream = self.streams[name]
         reports = self.reports.mutate()
         for partition in stream.partitions:

@@ -45,7 +45,6 @@ class PartitionChange:
 
     @property
     def key(self) -> PartitionKey:
-        """PartitionKey of the changed partition."""
         either = self.new or self.old
         assert either is not None
         return self.stream.key(either.partition)

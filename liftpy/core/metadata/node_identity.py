@@ -46,11 +46,9 @@ class DirectoryIdentity:
         return replace(self, starts=self.starts + 1, nonce=nonce, earlier=kept)
 
     def after_registration(self) -> DirectoryIdentity:
-        """Return the identity of the directory after its last process was registered in the cluster."""
         return replace(self, registered=self.nonce)
 
     def write_to(self, request: pb.RegisterNode) -> None:
-        """Write the identity into a registration request."""
         request.folderId, request.start, request.nonce = self.folder_id, self.starts, self.nonce
         request.earlierNonces[:] = self.earlier
 

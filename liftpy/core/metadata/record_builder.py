@@ -51,7 +51,6 @@ class Rules:
 
     @property
     def stored_rules(self) -> ClusterRules:
-        """The settings that the image stores."""
         return ClusterRules(self.namespace, self.elections)
 
 
@@ -75,7 +74,6 @@ class RecordBuilder:
         self._appointed: dict[str, int] = {}
 
     def next_incarnation(self) -> int:
-        """Return a new incarnation number, which no process of any node has had."""
         self._incarnation += 1
         return self._incarnation - 1
 
@@ -85,7 +83,6 @@ class RecordBuilder:
         return f"{self._stream_uid - 1:06x}-{self.now_ns // 1_000_000:x}"
 
     def next_leader_epochs(self, count: int = 1) -> int:
-        """Reserve ``count`` new LeaderEpochs. Return the first one."""
         self._leader_epoch += count
         return self._leader_epoch - count
 
@@ -94,7 +91,6 @@ class RecordBuilder:
         self._leader_epoch = max(self._leader_epoch, first)
 
     def next_epochs(self, count: int = 1) -> int:
-        """Reserve ``count`` new Epochs. Return the first one."""
         self._epoch += count
         return self._epoch - count
 
@@ -105,7 +101,6 @@ class RecordBuilder:
         """Called by a decision that needs many steps. A trial decision on the metadata leader ends at this call."""
 
     def add(self, record: Record) -> None:
-        """Append a record to the records of the decision."""
         self.records.append(record)
         if isinstance(record, NodeChanged):
             self._nodes[record.node.node_id] = record.node
@@ -115,7 +110,6 @@ class RecordBuilder:
         return self._nodes.get(node_id) or self.image.nodes.get(node_id)
 
     def is_live(self, node_id: str) -> bool:
-        """Return whether the node is registered and not fenced after the records so far."""
         node = self.node(node_id)
         return node is not None and not node.fenced
 

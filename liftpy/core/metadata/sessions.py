@@ -118,7 +118,6 @@ class NodeSessions:
         """True if this metadata leader has answered a heartbeat."""
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
-        """Start all sessions now, because this node became the metadata leader."""
         self._leading = True
         self._began_ns, self._anybody_heard = now_ns, False
         self._use_times(image.session_times, now_ns)
@@ -127,7 +126,6 @@ class NodeSessions:
         self.image_changed(image, now_ns)
 
     def resign(self) -> None:
-        """Stop granting leases and proposing, because this node lost the metadata leadership."""
         self._leading = False
         self._sessions.clear()
         self._nodes = None
@@ -243,7 +241,6 @@ class NodeSessions:
         return not session.absent and now_ns - max(session.beat_ns, session.began_ns) <= self._place_kept_ns
 
     def runs(self, node_id: str, now_ns: int) -> bool:
-        """Return whether the registered process of the node sends heartbeats."""
         session = self._sessions.get(node_id)
         if session is None:
             return False
@@ -303,7 +300,6 @@ class NodeSessions:
         return [pb.SettleSessionTimes(change=times.change)] if is_due else []
 
     def next_deadline_ns(self) -> int | None:
-        """Return the monotonic time at which ``due`` must be called at the latest. None: this node is not the metadata leader."""
         return self._earliest_ns if self._leading else None
 
 

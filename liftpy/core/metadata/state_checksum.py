@@ -94,7 +94,6 @@ class AppliedDigests:
             self.newest = (index, digest)
 
     def record_report(self, node_id: str, checkpoint: Checkpoint) -> None:
-        """Record the newest checkpoint (index, digest) that a member has reported."""
         if checkpoint[0] and self._held.get(node_id, {}).get(checkpoint[0]) != checkpoint[1]:
             self._keep(node_id, *checkpoint)
 

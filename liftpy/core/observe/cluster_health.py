@@ -37,7 +37,6 @@ class ClusterVerdict:
     reasons: tuple[Reason, ...]
 
     def as_object(self) -> dict[str, Any]:
-        """Return the verdict as a JSON object."""
         return {"word": self.word, "reasons": [one.as_object() for one in self.reasons]}
 
 

@@ -129,7 +129,6 @@ class Watching:
         return sorted(newest.nodes if newest is not None else self._glances or fallback)
 
     def model(self) -> Model:
-        """Return the state of the cluster now, as ``liftpy top`` shows it."""
         of, leader = states(self._glances), leader_of(self._glances)
         known = [glance for glance in self._glances.values() if glance is not None and glance.is_controller]
         newest = max(known, key=lambda glance: glance.index, default=None)

@@ -143,7 +143,6 @@ class History:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all values of the history in memory, in bytes."""
         return sum(one.itemsize * len(one) for series in self._held.values() for one in series)
 
     def put(self, second: int, values: Sequence[float], covers: int = 1) -> None:
@@ -230,7 +229,6 @@ class HistoryRows:
 
     @property
     def count(self) -> int:
-        """Number of rows."""
         return len(self.columns[0]) if self.columns else 0
 
     def as_object(self) -> dict[str, Any]:

@@ -102,7 +102,6 @@ class NodeEvents:
         return {"events": events[:limit], "more": len(events) > limit}
 
     def recent(self, kind: str, within_s: float) -> list[dict[str, Any]]:
-        """Return the node's events of this ``kind`` that are at most ``within_s`` seconds old, oldest first."""
         since_ns = self._wall_ns() - round(within_s * NS_PER_S)
         return [one for one in self._held if one["kind"] == kind and one["time_ns"] >= since_ns]
 
@@ -141,7 +140,6 @@ class NodeSample:
     nats_problem: str = ""
     """URL and error of the connection to NATS. '': all connections are up."""
     is_controller: bool = False
-    """True if the node is a controller."""
     metadata_leader: str = ""
     """Leader of the metadata group that the node knows. '': none."""
     groups: Mapping[str, tuple[int, float]] | None = None
@@ -196,17 +194,14 @@ class NodeWatch:
 
     @property
     def damaged_count(self) -> int:
-        """Number of replicas of the node that still have damaged files."""
         return len(self._damage)
 
     @property
     def differing_services(self) -> list[str]:
-        """One text for each running service whose state differs from that of another instance."""
         return [f"{key}: {service}: {problem}" for (key, service), problem in self._before.differing.items()]
 
     @property
     def stuck_groups(self) -> list[str]:
-        """One text for each consumer group that is stuck, with its lag."""
         stuck = ((name, one) for name, one in sorted(self._groups.items()) if one.is_stuck)
         return [f"{name} has committed nothing for {one.at_s - one.since_s:.0f} s, and its lag grows" for name, one in stuck]
 

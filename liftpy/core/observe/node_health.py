@@ -25,7 +25,6 @@ class Check(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """True if the check passed."""
         return not self.why
 
 

@@ -109,7 +109,7 @@ class NodeSummary:
     """On the metadata leader: controller -> number of entries that it is behind. -1: it is not connected."""
 
     def encode(self) -> bytes:
-        """Return the summary as JSON bytes. Fields with default values are left out."""
+        """Return the summary as JSON bytes. Fields with their default values are left out."""
         said = {name: value for name, value in asdict(self).items() if name == "node" or value != _DEFAULTS[name]}
         return json.dumps({"glance": said}, separators=(",", ":")).encode()
 

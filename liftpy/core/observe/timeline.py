@@ -143,7 +143,6 @@ def group_in_words(group: list[_Event]) -> str:
 
 
 def _causes(group: list[_Event]) -> str:
-    """Return a text with the most frequent cause of the events, and the number of other causes."""
     details = (str(event.get("detail") or "") for event in group)
     causes = Counter(one.partition(", because ")[2] if one.startswith("epoch ") else one for one in details)
     del causes[""]

@@ -34,7 +34,6 @@ class TraceContext(NamedTuple):
 
     @property
     def sampled(self) -> bool:
-        """True if the sender of the message records the trace, by its flag in ``flags``."""
         return bool(self.flags & SAMPLED)
 
 
@@ -142,7 +141,6 @@ class SpanTree(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of spans in the tree."""
         return 1 + len(self.children)
 
 
@@ -182,5 +180,4 @@ class SpanBudget:
         return self._tokens >= spans
 
     def gives_back(self, spans: int) -> None:
-        """Return the tokens of unused spans to the budget."""
         self._tokens += spans

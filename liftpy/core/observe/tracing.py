@@ -119,7 +119,6 @@ def _sampled_values(headers: HeadersColumn, names: bytes, begin: int, end: int, 
 def _places(
     column: BytesColumn,
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Return the starts and the sizes of a column's entries within its bytes, as int64 arrays."""
     ends = column.ends.astype(np.int64)
     starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
     return starts, ends - starts
@@ -201,7 +200,7 @@ class _OpenBatch:
 
     @property
     def decided_ns(self) -> int:
-        """Monotonic time in ns since which the trace waits only for lagging followers. 0: another step is not done either."""
+        """Monotonic time in ns since which the trace waits only for lagging followers. 0: it also waits for another step."""
         if not self.flushed_ns or not self.committed_ns or (self.awaited and not self.acked_ns):
             return 0
         return max(self.flushed_ns, self.committed_ns, self.acked_ns)
@@ -221,7 +220,6 @@ class PartitionTraces:
 
     @property
     def follows(self) -> bool:
-        """True if this partition has a traced batch that is not exported yet."""
         return bool(self._open)
 
     @property
@@ -293,7 +291,6 @@ class PartitionTraces:
         node.open[self] = None
 
     def flushed(self, end_offset: int) -> None:
-        """Record the flush time of all traced batches below ``end_offset`` (exclusive), which are now on disk."""
         now_ns = self._node.now_ns()
         for one in self._open:
             if one.last_offset >= end_offset:
@@ -316,7 +313,6 @@ class PartitionTraces:
         self._hand_over(now_ns)
 
     def committed(self, high_watermark: int) -> None:
-        """Record the commit time of all traced batches up to ``high_watermark`` (inclusive)."""
         now_ns = self._node.now_ns()
         for one in self._open:
             if one.last_offset > high_watermark:
@@ -342,7 +338,6 @@ class PartitionTraces:
         self._close_batches(self._open, why)
 
     def look(self, now_ns: int) -> None:
-        """Export the traces that waited long enough. ``now_ns``: monotonic time."""
         self._close_batches([one for one in self._open if now_ns - one.appended_ns >= MOST_NS], SLOW)
         self._hand_over(now_ns)
 

@@ -111,7 +111,6 @@ class Reason(NamedTuple):
     """Name of the alert that fires for the problem."""
 
     def as_object(self) -> dict[str, Any]:
-        """Return the problem as a JSON object."""
         return {**self._asdict(), "events": list(self.events)}
 
     @property

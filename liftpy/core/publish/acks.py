@@ -113,7 +113,6 @@ class Publishers:
 
     @property
     def record_count(self) -> int:
-        """Number of records that these publishers sent."""
         return self.batch_records or len(self.replies)
 
     @property
@@ -123,7 +122,6 @@ class Publishers:
         return plain * self.batch_records if self.batch_records else plain
 
     def only(self, *indices: int) -> Publishers:
-        """Return the publishers of the messages at ``indices``."""
         envelopes = None if self.envelopes is None else [self.envelopes[index] for index in indices]
         policies = None if self.policies is None else [self.policies[index] for index in indices]
         return Publishers(self.policy, [self.replies[index] for index in indices], envelopes, policies, self.batch_records)
@@ -351,7 +349,6 @@ class PendingAcks:
 
     @property
     def has_delayed_rejections(self) -> bool:
-        """True if rejections wait for ``send_delayed_rejections``."""
         return bool(self._delayed_rejections)
 
     def send_delayed_rejections(self, *, may: bool = True) -> None:

@@ -107,7 +107,6 @@ class RecentIds:
         self.begin(None)
 
     def begin(self, offset: int | None) -> None:
-        """Drop all ids. The next batch begins at ``offset``. None: at any offset."""
         self._high_watermark = -1
         self._time_ns = 0  # log time of the last committed batch
         self._last_id = b""  # message id of the last committed record
@@ -120,7 +119,6 @@ class RecentIds:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate memory use, in bytes."""
         return self.share.size_bytes
 
     def __len__(self) -> int:
@@ -133,12 +131,10 @@ class RecentIds:
 
     @property
     def reach_ns(self) -> int:
-        """Deduplication window, in nanoseconds."""
         return self.window_ns
 
     # ---- the log -----------------------------------------------------------------------------------------------------
     def take(self, batch: NewBatch) -> None:
-        """Add the message ids of the next batch of the log."""
         ids, last_offset = batch.ids, batch.last_offset
         last_id = self.last_id if not batch.record_count else ids.get(last_offset, b"") if ids else b""
         time_ns = max(self._tail[-1].time_ns if self._tail else self._time_ns, batch.timestamp_ns)
@@ -162,7 +158,6 @@ class RecentIds:
         self.share.hold(self.share.size_bytes + taken.size_bytes)
 
     def committed(self, high_watermark: int) -> None:
-        """Note that all records up to ``high_watermark`` (inclusive) are committed. It may be above the last added batch."""
         if high_watermark > self._high_watermark:
             self._high_watermark = high_watermark
             self._merge_committed()
@@ -187,7 +182,6 @@ class RecentIds:
         return known_ns > self._now_ns() - self.window_ns
 
     def _make_room(self, excess_bytes: int) -> None:
-        """Drop the oldest ids until ``excess_bytes`` of memory are free."""
         until_bytes = self.size_bytes - excess_bytes
         while self.size_bytes > until_bytes and self._kept:
             self._lose(self._kept.popleft())
@@ -210,9 +204,6 @@ class RecentIds:
         taken.ids, taken.offsets, taken.size_bytes, taken.before = (), (), 0, None
 
     def cut(self, end_offset: int) -> None:
-        """Forget the ids of the records at and above ``end_offset``, because the log was truncated there. No committed id is
-        affected.
-        """
         while self._tail and self._tail[-1].last_offset >= end_offset:
             taken = self._tail.pop()
             before = taken.before or {}
@@ -401,7 +392,6 @@ def ids_of(headers: HeadersColumn | None, names: bytes | None = None) -> dict[in
 
 
 def _id_header_indexes(names: BytesColumn) -> Iterable[int]:
-    """Yield the indexes of those header names that are the name of the message id."""
     ends = names.ends.astype(np.int64)
     sizes = np.diff(ends, prepend=0)
     for pair in np.flatnonzero(sizes == len(ID_NAME)).tolist():

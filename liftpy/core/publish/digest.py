@@ -56,7 +56,6 @@ class RollingDigest(NamedTuple):
         )
 
     def encode(self) -> bytes:
-        """Return the digest as ``DIGEST_BYTES`` bytes."""
         return _FORMAT.pack(*self)
 
     @classmethod

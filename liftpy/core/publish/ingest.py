@@ -285,7 +285,6 @@ class Ingest:
         self._next_token = 1
 
     def settings_changed(self, stream: StreamConfig, partitions: int = 1) -> None:
-        """Apply the settings and the number of partitions of the stream, at the start and after each change."""
         self.reader.quota = quota_for(stream, partitions, self.reader.quota)
         self.reader.max_message_bytes = stream.max_message_bytes
         self.reader.wants_offsets = stream.optimistic_concurrency
@@ -307,8 +306,8 @@ class Ingest:
     def start(self, taken: FailoverBacklog | None = None) -> None:
         """Accept publishes: subscribe to the data subject, because this replica leads.
 
-        ``taken``: messages of the standby buffer, which are stored first. Its subscription continues, so no message is missed.
-        None: there are none.
+        ``taken``: messages of the standby buffer, which are stored first. The subscription of the standby buffer continues, so
+        that no message is missed. None: this node had no standby buffer.
         """
         if self._listener is not None:
             return
@@ -369,8 +368,8 @@ class Ingest:
     def _leave_to_standby(self) -> bool:
         """Unsubscribe if standby followers receive the publishes. Return whether this node has unsubscribed.
 
-        This node must then not store later messages before theirs. Either ``come_back`` follows, or another node becomes
-        leader.
+        The standby followers then have messages that this node lacks, so this node must not store later ones. Either the caller
+        calls ``come_back`` later, or another node becomes leader.
         """
         if self._listener is None or self._left or not self._may.leave():
             return False
@@ -450,7 +449,6 @@ class Ingest:
             self._drain_soon()
 
     def _drain(self) -> None:
-        """Process all messages that have arrived. Combine them into batches within the limits."""
         self._drain_scheduled = False
         raw, size_bytes, batch_bytes = self._raw, self._raw_bytes, self._batch_bytes
         self._raw, self._raw_bytes = [], 0
@@ -634,9 +632,9 @@ class Ingest:
         return Numbering(claim.producer_id, claim.epoch, sequence, published.columns, known, *said)
 
     def _forbids_only_stored(self, columns: MessageColumns) -> bool:
-        """Return whether the stream's settings forbid no record of a producer's batch except those that are stored already.
+        """Return whether the stream's settings forbid only those records of a producer's batch that are stored already.
 
-        If they forbid new records, the rejection of the batch contains the expected sequence.
+        If a part of the batch is stored and the settings forbid the rest, the rejection contains the expected sequence.
         """
         if columns.claim is None or columns.batch is None:
             return False
@@ -653,7 +651,6 @@ class Ingest:
         return False
 
     def _is_known(self, claim: Claim, columns: MessageColumns) -> bool:
-        """Return whether some records of a producer's batch are already stored."""
         assert columns.batch is not None
         return self._desk.judge(claim, columns.batch.columns).known > 0
 
@@ -856,7 +853,6 @@ class Ingest:
         self.counters.drop(INGEST_OVERFLOW, count)
 
     def _reject_some(self, columns: MessageColumns, unfit: Mapping[int, Rejection]) -> None:
-        """Reject the messages in ``unfit`` (record index -> rejection). Consecutive ones with equal reasons are rejected together."""
         for why, run in groupby(unfit.items(), key=itemgetter(1)):
             indices = [index for index, _ in run]
             whole = len(indices) == len(columns.values)
@@ -885,7 +881,6 @@ class Ingest:
         )
 
     def appended(self, effect: AppendBatch, batch: bytes) -> None:
-        """Record that ``batch`` was appended. Its publishers wait for their acks from now on."""
         in_hand = self._remove_pending(effect.token)
         assert in_hand is not None
         base_offset, record_count = effect.base_offset, in_hand.body.record_count
@@ -900,7 +895,6 @@ class Ingest:
         self.counters.times.appended(base_offset + record_count - 1, record_count, in_hand.arrived_ns)
 
     def committed(self, high_watermark: int) -> None:
-        """Record for the metrics of latency that all records up to ``high_watermark`` (inclusive) are committed."""
         self.counters.times.committed(high_watermark)
 
     def drop(self, token: int, reason: RejectReason | None = None) -> None:

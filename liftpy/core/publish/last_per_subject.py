@@ -132,7 +132,7 @@ class IndexWait:
             self._is_closed = False
 
     def forget(self) -> None:
-        """Drop all waiting publishes without an answer, because another node leads."""
+        """Drop all waiting publishes, because another node leads. Their publishers get no answer."""
         self._waiting = []
         self.share.hold(0)
 
@@ -178,7 +178,6 @@ class LastOfSubjects:
         self._clear(None)
 
     def begin(self, offset: int | None) -> None:
-        """Drop all subjects. The next batch begins at ``offset``. None: at any offset."""
         self._clear(offset)
         if self.lacks:
             self._read_on()
@@ -198,7 +197,6 @@ class LastOfSubjects:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate memory use, in bytes."""
         return self.share.size_bytes
 
     def _grow(self, size_bytes: int) -> None:
@@ -247,7 +245,6 @@ class LastOfSubjects:
         self._high_watermark = high_watermark
 
     def take(self, batch: NewBatch) -> None:
-        """Add the subjects of the next batch of the log."""
         if not self.wanted:
             if not batch.asks:
                 return
@@ -267,7 +264,6 @@ class LastOfSubjects:
         self._make_room(size_bytes)
 
     def committed(self, high_watermark: int) -> None:
-        """Note that all records up to ``high_watermark`` (inclusive) are committed."""
         if high_watermark > self._high_watermark:
             self._high_watermark = high_watermark
             if self._tail:
@@ -288,7 +284,6 @@ class LastOfSubjects:
         self._kept.update(found)
 
     def cut(self, end_offset: int) -> None:
-        """Forget the offsets at and above ``end_offset``, because the log was truncated there. No committed record is affected."""
         if self._began_at is not None and end_offset < self._began_at:
             self._restart(end_offset if self.wanted else None)
             return

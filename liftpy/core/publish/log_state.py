@@ -87,7 +87,6 @@ class LogState:
         self._begin(log.log_end_offset if log.log_end_offset == log.log_start_offset else None)
 
     def join(self, node: NodeDerived) -> None:
-        """Count the memory use of this state for the limit of ``node`` from now on."""
         for share in (self.ids.in_hand, self.index_wait.share, *(part.share for part in self.parts)):
             share.join(node)
 
@@ -101,7 +100,6 @@ class LogState:
 
     @property
     def is_complete(self) -> bool:
-        """True if the state covers all records of the log."""
         return self.end_offset == self._log.log_end_offset
 
     def appended(
@@ -180,7 +178,6 @@ class LogState:
             self.on_lacking()
 
     def committed(self, high_watermark: int) -> None:
-        """Note that all records up to ``high_watermark`` (inclusive) are committed."""
         if high_watermark > self._high_watermark:
             self._high_watermark = high_watermark
             for part in self.parts:

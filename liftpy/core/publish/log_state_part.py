@@ -70,16 +70,14 @@ class Part(Protocol):
         """Name of the part in checkpoints and metrics. It never changes."""
 
     @property
-    def version(self) -> int:
-        """Version of the format that ``snapshot`` writes."""
+    def version(self) -> int: ...
 
     @property
     def reach_ns(self) -> int:
         """Log time in ns before the high watermark that the part must have processed to be complete."""
 
     @property
-    def share(self) -> Share:
-        """Memory use and memory limit of the part. The part itself enforces the limit."""
+    def share(self) -> Share: ...
 
     def begin(self, offset: int | None) -> None:
         """Drop the whole state. The next batch begins at ``offset``. None: at any offset."""
@@ -263,9 +261,7 @@ class Share:
         return max(self.size_bytes - self.bound_bytes, of_node, 0)
 
     def may_check(self, subjects: int, now_ns: int) -> bool:
-        """Return whether the node has time at ``now_ns`` to compare this number of ``subjects`` with a filter."""
         return self._node.filters.spend(subjects, now_ns)
 
     def count_rejections(self, count: int = 1) -> None:
-        """Record that ``count`` publishes were rejected for lack of memory."""
         self._node.refused[self.kind] += count

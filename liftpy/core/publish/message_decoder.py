@@ -184,7 +184,6 @@ def largest_record_bytes(columns: ColumnSet, first: int = 0) -> int:
 
 
 def _header_bytes(headers: HeadersColumn) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return the number of bytes of header names and values of each record."""
     size_bytes = np.concatenate(([0], headers.names.ends.astype(np.int64) + headers.values.ends))[headers.ends.astype(np.int64)]
     return np.diff(size_bytes, prepend=0)
 
@@ -317,16 +316,13 @@ class MessageDecoder:
 
     @property
     def answers(self) -> bool:
-        """True if publishers of the stream get acks."""
         return self._policy is not AckPolicy.NONE
 
     def publishers_of(self, replies: Sequence[bytes]) -> Publishers:
-        """Return the ``Publishers`` of plain NATS messages with these reply subjects."""
         self.touched()
         return Publishers(self._policy, self._allowed_replies(list(replies))[0])
 
     def read(self, messages: Sequence[RawMessage], now_wall_ns: int) -> MessageColumns:
-        """Decode ``messages`` and return them as columns, in their order. ``now_wall_ns``: wall clock."""
         self.touched()
         values: list[bytes | None] = [message[2] for message in messages]
         replies = [message[1] for message in messages]
@@ -550,7 +546,6 @@ class MessageDecoder:
     def _note_publisher(
         self, columns: MessageColumns, index: int, message: RawMessage, published: client_pb2.Message, now_wall_ns: int
     ) -> None:
-        """Store in ``columns`` how to answer the publisher of the envelope at ``index``, with an ack or a rejection."""
         subject, _, _, block = message
         policy = _POLICIES.get(published.ackPolicy, self._policy)
         if published.runs and not (block or published.correlationId or published.ackInbox):
@@ -697,8 +692,7 @@ class MessageDecoder:
         return publishers.policies
 
 
-def _do_nothing() -> None:
-    """Do nothing. Default of the callbacks."""
+def _do_nothing() -> None: ...
 
 
 def _note(head: client_pb2.BatchPublish) -> ProducerNote:

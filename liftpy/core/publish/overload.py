@@ -104,7 +104,6 @@ class Overload:
         return not ids.stored.may_hold(message_id, self._wall_ns())
 
     def refuse(self, replies: Sequence[bytes]) -> None:
-        """Reject the publishes with these reply subjects without decoding them."""
         self._counters.overloaded += len(replies)
         self._say_overloaded(self._reader.publishers_of(replies), len(replies))
 
@@ -176,13 +175,11 @@ class IngestCounters:
     times: PublishTimes = field(default_factory=PublishTimes)
 
     def drop(self, reason: str, count: int) -> None:
-        """Record that ``count`` publishes without reply subject were dropped for ``reason``."""
         if count:
             self.dropped[reason] += count
             self.on_drop(reason, count)
 
     def refuse(self, reason: str, count: int) -> None:
-        """Record that ``count`` publishes with a reply subject were rejected for ``reason``."""
         if count:
             self.refused[reason] += count
 

@@ -38,8 +38,7 @@ class Refuser(Protocol):
         Only then may the publish be rejected unread [A2].
         """
 
-    def refuse(self, replies: Sequence[bytes]) -> None:
-        """Send a rejection to each of these reply subjects."""
+    def refuse(self, replies: Sequence[bytes]) -> None: ...
 
 
 def is_refused_unread(reply: bytes, payload: bytes, headers: bytes, is_new: Callable[[bytes], bool]) -> bool:

@@ -217,7 +217,6 @@ class Producers:
         self.begin(None)
 
     def begin(self, offset: int | None) -> None:
-        """Drop all producers. The next batch begins at ``offset``. None: at any offset."""
         self._states: dict[int, ProducerState] = {}  # the producer of the newest batch is at the end
         self._plans: dict[tuple[str, int], dict[int, int]] = {}
         """(run, generation) of a round -> plan -> number of producers whose last batch has this plan."""
@@ -242,7 +241,6 @@ class Producers:
 
     @property
     def why_full(self) -> str:
-        """Reason for the rejection of unknown producers while ``is_full`` is True, as text for the publisher."""
         if len(self._states) >= self.max_count:
             return f"{self.max_count} producers are known here, and no more are kept (partition_producer_bytes)"
         if not self.is_whole:
@@ -269,26 +267,22 @@ class Producers:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate memory use, in bytes."""
         return self.share.size_bytes
 
     @property
     def producer_ids(self) -> tuple[int, ...]:
-        """Ids of all known producers."""
         return tuple(self._states)
 
     @property
     def time_ns(self) -> int:
-        """Log time of the last committed record, in nanoseconds since 1970."""
         return self._committed_ns
 
     def state_of(self, producer_id: int) -> ProducerState | None:
-        """Return the state of a producer including its uncommitted batches, None if it is unknown."""
+        """Return the state of a producer, including its uncommitted batches. None: the producer is unknown."""
         return self._states.get(producer_id)
 
     # ---- the log -----------------------------------------------------------------------------------------------------
     def take(self, batch: NewBatch) -> None:
-        """Update the state of the producer of the next batch of the log. A batch without a producer changes nothing."""
         numbering = batch.numbering
         if numbering is None:
             return
@@ -346,7 +340,6 @@ class Producers:
         return len(plans) > (position.plan in plans)
 
     def committed(self, high_watermark: int) -> None:
-        """Note that all records up to ``high_watermark`` (inclusive) are committed."""
         if high_watermark > self._high_watermark:
             self._high_watermark = high_watermark
             self._merge_committed()
@@ -376,7 +369,6 @@ class Producers:
         self._count()
 
     def cut(self, end_offset: int) -> None:
-        """Undo the batches at and above ``end_offset``, because the log was truncated there. None of them is committed."""
         while self._tail and self._tail[-1].last_offset >= end_offset:
             taken = self._tail.pop()
             self._time_ns = self._tail[-1].time_ns if self._tail else self._committed_ns
@@ -388,7 +380,6 @@ class Producers:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def snapshot(self) -> Callable[[], Sequence[bytes]]:
-        """Return a function that encodes the log time and each producer for a state file."""
         states = dict(self._states)
         for taken in reversed(self._tail):
             states.pop(taken.producer_id, None)
@@ -421,7 +412,6 @@ class Producers:
 
     # ---- checks of batches --------------------------------------------------------------------------------------------
     def judge(self, claim: Claim, columns: ColumnSet) -> Ruling:
-        """Check a producer's batch and return the result. ``claim``: fields of the producer. ``columns``: columns of the batch."""
         state = self._states.get(claim.producer_id)
         if state is None:
             return Ruling(Finding.OUT_OF_ORDER if claim.base_sequence else Finding.APPEND)
@@ -497,7 +487,6 @@ def _encode(producer_id: int, state: ProducerState) -> bytes:
 
 
 def _decode(data: bytes, at: int) -> tuple[int, ProducerState, int]:
-    """Return (producer id, its state, position after it) from ``data`` at position ``at``."""
     producer_id, epoch, next_sequence, time_ns, has_digest, batch_count = _STATE.unpack_from(data, at)
     at += _STATE.size
     digest = RollingDigest.decode(data[at : at + DIGEST_BYTES]) if has_digest else None
@@ -528,7 +517,6 @@ def _merge_partitioning(before: Partitioning | None, said: Partitioning | None) 
 
 
 def _by_last_offset(states: dict[int, ProducerState]) -> dict[int, ProducerState]:
-    """Return the states in the order of their last records in the log."""
     return dict(sorted(states.items(), key=lambda item: [batch.offset for batch in item[1].batches[-1:]]))
 
 
@@ -617,7 +605,6 @@ class Given(NamedTuple):
 
     @property
     def as_pb(self) -> client_pb2.ProducerState:
-        """Protobuf message with these values."""
         digest = b"" if self.digest is None else self.digest.encode()
         told = client_pb2.ProducerState(epoch=self.epoch, nextSequence=self.next_sequence, digest=digest, known=self.known)
         if self.position is not None:
@@ -739,7 +726,6 @@ class ProducerDesk:
         return ruling
 
     def why_not(self, finding: Finding) -> Rejection:
-        """Return the rejection that the publisher of a batch gets for this ``finding``."""
         if finding is not Finding.FULL:
             return _REFUSALS[finding]
         self._producers.share.count_rejections()

@@ -60,7 +60,7 @@ class Quota:
 
     @property
     def scope(self) -> str:
-        """Owner of the buckets, as a label of metrics: ``stream`` or ``token``."""
+        """Value of the metric label ``scope``: ``token`` if each token has its own buckets, else ``stream``."""
         return "token" if self._by_token else "stream"
 
     def __len__(self) -> int:

@@ -105,7 +105,6 @@ class StandbyBuffer:
         self.node.size_bytes -= block.size_bytes
 
     def expire(self, now_ns: int) -> None:
-        """Drop the messages that are older than ``age_ns`` at ``now_ns``."""
         while self.blocks and self.blocks[0].heard_ns < now_ns - self.age_ns:
             self._drop_first()
 
@@ -202,7 +201,6 @@ class InLog:
         """Number of messages that equal other messages, so that only their number was compared."""
 
     def add(self, batch: RecordBatch) -> None:
-        """Add the next batch of the log to the records among which messages are searched."""
         if not batch.record_count or batch.header.control:
             return
         keys, last_offset = column_keys(batch.columns, None), batch.last_offset
@@ -282,7 +280,6 @@ class StandbyCounters:
     """Number of messages that were not buffered because there was no room."""
 
     def add(self, others: StandbyCounters) -> None:
-        """Add ``others`` to these counters."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(others, name))
 
@@ -332,7 +329,6 @@ class Seen:
         self.reach_ns = reach_ns
 
     def note(self, now_ns: int, offset: int) -> None:
-        """Record that the value is ``offset`` at ``now_ns``."""
         samples = self._samples
         if len(samples) > 1 and now_ns - samples[-2][0] < _SAMPLE_NS:
             samples[-1] = now_ns, offset
@@ -351,17 +347,14 @@ class Seen:
 
     @property
     def first(self) -> int:
-        """Oldest value in the history."""
         return self._samples[0][1]
 
     @property
     def last(self) -> int:
-        """Newest value in the history."""
         return self._samples[-1][1]
 
     @property
     def last_ns(self) -> int:
-        """Monotonic time of the newest sample."""
         return self._samples[-1][0]
 
     def at(self, at_ns: int) -> int:
@@ -409,7 +402,6 @@ class _Step:
         return index in columns.expected or index in columns.of_others or index in columns.unfit_after_sequence
 
     def publishers(self, index: int) -> Publishers:
-        """Return the publisher of the message at ``index``."""
         return self.columns.publishers if self.columns.batch is not None else self.columns.publishers.only(index)
 
 
@@ -630,7 +622,6 @@ class Standby:
             self._hearing = self.shell.hear(self.subject, self._message_arrived, self._given_up)
 
     def stop(self) -> None:
-        """Unsubscribe and drop the buffered messages."""
         if self._hearing is not None:
             self._hearing.close()
             self._forget()
@@ -664,11 +655,9 @@ class Standby:
 
     @property
     def has_counted(self) -> bool:
-        """True if a counter or a size in ``report`` is above 0."""
         return self.heard.displaced_count > 0 or self.counters != _NOTHING
 
     def report(self) -> dict[str, int]:
-        """Return memory use in bytes and numbers of messages, for status and metrics."""
         counters = self.counters
         return {
             "held_bytes": self.heard.size_bytes,
@@ -696,7 +685,6 @@ class Standby:
             self._marks.note(self.now_ns(), high_watermark)
 
     def cut(self) -> None:
-        """Record that the log was truncated or emptied. The follower fetches the removed records again."""
         self._ends.cut(self.log.log_end_offset)
 
     # ---- as a new leader --------------------------------------------------------------------------------------------------------

@@ -102,7 +102,6 @@ class StateWriter:
 
     @property
     def is_wanted(self) -> bool:
-        """True if retention waits for a state file before it deletes records."""
         return self._wanted >= 0
 
     def _give_up(self) -> None:

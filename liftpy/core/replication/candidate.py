@@ -54,13 +54,11 @@ class CandidateRole(ReplicaRole):
             self._report(now_ns, out)  # the last report named the Epoch before
 
     def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None:
-        """Note that ``leader_epoch`` is durable. Start the replay of the log if the whole log is durable too."""
         if leader_epoch == self.leader_epoch:
             self._persisted = True
             self._replay_when_durable(now_ns, out)
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
-        """Start the replay of the log if the whole log and the proposed LeaderEpoch are durable now."""
         self._replay_when_durable(now_ns, out)
 
     def _replay_when_durable(self, now_ns: int, out: Effects) -> None:
@@ -81,7 +79,6 @@ class CandidateRole(ReplicaRole):
             self._report(now_ns, out)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        """Send the promotion report to the metadata leader again, because its timer expired."""
         if kind is Deadline.PROMOTION:
             self._report(now_ns, out)
 
@@ -120,7 +117,6 @@ class CandidateRole(ReplicaRole):
             self.desk.tell(event.replica, out)  # what it needs to know of a candidate is that it is there
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
-        """Answer the epoch query of a follower, which compares its log with the candidate's log before it fetches."""
         if self.phase is Leading.LOG_REPLICATION:
             self.desk.record_request(event.replica, event.current_epoch, now_ns)
             super().epoch_query_received(event, now_ns, out)

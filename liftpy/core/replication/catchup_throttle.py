@@ -51,7 +51,6 @@ class CatchupThrottle:
     """Duration of the last turn, in nanoseconds. The current turn is expected to take as long."""
 
     def change(self, config: ReplicationConfig) -> None:
-        """Apply changed settings from the next turn on. The totals of copied bytes and of times stay."""
         self.bytes_per_second, self.share = config.copy_bytes_per_s, config.copy_duty_cycle
         self.least_bytes_per_second, self.piece_bytes = config.copy_min_bytes_per_s, config.copy_fetch_bytes
         self._turn_ns = 0
@@ -138,7 +137,6 @@ class LearnerCopy:
         self.pace.record_copy(size_bytes, self._backlog_bytes)
 
     def flushed(self, now_ns: int) -> None:
-        """End the learner's turn, because the fetched bytes are flushed."""
         self.pace.flushed(self._size_bytes, self._backlog_bytes, self._asked_ns, now_ns, self._reserved_ns)
         self._reserved_ns = 0
 

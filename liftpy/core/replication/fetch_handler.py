@@ -49,15 +49,12 @@ class Waiters:
         self._waiting: dict[str, Waiter] = {}
 
     def register(self, waiter: Waiter) -> None:
-        """Store ``waiter`` as the waiting fetch of its replica. It replaces an earlier one."""
         self._waiting[waiter.replica] = waiter
 
     def forget(self, replica: str) -> None:
-        """Remove the waiting fetch of ``replica``, because it fetches again or was removed."""
         self._waiting.pop(replica, None)
 
     def of(self, replica: str) -> Waiter | None:
-        """Return the waiting fetch of ``replica``, or None if it has none."""
         return self._waiting.get(replica)
 
     def signal(self, log_end_offset: int) -> list[Waiter]:

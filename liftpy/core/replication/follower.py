@@ -205,7 +205,6 @@ class FollowerRole(ReplicaRole):
             self._ask(now_ns, out)
 
     def leave(self, out: Effects) -> None:
-        """End the role. The node no longer asks the leader's node whether the fetch of this replica waits."""
         super().leave(out)
         if self.phase is Following.QUIET:
             out.append(StopWaiting())
@@ -319,7 +318,6 @@ class FollowerRole(ReplicaRole):
         out.append(StartLogAfresh(start_offset=start_offset, deletes_end=deletes_end))
 
     def log_cut(self, now_ns: int, out: Effects) -> None:
-        """Continue after a durable truncation: fetch if the logs agree, otherwise send the next epoch query to the leader."""
         if self.phase is Following.CUTTING:
             self._cut_done(now_ns, out)
 
@@ -331,7 +329,6 @@ class FollowerRole(ReplicaRole):
 
     # ---- fetch -----------------------------------------------------------------------------------------------------
     def _fetch(self, now_ns: int, out: Effects) -> None:
-        """Send a fetch that acknowledges the flushed records and requests the records after the log end."""
         self.shared.deadlines.cancel(Deadline.FETCH, out)
         if not self.log.is_flushed:
             self._waits_for(Following.FLUSHING)
@@ -415,7 +412,6 @@ class FollowerRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.FETCH, begins_ns, out)
 
     def fetch_piece_arrived(self, event: FetchPieceArrived, now_ns: int, out: Effects) -> None:
-        """Request the next piece of a large batch from the leader of this epoch."""
         idle = self.phase in _ASLEEP and event.request_id == self._idle_request_id
         if not idle and (event.request_id != self._request_id or self.phase is not Following.FETCHING):
             return
@@ -465,7 +461,6 @@ class FollowerRole(ReplicaRole):
         return ""
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
-        """Continue after a flush of fetched records: raise the HW if possible, and send a fetch that acknowledges these records."""
         if self.phase is Following.FLUSHING and self.log.is_flushed:
             self._learn_high_watermark(self._leader_high_watermark, out)
             self._fetch_in_turn(now_ns, out)
@@ -635,7 +630,6 @@ class FollowerRole(ReplicaRole):
         return nanoseconds(config.max_leader_timeout_s) + self._idle_wait_ns() - nanoseconds(config.max_idle_wait_s)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        """Handle an expired timer: a request has timed out, a wait has ended, or the leader must be checked."""
         if kind is Deadline.REQUEST:
             self._retry_later(now_ns, out)
         elif kind is Deadline.LEADER:
@@ -703,18 +697,14 @@ class FetchAssembly:
         return self._assembly.held
 
     def is_asked(self, request_id: int) -> bool:
-        """Return whether the replica waits for an answer to ``request_id``."""
         return request_id == self._request_id
 
     def take(self, piece: Piece) -> memoryview | None:
-        """Store a piece. Return the complete batch if this was the last piece, or None."""
         return self._assembly.take(piece)
 
     @property
     def held_bytes(self) -> int:
-        """Size of the stored pieces, in bytes."""
         return self._assembly.held.position
 
     def forget(self) -> None:
-        """Drop the stored pieces of the batch."""
         self._assembly.forget()

@@ -68,7 +68,6 @@ class IsrChange:
         self.in_flight = True
 
     def record_rejection(self, retry_at_ns: int) -> None:
-        """Record that the metadata group rejected the request. ``retry_at_ns``: earliest monotonic time of the next request."""
         self.in_flight = False
         self.retry_at_ns = retry_at_ns
         if not self.unsettled:
@@ -360,7 +359,6 @@ class SlowFlushes:
         self._records: dict[str, _Record] = {}
 
     def flushed(self, replica: str, took_ns: int, now_ns: int, *, in_isr: bool = True) -> None:
-        """Record that a flush of ``replica`` took ``took_ns``. ``in_isr``: True if the replica is an ISR member."""
         record = self._records.get(replica)
         if record is None:
             record = self._records[replica] = _Record()
@@ -410,12 +408,10 @@ class SlowFlushes:
         return median_low(record.recent) if record is not None and len(record.recent) >= _KNOWN_FROM else None
 
     def last_ns(self, replica: str) -> int:
-        """Return the duration of the replica's last flush in nanoseconds, or 0 if there was none."""
         record = self._records.get(replica)
         return record.recent[-1] if record is not None else 0
 
     def is_slow(self, replica: str, now_ns: int) -> bool:
-        """Return whether the disk of ``replica`` counts as slow at ``now_ns`` (monotonic)."""
         record = self._records.get(replica)
         return record is not None and record.slow_until_ns > now_ns
 
@@ -424,7 +420,6 @@ class SlowFlushes:
         return [record.slow_until_ns for record in self._records.values() if record.slow_until_ns]
 
     def slow(self, now_ns: int) -> frozenset[str]:
-        """Return the replicas whose disks count as slow at ``now_ns`` (monotonic)."""
         return frozenset(replica for replica, record in self._records.items() if record.slow_until_ns > now_ns)
 
     def fast(self, replicas: Iterable[str], now_ns: int) -> list[str]:
@@ -439,7 +434,6 @@ class SlowFlushes:
         return found
 
     def keep(self, replicas: Iterable[str]) -> None:
-        """Drop the flush durations of all replicas that are not in ``replicas``."""
         kept = frozenset(replicas)
         for replica in [replica for replica in self._records if replica not in kept]:
             del self._records[replica]
@@ -582,7 +576,6 @@ class FollowerProgress:
         self.told_high_watermark, self.owed_ns = -2, 0
 
     def record_sent_high_watermark(self, high_watermark: int) -> None:
-        """Record that an answer or a notice with this HW was sent to the follower."""
         self.told_high_watermark, self.owed_ns = high_watermark, 0
 
     def is_owed(self, now_ns: int) -> None:

@@ -243,13 +243,11 @@ class LeaderRole(ReplicaRole):
         out.append(DropPendingAcks())
 
     def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
-        """Accept publishes if the replay has ``finished`` and no earlier leader has a lease."""
         if finished and self.phase is Leading.REPLAY:
             self.to_phase(Leading.INIT, out)
             self._open_when_free(now_ns, out)
 
     def metadata_heard(self, now_ns: int, out: Effects) -> None:
-        """Send the acks that were delayed because the lease had ended. The lease was extended by a heartbeat."""
         if self.phase is Leading.NO_LEASE and self.shared.lease.is_current(now_ns):
             self.to_phase(Leading.READY, out)
             self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
@@ -277,7 +275,6 @@ class LeaderRole(ReplicaRole):
         self._look_soon(now_ns, out)
 
     def data_path_lost(self, now_ns: int, out: Effects) -> None:
-        """Check soon whether another node should lead, because the connection for replication was lost."""
         self._look_soon(now_ns, out)
 
     # ---- publishes, log, commit ------------------------------------------------------------------------------------
@@ -288,14 +285,13 @@ class LeaderRole(ReplicaRole):
 
     @property
     def takes_publishes(self) -> bool:
-        """True if arriving publishes are appended at once."""
         return not (self._is_short or self.intake.holds or self.pausing.sleeps) and self.intake.may_append()
 
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
-        """Append publishes, delay them, or reject them. Publishes without an answer are dropped where others are rejected.
+        """Append publishes, delay them, or reject them. A rejected publish without a reply subject is dropped.
 
-        They are rejected during a pause, above a limit, or if the ISR is too small and the leader may send negative acks [D20,
-        D22].
+        Publishes are rejected during a pause, above a limit, or if the ISR is too small and the leader may send negative acks
+        [D20, D22].
         """
         self._look_soon(now_ns, out)
         short, holds, sleeps = self._is_short, self.intake.holds, self.pausing.sleeps
@@ -337,7 +333,6 @@ class LeaderRole(ReplicaRole):
         self.desk.appended(out)
 
     def _release(self, out: Effects) -> None:
-        """Append delayed publishes in their order, up to the limit of uncommitted bytes."""
         size_bytes = 0
         awake = not (self._is_short or self.pausing.sleeps)
         while awake and self.intake.holds and self.intake.may_append() and size_bytes < _RELEASE_BYTES:
@@ -369,7 +364,6 @@ class LeaderRole(ReplicaRole):
         return self.may_refuse(now_ns) and not self.shared.held.has_standby
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
-        """Raise the HW if possible and send acks, because records of this node's log were flushed."""
         if self.shared.flush_ns:
             self.flushes.flushed(self.shared.node_id, self.shared.flush_ns, now_ns)
         self._advance(now_ns, out)
@@ -487,7 +481,6 @@ class LeaderRole(ReplicaRole):
             out.append(ConfirmQuiet(token=event.token))
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
-        """Answer a follower's epoch query with the last offset of the requested epoch in this log."""
         self.desk.epoch_query_received(event, now_ns, out)
         self._open_when_free(now_ns, out)
 
@@ -624,9 +617,6 @@ class LeaderRole(ReplicaRole):
         self._release(out)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        """Carry out the work of an expired timer: a check of lag, lease or silent followers, notices, or an ISR change without an
-        answer.
-        """
         if kind is Deadline.LAG:
             self._check_lag(late_ns, now_ns, out)
         elif kind is Deadline.LEASE:

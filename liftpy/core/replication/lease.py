@@ -42,7 +42,6 @@ class Lease:
             self._until_ns = until_ns
 
     def is_current(self, now_ns: int) -> bool:
-        """Return whether acks may be sent at ``now_ns``."""
         return self._until_ns is not None and now_ns < self._until_ns
 
     def until_ns(self, now_ns: int) -> int:

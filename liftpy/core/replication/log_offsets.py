@@ -43,12 +43,10 @@ class LogOffsets:
 
     @property
     def is_empty(self) -> bool:
-        """True if the log has no records."""
         return self.log_end_offset <= self.log_start_offset
 
     @property
     def is_flushed(self) -> bool:
-        """True if all records are flushed."""
         return self.flushed_end_offset == self.log_end_offset
 
     def set_recovered(
@@ -68,7 +66,7 @@ class LogOffsets:
         self.epochs = EpochCache(epochs, epoch_before_start)
 
     def compacted(self, horizon: Horizon) -> None:
-        """Set the compaction horizon. Either this log was compacted up to it, or the log from which records were fetched."""
+        """Set the compaction horizon. It comes from a compaction of this log, or of the log from which records were fetched."""
         self.horizon = horizon
 
     def append(self, record_count: int, leader_epoch: int) -> int:
@@ -131,7 +129,6 @@ class LogOffsets:
         self.epochs.drop_prefix(log_start_offset, self.log_end_offset)
 
     def raise_high_watermark(self, offset: int) -> bool:
-        """Raise the HW to ``offset`` if ``offset`` is higher. Return whether the HW rose."""
         if offset <= self.high_watermark:
             return False
         check(offset <= self.newest_offset, "D7", "HW", offset, "above newest", self.newest_offset)

@@ -116,7 +116,6 @@ class QuietFetches:
         return True
 
     def remove(self, key: PartitionKey) -> None:
-        """Remove the fetch of the partition ``key`` from the combined fetches."""
         leader = self._leader_of.pop(key, None)
         if leader is None:
             return

@@ -94,12 +94,10 @@ class ReadSource(Protocol):
         """Last offset that committed reads may see, inclusive."""
 
     @property
-    def leader_epoch(self) -> int:
-        """LeaderEpoch in which the replica leads or follows."""
+    def leader_epoch(self) -> int: ...
 
     @property
-    def leader(self) -> str:
-        """Node id of the leader in the metadata. '': there is none."""
+    def leader(self) -> str: ...
 
     @property
     def leads(self) -> bool:
@@ -115,8 +113,7 @@ class ReadSource(Protocol):
     def may_answer_latest(self, now_ns: int) -> bool:
         """Return whether the HW of this replica is certainly the latest one of the partition [D8]."""
 
-    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        """Return whether the last record that a reader has read is in this log [R6]."""
+    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict: ...
 
 
 class ReplicaSource:
@@ -134,22 +131,18 @@ class ReplicaSource:
 
     @property
     def compacted(self) -> bool:
-        """True if records may be missing between two offsets, because of compaction."""
         return self.log.may_have_gaps
 
     @property
     def high_watermark(self) -> int:
-        """High watermark, inclusive."""
         return self._replica.high_watermark
 
     @property
     def leader_epoch(self) -> int:
-        """LeaderEpoch of the partition in the metadata."""
         return self._replica.state.leader_epoch
 
     @property
     def leader(self) -> str:
-        """Node id of the leader in the metadata. '': there is none."""
         return self._replica.state.leader
 
     @property
@@ -172,10 +165,6 @@ class ReplicaSource:
         return not self.leads or (self._is_heard() and self._replica.may_answer_latest(now_ns))
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        """Return whether the last record that a reader has read is still in this log.
-
-        ``last_offset``: its offset, inclusive. ``last_epoch``: its LeaderEpoch.
-        """
         return self._replica.judge_reader(last_offset, last_epoch, now_ns)
 
 
@@ -190,14 +179,11 @@ class ReadShell(Protocol[_Told]):
     def has_room(self) -> bool:
         """True if the connection probably accepts one more answer now."""
 
-    def now_ns(self) -> int:
-        """Monotonic time, in nanoseconds."""
+    def now_ns(self) -> int: ...
 
-    def answer(self, asker: _Told, chunks: Chunks) -> None:
-        """Send one message to ``asker``, the sender of a request. It consists of ``chunks``."""
+    def answer(self, asker: _Told, chunks: Chunks) -> None: ...
 
-    def request_failed(self, asker: _Told, error: Exception) -> None:
-        """Handle an unexpected ``error`` that was raised while a request of ``asker`` was processed."""
+    def request_failed(self, asker: _Told, error: Exception) -> None: ...
 
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
         """Call ``callback`` once at ``at_ns`` or soon after. Return a function that cancels the call."""
@@ -221,7 +207,6 @@ class ReadBudget:
     used_bytes: int = 0
 
     def take(self, cost_bytes: int) -> bool:
-        """Reserve ``cost_bytes`` for a waiting reader. Return False if the budget has no room."""
         if self.used_bytes + cost_bytes > self.max_bytes:
             return False
         self.used_bytes += cost_bytes
@@ -273,12 +258,10 @@ class Reads(Generic[Asker]):
 
     @property
     def waiting_count(self) -> int:
-        """Number of waiting readers (long poll)."""
         return len(self._waiting)
 
     @property
     def waiting_bytes(self) -> int:
-        """Memory use of the waiting requests, in bytes."""
         return sum(waiting.cost_bytes for waiting in self._waiting.values())
 
     def answer_request(self, frame: bytes | memoryview, asker: Asker) -> None:
@@ -315,7 +298,6 @@ class Reads(Generic[Asker]):
                     self._finish(number)
 
     def close(self) -> None:
-        """Reject all waiting requests, because the node removes this replica."""
         for number in list(self._waiting):
             waiting = self._leave(number)
             self._refuse(waiting.asker, waiting.request, _E.NO_SUCH_PARTITION, "this node is removing its replica")
@@ -457,7 +439,9 @@ class Reads(Generic[Asker]):
         self._send(asker, request, head)
 
     def _tell_state(self, request: pb.ReadRequest, give_state: GiveState, head: pb.ReadResponse) -> None:
-        """Add to the answer ``head`` a piece of the state of producers and message ids. It includes that of deleted records [A16].
+        """Add to the answer ``head`` a piece of the state of producers and message ids.
+
+        The state includes producers and message ids of deleted records [A16].
 
         ``give_state``: function that returns the piece.
         """
@@ -525,7 +509,6 @@ class Reads(Generic[Asker]):
         return read_selected(log, wanted, offset, max_bytes, room, end_offset=end_offset, backwards=backwards, held=held)
 
     def _end_offset(self, isolation: int) -> int:
-        """Return the offset (exclusive) up to which a reader with this ``isolation`` may read: HW + 1, or the log end."""
         if isolation == pb.ReadRequest.UNCOMMITTED:
             return self._source.log.log_end_offset
         return self._source.high_watermark + 1
@@ -551,7 +534,6 @@ class Reads(Generic[Asker]):
         self._send(asker, request, self._head(0, error, detail))
 
     def _send(self, asker: Asker, request: pb.ReadRequest, head: pb.ReadResponse, batches: Chunks = ()) -> None:
-        """Send the answer ``head`` with ``batches`` to ``asker``. The answer repeats partition and id of the request."""
         if request.HasField("partition"):
             head.stream, head.partition, head.requestId = self._key.stream, self._key.partition, request.requestId
         head.selected = is_selective(request)

@@ -59,7 +59,6 @@ class WaitingRole(ReplicaRole):
         super().__init__(shared, Waiting[shared.state.status.name] if shared.state.epoch else Waiting.NO_METADATA)
 
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Start the role. If an election runs, report the position of this log."""
         super().enter(now_ns, out)
         state = self.shared.state
         if (
@@ -85,24 +84,17 @@ class FailedRole(ReplicaRole):
 
     @property
     def shown_phase(self) -> str:
-        """Reason of the failure, as text for the status page."""
         return self._reason
 
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Start the role: request to leave the ISR, or to give up the leadership."""
         super().enter(now_ns, out)
         self._make_way(now_ns, out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        """Apply changed metadata.
-
-        If the Epoch rose, request again to leave the ISR or to give up the leadership, unless that is done.
-        """
         if epoch_rose:
             self._make_way(now_ns, out)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        """Repeat the request to leave the ISR or to give up the leadership."""
         self._make_way(now_ns, out)
 
     def _make_way(self, now_ns: int, out: Effects) -> None:
@@ -215,12 +207,10 @@ class Replica:
     # ---- views -----------------------------------------------------------------------------------------------------
     @property
     def node_id(self) -> str:
-        """Id of the node of this replica."""
         return self._shared.node_id
 
     @property
     def role(self) -> RoleName:
-        """Role of this replica in its partition, such as leader or follower."""
         return self._role.name
 
     @property
@@ -235,7 +225,6 @@ class Replica:
 
     @property
     def min_isr(self) -> int:
-        """Minimum size of the ISR for commits, as of the last PartitionChanged."""
         return self._shared.held.min_isr
 
     @property
@@ -250,7 +239,6 @@ class Replica:
 
     @property
     def high_watermark(self) -> int:
-        """High watermark, inclusive. -1: none."""
         return self._shared.log.high_watermark
 
     @property
@@ -260,7 +248,6 @@ class Replica:
 
     @property
     def leader_epoch(self) -> int:
-        """LeaderEpoch of the current role."""
         return self._role.leader_epoch
 
     def live_incarnation(self, node_id: str) -> int:
@@ -286,7 +273,6 @@ class Replica:
 
     @property
     def held_bytes(self) -> int:
-        """Size of publishes that the leader delays, in bytes."""
         return self._role.intake.held_bytes if isinstance(self._role, LeaderRole) else 0
 
     @property
@@ -345,7 +331,6 @@ class Replica:
         return judge(self._shared.log, last_offset=last_offset, last_epoch=last_epoch, is_latest=is_latest)
 
     def snapshot(self, now_ns: int) -> ReplicaSnapshot:
-        """Return the current state of the replica, for the status page."""
         shared, state = self._shared, self._shared.state
         log = shared.log
         return ReplicaSnapshot(

@@ -66,7 +66,6 @@ class Deadlines:
         self._at_ns: dict[Deadline, int] = {}
 
     def set(self, kind: Deadline, at_ns: int, out: list[Effect]) -> None:
-        """Set the timer of ``kind`` to ``at_ns``. An earlier setting of this kind is replaced."""
         if self._at_ns.get(kind) != at_ns:
             self._at_ns[kind] = at_ns
             out.append(SetDeadline(kind=kind, at_ns=at_ns))
@@ -77,17 +76,14 @@ class Deadlines:
             self.set(kind, at_ns, out)
 
     def cancel(self, kind: Deadline, out: list[Effect]) -> None:
-        """Cancel the timer of ``kind``."""
         if self._at_ns.pop(kind, None) is not None:
             out.append(SetDeadline(kind=kind, at_ns=None))
 
     def cancel_all(self, out: list[Effect]) -> None:
-        """Cancel all timers, because the role ends."""
         for kind in list(self._at_ns):
             self.cancel(kind, out)
 
     def is_set(self, kind: Deadline) -> bool:
-        """Return whether the timer of ``kind`` is set."""
         return kind in self._at_ns
 
     def take_reached(self, kind: Deadline, now_ns: int, out: list[Effect]) -> int | None:
@@ -128,7 +124,6 @@ class Backoff:
         self._failures = 0  # in a row
 
     def next_ns(self) -> int:
-        """Record one more failure. Return the wait before the next attempt, in nanoseconds."""
         base = min(self._minimum_ns << min(self._failures, 30), self._maximum_ns)
         self._failures += 1
         return self.jittered_ns(base)
@@ -139,7 +134,6 @@ class Backoff:
         return base_ns // 2 + base_ns * (number >> 32) // (1 << 33)
 
     def reset(self) -> None:
-        """Reset the backoff after a success. The next failure counts as the first one."""
         self._failures = 0
 
 
@@ -201,13 +195,12 @@ class ReplicaContext:
         return self.state.copy_of(self.node_id)
 
     def raise_high_watermark(self, offset: int, out: Effects) -> None:
-        """Raise the HW to ``offset`` (inclusive) if it is higher, and emit RaiseHighWatermark."""
         if self.log.raise_high_watermark(offset):
             out.append(RaiseHighWatermark(high_watermark=offset))
 
 
 class ReplicaRole:
-    """Base class of all roles. By itself it does nothing.
+    """Base class of all roles: one method per event. By default, an event has no effect, or a request is rejected.
 
     ``phase``: shown in status and logs. All methods append their effects to ``out``. ``now_ns``: monotonic time, in
     nanoseconds.
@@ -224,18 +217,15 @@ class ReplicaRole:
 
     @property
     def shown_phase(self) -> str:
-        """The phase, as status and logs show it."""
         return self.phase.value
 
     def to_phase(self, phase: Phase, out: Effects) -> None:
-        """Change the phase of this role to ``phase``. Append RoleChanged to ``out``, so that the status shows it."""
         if phase != self.phase:
             self.phase = phase
             out.append(RoleChanged(role=self.name, phase=phase.value, leader_epoch=self.leader_epoch))
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Start the role. A role that must act at its start overrides this method."""
         out.append(RoleChanged(role=self.name, phase=self.shown_phase, leader_epoch=self.leader_epoch))
 
     def leave(self, out: Effects) -> None:
@@ -245,43 +235,34 @@ class ReplicaRole:
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
         """Handle changed metadata with which this replica keeps its role. ``epoch_rose``: True if the partition's Epoch is higher."""
 
-    def metadata_heard(self, now_ns: int, out: Effects) -> None:
-        """Handle an answered heartbeat, which has extended the lease of this node."""
+    def metadata_heard(self, now_ns: int, out: Effects) -> None: ...
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
         """Handle an expired timer of this role. ``late_ns``: time since it was due, in nanoseconds."""
 
     # ---- the log ---------------------------------------------------------------------------------------------------
-    def log_flushed(self, now_ns: int, out: Effects) -> None:
-        """Continue after records of the own log were flushed: send a fetch, or raise the HW, as the role requires."""
+    def log_flushed(self, now_ns: int, out: Effects) -> None: ...
 
-    def log_cut(self, now_ns: int, out: Effects) -> None:
-        """Continue after the own log was truncated."""
+    def log_cut(self, now_ns: int, out: Effects) -> None: ...
 
-    def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None:
-        """Handle that the LeaderEpoch that this candidate proposed is durable."""
+    def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None: ...
 
     def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
         """Handle progress of the replay, which has reached ``end_offset`` (exclusive). ``finished``: True at the log end."""
 
     # ---- requests of others ----------------------------------------------------------------------------------------
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
-        """Handle messages on the data subject. By default they are dropped without an answer."""
         out.append(DropPublishes(token=event.token))
 
-    def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None:
-        """Handle publishers that repeated stored records up to ``last_offset`` and wait for their acks."""
+    def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None: ...
 
     def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
-        """Handle the fetch of a follower. By default it is rejected."""
         self.refuse(event.token, RefusalReason.NOT_LEADER, out)
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
-        """Handle the epoch query of a follower. By default it is rejected."""
         self.refuse(event.token, RefusalReason.NOT_LEADER, out)
 
     def refuse(self, token: int, reason: RefusalReason, out: Effects) -> None:
-        """Reject the fetch or epoch query ``token`` of a follower for ``reason``."""
         out.append(
             SendFetchRefusal(
                 token=token,
@@ -294,48 +275,36 @@ class ReplicaRole:
 
     # ---- answers and notices ---------------------------------------------------------------------------------------
     def fetch_answered(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
-        """Handle the leader's answer to a fetch of this replica. By default the records are dropped."""
         if event.spans:
             out.append(DropFetched(token=event.token, why="not following"))
 
-    def fetch_piece_arrived(self, event: FetchPieceArrived, now_ns: int, out: Effects) -> None:
-        """Handle an answer to a fetch of this replica that has a piece of a large batch."""
+    def fetch_piece_arrived(self, event: FetchPieceArrived, now_ns: int, out: Effects) -> None: ...
 
-    def fetch_refused(self, event: FetchRefused, now_ns: int, out: Effects) -> None:
-        """Handle the leader's rejection of a fetch or an epoch query of this replica."""
+    def fetch_refused(self, event: FetchRefused, now_ns: int, out: Effects) -> None: ...
 
-    def request_failed(self, event: RequestFailed, now_ns: int, out: Effects) -> None:
-        """Handle that a fetch or an epoch query of this replica got no valid answer."""
+    def request_failed(self, event: RequestFailed, now_ns: int, out: Effects) -> None: ...
 
-    def epoch_query_answered(self, event: EpochQueryAnswered, now_ns: int, out: Effects) -> None:
-        """Handle the leader's answer to an epoch query of this replica."""
+    def epoch_query_answered(self, event: EpochQueryAnswered, now_ns: int, out: Effects) -> None: ...
 
-    def data_path_restored(self, now_ns: int, out: Effects) -> None:
-        """Handle a restored connection. Requests and answers that were sent before may be lost."""
+    def data_path_restored(self, now_ns: int, out: Effects) -> None: ...
 
-    def data_path_lost(self, now_ns: int, out: Effects) -> None:
-        """Handle a lost connection. Until it is restored, no requests and no answers are possible."""
+    def data_path_lost(self, now_ns: int, out: Effects) -> None: ...
 
-    def woken_up(self, now_ns: int, out: Effects) -> None:
-        """Handle a notification of the leader that there are records to fetch."""
+    def woken_up(self, now_ns: int, out: Effects) -> None: ...
 
-    def notice_received(self, event: NoticeReceived, now_ns: int, out: Effects) -> None:
-        """Handle a notice with the leader's HW."""
+    def notice_received(self, event: NoticeReceived, now_ns: int, out: Effects) -> None: ...
 
-    def replica_absent(self, event: ReplicaAbsent, now_ns: int, out: Effects) -> None:
-        """Handle a report of NATS that a replica's node is not connected."""
+    def replica_absent(self, event: ReplicaAbsent, now_ns: int, out: Effects) -> None: ...
 
     def quiet_fetch_received(self, event: QuietFetchReceived, now_ns: int, out: Effects) -> None:
-        """Handle the question of a follower's node whether the follower's last fetch still waits here.
+        """Handle the question of a follower's node whether the follower's last fetch still waits at this replica.
 
         Without a confirmation, the follower fetches again.
         """
 
-    def quiet_ended(self, event: QuietEnded, now_ns: int, out: Effects) -> None:
-        """Handle the end of WaitQuietly: this follower must send its own fetches again."""
+    def quiet_ended(self, event: QuietEnded, now_ns: int, out: Effects) -> None: ...
 
-    def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
-        """Handle the answer of the metadata group to a requested ISR change."""
+    def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None: ...
 
 
 def standby_successor_of(node_id: str, isr: frozenset[str], live: Mapping[str, int], asked_ns: Mapping[str, int]) -> str:

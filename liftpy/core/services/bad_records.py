@@ -107,7 +107,6 @@ class SkipDecision:
     leader_epoch: int = 0
 
     def headers(self) -> Pairs:
-        """Return the headers that mark a record as this decision."""
         return ((SERVICE_SKIP, f"{self.service}/{self.unit.offset}/{self.leader_epoch}/{self.unit.timer}".encode()),)
 
 
@@ -194,11 +193,9 @@ class Failing:
 
     @property
     def unit(self) -> Unit:
-        """The unit that keeps failing."""
         return self.error.unit
 
     def record_failure(self, error: BadRecordError, now_s: float) -> None:
-        """Store the error of another failed attempt, and set the time of the next attempt. ``now_s``: monotonic time in seconds."""
         self.error = error
         self.tries += 1
         self.again_s = now_s + min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(self.tries - 2, 10))

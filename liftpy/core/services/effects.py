@@ -78,11 +78,9 @@ class Pending:
         return iter(list(self._effects.values()))
 
     def get(self, number: int) -> Effect | None:
-        """Return an effect by its number. None: it has a result, or was never added."""
         return self._effects.get(number)
 
     def has_room(self, count: int, size_bytes: int) -> bool:
-        """Return whether the limits allow ``count`` more effects whose payloads have ``size_bytes`` in all."""
         return len(self._effects) + count <= MAX_PENDING and self._size_bytes + size_bytes <= MAX_PENDING_BYTES
 
     def add(self, name: str, payload: bytes, key: bytes | None, *, is_offer: bool, output_count: int) -> None:
@@ -98,7 +96,6 @@ class Pending:
         self._size_bytes += effect.size_bytes
 
     def end(self, number: int) -> None:
-        """Remove the effect with this number, because it has a result."""
         effect = self._effects.pop(number, None)
         if effect is not None:
             self._size_bytes -= effect.size_bytes

@@ -280,9 +280,9 @@ class ServiceMachine:
                 self.outbox.trim()
 
     def _inspect(self, record: Record) -> tuple[bool, int | None]:
-        """Return how to treat a record with headers: (is it kept from ``on_record``, number of an effect).
+        """Return (True if ``on_record`` must not get the record, number of the effect whose result the record has).
 
-        The number is that of the effect whose result the record has. None: the record has no result.
+        The number is None if the record has no result of an effect.
         """
         number = effect_of(record, self.identity.service)
         if number is not None:
@@ -709,5 +709,4 @@ class LogTimers:
         return None
 
     def entries(self) -> tuple[tuple[int, str], ...]:
-        """Return (time, name) of all timers in order, for a snapshot."""
         return tuple(sorted((at, name) for name, at in self._at_ns.items()))

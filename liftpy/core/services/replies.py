@@ -66,7 +66,6 @@ class Reply:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate memory use of the reply, in bytes."""
         return len(self.value) + len(self.to or "") + _OVERHEAD_BYTES
 
 
@@ -140,7 +139,6 @@ class Answer:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the answer in a snapshot, in bytes."""
         return _ENTRY.size + len(self.message_id.encode()) + len(self.value)
 
 
@@ -164,7 +162,6 @@ class AnswerTable:
         return len(self._by_id)
 
     def get(self, message_id: str) -> Answer | None:
-        """Return the stored answer to a command. None: the command is new."""
         return self._by_id.get(message_id)
 
     def add(self, answer: Answer) -> None:

@@ -45,30 +45,24 @@ class DivergedError(LiftError):
 
 
 class Surroundings(Protocol):
-    """The methods that the framework offers to a service."""
+    """The methods that the framework offers to a service. The methods of ``Service`` with the same names call them."""
 
     now_ns: int
     role: Role
     position: int
     active_version: int
 
-    def emit(self, value: bytes, key: bytes | None, headers: Headers, to: str) -> None:
-        """Add an output to the output stream. ``to``: name of a route, '' for none."""
+    def emit(self, value: bytes, key: bytes | None, headers: Headers, to: str) -> None: ...
 
-    def reply(self, record: Record, value: bytes) -> None:
-        """Reply to the sender of the record."""
+    def reply(self, record: Record, value: bytes) -> None: ...
 
-    def effect(self, name: str, payload: bytes) -> None:
-        """Schedule ``on_effect`` of the service, an action outside the state machine."""
+    def effect(self, name: str, payload: bytes) -> None: ...
 
-    def offer(self, value: bytes, key: bytes | None) -> None:
-        """Append a record to the input of the service."""
+    def offer(self, value: bytes, key: bytes | None) -> None: ...
 
-    def set_timer(self, name: str, at_ns: int) -> None:
-        """Call ``on_timer(name)`` at the log time ``at_ns``, in ns since 1970."""
+    def set_timer(self, name: str, at_ns: int) -> None: ...
 
-    def cancel_timer(self, name: str) -> None:
-        """Cancel the timer ``name``. The call has no effect if it is not set."""
+    def cancel_timer(self, name: str) -> None: ...
 
 
 class Service:

@@ -356,7 +356,6 @@ class ServiceSessions:
             session.excused, session.has_caught_up = False, True
 
     def expire(self, now_ns: int) -> list[Ended]:
-        """Remove the services whose heartbeats have stopped, and return them."""
         late = [session for session in self._sessions.values() if now_ns >= session.expires_ns]
         return [ended for session in late for ended in self._forget(session, now_ns, SILENT)]
 
@@ -399,7 +398,6 @@ class ServiceSessions:
         return min((*here, *(gone.snapshot_position for gone in self._gone.values())), default=None)
 
     def snapshot_wanted(self, service: str, view: ReplicaView) -> list[Effect]:
-        """Request a snapshot from the service. Return the message to send to it."""
         session = self._sessions.get(service)
         if session is None or session.order is None:
             return []
@@ -420,7 +418,6 @@ class ServiceSessions:
             self._sessions[service].agreed = tuple(told)
 
     def versions(self) -> dict[str, int]:
-        """Return the version of the code of each registered service, by its name."""
         return {name: session.version for name, session in self._sessions.items()}
 
     def can_do(self, service: str, version: int) -> None:
@@ -445,7 +442,6 @@ class ServiceSessions:
         return [Tell(session.inbox, refusal)]
 
     def states(self) -> dict[str, Wellbeing]:
-        """Return the health of each service that is or was registered here, by its name."""
         found = {name: Wellbeing(gone.failed_at, False) for name, gone in self._gone.items()}
         return found | {name: Wellbeing(s.position, not s.failing) for name, s in self._sessions.items()}
 
@@ -474,7 +470,8 @@ class ServiceSessions:
     def lose_patience(self, now_ns: int) -> list[Effect]:
         """Continue a promotion without the slow services, after its wait has ended. Return the effect Replayed.
 
-        If a service hangs (it has applied nothing since) or has ended, the promotion may fail instead. Then the result is empty.
+        If a service hangs (it applied nothing during the wait) or has ended, the promotion may fail instead. Then the result is
+        empty.
         At most one promotion fails in this way, because the service may work on another node.
         """
         gate = self._gate
@@ -508,7 +505,6 @@ class ServiceSessions:
         return [self._join_log(session, view) for session in self._sessions.values() if self._send_order(session, view)]
 
     def _send_order(self, session: _ServiceSession, view: ReplicaView) -> bool:
-        """Set the order of a service for the current role of the replica. Return True if it is a new order."""
         replayed = session.replayed_epoch == view.leader_epoch and session.position >= view.epoch_start_offset
         gate = self._gate
         role, stop_position, kind = pb.SERVICE_FOLLOWER, NO_STOP, "follow"
@@ -613,7 +609,6 @@ class ServiceSessions:
 
     @property
     def has_any(self) -> bool:
-        """True if a service is or was registered for this replica."""
         return bool(self._sessions or self._gone)
 
     def recently_ended(self, now_ns: int) -> list[Ended]:
@@ -719,7 +714,6 @@ class Wellness:
     _stays_until_ns: int = 0
 
     def record_states(self, node: str, services: Mapping[str, Wellbeing], now_ns: int) -> None:
-        """Store the report of ``node`` about its services."""
         self._forget_old(now_ns)
         if node in self._reports or len(self._reports) < MAX_REPORTED:
             self._reports[node] = _NodeReport(dict(list(services.items())[:MAX_REPORTED]), now_ns)

@@ -50,7 +50,6 @@ class VersionDecision:
     leader_epoch: int
 
     def headers(self) -> Pairs:
-        """Return the headers that mark a record as this decision."""
         return ((SERVICE_VERSION, f"{self.service}/{self.version}/{self.leader_epoch}".encode()),)
 
 
@@ -121,7 +120,6 @@ class CodeVersions:
     """(service, node) -> (version of its code, monotonic time of the report)."""
 
     def note_version(self, service: str, node: str, version: int, now_ns: int) -> None:
-        """Store the report that the code of ``service`` on ``node`` supports ``version``."""
         if len(self._told) >= _MAX_TOLD and (service, node) not in self._told:
             self._told = {who: told for who, told in self._told.items() if now_ns - told[1] <= _BELIEVED_S * NS_PER_S}
         if len(self._told) < _MAX_TOLD or (service, node) in self._told:

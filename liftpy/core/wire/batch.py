@@ -112,7 +112,7 @@ _CODECS = (Codec.NONE, Codec.LZ4, Codec.ZSTD)
 _ALL_COLUMNS = Columns.ALL.value
 _DELTAS = Columns.DELTAS.value
 _MAX_I64 = (1 << 63) - 1
-"""Offsets and epochs are held as i64 everywhere but in the header."""
+"""Maximum offset and epoch. They are i64 everywhere except in the header."""
 
 
 class BatchHeader(NamedTuple):
@@ -138,12 +138,10 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_offset(self) -> int:
-        """Offset of the last record, inclusive."""
         return self.base_offset + self.last_offset_delta
 
     @property
     def next_offset(self) -> int:
-        """The offset after the last record."""
         return self.base_offset + self.last_offset_delta + 1
 
     @property
@@ -209,8 +207,10 @@ _RECORD_OF: Callable[[tuple[object, ...]], Record] = type(
         "__reduce__": lambda record: (Record, tuple(record)),
     },
 )
-"""A Record whose class is called as ``tuple`` is, with one tuple: a reader makes millions a second, and ``tuple.__new__`` called for a
-named tuple takes half as much again. Copied or pickled it becomes a plain Record."""
+"""Creates a Record from one tuple. It is faster than ``Record(...)``, and readers create millions of records per second.
+
+A copied or unpickled record is a plain Record.
+"""
 
 
 class BatchTooLargeError(ValueError):
@@ -242,12 +242,10 @@ class RecordBatch:
 
     @property
     def last_offset(self) -> int:
-        """Offset of the last record, inclusive."""
         return self.header.last_offset
 
     @property
     def next_offset(self) -> int:
-        """The offset after the last record."""
         return self.header.next_offset
 
     @property
@@ -257,7 +255,6 @@ class RecordBatch:
 
     @property
     def leader_epoch(self) -> int:
-        """LeaderEpoch of the leader that sequenced the batch."""
         return self.header.leader_epoch
 
     @property
@@ -298,27 +295,23 @@ class RecordBatch:
             raise CorruptionError(f"The batch at offset {self.base_offset} ({len(stored)} bytes) is damaged: {error}") from None
 
     def offsets(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Return the offsets of all records as int64[record_count]."""
         deltas = self.columns.deltas
         if deltas is None:
             return np.arange(self.base_offset, self.base_offset + self.record_count, dtype=np.int64)
         return self.base_offset + deltas.astype(np.int64)
 
     def timestamps_ns(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Return the timestamps of all records as int64[record_count]."""
         own = self.columns.timestamps_ns
         return np.full(self.record_count, self.timestamp_ns, dtype=np.int64) if own is None else own
 
     def values(self) -> list[bytes | None]:
-        """Return the values as Python objects. For Arrow, use ``liftpy.core.log.arrow``."""
         return self.columns.values.to_list()
 
     def keys(self) -> list[bytes | None]:
-        """Return the keys as Python objects. All are None without a key column."""
+        """Return the keys as Python objects. They are all None if the batch has no key column."""
         return self.columns.keys.to_list() if self.columns.keys is not None else [None] * self.record_count
 
     def replies(self) -> list[str | None]:
-        """Return the reply subject of each record. None: its publisher gave none."""
         replies = self.columns.replies
         if replies is None:
             return [None] * self.record_count
@@ -512,8 +505,9 @@ def build_remains(batch: RecordBatch) -> bytes:
 
 
 def reach(batch: bytes | memoryview, next_offset: int) -> bytes:
-    """Return ``batch`` with a range of offsets up to ``next_offset`` (exclusive) and a new CRC, because compaction removed the
-    next records.
+    """Return ``batch`` with its offset range extended to ``next_offset`` (exclusive), and with a new CRC.
+
+    Compaction uses it when it has removed the records after the batch.
     """
     stretched = bytearray(batch)
     base_offset = struct.unpack_from("<q", stretched, 16)[0]
@@ -665,7 +659,6 @@ class ByteArray:
 
     @classmethod
     def of(cls, entries: Sequence[bytes | None]) -> ByteArray:
-        """Return a column of these entries."""
         lengths = np.fromiter((len(entry or b"") for entry in entries), dtype=np.int64, count=len(entries))
         valid = np.fromiter((entry is not None for entry in entries), dtype=np.bool_, count=len(entries))
         data = memoryview(b"".join([entry or b"" for entry in entries]))
@@ -676,7 +669,6 @@ class ByteArray:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Size of each entry in bytes, as an int64 array."""
         return self.offsets[1:] - self.offsets[:-1]
 
     def column(self, start: int, end: int) -> BytesColumn:
@@ -701,7 +693,6 @@ class HeaderArray:
     values: ByteArray
 
     def column(self, start: int, end: int) -> HeadersColumn:
-        """Return the headers of the records from ``start`` (inclusive) to ``end`` (exclusive)."""
         first, last = int(self.offsets[start]), int(self.offsets[end])
         ends = (self.offsets[start + 1 : end + 1] - first).astype(np.uint32)
         return HeadersColumn(ends, self.names.column(first, last), self.values.column(first, last))

@@ -64,7 +64,6 @@ class BytesColumn:
     validity: memoryview | None = None
 
     def to_list(self) -> list[bytes | None]:
-        """Return the entries as bytes objects. None for a null."""
         entries: list[bytes | None]
         width = self._width()
         if width:
@@ -88,7 +87,7 @@ class BytesColumn:
         return width if bool((self.ends[1:] - self.ends[:-1] == width).all()) else 0
 
     def valid(self) -> NDArray[np.bool_]:
-        """Return bool[count]: False where the entry is null."""
+        """Return bool[count]. An element is False if the entry is null."""
         if self.validity is None:
             return np.ones(len(self.ends), dtype=np.bool_)
         bits = np.unpackbits(np.frombuffer(self.validity, dtype=np.uint8), bitorder="little")
@@ -105,11 +104,9 @@ class DictionaryColumn:
     index: U32
 
     def to_list(self) -> list[str]:
-        """Return the entry of every record."""
         return list(self.each())
 
     def each(self) -> Iterator[str]:
-        """Yield the entry of every record, in order."""
         names = [(e or b"").decode(*_TEXT) for e in self.entries.to_list()]
         return repeat(names[0], len(self.index)) if len(names) == 1 else map(names.__getitem__, self.index.tolist())
 
@@ -125,7 +122,6 @@ class HeadersColumn:
     values: BytesColumn
 
     def to_list(self) -> list[tuple[tuple[str, bytes], ...]]:
-        """Return for every record its (name, value) pairs."""
         names = [(n or b"").decode(*_TEXT) for n in self.names.to_list()]
         pairs = list(zip(names, [v or b"" for v in self.values.to_list()], strict=True))
         return [tuple(pairs[start:end]) for start, end in pairwise([0, *self.ends.tolist()])]
@@ -316,11 +312,9 @@ class _Reader:
 
     @property
     def at_end(self) -> bool:
-        """True if all bytes of the body were read."""
         return self._position == len(self._body)
 
     def u32(self, count: int) -> U32:
-        """Read the next ``count`` u32 numbers."""
         return np.frombuffer(self.take(4 * count), dtype="<u4")
 
     def ends(self, count: int) -> U32:
@@ -339,7 +333,6 @@ class _Reader:
         return BytesColumn(ends, self.take(int(ends[-1]) if count else 0), validity)
 
     def dictionary(self, count: int) -> DictionaryColumn:
-        """Read the next dictionary column of ``count`` records."""
         entry_count = int(self.u32(2)[0])
         if not 0 < entry_count <= count:
             raise CorruptionError(
@@ -354,7 +347,6 @@ class _Reader:
         return DictionaryColumn(entries, index)
 
     def headers(self, count: int) -> HeadersColumn:
-        """Read the next headers column of ``count`` records."""
         ends = self.ends(count)
         pair_count = int(ends[-1])
         return HeadersColumn(ends, self.bytes_column(pair_count, nulls=False), self.bytes_column(pair_count, nulls=False))

@@ -24,7 +24,7 @@ MAX_BATCH_BYTES = 64 * 1024 * 1024
 
 
 PIECE_BYTES = 1024 * 1024
-"""Bytes of a piece at most, whatever the NATS server would take: other traffic must not wait for longer than that."""
+"""Maximum size of a piece, in bytes. A larger message would delay other traffic, even if the NATS server accepts it."""
 SMALLEST_PIECE_BYTES = HEADER_SIZE_BYTES
 
 
@@ -98,6 +98,5 @@ class Assembly:
         return whole
 
     def forget(self) -> None:
-        """Drop the collected pieces."""
         self._held = bytearray()
         self._crc = self._total_bytes = 0

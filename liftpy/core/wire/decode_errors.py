@@ -19,7 +19,7 @@ REFUSED = "refused: "
 REPLY = f"{REFUSED}reply subject"
 """The reply subject is not an inbox, or not the sender's own."""
 IMPLAUSIBLE = f"{REFUSED}implausible request id"
-"""A fetch whose id can't be its follower's next one: late, or from the future."""
+"""A fetch whose request id cannot be the next one of its follower: the id is too old or too large."""
 
 
 def counter_name(error: LiftError) -> str:

@@ -3,7 +3,7 @@
 Layout, big endian: magic ``B9 0E 43 B4`` (4) | version 0 (1) | header length 8, or 12 with a CRC (1) | flags, bit 0:
 CRC-32C present, bit 1: an address of 16 bytes comes before the payload, covered by the CRC (1) | message type (1) |
 [CRC-32C of everything after the header (4)] | [address] | payload. An answer has an address only if the request asked
-for one (``addressee.py``). Source: the published Liftbridge envelope. ``tests/vectors/wire.json`` has vectors.
+for one (``frames.address``). Source: the published Liftbridge envelope. ``tests/vectors/wire.json`` has vectors.
 
 Ordinary envelopes are the most frequent ones: a value without key and headers, with or without a message id, for one
 partition and ack policy. They differ only in the value, the id and the CRC. So both sides build and parse them from
@@ -218,7 +218,7 @@ def decode_addressed(frame: bytes | memoryview, expected: MessageType | None = N
 
 POLICIES = {AckPolicy.LEADER: client_pb2.LEADER, AckPolicy.ALL: client_pb2.ALL, AckPolicy.NONE: client_pb2.NONE}
 LONGEST_ID_BYTES = 100
-"""Maximum length of an id in an ordinary envelope, in bytes. Its length fields have one byte each."""
+"""Maximum length of a message id in an ordinary envelope, in bytes. Its length fields have one byte each."""
 _VALUE = b"\x1a"
 """The tag of ``Message.value``."""
 _SHORT = [bytes([size]) for size in range(128)]
@@ -268,9 +268,9 @@ class Ordinary:
         return b"%b%b%b" % (_HEAD, _crc(body).to_bytes(4), body)
 
     def opened(self, payload: bytes) -> tuple[bytes, bytes] | None:
-        """Return (value, message id) of an envelope of this form. b"": it has no message id.
+        """Return (value, message id) of an envelope of this form. b"": the envelope has no message id.
 
-        Return None if the payload has another form or a wrong CRC.
+        Return None if ``payload`` has another form or a wrong CRC.
         """
         before, after, at = self._before, self._after, CRC_HEADER_SIZE_BYTES
         if not (payload.startswith(_HEAD) and payload.startswith(before, at) and payload.endswith(after)):

@@ -132,7 +132,6 @@ class Filter:
 
 
 def _is_one_of(column: BytesColumn, wanted: Sequence[bytes]) -> Mask:
-    """Return for each entry of ``column`` whether it is in ``wanted``, as a mask."""
     ends = column.ends.astype(np.int64)
     lengths = np.diff(ends, prepend=0)
     data = np.frombuffer(column.data, dtype=np.uint8)

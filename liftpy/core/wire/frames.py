@@ -234,7 +234,7 @@ def _parse_headed(frame: bytes | memoryview, kind: MessageType, expected: type[M
 
 _YES = b"yes"
 _LONGEST = 20
-"""Digits of nanoseconds since 1970: more than 64 bits do not need."""
+"""Maximum number of digits of a time in nanoseconds since 1970. A 64-bit number has no more."""
 
 
 def encode_presence(wall_ns: int) -> bytes:

@@ -39,11 +39,9 @@ class Names:
         self._tuples: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def string(self, value: str) -> str:
-        """Return the stored string that equals ``value``. Store ``value`` if there is none."""
         return self._strings.setdefault(value, value)
 
     def strings(self, values: Sequence[str]) -> tuple[str, ...]:
-        """Return a tuple of ``values`` with shared strings."""
         if not values:
             return ()
         made = tuple(values)

@@ -21,11 +21,11 @@ from enum import Enum
 from liftpy.core.wire.subjects import EVENTS_STREAM, GROUPS_INBOX, JETSTREAM_INBOX, SERVER_CONNECTIONS, data_subject
 
 RESPONSES_MAX = 1_000
-"""Answers to one request, where a user's own inbox is below no prefix that nodes may publish to."""
+"""Maximum number of answers of a node to one request, if the inbox is below no prefix that nodes may publish to."""
 RESPONSES_EXPIRE_S = 30
 QUERY_RESPONSES_MAX = 1
 QUERY_RESPONSES_EXPIRE_S = 5
-"""A service answers each query once, and within its patience."""
+"""Time in which a service may answer a query, in seconds."""
 _MAX_LISTED_PARTITIONS = 64
 
 
@@ -115,11 +115,12 @@ class Scope:
     inbox_prefix: str = "_INBOX"
     principal: str = ""
     services: tuple[str, ...] = ()
-    """Replicated services that a reader or an operator may query. ``*``: all. For a service's own user: the services that it
-    runs. Empty: none, or all for such a user.
+    """Replicated services that a reader or an operator may query. ``*``: all. Empty: none.
+
+    For the user of a service: the services that it runs. Empty: all.
     """
     replies: tuple[str, ...] = ()
-    """Inbox prefixes, without a dot at the end, on which a service's user answers commands, or on which nodes answer members."""
+    """Inbox prefixes, without a trailing dot, to which a service's user or a node may send answers."""
     jetstream: str = ""
     """Domain in which nodes answer JetStream's read API, for all streams. '': they do not."""
 

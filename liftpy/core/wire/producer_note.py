@@ -38,7 +38,7 @@ class PartitioningMethod(IntEnum):
     NUMBER = 3
     """The number of the record decides."""
     KEY_OR_NUMBER = 4
-    """The key decides. A record without key is placed by its number among those."""
+    """The key decides. A record without key is placed by its number among the records without key."""
     FUNCTION = 5
     """A function of the application decides."""
 
@@ -54,7 +54,6 @@ class Partitioning(NamedTuple):
     method: int
 
     def message(self) -> client_pb2.Partitioning:
-        """Return the protobuf message that is sent with a batch."""
         message = client_pb2.Partitioning(partitions=self.partitions)
         message.method = self.method  # type: ignore[assignment]  # proto3 enums are open
         return message
@@ -88,7 +87,6 @@ class SourcePosition(NamedTuple):
         return self.offset >> PLAN_SHIFT
 
     def message(self) -> client_pb2.SourcePosition:
-        """Return the protobuf message that is sent with a batch."""
         return client_pb2.SourcePosition(
             streamUid=self.stream_uid, partition=self.partition, offset=self.offset, generation=self.generation
         )
@@ -106,7 +104,6 @@ class ProducerNote(NamedTuple):
     partitioning: Partitioning | None = None
 
     def encode(self) -> bytes:
-        """Return the note as the bytes of the last column of a batch."""
         partitions, method = self.partitioning or UNKNOWN_PARTITIONING
         name, position = self.name.encode(), self.position or SourcePosition("", partitions, 0)
         uid = position.stream_uid.encode()

@@ -1,4 +1,4 @@
-"""Builds every NATS subject that liftpy uses, from names that were checked by ``liftpy.ids``."""
+"""Builds every NATS subject that liftpy uses. ``liftpy.core.base.ids`` checks the names before they become a part of a subject."""
 
 from __future__ import annotations
 
@@ -78,11 +78,9 @@ class InboxRule:
         self._lines = re.compile(rb"(?:(?:%b)%b++\n)*+" % (choices, _IN_SUBJECT))
 
     def __call__(self, subject: bytes) -> bool:
-        """Return whether a node may send an answer to ``subject``."""
         return self.allows(subject)
 
     def allows(self, subject: bytes) -> bool:
-        """Return whether a node may send an answer to ``subject``."""
         fits = len(subject) <= MAX_REPLY_BYTES and self._pattern.fullmatch(subject) is not None
         return fits and (subject.isascii() or _is_utf8(subject))
 
@@ -254,7 +252,7 @@ class Subjects:
         return f"{self.namespace}.feed.snapshot"
 
     def status(self, node_id: str) -> str:
-        """Return the subject of requests for a node's own view of its partitions (`liftpy status`)."""
+        """Return the subject of requests for a node's own status of its partitions (`liftpy status`)."""
         return f"{self.namespace}.status.{node_id}"
 
     def groups(self) -> str:
@@ -294,13 +292,13 @@ SERVER_CONNECTIONS = "$SYS.REQ.ACCOUNT.PING.CONNZ"
 JETSTREAM_INBOX = "_INBOX_liftpy-jetstream"
 """Inbox prefix, without the dot, for reads of the nodes that answer JetStream's read API."""
 GROUPS_INBOX = "_INBOX_liftpy-groups"
-"""Inbox prefix, without the dot, under which the coordinators of groups in the nodes are answered."""
+"""Inbox prefix, without the dot, for answers to the group coordinators in the nodes."""
 GROUPS_STREAM = "_groups"
-"""The internal stream of what members of groups say."""
+"""Internal stream of the commands of group members and queue workers."""
 GROUPS_SERVICE = "groups"
-"""Name of what reads it and answers: the coordinator, a replicated service."""
+"""Name of the replicated service that coordinates consumer groups. It reads ``GROUPS_STREAM``."""
 EVENTS_STREAM = "_liftpy-events"
-"""The internal stream of what happened in the cluster, and who asked for what."""
+"""Internal stream of cluster events and operator requests."""
 RESERVED_NAMES = frozenset({"control", "feed", "inbox", "info", "notify", "raft", "service", "status"})
 """Tokens that follow the namespace in the protocol's own subjects. No stream may have one of these names."""
 PARTITION_WORDS = frozenset({"replicate", "offset", "read"})

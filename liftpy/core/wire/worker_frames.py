@@ -32,9 +32,9 @@ class FrameKind(IntEnum):
     SETUP = 1
     """JSON: settings, share, what the node was before."""
     BEGIN = 2
-    """Token: the incarnation. Open what the image shows."""
+    """Token: the incarnation of the node. The worker opens its partitions of the image."""
     IMAGE = 3
-    """A snapshot, in the place of the image before."""
+    """Snapshot of the metadata image. It replaces the image that the worker has."""
     ENTRY = 4
     """pb.FeedEntry: a change of the image."""
     HEARD = 5
@@ -43,11 +43,11 @@ class FrameKind(IntEnum):
     ANSWER = 7
     """Answer to a control request (pb.ControlResponse)."""
     QUIET = 8
-    """pb.QuietFetches: those of the worker's partitions."""
+    """Fetches for the worker's quiet partitions (pb.QuietFetches)."""
     ASK = 9
-    """JSON: what status wants."""
+    """JSON: the status values to return in TOLD."""
     CLOSE_SUBJECTS = 10
-    """Token: ms that it may take. Take no more publishes."""
+    """Token: time limit in ms. The worker accepts no more publishes."""
     STOP = 11
     LEVEL = 12
     """JSON: level and for_s of the log."""
@@ -60,23 +60,23 @@ class FrameKind(IntEnum):
     """All partitions of the image are open, or have failed to open."""
     PONG = 35
     PROPOSE = 36
-    """ms until it gives up (4), pb.ControlRequest."""
+    """Timeout in ms (4 bytes), then pb.ControlRequest."""
     DISTRUST = 37
     FATAL = 38
-    """JSON: why it can't go on."""
+    """JSON: the error that stops the process."""
     REPAIR = 39
-    """Text: why the node has to start again."""
+    """Text: the reason why the node must restart."""
     SIGNS = 40
-    """JSON: how it is."""
+    """JSON: health values of the process."""
     SAMPLED = 45
-    """JSON: the counts of the process so far, once a second."""
+    """JSON: counters of the process, once per second."""
     TOLD = 41
     """JSON: the answer to ASK."""
     QUIET_OVER = 42
     """Answer about fetches of quiet partitions (pb.QuietFetchesAnswer)."""
     CLOSED = 43
     STOPPED = 44
-    """Token 1: everything that was acknowledged is on the disk."""
+    """Token 1: all acknowledged records are on the disk."""
 
 
 class Frame(NamedTuple):

@@ -34,7 +34,6 @@ class ManifestDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format."""
         return FORMAT
 
     def schema(self) -> StructType:
@@ -42,7 +41,6 @@ class ManifestDataSource(DataSource):
         return from_arrow_schema(MANIFEST)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of a streaming query that archives streams."""
         with with_error_code():
             return ManifestStreamReader(*split_options(dict(self.options.items())))
 

@@ -493,8 +493,6 @@ def audit_span(access: Access, span: AuditSpan) -> SpanAudit:
 
 
 class _SpanWork:
-    """Compares the replicas in one part of a partition (``AuditSpan``)."""
-
     def __init__(self, transport: Transport, subjects: Subjects, span: AuditSpan) -> None:
         self._transport = transport
         self._subjects = subjects

@@ -212,7 +212,7 @@ class HeldRecords:
         return row if row < len(self.offsets) and self.offsets[row] == offset else -1
 
     def digest(self, offset: int) -> str:
-        """Return the hexadecimal digest of the record at ``offset``."""
+        """Return the hexadecimal digest of the record at ``offset``. ABSENT: there is no such record."""
         row = self.at(offset)
         if row < 0:
             return ABSENT
@@ -285,7 +285,7 @@ def first_other_batch(here: Sequence[RecordBatch], there: Sequence[RecordBatch])
 
 
 def digest_at(batches: Sequence[RecordBatch], offset: int) -> str:
-    """Return the hexadecimal digest of that one of ``batches`` which begins at ``offset``."""
+    """Return the hexadecimal digest of the batch that begins at ``offset``. ABSENT: there is no such batch."""
     found = next((batch for batch in batches if batch.base_offset == offset), None)
     return ABSENT if found is None else hashlib.blake2b(found.view, digest_size=16).hexdigest()
 

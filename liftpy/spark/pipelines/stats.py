@@ -322,7 +322,6 @@ class Sketch:
     registers: NDArray[np.uint8] = field(default_factory=_registers)
 
     def add(self, hashes: NDArray[np.uint32]) -> None:
-        """Count entries that are given as uint32 hashes."""
         index = (hashes >> np.uint32(_RANK_BITS)).astype(np.int64)
         rest = hashes & np.uint32((1 << _RANK_BITS) - 1)
         # frexp gives the exponent of the highest bit: the rank is the number of leading zeros of the rest, and one
@@ -330,7 +329,6 @@ class Sketch:
         np.maximum.at(self.registers, index, rank)
 
     def join(self, other: Sketch) -> None:
-        """Add the entries that another sketch has counted."""
         np.maximum(self.registers, other.registers, out=self.registers)
 
     @property
@@ -362,7 +360,6 @@ class Bucket:
     subjects: Sketch = field(default_factory=Sketch)
 
     def join(self, other: Bucket) -> None:
-        """Add the sums of another bucket to this one."""
         self.records += other.records
         self.tombstones += other.tombstones
         self.key_bytes += other.key_bytes
@@ -407,7 +404,6 @@ class Measures:
 
     @property
     def records(self) -> int:
-        """Number of records."""
         return sum(bucket.records for bucket in self.buckets.values())
 
     def add(self, piece: BatchSlice) -> None:

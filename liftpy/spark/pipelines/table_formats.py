@@ -42,7 +42,6 @@ from liftpy.spark.pipelines.tables import (
 
 CATALOG = "_catalog.sqlite"
 NAME = ("liftpy", "archive")
-"""Name of an Iceberg table in its catalog."""
 KEPT_S = 7 * 24 * 3600.0
 """Time for which replaced content of an Iceberg table can still be read, in seconds, as in Delta tables."""
 _MARK = "liftpy.mark."
@@ -95,7 +94,6 @@ class _TableFolder:
 
     @property
     def root(self) -> Path:
-        """Directory of the table."""
         return self._root
 
 
@@ -103,7 +101,6 @@ class DeltaFolder(_TableFolder):
     """A Delta table in a directory."""
 
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
-        """Return the current version of the table with the values of ``marks`` (names). None: the table does not exist."""
         from deltalake import DeltaTable
 
         with _delta_errors(self._root):
@@ -122,10 +119,6 @@ class DeltaFolder(_TableFolder):
             )
 
     def commit(self, commit: Commit, schema: pa.Schema, *, replace: bool = False) -> int:
-        """Commit the files and marks of ``commit``, and return the new version of the table.
-
-        ``replace``: True to remove all other files from the table. Raises FencedError if another process has committed.
-        """
         from deltalake import DeltaTable, Schema
         from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import CommitProperties, Transaction, create_table_with_add_actions
@@ -163,7 +156,6 @@ class DeltaFolder(_TableFolder):
             DeltaTable(str(self._root)).vacuum(dry_run=False, full=True)
 
     def only_added_to(self) -> bool:
-        """Return whether all commits of the table have only added files, and none has removed or merged files."""
         from deltalake import DeltaTable
 
         with _delta_errors(self._root):
@@ -221,7 +213,6 @@ class IcebergFolder(_TableFolder):
         return SqlCatalog("liftpy", uri=f"sqlite:///{self._root / CATALOG}", warehouse=self._root.as_uri())
 
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
-        """Return the current version of the table with the values of ``marks`` (names). None: the table does not exist."""
         from pyiceberg.exceptions import NoSuchTableError
 
         self._seen = None
@@ -243,10 +234,6 @@ class IcebergFolder(_TableFolder):
             )
 
     def commit(self, commit: Commit, schema: pa.Schema, *, replace: bool = False) -> int:
-        """Commit the files and marks of ``commit``, and return the new version of the table.
-
-        ``replace``: True to remove all other files from the table. Raises FencedError if another process has committed.
-        """
         from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
         from pyiceberg.expressions import AlwaysTrue
 
@@ -291,7 +278,6 @@ class IcebergFolder(_TableFolder):
                     file.unlink()
 
     def only_added_to(self) -> bool:
-        """Return whether all snapshots of the table have only added files, and none has replaced files."""
         with _iceberg_errors(self._root):
             snapshots = self._catalog().load_table(NAME).metadata.snapshots
             kept = [one.summary is not None and one.summary.operation.value == "append" for one in snapshots]

@@ -44,8 +44,7 @@ class Table(Protocol):
     """Interface of a table in a directory, which both formats implement."""
 
     @property
-    def root(self) -> Path:
-        """Directory of the table."""
+    def root(self) -> Path: ...
 
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
         """Return the current version of the table with the values of ``marks`` (names). None: the table does not exist."""
@@ -58,7 +57,7 @@ class Table(Protocol):
         """
 
     def forget_old_files(self) -> None:
-        """Delete files that no version of the table uses which readers may still read."""
+        """Delete the files that no readable version of the table uses."""
 
     def only_added_to(self) -> bool:
         """Return whether no commit has removed or merged files. If so, a file that is not in the table now was never in it."""
@@ -120,7 +119,6 @@ class ArchivedRange:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Stream and partition."""
         return self.stream, self.partition
 
 
@@ -275,12 +273,10 @@ class FileName(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the file."""
         return f"{self.stream}-{self.partition}-{self.start_offset:020d}-{self.end_offset:020d}-{self.tag}.parquet"
 
     @property
     def path(self) -> str:
-        """Path of the file, relative to the directory of the table."""
         return f"{DATA}/{self.stream}/{self.partition}/{self.name}"
 
 

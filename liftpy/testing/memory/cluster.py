@@ -91,7 +91,6 @@ class MemoryCluster:
         config: ReplicationConfig | None = None,
         max_payload: int = MAX_PAYLOAD_BYTES,
     ) -> None:
-        """Create the cluster. ``with`` starts it."""
         if not 1 <= nodes <= MAX_NODES:
             raise ConfigError(f"Invalid number of nodes: {nodes}. An in-memory cluster has 1 to {MAX_NODES} nodes.")
         self._count = nodes
@@ -612,7 +611,6 @@ class MemoryService:
             logger.error("service %s in memory has ended: %s", self._settings.service, error, exc_info=error)
 
     async def close(self) -> None:
-        """Stop the service."""
         await end_tasks(self._tasks)
         await self._client.close()
 

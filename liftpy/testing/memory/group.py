@@ -61,15 +61,12 @@ class MemoryGroup(SingleLogGroup):
             bus.listen(subject, partial(self._request_received, RequestAcl.ADMIN))
 
     def now_ns(self) -> int:
-        """Return the monotonic time, in nanoseconds."""
         return time.monotonic_ns()
 
     def time_ns(self) -> int:
-        """Return the wall clock, in nanoseconds since 1970."""
         return time.time_ns()
 
     def new_operation_id(self) -> bytes:
-        """Return a new operation id."""
         return secrets.token_bytes(_ID_BYTES)
 
     def image_changed(self, before: ClusterImage) -> None:
@@ -97,7 +94,6 @@ class MemoryGroup(SingleLogGroup):
         return granted
 
     def decide(self, request: pb.ControlRequest) -> pb.ControlResponse:
-        """Decide on a request as the metadata leader, and return the response."""
         response = super().decide(request)
         if response.HasField("cluster"):
             response.cluster.metadataLeader = self._leader()

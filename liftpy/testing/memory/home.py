@@ -34,9 +34,9 @@ class FellowReplica(Protocol):
     """Methods of a replica that the other replicas of its partition call."""
 
     def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
-        """
+        """Run ``callback`` in a later turn of the event loop, after at least ``delay_ns`` nanoseconds.
 
-        Run ``callback`` in a later turn of the loop, after at least ``delay_ns`` nanoseconds, unless the replica is closed by then.
+        If the replica is closed by then, ``callback`` does not run.
         """
 
     def feed(self, event: ev.Event) -> None:
@@ -65,20 +65,13 @@ class HeldReplica(Protocol):
     failed: str
 
     @property
-    def node(self) -> HomeNode:
-        """Node of the replica."""
+    def node(self) -> HomeNode: ...
 
-    def feed(self, event: ev.Event) -> None:
-        """Pass an event to the state machine of the replica."""
+    def feed(self, event: ev.Event) -> None: ...
 
-    def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
-        """
+    def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle: ...
 
-        Run ``callback`` in a later turn of the loop, after at least ``delay_ns`` nanoseconds, unless the replica is closed by then.
-        """
-
-    def now_ns(self) -> int:
-        """Return the monotonic time, in nanoseconds."""
+    def now_ns(self) -> int: ...
 
 
 class HomeNode(Protocol):
@@ -100,11 +93,9 @@ class HomeNode(Protocol):
     promises: dict[PartitionKey, int]
     """Partition -> lowest LeaderEpoch of a leader that the replica may still follow."""
 
-    def now_ns(self) -> int:
-        """Return the monotonic time, in nanoseconds."""
+    def now_ns(self) -> int: ...
 
-    def wall_ns(self) -> int:
-        """Return the wall clock, in nanoseconds since 1970."""
+    def wall_ns(self) -> int: ...
 
     def ask(self, request: pb.ControlRequest, answered: Answered) -> None:
         """Send a request to the metadata group. It decides in the next turn of the event loop and then calls ``answered``."""
@@ -121,5 +112,4 @@ class HomeNode(Protocol):
     def replica_of(self, node_id: str, key: PartitionKey) -> FellowReplica | None:
         """Return the replica of the partition on the node ``node_id``. None: there is none."""
 
-    def is_up(self, node_id: str) -> bool:
-        """Return whether the node with this id runs."""
+    def is_up(self, node_id: str) -> bool: ...

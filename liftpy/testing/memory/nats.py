@@ -48,7 +48,6 @@ class BusSubscription:
         self.fits = re.compile(rb"\.".join(parts), re.DOTALL).fullmatch
 
     def close(self) -> None:
-        """End the subscription."""
         self._bus.forget(self)
 
     def leave(self) -> None:
@@ -83,7 +82,6 @@ class Bus:
         return made
 
     def forget(self, subscription: BusSubscription) -> None:
-        """Remove a closed subscription."""
         if self._subscriptions.pop(subscription.number, None) is not None:
             self._known.clear()
 
@@ -115,7 +113,6 @@ class Bus:
         return len(plain) + len(queues)
 
     def send(self, subject: str | bytes, chunks: Sequence[bytes | memoryview]) -> None:
-        """Publish one message whose payload is the concatenation of ``chunks``."""
         self.publish(_bytes(subject), b"", b"".join(chunks))
 
     def send_lines(self, lines: Sequence[bytes]) -> None:
@@ -201,7 +198,6 @@ class NatsSession:
 
     # ---- from the client -------------------------------------------------------------------------------------------------
     def feed(self, data: bytes) -> None:
-        """Process bytes that the client has sent, at once."""
         if not self.ended:
             self._bus.together(partial(self._take, self._left + data if self._left else data))
 
@@ -356,30 +352,25 @@ class MemoryTransport(Transport):
         self._line = _Line(self._server, self._reader)
 
     async def connect_tls(self, uri: Any, ssl_context: Any, buffer_size: int, connect_timeout: int) -> None:
-        """Raise an error, because the in-memory connection does not support TLS."""
         raise ConnectionRefusedError("an in-memory cluster does not support TLS")
 
     def write(self, payload: bytes) -> None:
-        """Queue bytes for the server. ``drain`` waits if the server has not read too many of them."""
+        """Queue bytes for the server. ``drain`` waits while more than ``MOST_UNREAD_BYTES`` of them are unread."""
         if self._line is not None:
             self._line.write(payload)
 
     def writelines(self, payload: Any) -> None:
-        """Queue several pieces of bytes for the server."""
         self.write(b"".join(payload))
 
     async def read(self, buffer_size: int) -> bytes:
-        """Return bytes that the server has sent, b'' at the end of the connection."""
         assert self._reader is not None
         return await self._reader.read(buffer_size)
 
     async def readline(self) -> bytes:
-        """Return one line that the server has sent, with its line feed."""
         assert self._reader is not None
         return await self._reader.readline()
 
     async def drain(self) -> None:
-        """Wait until the server has read enough of the written bytes."""
         while self._line is not None and self._line.unread_bytes > MOST_UNREAD_BYTES:
             await asyncio.sleep(_PAUSE_S)
 
@@ -387,12 +378,10 @@ class MemoryTransport(Transport):
         """Return at once, because closing takes no time."""
 
     def close(self) -> None:
-        """Close the connection."""
         if self._line is not None:
             self._line.close()
 
     def at_eof(self) -> bool:
-        """Return whether the server has closed the connection and all data was read."""
         return self._reader is None or self._reader.at_eof()
 
     def __bool__(self) -> bool:

@@ -98,7 +98,6 @@ class MemoryNode:
         self._storages = {key: storage.crash(power=False) for key, storage in self._storages.items()}
 
     def close(self) -> None:
-        """Stop the node permanently."""
         self.up = False
         for replica in self.replicas.values():
             replica.stop()
@@ -163,10 +162,6 @@ class MemoryNode:
 
     # ---- what replicas ask -----------------------------------------------------------------------------------------------
     def ask(self, request: pb.ControlRequest, answered: Answered) -> None:
-        """Send a request to the metadata group.
-
-        It decides in the next turn of the event loop, and calls ``answered`` one turn later.
-        """
         incarnation = self.incarnation
 
         def asked() -> None:
@@ -177,24 +172,19 @@ class MemoryNode:
         self.loop.call_soon(asked)
 
     def serving_replica(self, key: PartitionKey) -> FellowReplica | None:
-        """Return the replica of any node that serves the partition as leader or candidate. None: there is none."""
         return self._served.get(key)
 
     def serve(self, key: PartitionKey, peer: FellowReplica) -> None:
-        """Register ``peer`` as the replica that serves the partition as leader or candidate."""
         self._served[key] = peer
 
     def serve_no_more(self, key: PartitionKey, peer: FellowReplica) -> None:
-        """Unregister ``peer`` as the replica that serves the partition. Do nothing if another one is registered."""
         if self._served.get(key) is peer:
             del self._served[key]
 
     def replica_of(self, node_id: str, key: PartitionKey) -> FellowReplica | None:
-        """Return the replica of the partition on the node ``node_id``. None: there is none."""
         other = self._others.get(node_id)
         return None if other is None else other.replicas.get(key)
 
     def is_up(self, node_id: str) -> bool:
-        """Return whether the node with this id runs."""
         other = self._others.get(node_id)
         return other is not None and other.up

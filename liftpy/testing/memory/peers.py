@@ -51,7 +51,6 @@ class Peers:
     fetched: dict[int, Fetched]
 
     def begin_peers(self) -> None:
-        """Initialize the state of the communication with other replicas: no requests and no incomplete batches."""
         self._next_token = 1
         self._askers: dict[int, _Asker] = {}
         self._kept: dict[str, _Asker] = {}
@@ -60,20 +59,16 @@ class Peers:
         """Fetch that is sent after the state of the leader has arrived. None: none."""
 
     def end_peers(self) -> None:
-        """Stop answering other replicas, because this replica is closed."""
         self.stop_serving()
         self.fetched.clear()
 
     def feed(self, event: ev.Event) -> None:
-        """Pass an event to the state machine of the replica."""
         raise NotImplementedError
 
     def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
-        """Run ``callback`` in a later turn of the loop, after at least ``delay_ns`` nanoseconds."""
         raise NotImplementedError
 
     def log_failed(self, error: StorageError, token: int = 0) -> None:
-        """Report to the state machine that the log has failed with ``error``. ``token``: publishes to append, 0: none."""
         raise NotImplementedError
 
     def _token(self) -> int:
@@ -125,10 +120,6 @@ class Peers:
             self.feed(ev.RequestFailed(request_id=effect.request_id, reason="the leader's state is not ready"))
 
     def give_state(self, question: StateQuestion) -> StatePiece | None:
-        """Return the requested piece of the state of producers and message ids to a follower. None: not ready.
-
-        The state includes that of deleted records.
-        """
         return self.publishers.giver.give(question)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
@@ -140,7 +131,6 @@ class Peers:
         )
 
     def answer_arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
-        """Process the answer of the leader to the fetch ``request_id`` of this replica. ``data``: whole batches."""
         self.publishers.taker.fetch_answered()
         view = memoryview(data)
         batches = split_batches(view)
@@ -166,7 +156,6 @@ class Peers:
         pass
 
     def asked_by(self, peer: FellowReplica, request_id: int) -> int:
-        """Store that the replica ``peer`` has sent the request ``request_id``. Return a token for the answer."""
         token = self._token()
         self._askers[token] = _Asker(peer, request_id)
         return token

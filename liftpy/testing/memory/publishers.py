@@ -89,7 +89,6 @@ class MemoryPublishers:
     # ---- the shells ------------------------------------------------------------------------------------------------------
     @property
     def max_payload(self) -> int:
-        """Maximum size of one message, in bytes."""
         return self._bus.max_payload
 
     def listen(
@@ -137,17 +136,14 @@ class _Hearing:
         self._sink = sink
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` in the next turn of the event loop."""
         self._replica.later(callback)
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` at once. A real connection would first wait for messages in flight, and this bus has none."""
+        """Call ``callback`` in the next turn of the event loop. A real connection would first wait for messages in flight."""
         self._replica.later(callback)
 
     def leave(self) -> None:
-        """End the subscription at once, because no message is in flight."""
         self._subscription.close()
 
     def close(self) -> None:
-        """End the subscription to the data subject."""
         self._subscription.close()

@@ -55,7 +55,6 @@ class MemoryAsking:
     """State of the partition in the last update."""
 
     def feed(self, event: ev.Event) -> None:
-        """Pass an event to the state machine of the replica."""
         raise NotImplementedError
 
     def _ask(self, request: pb.ControlRequest, answered: Answered = _nobody) -> None:
@@ -138,7 +137,6 @@ class Readers:
     # ---- what carries the answers ----------------------------------------------------------------------------------------
     @property
     def max_payload(self) -> int:
-        """Maximum size of one message, in bytes."""
         return self._bus.max_payload
 
     @property
@@ -147,11 +145,9 @@ class Readers:
         return True
 
     def now_ns(self) -> int:
-        """Return the monotonic time, in nanoseconds."""
         return self._replica.now_ns()
 
     def answer(self, asker: str, chunks: Chunks) -> None:
-        """Send one answer with the payload ``chunks`` to the reader ``asker``, a reply subject."""
         self._bus.send(asker, chunks)
 
     def request_failed(self, asker: str, error: Exception) -> None:
@@ -159,7 +155,6 @@ class Readers:
         raise error
 
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback`` at the monotonic time ``at_ns``, in nanoseconds. Return a function that cancels the timer."""
         return self._replica.node.loop.call_at(at_ns / NS_PER_S, callback).cancel
 
 
@@ -247,15 +242,9 @@ class MemoryReplica(PartitionShell, MemoryAsking, Peers):
             self._stepping = False
 
     def now_ns(self) -> int:
-        """Return the monotonic time, in nanoseconds."""
         return self.node.now_ns()
 
     def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
-        """
-
-        Run ``callback`` in a later turn of the loop, after at least ``delay_ns`` nanoseconds, unless the replica is closed by then.
-        """
-
         def call() -> None:
             if not self.gone:
                 callback()
@@ -295,7 +284,6 @@ class MemoryReplica(PartitionShell, MemoryAsking, Peers):
         return True
 
     def apply_retention(self) -> None:
-        """Delete records according to the retention settings of the stream."""
         before = self.log.log_start_offset
         if not self.failed and self.log.may_give_up:
             wall_ns = self.node.wall_ns()
@@ -399,7 +387,6 @@ class _Flusher:
         commit.flush_ended(flush, 0, error)
 
     def wait(self, flush: Flush) -> tuple[int, Exception | None]:
-        """Do nothing: no flush runs in the background."""
         raise AssertionError("Internal error: an in-memory flush never waits. Please report it.")
 
     def wait_for_checkpoint(self) -> None:
@@ -414,9 +401,7 @@ class _Flusher:
         """Do nothing: the duration of flushes is not measured in memory."""
 
     def flushed(self, end_offset: int, disk_ns: int) -> None:
-        """Report to the state machine that the log is flushed up to ``end_offset`` (exclusive). ``disk_ns``: duration."""
         self._replica.feed(ev.LogFlushed(end_offset=end_offset, took_ns=disk_ns))
 
     def flush_failed(self, error: StorageError) -> None:
-        """Report to the state machine that a flush has failed with ``error``, so that the log is closed."""
         self._replica.log_failed(error)

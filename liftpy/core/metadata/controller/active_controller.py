@@ -126,7 +126,6 @@ class ActiveController:
         self._timers.lead(image, now_ns)
 
     def resign(self) -> None:
-        """End the duties, because this controller lost the metadata leadership."""
         self._leading = False
         self._failure_reports.resign()
         self._preferred.resign()
@@ -140,7 +139,6 @@ class ActiveController:
         self._preferred.change(every_s)
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """Update the duties after a log entry was applied. ``image``: image after the entry."""
         self._image = image
         self._in_log -= {done for done in self._in_log if image.operations.get(done) is not None}
         self.levels.image_changed(image)
@@ -274,7 +272,6 @@ class ActiveController:
         return self._sessions.overdue(now_ns) if self._leading else []
 
     def record_no_responders(self, node_id: str) -> None:
-        """Record that NATS reported no responders for this node, so that its session ends soon."""
         self._sessions.record_no_responders(node_id)
 
     def take_questions(self) -> list[LeaderQuestion]:
@@ -285,13 +282,12 @@ class ActiveController:
         return self._failure_reports.take_questions()
 
     def record_testimony(self, question: LeaderQuestion, testimony: ProbeResult) -> None:
-        """Record the answer of a node to a question about a reported leader. The caller does not report a missing answer."""
         self._failure_reports.record_testimony(question, testimony)
 
     def due(self, now_ns: int) -> list[pb.ControlRequest]:
         """Return the requests that the metadata leader proposes now. Changes of partitions are combined into batches.
 
-        A planned transfer is a request of its own, because its leader is asked first (``stepping_aside``).
+        A planned transfer is a request of its own, because its leader is asked first (``leader_to_ask_first``).
         """
         preferred, waiting, moving = (
             self._preferred.due(self._image, now_ns),

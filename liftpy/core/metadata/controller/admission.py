@@ -120,7 +120,6 @@ class Allowance:
         self._seen_ns = 0
 
     def take(self, now_ns: int) -> bool:
-        """Take one token for a request. Return whether there was a token, so that the request is allowed."""
         self._look(now_ns)
         if self._left < 1:
             return False
@@ -188,12 +187,10 @@ class RequestLimits:
         self.in_progress_bytes = 0
 
     def begin(self, size_bytes: int) -> None:
-        """Add an accepted request of ``size_bytes`` to the requests in progress."""
         self.in_progress += 1
         self.in_progress_bytes += size_bytes
 
     def end(self, size_bytes: int) -> None:
-        """Remove a request of ``size_bytes`` from the requests in progress, because it was answered or dropped."""
         self.in_progress -= 1
         self.in_progress_bytes -= size_bytes
 

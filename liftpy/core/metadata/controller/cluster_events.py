@@ -186,11 +186,9 @@ class Causes:
         self._of[stream, partition] = cause
 
     def of(self, stream: str, partition: int) -> str:
-        """Return the cause of the running election of a partition. '': not known."""
         return self._of.get((stream, partition), "")
 
     def forget(self, stream: str, partition: int) -> None:
-        """Forget the cause of a partition's election, because the election has ended."""
         self._of.pop((stream, partition), None)
 
 
@@ -458,7 +456,6 @@ class EventTrail:
         """Number of events that left the memory before they were written to the event stream."""
 
     def note_entry(self, index: int, events: Iterator[ClusterEvent]) -> None:
-        """Queue the applied entry ``index``, so that ``derive_events`` derives its ``events`` later."""
         if len(self._noted) >= self._most_noted:
             self.begins, _ = self._noted.popleft()
             self.begins_ns = self._held[-1].time_ns if self._held else self.begins_ns
@@ -555,7 +552,6 @@ class EventLog:
         self.tail: Tail | None = None
 
     def set_tail(self, tail: Tail) -> None:
-        """Set the end of the event stream, which the caller has read. The next events to write follow it."""
         self._ends_at(tail)
 
     def forget_tail(self) -> None:
@@ -566,12 +562,10 @@ class EventLog:
         self.tail = None
 
     def resign(self) -> None:
-        """Stop returning events to write, because another node becomes the metadata leader."""
         self.tail = self._trail.written = None
 
     @property
     def has_events_to_write(self) -> bool:
-        """True if there are events that are not in the event stream yet."""
         return self.tail is None or self._trail.newest > self.tail.place
 
     def due(self, most: int) -> list[dict[str, Any]]:

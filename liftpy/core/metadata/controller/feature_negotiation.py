@@ -36,11 +36,9 @@ class ReportedLevels:
         """Node id -> (incarnation, range of levels), for registered nodes."""
 
     def clear(self) -> None:
-        """Forget all reported levels."""
         self._of.clear()
 
     def record_heartbeat(self, beat: pb.Heartbeat, image: ClusterImage) -> None:
-        """Store the feature levels in a heartbeat of a registered process."""
         node = image.nodes.get(beat.nodeId)
         if node is not None and node.incarnation == beat.incarnation:
             self._of[beat.nodeId] = (beat.incarnation, level_range_in(beat))
@@ -52,7 +50,6 @@ class ReportedLevels:
         return spoken if node is not None and node.incarnation == incarnation and not node.fenced else None
 
     def image_changed(self, image: ClusterImage) -> None:
-        """Forget the levels of removed nodes."""
         if len(self._of) > len(image.nodes):
             self._of = {node_id: held for node_id, held in self._of.items() if node_id in image.nodes}
 

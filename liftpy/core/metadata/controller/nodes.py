@@ -94,7 +94,7 @@ def has_all_acknowledged_records(known: NodeImage, request: pb.RegisterNode) -> 
     ``previousIncarnation`` 0 means an empty directory. A directory of an older incarnation is a stale copy, with one
     exception: the directory with which the current incarnation registered. A process acts only after it has stored its new
     incarnation, so in this case the current one has never acted. An older copy of that directory is recognized because it
-    does not know the process that registered (``starts.py``).
+    does not know the process that registered (``compare_processes``).
     """
     known_to_it = request.previousIncarnation in (known.incarnation, known.previous_incarnation)
     unbroken = known_to_it and compare_processes(known, request) is not ProcessRelation.OLDER_COPY

@@ -31,7 +31,6 @@ class _Trial(RecordBuilder):
     """Runs a decision as a trial. It raises ``_WouldChangeError`` if the decision would add a record."""
 
     def needs_entry(self) -> None:
-        """End the trial, because the request needs a log entry."""
         raise _WouldChangeError
 
     def takes_long(self) -> None:
@@ -39,7 +38,6 @@ class _Trial(RecordBuilder):
         raise _WouldChangeError
 
     def add(self, record: Record) -> None:
-        """End the trial, because the decision has a record."""
         raise _WouldChangeError
 
 

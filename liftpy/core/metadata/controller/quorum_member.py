@@ -113,8 +113,7 @@ class MemberLogView(Protocol):
         """True if this member believes that it is the metadata leader. Another member may have been elected since."""
 
     @property
-    def term(self) -> int:
-        """Current Raft term."""
+    def term(self) -> int: ...
 
     @property
     def leader_id(self) -> str:
@@ -232,21 +231,17 @@ class QuorumMember:
 
     @property
     def is_active(self) -> bool:
-        """True if this member has begun the duties of the metadata leader."""
         return self._term >= 0
 
     @property
     def counters(self) -> Counter[str]:
-        """Number of questions to reported leaders, and of requests that were answered without a log entry, by kind."""
         return Counter(self._duties.counters)
 
     def set_preferred_leader_interval(self, every_s: float) -> None:
-        """Set how often the metadata leader moves leaderships back to preferred leaders. ``every_s``: seconds, 0: never."""
         self._duties.set_preferred_leader_interval(every_s)
 
     # ---- the leadership ------------------------------------------------------------------------------------------------
     def resign(self) -> None:
-        """Stop the duties of the metadata leader, because the leadership is lost or is about to be transferred."""
         self._term = self._taking_over = -1
         self._duties.resign()
 

@@ -92,7 +92,6 @@ class ReassignmentPlanner:
 
     # ---- what happens ------------------------------------------------------------------------------------------------
     def lead(self, image: ClusterImage, now_ns: int) -> None:
-        """Start planning, because this node became the metadata leader."""
         self._image = ClusterImage()
         self._touched = None
         for places in self._lists:
@@ -105,7 +104,6 @@ class ReassignmentPlanner:
         self.image_changed(image, now_ns)
 
     def resign(self) -> None:
-        """Stop planning, because this node lost the metadata leadership."""
         self._image = self._plan_at_ns = None
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
@@ -125,11 +123,9 @@ class ReassignmentPlanner:
             self._plan_at_ns = self._earliest_ns if self._plan_at_ns is None else min(self._plan_at_ns, self._earliest_ns)
 
     def next_deadline_ns(self) -> int | None:
-        """Return the monotonic time at which ``due`` must be called at the latest. None: only a changed image needs a call."""
         return self._plan_at_ns if self._image is not None else None
 
     def due(self, now_ns: int) -> list[Proposed]:
-        """Return the moves of replicas and leaderships that the metadata leader proposes now."""
         image = self._image
         if image is None or self._plan_at_ns is None or now_ns < self._plan_at_ns:
             return []
@@ -148,7 +144,6 @@ class ReassignmentPlanner:
 
     # ---- what there is -----------------------------------------------------------------------------------------------
     def _scan(self, image: ClusterImage) -> None:
-        """Update the lists of moving partitions with those of the changed streams."""
         touched, self._touched = self._touched, set()
         if touched is None:
             for places in self._lists:
@@ -426,7 +421,6 @@ class _PlanningStep:
         return node_id in self._gone or node_id not in self.image.nodes
 
     def is_down_or_drained(self, node_id: str) -> bool:
-        """Return whether the node is down or drained."""
         return not self.image.is_live(node_id) or self.image.nodes[node_id].leaving
 
     def may_copy(self, partition: PartitionState) -> bool:

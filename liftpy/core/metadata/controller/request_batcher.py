@@ -89,10 +89,7 @@ def decide_batch(
 
 
 def _one_count(records: list[Record]) -> tuple[Record, ...]:
-    """Return the records of a batch with only one CountersMoved record, the last one.
-
-    It has the counters after the last request.
-    """
+    """Return ``records`` without all CountersMoved records except the last one, which has the counters after the whole batch."""
     counts = [record for record in records if isinstance(record, CountersMoved)]
     if len(counts) <= 1:
         return tuple(records)

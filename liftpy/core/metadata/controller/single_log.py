@@ -26,16 +26,14 @@ class SingleLogGroup(ABC):
         self._index = 0
 
     @abstractmethod
-    def now_ns(self) -> int:
-        """Return the monotonic time, in nanoseconds."""
+    def now_ns(self) -> int: ...
 
     @abstractmethod
     def time_ns(self) -> int:
         """Return the wall clock of the metadata leader, in nanoseconds since 1970."""
 
     @abstractmethod
-    def new_operation_id(self) -> bytes:
-        """Return a new operation id."""
+    def new_operation_id(self) -> bytes: ...
 
     @abstractmethod
     def image_changed(self, before: ClusterImage) -> None:
@@ -47,7 +45,6 @@ class SingleLogGroup(ABC):
 
     @property
     def image(self) -> ClusterImage:
-        """Image after the last decision."""
         return self.fsm.image
 
     def decide(self, request: pb.ControlRequest) -> pb.ControlResponse:
@@ -83,7 +80,6 @@ class SingleLogGroup(ABC):
         return response
 
     def beat(self, node_id: str, incarnation: int) -> pb.ControlResponse:
-        """Process a heartbeat of a node, and return the answer of the metadata leader."""
         request = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=node_id, incarnation=incarnation))
         SPOKEN.write_to(request.heartbeat)
         now_ns = self.now_ns()
@@ -92,6 +88,5 @@ class SingleLogGroup(ABC):
         return response
 
     def apply_due(self) -> None:
-        """Commit and apply the requests that the metadata leader proposes by itself now."""
         for request in self.duties.due(self.now_ns()):
             self.apply(request)

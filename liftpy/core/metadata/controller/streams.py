@@ -473,14 +473,12 @@ class WaitingStreams:
         """Stream uid -> monotonic time of the last proposal to place the stream."""
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
-        """Start to place waiting streams, because this node became the metadata leader."""
         self._image = ClusterImage()
         self._proposed_ns.clear()
         self._earliest_ns = now_ns
         self.image_changed(image, now_ns)
 
     def resign(self) -> None:
-        """Stop placing waiting streams, because this node lost the metadata leadership."""
         self._image = self._look_at_ns = None
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
@@ -497,7 +495,6 @@ class WaitingStreams:
             self._look_at_ns = self._earliest_ns
 
     def due(self, now_ns: int) -> list[pb.PlaceStream]:
-        """Return the placement requests that the metadata leader proposes now."""
         image = self._image
         if image is None or self._look_at_ns is None or now_ns < self._look_at_ns:
             return []
@@ -528,5 +525,4 @@ class WaitingStreams:
         return found
 
     def next_deadline_ns(self) -> int | None:
-        """Return the monotonic time at which ``due`` must be called at the latest. None: only a changed image needs a call."""
         return self._look_at_ns if self._image is not None else None

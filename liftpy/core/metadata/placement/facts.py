@@ -34,7 +34,6 @@ class NodeFacts:
 
     @property
     def takes(self) -> bool:
-        """True if the node accepts replicas."""
         return self.live and not self.leaving
 
     def room(self, unlimited: int) -> int:

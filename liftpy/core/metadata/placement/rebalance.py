@@ -278,11 +278,9 @@ class DestinationNodes:
 
     @property
     def count(self) -> int:
-        """Number of nodes that accept replicas."""
         return len(self._order)
 
     def rack(self, node_id: str) -> str:
-        """Return the rack of the node, or '' if it is unknown."""
         node = self._nodes.get(node_id)
         return node.rack if node is not None else ""
 
