@@ -16,13 +16,14 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.log.log import Log
 from liftpy.core.log.range_reads import Portion, read_portion
+from liftpy.core.partition.shell import Fetched
 from liftpy.core.publish.state_transfer import PIECE_BYTES, StateGiver, StatePiece, StateQuestion, StateTaker
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events, messages
 from liftpy.core.replication.follower import FetchAssembly
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
-from liftpy.core.wire.batch import RecordBatch, split_batches
+from liftpy.core.wire.batch import split_batches
 from liftpy.core.wire.chunking import NOTHING, Held, room_bytes
 from liftpy.core.wire.decode_errors import IMPLAUSIBLE, REFUSED, REPLY, counter_name
 from liftpy.core.wire.envelope import MessageType
@@ -306,14 +307,6 @@ class ReplicationDesk:
         self._send(asker, (frames.seal(answer),))
 
 
-@dataclass(slots=True)
-class Fetched:
-    """Batches of one answer to a fetch. They are stored until the core appends or drops them."""
-
-    buffer: memoryview
-    batches: list[RecordBatch]
-
-
 class FetchClient:
     """Follower's side of replication for one partition: sends its requests, and feeds the answers to the replica as events."""
 
@@ -388,11 +381,6 @@ class FetchClient:
         )
         self._asked = effect.request_id, clock.now_ns()
         self._send(self._replicate_subject, effect.request_id, frames.seal(request))
-
-    def started_afresh(self) -> None:
-        """Request the derived state of the leader before the next fetch, because all records of this log were deleted."""
-        if self.taker is not None:
-            self.taker.started_afresh()
 
     def _ask_state(self, request_id: int, question: StateQuestion) -> None:
         request = pb.StateRequest(

@@ -212,7 +212,8 @@ class PartitionWorker:
         self.log.on_damage = self._restart_for_repair
         for part in (self._driver, self.ingest.reader, self.standby, self.reads, self.replay, self.states, self.services):
             part.touched = self.touched
-        self.replication.giver, self.fetches.taker = self.states.giver, self.states.taker
+        self.replication.giver = self.states.giver
+        self.fetches.taker = self.executor.taker = self.states.taker
         self.reads.give_states(self.states.giver)
         self.fetches.failed = self._flush_failed
         self.states.written = self._state_written
@@ -301,20 +302,7 @@ class PartitionWorker:
     # ---- events -------------------------------------------------------------------------------------------------------
     def begin(self) -> None:
         """Feed LogOpened, the first event, to the replica."""
-        log = self.log
-        epochs = tuple((epoch, start) for epoch, start in log.epochs.entries)
-        start, end, before = log.log_start_offset, log.log_end_offset, log.epochs.before_start
-        opened = events.LogOpened(
-            log_start_offset=start,
-            log_end_offset=end,
-            high_watermark=log.high_watermark,
-            epochs=epochs,
-            persisted_epoch=log.persisted_epoch,
-            epoch_before_start=before,
-        )
-        self.feed(opened)
-        log.on_compacted = lambda horizon: self.feed(events.LogCompacted(**horizon._asdict()))
-        log.on_compacted(log.horizon)
+        self.executor.feed_log_opened()
 
     def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
         """Pass the partition's new state in the metadata, or a new set of live nodes, to the replica.
@@ -323,11 +311,8 @@ class PartitionWorker:
         """
         count_isr(self._node.instruments, self._node.settings.node_id, self.state, held.state)
         self.state = held.state
-        self.config = self.log.config = held.config
-        self.ingest.settings_changed(held.config, held.partition_count)
-        self.feed(events.PartitionChanged(held=held, incarnations=incarnations))
-        self.standby.review()
-        if self.log.apply_metadata(held.state):
+        self.config = held.config
+        if self.executor.apply_metadata(held, incarnations):
             self.apply_retention(self._node.clocks.time_of_age_ns())
         self.reads.share(self._node.settings.node_id in held.isr)
         self.reads.advanced()

@@ -83,7 +83,7 @@ def test_effect_executor_on_a_full_disk_feeds_a_no_space_event_with_the_publish_
     ("effect", "cut"),
     [
         (do.CutLog(end_offset=5), ["log.cut_to", "derived.cut"]),
-        (do.StartLogAfresh(start_offset=5), ["log.start_afresh", "derived.started_afresh", "fetches.started_afresh"]),
+        (do.StartLogAfresh(start_offset=5), ["log.start_afresh", "derived.started_afresh"]),
     ],
 )
 def test_effect_executor_truncation_waits_for_the_flush_and_reports_the_new_end(effect: do.Effect, cut: list[str]) -> None:
@@ -281,7 +281,11 @@ def test_effect_executor_sets_moves_and_cancels_timers_for_deadlines() -> None:
 
 def test_effect_executor_does_not_report_a_leader_epoch_after_the_close() -> None:
     runner, calls, fed = executor()
+    answers: list[Any] = []
+    runner._t.promises.store = lambda folder, leader_epoch, stored: answers.append(stored)  # type: ignore[method-assign]
+    for _ in range(2):
+        runner.execute(do.PersistLeaderEpoch(leader_epoch=4))
     runner.close()
-    runner._promise_stored(4, None)
-    runner._promise_stored(4, StorageError("late"))
+    for answer, error in zip(answers, (None, StorageError("late")), strict=True):
+        answer(error)
     assert (calls, fed, runner.storage_failed) == (["replay.close"], [], False)

@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import threading
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,16 +15,13 @@ import pytest
 from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
-from liftpy.core.base.partition import HeldPartition, PartitionState
-from liftpy.core.log.compaction_point import Horizon
 from liftpy.core.publish.state_file import State
-from liftpy.core.replication.events import DataPathChanged, LogCompacted, LogOpened, PartitionChanged, StopRequested
+from liftpy.core.replication.events import DataPathChanged, StopRequested
 from liftpy.errors import StorageError
 from sidecar.partition import replica_manager as partitions_module
 from sidecar.partition import worker as worker_module
 from sidecar.partition.flushing import FoundState
 from sidecar.partition.worker import PartitionWorker
-from tests.unit.partition.test_housekeeping_rounds import Clocks
 
 KEY = PartitionKey("orders", "u1", 3)
 OTHER = PartitionKey("orders", "u1", 4)
@@ -91,28 +87,6 @@ async def test_replica_manager_stop_waits_for_cancelled_openings() -> None:
 
 
 # ---- a worker ------------------------------------------------------------------------------------------------------------------
-def test_partition_replica_starts_with_the_offsets_of_its_log() -> None:
-    fed: list[Any] = []
-    entries = [(1, 5), (3, 8)]
-    log = SimpleNamespace(
-        log_start_offset=5, log_end_offset=12, high_watermark=9, epochs=SimpleNamespace(entries=entries, before_start=2),
-        persisted_epoch=4, horizon=Horizon(7, 3),
-    )  # fmt: skip
-    begun: Any = SimpleNamespace(log=log, feed=fed.append)
-    PartitionWorker.begin(begun)
-    assert fed == [
-        LogOpened(
-            log_start_offset=5,
-            log_end_offset=12,
-            high_watermark=9,
-            epochs=((1, 5), (3, 8)),
-            persisted_epoch=4,
-            epoch_before_start=2,
-        ),
-        LogCompacted(end_offset=7, leader_epoch=3),
-    ]
-
-
 def test_partition_flush_failure_fails_the_replica() -> None:
     failed: list[Exception] = []
     broken: Any = SimpleNamespace(executor=SimpleNamespace(log_failed=failed.append))
@@ -224,22 +198,3 @@ async def test_partition_state_file_is_decoded_in_a_thread(monkeypatch: pytest.M
 
 
 # ---- the settings of the stream ---------------------------------------------------------------------------------------------
-def test_partition_settings_in_the_metadata_are_applied_to_log_ingest_and_replica() -> None:
-    given: list[Any] = []
-    worker: Any = SimpleNamespace(
-        log=SimpleNamespace(config=None, apply_metadata=lambda state: given.append(state) or state.asked_start == 7),
-        apply_retention=lambda now_ns: given.append(("retention", now_ns)),
-        ingest=SimpleNamespace(settings_changed=lambda config, partitions: given.append(config)), feed=given.append,
-        reads=SimpleNamespace(share=given.append, advanced=lambda: given.append("advanced")),
-        standby=SimpleNamespace(review=lambda: given.append("review")),
-        _node=SimpleNamespace(settings=SimpleNamespace(node_id="a"), instruments=Instruments(), clocks=Clocks()), state=None,
-    )  # fmt: skip
-    state = PartitionState(partition=3, replicas=("a", "b"), isr=("a",), leader="b", leader_epoch=4, epoch=9)
-    held = HeldPartition(key=KEY, config=StreamConfig(read_only=True), state=state)
-    PartitionWorker.update(worker, held, {"a": 2})
-    assert worker.config is worker.log.config is held.config
-    assert worker.state is state
-    assert given == [held.config, PartitionChanged(held=held, incarnations={"a": 2}), "review", state, True, "advanced"]
-    held = replace(held, state=replace(state, asked_start=7))
-    PartitionWorker.update(worker, held, {"a": 2})
-    assert given[-4:] == [held.state, ("retention", worker._node.clocks.time_ns), True, "advanced"]

@@ -28,7 +28,8 @@ MS = 1_000_000
 def test_effect_executor_reports_a_stored_leader_epoch_to_the_log_before_the_replica() -> None:
     runner, calls, _ = executor()
     runner._t.feed = lambda event: calls.append(("feed", (event,), {}))
-    runner._promise_stored(7, None)
+    runner._t.promises.store = lambda folder, leader_epoch, stored: stored(None)  # type: ignore[method-assign]
+    runner.execute(do.PersistLeaderEpoch(leader_epoch=7))
     assert [(name, args) for name, args, _ in calls] == [
         ("log.note_promise", (7,)),
         ("feed", (events.LeaderEpochPersisted(leader_epoch=7),)),
@@ -147,10 +148,8 @@ def test_replication_server_stop_closes_its_subscriptions_after_messages_in_flig
 def test_replica_outside_the_isr_unsubscribes_from_the_shared_read_subject() -> None:
     shared: list[bool] = []
     told: Any = worker(
-        log=SimpleNamespace(config=None, apply_metadata=lambda state: False),
-        ingest=SimpleNamespace(settings_changed=lambda *given: None),
+        executor=SimpleNamespace(apply_metadata=lambda held, incarnations: False),
         reads=SimpleNamespace(share=shared.append, advanced=lambda: None),
-        standby=SimpleNamespace(review=lambda: None),
         state=None,
     )
     for isr in (("n1", "n2"), ("n2",)):
