@@ -86,25 +86,27 @@ def _known(results: Path) -> dict[str, dict[str, str]]:
     return {row["digest"]: row for row in map(json.loads, results.read_text(encoding="utf-8").splitlines())}
 
 
-def _try_all(mutants: list[Mutant], turn: int, jobs: int, limit_s: float, results: Path, wide: bool) -> None:
+def _try_all(mutants: list[Mutant], turn: int, jobs: int, limit_s: float, results: Path, wide: bool, tests: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         tree = Tree(Path(folder) / "tree")
         for mutant in mutants[turn::jobs]:
-            outcome = tree.attempt(mutant, limit_s, wide=wide)
+            outcome = tree.attempt(mutant, limit_s, wide=wide, tests=tests)
             print(f"{outcome.verdict:9} {outcome.seconds:5.1f} s  {mutant.id}  {outcome.by}", flush=True)
-            row = {"id": mutant.id, "digest": _digest(mutant), "verdict": outcome.verdict, "by": outcome.by}
+            row: dict[str, object] = {"id": mutant.id, "digest": _digest(mutant), "verdict": outcome.verdict, "by": outcome.by}
+            if tests:
+                row["failed"] = outcome.failed
             with results.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
 
-def _fan_out(mutants: list[Mutant], jobs: int, limit_s: float, results: Path, wide: bool) -> None:
+def _fan_out(mutants: list[Mutant], jobs: int, limit_s: float, results: Path, wide: bool, tests: list[str]) -> None:
     children = []
     for turn in range(jobs):
         child = os.fork()
         if child == 0:
             code = 3
             try:
-                _try_all(mutants, turn, jobs, limit_s, results, wide)
+                _try_all(mutants, turn, jobs, limit_s, results, wide, tests)
                 code = 0
             finally:
                 sys.stdout.flush()
@@ -134,6 +136,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=0, help="how many mutants to draw; 0 (default): all")
     parser.add_argument("--seed", type=int, default=1, help="seed of the draw, default 1")
     parser.add_argument("--wide", action="store_true", help="also run the other tests of the package")
+    parser.add_argument(
+        "--tests", nargs="*", default=[], help="run these files and folders of tests instead, and all tests in them"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes, default 1")
     parser.add_argument("--limit", type=float, default=120.0, help="CPU seconds of one mutant's tests, default 120")
     parser.add_argument("--results", type=Path, help="file with one JSON line a mutant; a later run skips the mutants in it")
@@ -155,7 +160,7 @@ def main() -> int:
             if green.verdict not in ("survived", "no tests"):
                 print(f"the tests fail without a mutant: {green.by}")
                 return 2
-            _fan_out(to_try, options.jobs, options.limit, results, options.wide)
+            _fan_out(to_try, options.jobs, options.limit, results, options.wide, options.tests)
         known = _known(results)
         verdicts = {mutant.id: known[_digest(mutant)]["verdict"] for mutant in mutants if _digest(mutant) in known}
     unnoticed = [name for name, verdict in verdicts.items() if verdict != "killed"]

@@ -38,11 +38,13 @@ class Outcome:
         verdict: ``killed``, ``survived``, ``no tests`` or ``error`` (of the runner).
         by: The test that failed, or what went wrong.
         seconds: Duration of the run.
+        failed: Ids of the tests that failed. Only the first one, unless all tests were asked for.
     """
 
     verdict: str
     by: str
     seconds: float
+    failed: tuple[str, ...] = ()
 
 
 def preload() -> None:
@@ -101,13 +103,14 @@ class Tree:
         tests = list(dict.fromkeys(test for file in files for test in find_tests(self.folder, file, wide=wide)))
         return self._run(tests, limit_s) if tests else Outcome("no tests", "", 0.0)
 
-    def attempt(self, mutant: Mutant, limit_s: float, *, wide: bool) -> Outcome:
-        """Run the tests of the mutated module. The first failure ends the run.
+    def attempt(self, mutant: Mutant, limit_s: float, *, wide: bool, tests: list[str] | None = None) -> Outcome:
+        """Run the tests of the mutated module. The first failure ends the run, unless ``tests`` is given.
 
         Args:
             mutant: The mistake to make.
             limit_s: CPU seconds that the tests may use. A mutant whose tests use more counts as killed.
             wide: As in ``find_tests``.
+            tests: Files and folders of tests to run instead. All of them run, also after a failure.
         """
         path = self.folder / mutant.file
         text = path.read_text(encoding="utf-8")
@@ -116,24 +119,24 @@ class Tree:
             compile(changed, mutant.file, "exec")
         except SyntaxError as error:
             return Outcome("error", str(error), 0.0)
-        tests = find_tests(self.folder, mutant.file, wide=wide)
-        if not tests:
+        chosen = tests or find_tests(self.folder, mutant.file, wide=wide)
+        if not chosen:
             return Outcome("no tests", "", 0.0)
         try:
             _write(path, changed)
-            return self._run(tests, limit_s)
+            return self._run(chosen, limit_s, all_tests=bool(tests))
         finally:
             _write(path, text)
             shutil.rmtree(self.folder / ".hypothesis", ignore_errors=True)
 
-    def _run(self, tests: list[str], limit_s: float) -> Outcome:
+    def _run(self, tests: list[str], limit_s: float, *, all_tests: bool = False) -> Outcome:
         began = time.monotonic()
         output = self.folder / "output"
         child = os.fork()
         if child == 0:
             try:
                 os.setsid()
-                self._become_pytest(tests, output)
+                self._become_pytest(tests, output, [] if all_tests else ["-x"])
             finally:
                 os._exit(3)
         code = _wait(child, limit_s)
@@ -146,9 +149,10 @@ class Tree:
         if code in _NO_TESTS and not any(line.startswith("ERROR") for line in lines):
             return Outcome("error", f"pytest ends with {code}: {' '.join(lines[-3:])[:200]}", seconds)
         failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-        return Outcome("killed", (failed or lines or [f"exit code {code}"])[-1][:160], seconds)
+        ids = tuple(line.partition(" ")[2].partition(" - ")[0] for line in failed)
+        return Outcome("killed", (failed or lines or [f"exit code {code}"])[-1][:160], seconds, ids)
 
-    def _become_pytest(self, tests: list[str], output: Path) -> None:
+    def _become_pytest(self, tests: list[str], output: Path, options: list[str]) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with output.open("w", encoding="utf-8") as file:
             os.dup2(file.fileno(), 1)
@@ -160,7 +164,7 @@ class Tree:
         os.environ |= {"PYTHONPATH": str(self.folder), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""}
         import pytest
 
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--tb=line", "-m"]
+        options = [*options, "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--tb=line", "-m"]
         code = int(pytest.main([*options, "not processes and not spark", "--rootdir", str(self.folder), *tests]))
         sys.stdout.flush()
         os._exit(code)

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 from tests.mutate.__main__ import changed_lines, choose
+from tests.mutate.cover import choose_cover
 from tests.mutate.operators import make_mutants
 from tests.mutate.runner import Tree
 
@@ -86,3 +87,9 @@ def test_mutation_selection_since_a_revision_contains_only_mutants_of_changed_li
     path.write_text(path.read_text(encoding="utf-8").replace("n < 4", "n < 5"), encoding="utf-8")
     assert changed_lines("HEAD", tmp_path) == {"liftpy/bound.py": {6}}
     assert {mutant.line for mutant in choose("", "HEAD", 0, 1, tmp_path)} == {6}
+
+
+def test_mutant_cover_leaves_out_tests_that_notice_no_mutant_alone() -> None:
+    noticed_by = {"m1": {"a", "b"}, "m2": {"b"}, "m3": {"b", "c"}, "m4": {"d", "scripts"}}
+    assert choose_cover(noticed_by) == ["b", "d"]
+    assert choose_cover(noticed_by, keep=("scripts",)) == ["b"]
