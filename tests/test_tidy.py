@@ -50,7 +50,7 @@ LAYERS = (
     ("sidecar", "liftpy.testing.plugin", "protos"),
     ("liftpy.spark", "liftpy.service", "liftpy.testing", "pyspark_liftpy"),
     ("liftpy.client", "liftpy.core.groups", "liftpy.core.backup"),
-    ("liftpy.nats", "liftpy.core.services", "liftpy.core.observe"),
+    ("liftpy.nats", "liftpy.core.services", "liftpy.core.observe", "liftpy.core.partition"),
     ("liftpy.core.publish",),
     ("liftpy.core.replication", "liftpy.core.metadata"),
     ("liftpy.core.log",),

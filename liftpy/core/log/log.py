@@ -418,9 +418,6 @@ class Log:
 
     # ---- truncation --------------------------------------------------------------------------------------------------
 
-    def cut_after(self, offset: int) -> int:
-        return self.cut_to(offset + 1)
-
     def cut_to(self, end_offset: int) -> int:
         """Truncate the log so that it ends at ``end_offset``, or before the batch that contains it. A batch is atomic [D23].
 

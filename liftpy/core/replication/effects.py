@@ -91,6 +91,7 @@ class RejectPublishes:
     token: int
     """Handle of the publishes, from PublishesReceived."""
     reason: RejectReason
+    """Reason that the publishers get."""
 
 
 @value
@@ -602,8 +603,9 @@ Acts = dict[type[Effect], Callable[[Any], None]]
 class EffectHandler(Protocol):
     """Interface of a shell, the code around one replica, with one method per effect.
 
-    There are three shells: ``sidecar.partition.executor.Executor`` on asyncio, ``SimReplica`` in
-    ``tests.sim.sim_replica``, and ``MemoryReplica`` in ``liftpy.testing.memory.replica``.
+    ``liftpy.core.partition.shell.PartitionShell`` changes the log and the publishers. Three classes add a network and timers:
+    ``sidecar.partition.executor.Executor``, ``tests.sim.sim_replica.SimReplica`` and
+    ``liftpy.testing.memory.replica.MemoryReplica``.
     """
 
     def append_batch(self, effect: AppendBatch, /) -> None: ...

@@ -206,6 +206,7 @@ class FetchAnswered:
     spans: tuple[BatchSpan, ...]
     """Batches in the order of the bytes kept under ``token``."""
     size_bytes: int = 0
+    """Size of the fetched batches, in bytes."""
 
 
 @value

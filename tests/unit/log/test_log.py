@@ -130,7 +130,7 @@ def test_log_flush_started_before_a_truncation_does_not_cover_later_appends() ->
     assert flush is not None
     flush.run()
     flush.waiter = lambda: None
-    log.cut_after(2)
+    log.cut_to(3)
     fill(log, 4, epoch=2)
     assert log.complete_flush(flush) == 3
 
@@ -167,7 +167,7 @@ def test_log_epoch_cache_after_any_operation_equals_a_scan_of_the_batches() -> N
     log.flush()
     assert reopened(storage.crash()).epochs.entries == expected
     assert log.epochs.end_offset_for(5, log.log_end_offset) == (4, 120)
-    log.cut_after(59)
+    log.cut_to(60)
     assert log.epochs.entries == expected[:1]
 
 
@@ -335,8 +335,8 @@ def _retire(log: Log) -> None:
 
 OPERATIONS = {
     "append and roll": lambda log: (fill(log, 20, epoch=2, size=150), log.flush()),
-    "truncate": lambda log: log.cut_after(21),
-    "truncate over segments": lambda log: log.cut_after(22),
+    "truncate": lambda log: log.cut_to(22),
+    "truncate over segments": lambda log: log.cut_to(23),
     "drop prefix": lambda log: log.drop_prefix(21),
     "retention of a quiet stream": lambda log: (log.raise_high_watermark(log.newest_offset), _retire(log)),
     "reset": lambda log: log.start_afresh(1000),
@@ -431,7 +431,7 @@ def test_log_emptied_by_retention_still_reports_its_last_epoch() -> None:
     log.checkpoint()
     fill(log, 1, epoch=7)
     assert (log.epochs.position_epoch, log.epochs.before_start) == (7, 5)
-    log.cut_after(8)
+    log.cut_to(9)
     assert log.epochs.position_epoch == 5
     log.start_afresh(100)
     assert log.epochs.position_epoch == 0, "of what others have dropped nothing is known"
