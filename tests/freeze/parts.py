@@ -97,10 +97,11 @@ def _anonymous(meaning: object) -> str:
 
 
 def wire_bytes() -> Values:
-    """Return a digest of the bytes, the meaning and the encoding of every sample of every decoder.
+    """Return a digest of the bytes, the meaning and the encoding of every sample of every decoder, and of seeded histories.
 
     The samples are those of the fuzzer: frames, requests, records and files.
     """
+    from tests.freeze.histories import message_histories
     from tests.fuzz.decoder import RNG
     from tests.fuzz.registry import all_decoders
 
@@ -117,7 +118,7 @@ def wire_bytes() -> Values:
                 continue
             again = digest(bytes(decoder.again(meaning))) if decoder.again is not None else "-"
             values[f"{decoder.name} {number}"] = f"{digest(bytes(sample))} {again}"
-    return values
+    return values | message_histories()
 
 
 def protobuf_fields() -> Values:
