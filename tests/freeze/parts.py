@@ -122,7 +122,7 @@ def wire_bytes() -> Values:
 
 
 def protobuf_fields() -> Values:
-    """Return number, type and label of every field of every message, and the values of every enumeration."""
+    """Return number, type, label and bounds of every field of every message, and the values of every enumeration."""
     from liftpy.core.wire import _pb
 
     values: Values = {}
@@ -141,6 +141,8 @@ def protobuf_fields() -> Values:
                 )
                 repeated = "repeated" if field.is_repeated else "optional" if field.has_presence else "plain"
                 values[f"{message.full_name}.{field.name}"] = f"{field.number} type {field.type} {repeated} {kind}".strip()
+                if field.has_options:
+                    values[f"{message.full_name}.{field.name} bounds"] = " ".join(str(field.GetOptions()).split())
         for enum in module.DESCRIPTOR.enum_types_by_name.values():
             values |= {f"{enum.full_name}.{value.name}": str(value.number) for value in enum.values}
     return values
