@@ -18,11 +18,14 @@ TARGET = Path("liftpy/core/wire/_pb")
 
 def generate(root: Path) -> list[Path]:
     """Write the modules and their stubs below ``root`` and return them, sorted."""
+    import grpc_tools
     from grpc_tools import protoc
 
     (root / TARGET).mkdir(parents=True, exist_ok=True)
     sources = [f"{TARGET}/{p.name}" for p in sorted(PROTOS.glob("*.proto"))]
-    arguments = ["protoc", f"--proto_path={TARGET}={PROTOS}", f"--python_out={root}", f"--pyi_out={root}", *sources]
+    standard = Path(str(grpc_tools.__file__)).parent / "_proto"
+    paths = [f"--proto_path={TARGET}={PROTOS}", f"--proto_path={standard}"]
+    arguments = ["protoc", *paths, f"--python_out={root}", f"--pyi_out={root}", *sources]
     if protoc.main(arguments) != 0:
         raise SystemExit("protoc failed: see its message above")
     return sorted((root / TARGET).glob("*_pb2.py*"))

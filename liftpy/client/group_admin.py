@@ -21,6 +21,7 @@ from liftpy.core.base.ids import NO_OFFSET, PartitionKey, check_name, check_uid
 from liftpy.core.groups.commands import decode_answer, decode_query_answer, encode_command, partition_of
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, StreamImage
 from liftpy.core.wire._pb import group_pb2 as pb
+from liftpy.core.wire.message_codec import MessageCodec
 from liftpy.core.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM
 from liftpy.errors import NotFoundError, UnavailableError
 
@@ -136,6 +137,20 @@ class GroupDescription:
     queues: tuple[QueueFigures, ...] = ()
 
 
+_SUMMARY = MessageCodec(
+    GroupSummary, pb.GroupSummary, renamed={"name": "group"}, apart=("generation", "cursor"), local=("partition",)
+)
+_MEMBER = MessageCodec(
+    MemberOfGroup,
+    pb.MemberView,
+    renamed={"name": "member"},
+    apart=("owned", "sessionMs", "silentMs"),
+    local=("owned", "silent_s", "session_s"),
+)
+MessageCodec(RecordsOut, pb.QueueHolder, renamed={"worker": "member"})  # _QUEUE finds it by the class
+_QUEUE = MessageCodec(QueueFigures, pb.QueueView, apart=("stream", "uid", "partition"), local=("key",))
+
+
 class GroupCoordinator:
     """Sends queries and commands to the coordinators of groups, queues and cursors.
 
@@ -191,11 +206,8 @@ class GroupCoordinator:
         except NotFoundError as error:
             raise NotFoundError(f"There is no {what} {name!r}. List them with `liftpy {what} list`.") from error
         members = tuple(
-            MemberOfGroup(
-                name=member.member,
-                instance=member.instance,
-                client=member.client,
-                streams=tuple(member.streams),
+            _MEMBER.from_pb(
+                member,
                 owned=tuple((granted.stream, number) for granted in member.owned for number in granted.partitions),
                 silent_s=member.silentMs / 1000,
                 session_s=member.sessionMs / 1000,
@@ -203,16 +215,9 @@ class GroupCoordinator:
             for member in answer.members
         )
         positions = {PartitionKey(at.stream, at.uid, at.partition): at.position for at in answer.positions}
-        queues = tuple(
-            QueueFigures(
-                key=PartitionKey(at.stream, at.uid, at.partition), acknowledged_below=at.acknowledgedBelow,
-                taken_below=at.takenBelow, out=at.out, returned=at.returned, dead=at.dead, held=at.held,
-                acknowledged=at.acknowledged, ranges=at.ranges,
-                holders=tuple(RecordsOut(one.member, one.records, one.first, one.deliveries) for one in at.holders),
-            )
-            for at in answer.queues
-        )  # fmt: skip
-        return GroupDescription(_summary(answer.summary, partition), members, positions, queues), answer.summary.cursor
+        queues = tuple(_QUEUE.from_pb(at, key=PartitionKey(at.stream, at.uid, at.partition)) for at in answer.queues)
+        summary = _SUMMARY.from_pb(answer.summary, partition=partition)
+        return GroupDescription(summary, members, positions, queues), answer.summary.cursor
 
     async def reset(self, name: str, positions: Mapping[PartitionKey, int]) -> None:
         """Set the committed positions (offsets of the next records) of a cursor, or of a group without members."""
@@ -306,7 +311,11 @@ class Groups:
             for summary in await client.groups.list():
                 print(summary.name, summary.members)
         """
-        return [_summary(group, partition) for group, partition in await self._coordinator.names() if not group.cursor]
+        return [
+            _SUMMARY.from_pb(group, partition=partition)
+            for group, partition in await self._coordinator.names()
+            if not group.cursor
+        ]
 
     async def describe(self, name: str) -> GroupDescription:
         """Return one group with its members, positions and queues.
@@ -381,7 +390,9 @@ class Queues:
             for summary in await client.queues.list():
                 print(summary.name, summary.queues)
         """
-        return [_summary(group, partition) for group, partition in await self._coordinator.names() if group.queues]
+        return [
+            _SUMMARY.from_pb(group, partition=partition) for group, partition in await self._coordinator.names() if group.queues
+        ]
 
     async def describe(self, name: str) -> tuple[QueueFigures, ...]:
         """Return the state of a queue in each partition that it reads.
@@ -498,10 +509,6 @@ def _check(code: int, detail: str) -> None:
         raise NotFoundError(detail)
     if code != pb.GROUP_OK:
         raise GroupRejectedError(f"The group coordinator rejected the request: {name_of(code)} {detail}".strip())
-
-
-def _summary(group: pb.GroupSummary, partition: int) -> GroupSummary:
-    return GroupSummary(group.group, partition, group.members, group.settled, group.positions, group.queues)
 
 
 if not TYPE_CHECKING:  # mypy reports the old functions

@@ -97,10 +97,11 @@ def _anonymous(meaning: object) -> str:
 
 
 def wire_bytes() -> Values:
-    """Return a digest of the bytes, the meaning and the encoding of every sample of every decoder.
+    """Return a digest of the bytes, the meaning and the encoding of every sample of every decoder, and of seeded histories.
 
     The samples are those of the fuzzer: frames, requests, records and files.
     """
+    from tests.freeze.histories import message_histories
     from tests.fuzz.decoder import RNG
     from tests.fuzz.registry import all_decoders
 
@@ -117,11 +118,11 @@ def wire_bytes() -> Values:
                 continue
             again = digest(bytes(decoder.again(meaning))) if decoder.again is not None else "-"
             values[f"{decoder.name} {number}"] = f"{digest(bytes(sample))} {again}"
-    return values
+    return values | message_histories()
 
 
 def protobuf_fields() -> Values:
-    """Return number, type and label of every field of every message, and the values of every enumeration."""
+    """Return number, type, label and bounds of every field of every message, and the values of every enumeration."""
     from liftpy.core.wire import _pb
 
     values: Values = {}
@@ -140,6 +141,8 @@ def protobuf_fields() -> Values:
                 )
                 repeated = "repeated" if field.is_repeated else "optional" if field.has_presence else "plain"
                 values[f"{message.full_name}.{field.name}"] = f"{field.number} type {field.type} {repeated} {kind}".strip()
+                if field.has_options:
+                    values[f"{message.full_name}.{field.name} bounds"] = " ".join(str(field.GetOptions()).split())
         for enum in module.DESCRIPTOR.enum_types_by_name.values():
             values |= {f"{enum.full_name}.{value.name}": str(value.number) for value in enum.values}
     return values

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from liftpy.errors import InvalidNameError
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _FOLDER = re.compile(r"([A-Za-z0-9_-]{1,64})-([0-9a-f]{6,}-[0-9a-f]+)", re.ASCII)
 """Directory name ``<stream>-<uid>``. ``RecordBuilder.next_stream_uid`` makes the uid."""
 _SUBJECT_TOKEN = re.compile(r"[^\s.*>\x00-\x1f\x7f]+")
@@ -48,7 +48,7 @@ def is_utf8(text: str) -> bool:
 
 def is_name(name: str) -> bool:
     """Return whether ``name`` is allowed for a stream, node or service."""
-    return _NAME.fullmatch(name) is not None
+    return NAME.fullmatch(name) is not None
 
 
 def is_internal(stream: str) -> bool:
@@ -61,7 +61,7 @@ def check_name(name: str, what: str) -> str:
 
     ``what``: kind of the named thing, such as "stream", for the error text.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InvalidNameError(f"{what} {quote(name)} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ -")
     return name
 

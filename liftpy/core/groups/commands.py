@@ -6,14 +6,14 @@ whether the command fits the current state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import crc32c
 from google.protobuf.message import DecodeError, Message
 
-from liftpy.core.base.ids import is_name, quote
 from liftpy.core.wire._pb import group_pb2 as pb
+from liftpy.core.wire.field_bounds import bounds_of, checker, max_text_of
 from liftpy.errors import ProtocolError
 
 _MAX_INT = (1 << 63) - 1
@@ -26,6 +26,10 @@ class GroupCommandError(ProtocolError):
     """Raised for an invalid command, answer or query of a group. The text says what is allowed."""
 
     code = "GROUP_MALFORMED"
+
+
+_check_command = checker(pb.GroupCommand, GroupCommandError)
+_check_query = checker(pb.GroupQuery, GroupCommandError)
 
 
 def partition_of(group: str, partitions: int) -> int:
@@ -73,9 +77,7 @@ def decode_answer(data: bytes | memoryview) -> pb.GroupAnswer:
 def decode_query(data: bytes | memoryview) -> pb.GroupQuery:
     """Decode and validate a ``GroupQuery``. Raises GroupCommandError."""
     query = _parse(data, pb.GroupQuery)
-    for name in filter(None, (query.group, query.after)):
-        _check_name(name, "group")
-    _check_bounds("limit", query.limit, 0, MAX_LIST)
+    _check_query(query)
     return query
 
 
@@ -85,29 +87,21 @@ def decode_query_answer(data: bytes | memoryview) -> pb.GroupQueryAnswer:
 
 
 def check_command(command: pb.GroupCommand) -> None:
-    """Raise GroupCommandError if the command can never be valid, whatever the state of the group is."""
-    _check_name(command.group, "group")
-    parts = {name for name in _ORDER if command.HasField(name)}
-    if len(parts) != 1 and parts not in _TOGETHER:
+    """Raise GroupCommandError if the command can never be valid, whatever the state of the group is.
+
+    The bounds of the fields are in ``group.proto``. The rules that need several fields are here.
+    """
+    has = command.HasField
+    parts = [name for name in _ORDER if has(name)]
+    if len(parts) != 1 and set(parts) not in _TOGETHER:
         raise GroupCommandError(
             f"Invalid group command: it combines {sorted(parts)}. Only one action, or "
             f"{' or '.join('+'.join(sorted(t)) for t in _TOGETHER)}, is allowed. Use several commands."
         )
-    if command.HasField("commit"):
-        _check_optional_name(command.commit.member, "member")
-        _check_positions(command.commit.positions, 0)
-    if command.HasField("join"):
-        _check_join(command.join)
-    if command.HasField("beat"):
-        _check_beat(command.beat)
-    if command.HasField("leave"):
-        _check_name(command.leave.member, "member")
-    if command.HasField("reset"):
-        _check_positions(command.reset.positions, -1)
-    if command.HasField("settle"):
-        _check_settle(command.settle)
-    if command.HasField("take"):
-        _check_take(command.take)
+    _check_command(command)
+    for name in parts:
+        if name in _RULES:
+            _RULES[name](getattr(command, name))
 
 
 def _parse(data: bytes | memoryview, expected: type[M]) -> M:
@@ -119,19 +113,7 @@ def _parse(data: bytes | memoryview, expected: type[M]) -> M:
         ) from None
 
 
-def _check_join(join: pb.JoinGroup) -> None:
-    _check_name(join.member, "member")
-    _check_optional_name(join.instance, "instance")
-    if len(join.client) > MAX_CLIENT_LENGTH or not join.client.isprintable():
-        raise GroupCommandError(f"Invalid client name. Use at most {MAX_CLIENT_LENGTH} printable characters.")
-    if join.sessionMs:
-        _check_bounds("sessionMs", join.sessionMs, MIN_SESSION_MS, MAX_SESSION_MS)
-    _check_streams(join.streams)
-
-
 def _check_beat(beat: pb.BeatGroup) -> None:
-    _check_name(beat.member, "member")
-    _check_optional_name(beat.instance, "instance")
     _check_streams(beat.streams)
     if beat.streams and not beat.tellsStreams:
         raise GroupCommandError(
@@ -139,8 +121,6 @@ def _check_beat(beat: pb.BeatGroup) -> None:
         )
     seen: set[tuple[str, str, int]] = set()
     for owned in beat.owned:
-        _check_name(owned.stream, "stream")
-        _check_name(owned.uid, "uid")
         if owned.generations and len(owned.generations) != len(owned.partitions):
             raise GroupCommandError(
                 "Invalid group command: the numbers of generations and partitions differ. Check the version of the client."
@@ -149,48 +129,38 @@ def _check_beat(beat: pb.BeatGroup) -> None:
             _check_once(seen, (owned.stream, owned.uid, partition), "owned")
 
 
+def _check_join(join: pb.JoinGroup) -> None:
+    _check_streams(join.streams)
+
+
 def _check_streams(streams: Iterable[pb.KnownStream]) -> None:
     names: set[tuple[str, str, int]] = set()
     total = 0
     for stream in streams:
-        _check_name(stream.name, "stream")
-        _check_name(stream.uid, "uid")
-        _check_bounds("partitions", stream.partitions, 1, MAX_PARTITIONS)
         _check_once(names, (stream.name, "", 0), "streams")
         total += stream.partitions
-    if len(names) > MAX_STREAMS or total > MAX_PARTITIONS:
+    if total > MAX_PARTITIONS:
         raise GroupCommandError(
             f"A group member can read at most {MAX_STREAMS} streams with {MAX_PARTITIONS} partitions. Use several groups."
         )
 
 
-def _check_positions(positions: Iterable[pb.GroupPosition], lowest: int) -> None:
+def _check_commit(commit: pb.CommitPositions) -> None:
+    for at in commit.positions:
+        if at.position < 0:
+            raise GroupCommandError(f"position = {at.position} is outside 0..{_MAX_INT}. Choose a value in this range.")
+    _check_positions(commit)
+
+
+def _check_positions(part: pb.CommitPositions | pb.ResetPositions) -> None:
     seen: set[tuple[str, str, int]] = set()
-    for at in positions:
-        _check_name(at.stream, "stream")
-        _check_name(at.uid, "uid")
-        _check_bounds("position", at.position, lowest, _MAX_INT)
-        _check_bounds("leaderEpoch", at.leaderEpoch, 0, _MAX_INT)
-        _check_bounds("partition", at.partition, 0, MAX_PARTITIONS - 1)
+    for at in part.positions:
         _check_once(seen, (at.stream, at.uid, at.partition), "positions")
-    if not 0 < len(seen) <= MAX_POSITIONS:
-        raise GroupCommandError(
-            f"A commit or a reset must have 1 to {MAX_POSITIONS} positions, not {len(seen)}. Divide it into several requests."
-        )
 
 
 def _check_settle(settle: pb.SettleRecords) -> None:
-    _check_name(settle.member, "member")
-    _check_bounds("settlements", len(settle.settlements), 1, MAX_SETTLEMENTS)
     count = 0
     for part in settle.settlements:
-        _check_name(part.stream, "stream")
-        _check_name(part.uid, "uid")
-        _check_bounds("partition", part.partition, 0, MAX_PARTITIONS - 1)
-        _check_bounds("delayMs", part.delayMs, 0, MAX_DELAY_MS)
-        _check_bounds("kind", part.kind, pb.SETTLE_ACK, pb.SETTLE_RELEASE)
-        if len(part.reason.encode()) > MAX_REASON_BYTES:
-            raise GroupCommandError(f"The reason is too long. Use at most {MAX_REASON_BYTES} bytes.")
         count += len(part.ranges)
         if count > MAX_RANGES:
             raise GroupCommandError(f"A request can settle at most {MAX_RANGES} ranges. Divide it into several requests.")
@@ -204,29 +174,10 @@ def _check_settle(settle: pb.SettleRecords) -> None:
 
 
 def _check_take(take: pb.TakeRecords) -> None:
-    _check_name(take.member, "member")
-    _check_name(take.stream, "stream")
-    _check_name(take.uid, "uid")
-    _check_bounds("partition", take.partition, 0, MAX_PARTITIONS - 1)
-    _check_bounds("maxRecords", take.maxRecords, 1, MAX_TAKE)
-    _check_bounds("begin", take.begin, 0, _MAX_INT)
-    _check_bounds("logStart", take.logStart, 0, _MAX_INT)
-    _check_bounds("logEnd", take.logEnd, 0, _MAX_INT)
-    _check_bounds("keysFrom", take.keysFrom, 0, _MAX_INT)
-    _check_bounds("keys", len(take.keys), 0, MAX_KEYS)
-    _check_bounds("partitions", take.partitions, 0, MAX_PARTITIONS)
     if take.keys and not take.ordered:
         raise GroupCommandError(
             "Invalid group command: it has keys, but the field ordered is not set. Check the version of the client."
         )
-    for name, value, low, high in (
-        ("ackWaitMs", take.ackWaitMs, MIN_ACK_WAIT_MS, MAX_ACK_WAIT_MS),
-        ("maxDeliveries", take.maxDeliveries, 1, MAX_MAX_DELIVERIES),
-        ("maxAckPending", take.maxAckPending, 1, MAX_MAX_PENDING),
-        ("maxMemberPending", take.maxMemberPending, 1, MAX_MAX_PENDING),
-    ):
-        if value:
-            _check_bounds(name, value, low, high)
 
 
 def _check_once(seen: set[tuple[str, str, int]], key: tuple[str, str, int], what: str) -> None:
@@ -237,45 +188,42 @@ def _check_once(seen: set[tuple[str, str, int]], key: tuple[str, str, int], what
         raise GroupCommandError(f"{what} names more than {MAX_PARTITIONS} partitions. Use several groups.")
 
 
-def _check_name(name: str, what: str) -> None:
-    if not is_name(name):
-        raise GroupCommandError(f"Invalid {what} {quote(name)}. Use 1 to 64 of the characters A-Z a-z 0-9 _ -.")
+_RULES: dict[str, Callable[[Any], None]] = {
+    "commit": _check_commit,
+    "join": _check_join,
+    "beat": _check_beat,
+    "reset": _check_positions,
+    "settle": _check_settle,
+    "take": _check_take,
+}
+"""Part of a command -> check of the rules that need several of its fields."""
 
 
-def _check_optional_name(name: str, what: str) -> None:
-    if name:
-        _check_name(name, what)
-
-
-def _check_bounds(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise GroupCommandError(f"{name} = {value} is outside {low}..{high}. Choose a value in this range.")
-
-
-# Limits of commands, of groups and queues, and of the coordinator's state. The names of times end with their unit.
+# Limits of commands, of groups and queues, and of the coordinator's state. The names of times end with their unit. The limits of
+# single fields are in ``group.proto``.
 
 
 NS_PER_MS = 1_000_000
 
 MAX_COMMAND_BYTES = 512 * 1024
-MAX_STREAMS = 64
+MAX_STREAMS = bounds_of(pb.JoinGroup, "streams").high
 """Maximum number of streams that one member reads."""
-MAX_PARTITIONS = 4_000
+MAX_PARTITIONS = bounds_of(pb.KnownStream, "partitions").high
 """Maximum number of partitions of all streams that one group reads."""
-MAX_POSITIONS = 1_000
+MAX_POSITIONS = bounds_of(pb.CommitPositions, "positions").high
 """Maximum number of positions in one command."""
 MAX_RANGES = 10_000
 """Maximum number of ranges in one settlement."""
-MAX_SETTLEMENTS = 64
-MAX_TAKE = 10_000
+MAX_SETTLEMENTS = bounds_of(pb.SettleRecords, "settlements").high
+MAX_TAKE = bounds_of(pb.TakeRecords, "maxRecords").high
 """Maximum number of records that one take requests."""
 MAX_GRANTED_RANGES = 500
 """Maximum number of record ranges that one take returns, so that the answer fits into one message."""
 MAX_LOST_RANGES = 1_000
 """Maximum number of lost ranges that one answer names."""
-MAX_CLIENT_LENGTH = 128
-MAX_REASON_BYTES = 200
-MAX_LIST = 1000
+MAX_CLIENT_LENGTH = max_text_of(pb.JoinGroup, "client")
+MAX_REASON_BYTES = max_text_of(pb.Settlement, "reason")
+MAX_LIST = bounds_of(pb.GroupQuery, "limit").high
 MAX_HOLDERS = 50
 """Maximum number of workers of one queue that the answer to an operator lists."""
 
@@ -289,7 +237,7 @@ MAX_QUEUES = 1000
 """Maximum number of partitions for which one group has a queue."""
 MAX_QUEUE_RANGES = 20_000
 """Maximum number of ranges in the state of one queue. At the limit the queue delivers no new records until some are settled."""
-MAX_KEYS = 10_000
+MAX_KEYS = bounds_of(pb.TakeRecords, "keys").high
 """Maximum number of new record keys that one take sends."""
 MAX_HELD = 10_000
 """Maximum number of records of one queue that wait for an earlier record with their key.
@@ -300,8 +248,7 @@ MAX_STATE_BYTES = 64 * 1024 * 1024
 """Limit of the coordinator's state, as ``machine`` estimates it. Beyond it the coordinator accepts nothing new."""
 
 SESSION_MS = 10_000
-MIN_SESSION_MS = 3_000
-MAX_SESSION_MS = 3_600_000
+MIN_SESSION_MS, MAX_SESSION_MS = bounds_of(pb.JoinGroup, "sessionMs")
 MAX_HEARTBEAT_MS = 1_000
 FEW_MEMBERS = 32
 QUICK_HEARTBEAT_MS = 500
@@ -317,14 +264,13 @@ No heartbeat can arrive while the coordinator is down, so this time must not end
 """
 
 ACK_WAIT_MS = 30_000
-MIN_ACK_WAIT_MS = 100
-MAX_ACK_WAIT_MS = 12 * 3_600_000
-MAX_DELAY_MS = 24 * 3_600_000
+MIN_ACK_WAIT_MS, MAX_ACK_WAIT_MS = bounds_of(pb.TakeRecords, "ackWaitMs")
+MAX_DELAY_MS = bounds_of(pb.Settlement, "delayMs").high
 MAX_DELIVERIES = 5
-MAX_MAX_DELIVERIES = 1_000_000
+MAX_MAX_DELIVERIES = bounds_of(pb.TakeRecords, "maxDeliveries").high
 MAX_ACK_PENDING = 20_000
 MAX_MEMBER_PENDING = 10_000
-MAX_MAX_PENDING = 100_000
+MAX_MAX_PENDING = bounds_of(pb.TakeRecords, "maxAckPending").high
 
 
 def heartbeat_ms(session_ms: int) -> int:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from liftpy.core.groups import commands
 from liftpy.core.groups.commands import NS_PER_MS, uid_order
 from liftpy.core.wire._pb import group_pb2 as pb
+from liftpy.core.wire.message_codec import MessageCodec
 
 _NEVER = 1 << 62
 ADDED_LATER = -2
@@ -72,6 +73,9 @@ class GroupMember:
     def end_ns(self) -> int:
         """Time at which the coordinator reassigns the member's partitions, unless a heartbeat arrives before."""
         return self.heard_ns + self.session_ns + commands.FENCE_MS * NS_PER_MS
+
+
+MEMBER = MessageCodec(GroupMember, pb.MemberState, renamed={"name": "member"}, local=("held",))
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from liftpy.core.groups import commands
 from liftpy.core.groups.commands import MAX_CLOCK_STEP_MS, NS_PER_MS, GroupCommandError, decode_command, uid_order
-from liftpy.core.groups.group import ConsumerGroup, GroupMember, Place
+from liftpy.core.groups.group import MEMBER, ConsumerGroup, Place
 from liftpy.core.groups.queue import WorkQueue
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.errors import CorruptionError
@@ -419,13 +419,7 @@ def _group_state(name: str, group: GroupRecord) -> pb.GroupState:
             )
             for s, k in sorted(readers.streams.items())
         ),
-        members=(
-            pb.MemberState(
-                member=m.name, instance=m.instance, client=m.client, sessionNs=m.session_ns, heardNs=m.heard_ns,
-                joined=m.joined, streams=m.streams, number=m.number, session=m.session,
-            )
-            for m in members
-        ),
+        members=map(MEMBER.to_pb, members),
         queues=(group.queues[place].state(*place) for place in sorted(group.queues)),
         cursor=group.cursor,
     )  # fmt: skip
@@ -453,10 +447,7 @@ def _group_of(state: pb.GroupState) -> GroupRecord:
         readers.learn(stream.name, stream.uid, stream.partitions)
         if stream.HasField("firstPartitions"):
             readers.streams[stream.name].first_partitions = stream.firstPartitions
-    members = [
-        GroupMember(m.member, m.instance, m.client, m.sessionNs, m.heardNs, m.joined, m.number, m.session, tuple(m.streams))
-        for m in state.members
-    ]
+    members = [MEMBER.from_pb(member) for member in state.members]
     readers.members = {member.name: member for member in members}
     for part in state.partitions:
         place = (part.stream, part.partition)

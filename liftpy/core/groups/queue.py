@@ -38,6 +38,7 @@ from hashlib import blake2b
 from liftpy.core.groups import commands
 from liftpy.core.groups.commands import NS_PER_MS
 from liftpy.core.wire._pb import group_pb2 as pb
+from liftpy.core.wire.message_codec import MessageCodec
 
 # Decides which records of a work queue wait for an earlier record with the same key.
 #
@@ -155,6 +156,9 @@ class QueuePiece:
         return QueuePiece(
             start, end, self.kind, self.deliveries, self.lease, self.due_ns, self.member, self.reason, self.dead, self.key
         )
+
+
+PIECE = MessageCodec(QueuePiece, pb.QueueState.Piece)
 
 
 class WorkQueue:
@@ -585,14 +589,8 @@ class WorkQueue:
             waitNs=self.wait_ns,
             ordered=self.ordered,
             firstPartitions=self.first_partitions,
-            pieces=(
-                pb.QueueState.Piece(
-                    start=p.start, end=p.end, kind=p.kind, deliveries=p.deliveries, lease=p.lease, dueNs=p.due_ns,
-                    member=p.member, reason=p.reason, dead=p.dead, key=p.key,
-                )
-                for p in self._pieces
-            ),
-        )  # fmt: skip
+            pieces=map(PIECE.compiled[0], self._pieces),
+        )
 
     @classmethod
     def from_state(cls, state: pb.QueueState) -> WorkQueue:
@@ -600,10 +598,7 @@ class WorkQueue:
         queue.leases, queue.max_deliveries, queue.wait_ns = state.leases, state.maxDeliveries, state.waitNs
         if state.HasField("firstPartitions"):
             queue.first_partitions = state.firstPartitions
-        queue._restore(
-            QueuePiece(p.start, p.end, PieceKind(p.kind), p.deliveries, p.lease, p.dueNs, p.member, p.reason, p.dead, p.key)
-            for p in state.pieces
-        )
+        queue._restore(map(PIECE.compiled[1], state.pieces))
         return queue
 
     def _restore(self, pieces: Iterable[QueuePiece]) -> None:

@@ -33,6 +33,7 @@ A compacted stream takes no services, because a replay on one node would miss re
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -137,9 +138,9 @@ class _ServiceSession:
     instance: int
     inbox: str
     expires_ns: int
+    hello: pb.ServiceHello = field(default_factory=pb.ServiceHello)
+    """Last heartbeat. It has figures, and its texts and lists are not longer than allowed."""
     position: int = 0
-    output_count: int = 0
-    emitted_end: int = 0
     problem: str = ""
     order: _Order | None = None
     replayed_epoch: int = 0
@@ -153,20 +154,12 @@ class _ServiceSession:
     snapshot_position: int = 0
     """Position of the newest snapshot from which a replay can start. 0: none."""
     snapshots_wanted: int = 0
-    life: int = 0
     digests: dict[int, bytes] = field(default_factory=dict)
     """Position -> digest of the service's newest snapshots, by its last report."""
-    version: int = 0
-    active_version: int = 0
     lowest_version: int = 0
     """Lowest version that the code in the hosts of all replicas supports. 0: not known for all."""
-    fetching: bool = False
-    """True while the service searches a snapshot of another node."""
     agreed: tuple[pb.AgreedSnapshot, ...] = ()
     """Position -> (digest, number of nodes) of snapshots that the other nodes have reported."""
-    fetched_bytes: int = 0
-    given_bytes: int = 0
-    figures: pb.ServiceFigures = field(default_factory=lambda: pb.ServiceFigures(**_NOTHING_YET))
     differs: str = ""
     """Text about a difference between the state of the service here and on other nodes. '': no difference is known."""
 
@@ -276,14 +269,10 @@ class ServiceSessions:
             session = self._sessions[hello.service] = _ServiceSession(hello.service, hello.instance, inbox, 0, excused=excused)
             session.has_caught_up = known is not None and known.has_caught_up
         session.inbox, session.expires_ns = inbox, now_ns + self._session_ns
-        session.output_count, session.emitted_end = hello.outputCount, hello.emittedEnd
-        session.problem = hello.problem[:_MAX_PROBLEM]
-        session.life = hello.life
-        session.figures = hello.figures if hello.HasField("figures") else pb.ServiceFigures(**_NOTHING_YET)
-        session.digests = {told.position: told.digest for told in hello.snapshots[:MAX_POSITIONS]}
+        session.hello = hello = _bounded(hello)
+        session.problem = hello.problem
+        session.digests = {told.position: told.digest for told in hello.snapshots}
         session.failing, session.snapshot_position = hello.failing, max(0, hello.snapshotPosition)
-        session.version, session.active_version = hello.version, hello.activeVersion
-        session.fetching, session.fetched_bytes, session.given_bytes = hello.fetching, hello.fetchedBytes, hello.givenBytes
         if session.failing and self._gate is not None:
             self._gate.names -= {session.service}
         self._note_position(session, hello.position, view)
@@ -387,7 +376,7 @@ class ServiceSessions:
         session = self._sessions.get(service)
         if session is None:
             return ()
-        return session.instance, session.failing, session.life, session.version, session.digests
+        return session.instance, session.failing, session.hello.life, session.hello.version, session.digests
 
     def held_from(self) -> int | None:
         """Return the first offset (inclusive) that services still need, so that retention keeps it. None: there is no service.
@@ -406,7 +395,7 @@ class ServiceSessions:
 
     def digests(self) -> dict[str, tuple[int, dict[int, bytes]]]:
         """Return the newest snapshots of each registered service, by its name: (process number, digest by position)."""
-        return {name: (session.life, session.digests) for name, session in self._sessions.items()}
+        return {name: (session.hello.life, session.digests) for name, session in self._sessions.items()}
 
     def agree(self, service: str, snapshots: Mapping[int, tuple[bytes, int]]) -> None:
         """Store which snapshots of ``service`` the other nodes have: (digest, number of nodes) by position.
@@ -418,7 +407,7 @@ class ServiceSessions:
             self._sessions[service].agreed = tuple(told)
 
     def versions(self) -> dict[str, int]:
-        return {name: session.version for name, session in self._sessions.items()}
+        return {name: session.hello.version for name, session in self._sessions.items()}
 
     def can_do(self, service: str, version: int) -> None:
         """Store the highest version that the code of ``service`` on the nodes of all replicas supports. 0: not known."""
@@ -560,7 +549,7 @@ class ServiceSessions:
                 snapshotRequest=session.snapshots_wanted,
                 turn=view.turn,
                 lowestVersion=session.lowest_version,
-                agreed=session.agreed if session.fetching else (),
+                agreed=session.agreed if session.hello.fetching else (),
             ),
         )
 
@@ -589,19 +578,19 @@ class ServiceSessions:
                 "acknowledged": session.order is not None and session.order.acknowledged,
                 "position": session.position,
                 "lag": max(0, high_watermark + 1 - session.position),
-                "output_count": session.output_count,
-                "emitted_end": session.emitted_end,
-                "output_backlog": max(0, session.output_count - session.emitted_end),
-                **_figures_as_json(session.figures),
+                "output_count": session.hello.outputCount,
+                "emitted_end": session.hello.emittedEnd,
+                "output_backlog": max(0, session.hello.outputCount - session.hello.emittedEnd),
+                **_figures_as_json(session.hello.figures),
                 "promotion_waits": session.service in waiting,
                 "excused": session.excused,
                 "failing": session.failing,
                 "differs": bool(session.differs),
                 "snapshot": session.snapshot_position,
-                "version": session.version,
-                "active_version": session.active_version,
-                "fetched_bytes": session.fetched_bytes,
-                "given_bytes": session.given_bytes,
+                "version": session.hello.version,
+                "active_version": session.hello.activeVersion,
+                "fetched_bytes": session.hello.fetchedBytes,
+                "given_bytes": session.hello.givenBytes,
                 "problem": session.differs or session.problem,
             }
             for session in self._sessions.values()
@@ -640,19 +629,32 @@ class ServiceSessions:
         ]
 
 
-def _figures_as_json(figures: pb.ServiceFigures) -> dict[str, object]:
-    def seconds(milliseconds: int) -> float | None:
-        return None if milliseconds < 0 else round(milliseconds / 1000, 3)
+def _bounded(hello: pb.ServiceHello) -> pb.ServiceHello:
+    """Return a copy of a heartbeat with figures, and without the parts of texts and lists that are beyond their limits."""
+    kept = pb.ServiceHello(figures=pb.ServiceFigures(**_NOTHING_YET))
+    if hello.HasField("figures"):
+        kept.ClearField("figures")
+    kept.MergeFrom(hello)
+    kept.DiscardUnknownFields()
+    kept.problem = hello.problem[:_MAX_PROBLEM]
+    del kept.snapshots[MAX_POSITIONS:]
+    return kept
 
-    return {
-        "since_output_s": seconds(figures.sinceOutputMs),
-        "queries_waiting": figures.queriesWaiting,
-        "queries_answered": figures.queriesAnswered,
-        "queries_refused": figures.queriesRefused,
-        "snapshots_stored": figures.snapshotsStored,
-        "since_snapshot_s": seconds(figures.sinceSnapshotMs),
-        "snapshot_bytes": figures.snapshotBytes,
-    }
+
+def _figures_as_json(figures: pb.ServiceFigures) -> dict[str, object]:
+    """Return the figures by their names in the status. A time is in seconds there, None: the event has not happened."""
+    found: dict[str, object] = {}
+    for field_name, name in _FIGURE_NAMES.items():
+        value = getattr(figures, field_name)
+        if name.endswith("_ms"):
+            found[name.removesuffix("ms") + "s"] = None if value < 0 else round(value / 1000, 3)
+        else:
+            found[name] = value
+    return found
+
+
+_FIGURE_NAMES = {name: re.sub(r"(?=[A-Z])", "_", name).lower() for name in pb.ServiceFigures.DESCRIPTOR.fields_by_name}
+"""Field of ServiceFigures -> its name with underscores."""
 
 
 # Decides which node's services are healthy, and to which node the leadership moves if those of the leader's node are not.

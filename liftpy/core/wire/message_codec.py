@@ -92,6 +92,7 @@ class MessageCodec(Generic[T, M]):
             raise TypeError(f"{kind.__name__} and the message {message.DESCRIPTOR.name} differ in {', '.join(odd)}")
         self.kind, self.message = kind, message
         self._own, self._converters = own, dict(converters or {})
+        self._has_apart, self._has_local = bool(apart), bool(local)
         self._zero_is_default, self._shared = zero_is_default, shared
         _CODECS[kind] = self
 
@@ -131,12 +132,18 @@ class MessageCodec(Generic[T, M]):
             if may_be_missing:
                 decode = f"{decode} if {present} else default_{field.name}"
             encoded.append(f"{wire.name}={encode}")
-            decoded.append(f"{field.name}={decode}")
-        to_pb = f"lambda value, **apart: message({', '.join(encoded)}, **apart)"
-        made = f"kind({', '.join(decoded)}, **local)"
-        from_pb = f"lambda given, names=None, **local: {'(names := names or Names()) and ' if 'names' in made else ''}{made}"
+            decoded.append(decode if self._is_positional else f"{field.name}={decode}")
+        apart, local = ", **apart" if self._has_apart else "", ", **local" if self._has_local else ""
+        to_pb = f"lambda value{apart}: message({', '.join(encoded)}{apart})"
+        made = f"kind({', '.join(decoded)}{local})"
+        from_pb = f"lambda given, names=None{local}: {'(names := names or Names()) and ' if 'names' in made else ''}{made}"
         both: tuple[Callable[..., M], Callable[..., T]] = eval(f"{to_pb}, {from_pb}", scope)
         return both
+
+    @property
+    def _is_positional(self) -> bool:
+        """True if the arguments of ``kind`` are the fields of the message in their order. Such a call is faster."""
+        return not self._has_local and all(field.init and not field.kw_only for field in self._own)
 
     def _expressions(self, name: str, hint: Any, is_repeated: bool) -> tuple[tuple[Any, Any], str, str]:
         """Return the two functions that convert a field, and the Python expressions that call them to encode and to decode it.
