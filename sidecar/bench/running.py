@@ -145,6 +145,7 @@ def report(
         "rounds": rounds,
         "publishers": asked.publishers,
         "nats_servers_of_liftpy": given.nats_servers,
+        "network_delay_ms": given.delay_s * 1000,
     }
     return {
         "how": how,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import json
 import secrets
 import shutil
 import signal
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,21 +46,63 @@ _TAKEN = "address already in use"
 _TRIES = 4
 
 
+class DelayRelay:
+    """Processes that delay all bytes to and from ports of this machine (``delay_relay.py``).
+
+    ``delay_s``: delay of each direction, in seconds. 0: there is no process, and the ports stay as they are.
+    """
+
+    def __init__(self, delay_s: float) -> None:
+        self.delay_s = delay_s
+        self._processes: list[subprocess.Popen[Any]] = []
+
+    def ports(self, targets: Sequence[int]) -> list[int]:
+        """Start a process that relays to the ports ``targets``. Return a port of this process for each of them."""
+        if not self.delay_s:
+            return [*targets]
+        words = [sys.executable, "-m", "sidecar.bench.delay_relay", str(self.delay_s * 1000), *map(str, targets)]
+        process = spawn(words, signal.SIGKILL, stdout=subprocess.PIPE, text=True)
+        self._processes.append(process)
+        assert process.stdout is not None
+        found: list[int] = json.loads(process.stdout.readline() or "[]")
+        if len(found) != len(targets):
+            raise UnavailableError("The process that delays the network did not start. Run the benchmark again.")
+        return found
+
+    def stop(self) -> None:
+        """End the processes."""
+        while self._processes:
+            process = self._processes.pop()
+            process.kill()
+            process.communicate()
+
+
 class NatsCluster:
     """nats-servers that form a cluster. Use it as a context manager: ``with NatsCluster(3) as cluster``.
 
+    With a network delay, each server is on a host of its own, and all clients of ``ports`` are on other hosts.
+
     ``storing``: lines of the ``jetstream`` block of each server, without its directory. None: no JetStream.
+    ``delay_s``: network delay of each direction between two hosts, in seconds.
     """
 
-    def __init__(self, count: int, *, storing: str | None = None) -> None:
+    def __init__(self, count: int, *, storing: str | None = None, delay_s: float = 0.0) -> None:
         self._count = count
         self._storing = storing
         self._folder = Path()
+        self._relay = DelayRelay(delay_s)
         self.servers: list[NatsServer] = []
+        self._delayed_ports: list[int] = []
 
     @property
     def ports(self) -> list[int]:
-        return [server.port for server in self.servers]
+        """Ports of the nats-servers, for clients on other hosts."""
+        return self._delayed_ports or [server.port for server in self.servers]
+
+    @property
+    def node_urls(self) -> list[str]:
+        """URLs of the nats-servers, for nodes. With several servers, each node is on the host of its server."""
+        return [f"nats://127.0.0.1:{port}" for port in self.ports] if self._count == 1 else [one.url for one in self.servers]
 
     @property
     def pids(self) -> list[int]:
@@ -77,17 +120,21 @@ class NatsCluster:
     def _start(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="liftpy-nats-cluster-"))
         ports = free_ports(self._count)
-        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
         try:
-            for number, port in enumerate(ports):
+            relayed = self._relay.ports(ports) if self._count > 1 else ports
+            routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in relayed)
+            for number, (port, seen) in enumerate(zip(ports, relayed, strict=True)):
                 config = f"server_name: peer{number}\n"
                 if self._storing is not None:
                     config += f'jetstream {{ store_dir: "{self._folder / str(number)}", {self._storing} }}\n'
                 if self._count > 1:
-                    config += f'cluster {{ name: peers, listen: "127.0.0.1:{port}", routes: [{routes}] }}\n'
+                    config += f'cluster {{ name: peers, listen: "127.0.0.1:{port}", routes: [{routes}]'
+                    config += f', advertise: "127.0.0.1:{seen}" }}\n' if self._relay.delay_s else " }\n"
                 server = NatsServer(config=config)
                 server.start()
                 self.servers.append(server)
+            if self._relay.delay_s:
+                self._delayed_ports = self._relay.ports(self.ports)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -96,6 +143,8 @@ class NatsCluster:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         while self.servers:
             self.servers.pop().stop()
+        self._relay.stop()
+        self._delayed_ports = []
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -109,10 +158,11 @@ class JetStreamCluster(NatsCluster):
     """nats-servers with JetStream.
 
     ``sync_always``: True to flush every write before its ack. Otherwise nats-server flushes every two minutes.
+    ``delay_s``: network delay of each direction between two servers, and between a server and a client, in seconds.
     """
 
-    def __init__(self, *, sync_always: bool, servers: int = 3) -> None:
-        super().__init__(servers, storing="sync_interval: always" if sync_always else "")
+    def __init__(self, *, sync_always: bool, servers: int = 3, delay_s: float = 0.0) -> None:
+        super().__init__(servers, storing="sync_interval: always" if sync_always else "", delay_s=delay_s)
 
     @property
     def port(self) -> int:
@@ -168,8 +218,8 @@ def find_liftbridge() -> Path:
 class LiftbridgeCluster:
     """Liftbridge servers. Use it as a context manager: ``with LiftbridgeCluster(nats_servers)``."""
 
-    def __init__(self, nats_servers: int = 1, *, servers: int = 3) -> None:
-        self._nats = NatsCluster(nats_servers)
+    def __init__(self, nats_servers: int = 1, *, servers: int = 3, delay_s: float = 0.0) -> None:
+        self._nats = NatsCluster(nats_servers, delay_s=delay_s)
         self._names = [f"l{number + 1}" for number in range(servers)]
         self._processes: dict[str, subprocess.Popen[Any]] = {}
         self._stack = ExitStack()
@@ -185,7 +235,7 @@ class LiftbridgeCluster:
     def __enter__(self) -> Self:
         binary = find_liftbridge()
         with ExitStack() as stack:
-            urls = [server.url for server in stack.enter_context(self._nats).servers]
+            urls = stack.enter_context(self._nats).node_urls
             folder = Path(tempfile.mkdtemp(prefix="liftpy-liftbridge-"))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             stack.callback(self._stop)
@@ -490,13 +540,16 @@ class _OverNats(ABC):
 
 
 class Liftpy(_OverNats):
-    """Three liftpy nodes. ``nats_servers``: 1 for all, or 3 that form a cluster, one per node."""
+    """Three liftpy nodes.
+
+    ``nats_servers``: 1 for all, or 3 that form a cluster, one per node. ``delay_s``: network delay of each direction, in seconds.
+    """
 
     kind = "liftpy"
     reads = (("batches", "liftpy-values"), ("one by one", "liftpy-record"))
 
-    def __init__(self, nats_servers: int = 1) -> None:
-        self._nats = NatsCluster(nats_servers)
+    def __init__(self, nats_servers: int = 1, *, delay_s: float = 0.0) -> None:
+        self._nats = NatsCluster(nats_servers, delay_s=delay_s)
         self._stack = ExitStack()
         self._cluster: DevCluster | None = None
 
@@ -511,7 +564,7 @@ class Liftpy(_OverNats):
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            urls = [server.url for server in stack.enter_context(self._nats).servers]
+            urls = stack.enter_context(self._nats).node_urls
             beside = {f"n{number + 1}": urls[number % len(urls)] for number in range(3)}
             self._cluster = stack.enter_context(DevCluster(3, nats_url=urls[0], node_nats_urls=beside))
             self._stack = stack.pop_all()
@@ -621,10 +674,12 @@ class PeersGiven:
     """Options of ``liftpy bench`` about the systems to compare with.
 
     ``nats_servers``: number of nats-servers for liftpy and Liftbridge. ``kafka_jars``: directory of Kafka's jars. None: not given.
+    ``delay_s``: network delay of each direction between two hosts, in seconds. Kafka's brokers do not have it.
     """
 
     nats_servers: int = 1
     kafka_jars: Path | None = None
+    delay_s: float = 0.0
 
     @property
     def jars(self) -> Path:
@@ -634,12 +689,12 @@ class PeersGiven:
 
 
 SYSTEMS: dict[str, Callable[[PeersGiven], System]] = {
-    OURS: lambda given: Liftpy(given.nats_servers),
-    "jetstream-always": lambda _: JetStream(sync_always=True),
-    "jetstream": lambda _: JetStream(sync_always=False),
-    "jetstream-r1-always": lambda _: JetStream(sync_always=True, servers=1),
-    "jetstream-r1": lambda _: JetStream(sync_always=False, servers=1),
-    "liftbridge": lambda given: Liftbridge(given.nats_servers),
+    OURS: lambda given: Liftpy(given.nats_servers, delay_s=given.delay_s),
+    "jetstream-always": lambda given: JetStream(sync_always=True, delay_s=given.delay_s),
+    "jetstream": lambda given: JetStream(sync_always=False, delay_s=given.delay_s),
+    "jetstream-r1-always": lambda given: JetStream(sync_always=True, servers=1, delay_s=given.delay_s),
+    "jetstream-r1": lambda given: JetStream(sync_always=False, servers=1, delay_s=given.delay_s),
+    "liftbridge": lambda given: Liftbridge(given.nats_servers, delay_s=given.delay_s),
     "kafka-flushed": lambda given: Kafka(given.jars, flushed=True),
     "kafka": lambda given: Kafka(given.jars, flushed=False),
 }
@@ -666,5 +721,7 @@ def choose_systems(names: tuple[str, ...], given: PeersGiven, say: Callable[[str
     if BINARY in names:
         find_liftbridge()
     if set(kafkas) & set(names):
+        if given.delay_s:
+            raise ConfigError("Kafka cannot be measured with --network-delay. Leave out --kafka-jars, or the delay.")
         require_kafka(given.jars)
     return names

@@ -87,6 +87,14 @@ _UNITS = {
     help="Number of NATS servers for liftpy and Liftbridge: one, or one for each node.",
 )
 @click.option(
+    "--network-delay",
+    type=Duration(0, 1),
+    default="0s",
+    show_default=True,
+    metavar="DURATION",
+    help="Network delay of each direction between two hosts. A relay on this machine adds it, and uses some CPU. Not for Kafka.",
+)
+@click.option(
     "--kafka-jars",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Directory with the jars of Kafka (`libs` of its distribution). Measures Kafka too. Needs Java.",
@@ -113,6 +121,7 @@ def bench(
     loads: str,
     publishers: int,
     nats_servers: str,
+    network_delay: float,
     kafka_jars: Path | None,
     out: Path | None,
     plot: Path | None,
@@ -133,7 +142,7 @@ def bench(
     parts = [percent / 100 for percent in _numbers(loads, "--loads")]
     asked = Asked(seconds, _sizes(sizes), _numbers(windows, "--windows"), publishers, parts)
     say = functools.partial(click.echo, err=True)
-    given = PeersGiven(int(nats_servers), kafka_jars)
+    given = PeersGiven(int(nats_servers), kafka_jars, network_delay)
     named = choose_systems(systems, given, say)
     if plot is not None:
         require_plots()

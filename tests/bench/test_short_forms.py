@@ -58,11 +58,16 @@ def test_placement_plans_bench_moves_few_replicas_to_an_even_distribution() -> N
 
 @pytest.mark.long
 @pytest.mark.processes
-def test_versions_bench_with_the_same_interpreter_twice_prints_a_ratio_for_each_figure() -> None:
-    said = printed("-m", "tests.bench.versions", sys.executable, "--windows", "64", "--rounds", "2", "--seconds", "0.3")
+@pytest.mark.parametrize("slow", [(), ("--flush-ms", "2", "--delay-ms", "1", "--think-ms", "2")], ids=["as-it-is", "slow"])
+def test_versions_bench_with_the_same_interpreter_twice_prints_a_ratio_for_each_figure(slow: tuple[str, ...]) -> None:
+    said = printed("-m", "tests.bench.versions", sys.executable, "--windows", "64", "--rounds", "2", "--seconds", "0.3", *slow)
     ratios = {line.split()[0]: float(line.split("ratio ")[1].split()[0]) for line in said.splitlines() if "ratio" in line}
-    assert set(ratios) == {"records_per_s", "nodes_cpu_us", "leader_cpu_us", "nats_server_cpu_us"}
+    latencies = {"p50_ms", "p99_ms"} if slow else set()
+    assert set(ratios) == {"records_per_s", "nodes_cpu_us", "leader_cpu_us", "nats_server_cpu_us"} | latencies
     assert all(ratio > 0 for ratio in ratios.values())
+    if slow:
+        p50_ms = float(next(line for line in said.splitlines() if "p50_ms" in line).split("this")[1].split()[0])
+        assert p50_ms >= 2 + 4 * 1, "a flush, and the way of the message and of its ack over the NATS server"
 
 
 @pytest.mark.long

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Figures = dict[str, float]
 
 _CLUSTER = Path(__file__).with_name("cluster.py")
+_RELAY = Path(__file__).parents[3] / "sidecar" / "bench" / "delay_relay.py"
+_CLIENTS = Path(__file__).with_name("clients.py")
 _PLAIN_WINDOW, _PLAIN_EACH = 4000, 1000
 
 
@@ -37,10 +39,10 @@ class Cluster:
 
 
 @contextmanager
-def running(python: str) -> Iterator[Cluster]:
-    """Start a cluster with the interpreter ``python``, and stop it afterwards."""
+def running(python: str, flush_ms: float, delay_ms: float) -> Iterator[Cluster]:
+    """Start a cluster with the interpreter ``python``, and stop it afterwards. The other arguments are those of ``cluster.py``."""
     path = f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"
-    words = [python, str(_CLUSTER)]
+    words = [python, str(_CLUSTER), str(flush_ms), str(delay_ms), str(_RELAY)]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/", env={**os.environ, "PATH": path}
     ) as process:
@@ -66,15 +68,14 @@ def cpu_s(pid: int) -> float:
     return total / 1e9
 
 
-def measure(cluster: Cluster, window: int, size_bytes: int, seconds: float) -> Figures:
+def measure(cluster: Cluster, window: int, size_bytes: int, seconds: float, think_ms: float) -> Figures:
     """Publish for ``seconds`` and return the figures. ``window``: messages in flight, or 0 for publishes without acks."""
     pids = [*cluster.nodes.values(), cluster.nats_server]
     before = [cpu_s(pid) for pid in pids]
     words = [str(cluster.port), "bench", str(seconds), str(size_bytes), str(window or _PLAIN_WINDOW)]
     words += [] if window else [str(_PLAIN_EACH)]
-    run = subprocess.run(
-        [sys.executable, "-m", "sidecar.bench.publisher", *words], check=True, stdout=subprocess.PIPE, text=True
-    )
+    words = ["-m", "sidecar.bench.publisher", *words] if not think_ms else [str(_CLIENTS), *words, str(think_ms)]
+    run = subprocess.run([sys.executable, *words], check=True, stdout=subprocess.PIPE, text=True)
     found = json.loads(run.stdout.splitlines()[-1])
     *nodes, nats_server = ((cpu_s(pid) - start) / found["acked"] * 1e6 for pid, start in zip(pids, before, strict=True))
     latency = {name: value for name, value in found.items() if name.endswith("_ms")}
@@ -82,14 +83,14 @@ def measure(cluster: Cluster, window: int, size_bytes: int, seconds: float) -> F
     return figures | {"nats_server_cpu_us": nats_server} | latency
 
 
-def compare(this: Cluster, other: Cluster, window: int, size_bytes: int, seconds: float, rounds: int) -> None:
+def compare(this: Cluster, other: Cluster, window: int, size_bytes: int, seconds: float, rounds: int, think_ms: float) -> None:
     """Print the medians of both versions, and the median ratio, for one window."""
-    measure(this, window, size_bytes, seconds)
-    measure(other, window, size_bytes, seconds)
+    measure(this, window, size_bytes, seconds, think_ms)
+    measure(other, window, size_bytes, seconds, think_ms)
     pairs: list[tuple[Figures, Figures]] = []
     for number in range(rounds):
         both = (this, other) if number % 2 else (other, this)
-        first, second = (measure(cluster, window, size_bytes, seconds) for cluster in both)
+        first, second = (measure(cluster, window, size_bytes, seconds, think_ms) for cluster in both)
         pairs.append((first, second) if both[0] is this else (second, first))
     print(f"{size_bytes} B, {f'{window:,} in flight' if window else 'without acks'}, {rounds} pairs of {seconds} s")
     for name in pairs[0][0]:
@@ -114,11 +115,29 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=100, metavar="BYTES", help="message size (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a window (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=20, help="pairs of windows (default: %(default)s)")
+    parser.add_argument(
+        "--flush-ms", type=float, default=0.0, metavar="MS", help="minimum duration of a flush (default: that of the disk)"
+    )
+    parser.add_argument(
+        "--delay-ms",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="network delay of each direction to the NATS server (default: 0)",
+    )
+    parser.add_argument(
+        "--think-ms",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="let each message in flight belong to a client of its own, with this mean pause after each ack (default: blocks)",
+    )
     options = parser.parse_args()
+    pythons = [str(Path(python).absolute()) for python in (options.this, options.other)]
     with ExitStack() as stack:
-        this, other = (stack.enter_context(running(str(Path(python).absolute()))) for python in (options.this, options.other))
+        this, other = (stack.enter_context(running(python, options.flush_ms, options.delay_ms)) for python in pythons)
         for window in map(int, options.windows.split(",")):
-            compare(this, other, window, options.size, options.seconds, options.rounds)
+            compare(this, other, window, options.size, options.seconds, options.rounds, options.think_ms)
 
 
 if __name__ == "__main__":

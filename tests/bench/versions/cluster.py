@@ -1,4 +1,7 @@
-"""Run a cluster of the liftpy of this interpreter until a line comes from standard input.
+"""Run a cluster of the liftpy of this interpreter until a line comes from standard input: ``cluster.py FLUSH_MS DELAY_MS RELAY``.
+
+A flush takes at least FLUSH_MS milliseconds. With DELAY_MS, the script RELAY (``sidecar/bench/delay_relay.py``) delays each direction
+between the NATS server and its clients. 0 stands for the disk and the loopback as they are.
 
 The other version runs this file as a script, so it uses only what all versions have. It prints one line of JSON when the stream
 ``bench`` is ready.
@@ -6,22 +9,45 @@ The other version runs this file as a script, so it uses only what all versions 
 
 import asyncio
 import json
+import subprocess
 import sys
+from pathlib import Path
 
 from liftpy.client import connect
 from sidecar.dev.cluster import DevCluster
+from sidecar.dev.nats_server import NatsServer
+
+SLOW_DISK = Path(__file__).with_name("slow_disk")
 
 
-async def main() -> None:
+async def create_stream(url: str) -> None:
+    """Create the stream ``bench`` with three replicas."""
+    async with await connect(url) as client:
+        await client.create_stream("bench", "bench")
+
+
+def main(flush_ms: float, delay_ms: float, relay: str) -> None:
     """Start three nodes, create the stream, print the port and the process ids, and wait."""
-    with DevCluster(3) as cluster:
-        assert cluster.nats is not None
-        async with await connect(cluster.nats_url) as client:
-            await client.create_stream("bench", "bench")
-        nodes = {name: node.pid for name, node in cluster.nodes.items()}
-        print("ready " + json.dumps({"port": cluster.nats.port, "nodes": nodes, "nats_server": cluster.nats.pid}), flush=True)
-        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    settings = {"PYTHONPATH": str(SLOW_DISK), "BENCH_FLUSH_MS": str(flush_ms)} if flush_ms else {}
+    with NatsServer() as server:
+        words = [sys.executable, relay, str(delay_ms), str(server.port)]
+        relaying = subprocess.Popen(words, stdout=subprocess.PIPE, text=True) if delay_ms else None
+        try:
+            port = server.port
+            if relaying is not None:
+                assert relaying.stdout is not None
+                (port,) = json.loads(relaying.stdout.readline())
+            url = f"nats://127.0.0.1:{port}"
+            with DevCluster(3, nats_url=url, settings=settings) as cluster:
+                asyncio.run(create_stream(url))
+                nodes = {name: node.pid for name, node in cluster.nodes.items()}
+                print("ready " + json.dumps({"port": port, "nodes": nodes, "nats_server": server.pid}), flush=True)
+                sys.stdin.readline()
+        finally:
+            if relaying is not None:
+                relaying.kill()
+                relaying.communicate()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main(float(sys.argv[1]), float(sys.argv[2]), sys.argv[3])
