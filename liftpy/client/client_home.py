@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from liftpy.client.admin import Admin
-from liftpy.client.awaitable_context import Opening
+from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.consumer import Consumer
 from liftpy.client.group_admin import Groups
 from liftpy.client.producer import Producer
@@ -38,6 +38,6 @@ class ClientHome(Protocol):
         ...
 
     @property
-    def producer(self) -> Callable[..., Opening[Producer]]:
+    def producer(self) -> Callable[..., AwaitableContext[Producer]]:
         """Function that opens a producer."""
         ...

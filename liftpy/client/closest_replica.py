@@ -31,7 +31,7 @@ AWAY_S = 10.0
 """Time for which a failed replica is not chosen, in seconds."""
 
 
-class Nearest:
+class ReplicaSelector:
     """Chooses the closest replica for a reader.
 
     Args:

@@ -20,15 +20,15 @@ from typing import Any, Literal
 
 from liftpy.client import positions
 from liftpy.client.batch_view import BatchSlice
-from liftpy.client.closest_replica import Nearest
-from liftpy.client.iteration import Fetch, HandedOn, Item, Iteration, ReadAhead, whole
+from liftpy.client.closest_replica import ReplicaSelector
+from liftpy.client.iteration import Fetch, Item, Iteration, LastItem, ReadAhead, whole
 from liftpy.client.positions import Bounds, FromEnd, Position, Start, Until
 from liftpy.client.progress import (
     FINAL,
     BackwardProgress,
+    ErrorConfirmation,
     NotServedError,
     ReadProgress,
-    SecondOpinion,
     bounds_of,
     check_head,
     must_agree,
@@ -102,7 +102,7 @@ It is called once per answer or attempt, never per record. Errors that it raises
 """
 
 
-class Teller:
+class ReadEventEmitter:
     """Creates the ReadEvents of one partition and passes them to ``on_event``. It does nothing if ``on_event`` is None."""
 
     def __init__(self, on_event: OnEvent | None, stream: str, partition: int) -> None:
@@ -225,7 +225,7 @@ class PartitionReader:
         partition: int,
         options: ReadOptions,
         exists: Callable[[], Coroutine[Any, Any, object]] | None = None,
-        nearest: Nearest | None = None,
+        nearest: ReplicaSelector | None = None,
     ) -> None:
         """Create the reader.
 
@@ -249,7 +249,7 @@ class PartitionReader:
         self.partition = partition
         self.options = options
         self.node = options.node
-        self._teller = Teller(options.on_event, stream, partition)
+        self._teller = ReadEventEmitter(options.on_event, stream, partition)
         self._has_warned = False
         self._max_bytes = min(options.max_bytes, transport.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
 
@@ -297,7 +297,7 @@ class PartitionReader:
             ProtocolError: Every replica sent a malformed answer.
             CorruptionError: Every replica sent damaged records.
         """
-        opinion = SecondOpinion()
+        opinion = ErrorConfirmation()
         async for attempt in retry_attempts(self.options.patience_s, reads=True):
             with attempt:
                 if self._nearest is not None:
@@ -312,7 +312,9 @@ class PartitionReader:
                     raise
         raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
-    async def _fetch_from(self, asked: str, progress: ReadProgress, opinion: SecondOpinion, max_bytes: int) -> list[BatchSlice]:
+    async def _fetch_from(
+        self, asked: str, progress: ReadProgress, opinion: ErrorConfirmation, max_bytes: int
+    ) -> list[BatchSlice]:
         """Send one read request to the node ``asked`` ('': any replica), check the answer and return its slices.
 
         ``opinion``: makes sure that a second node confirms a final error. After a failure, ``node`` is the replica to ask next.
@@ -437,7 +439,7 @@ class PartitionReader:
         request.streamUid = check_uid(uid)
         if not request.HasField("rangeEnd"):
             request.minHighWatermark = -1
-        node, opinion = self.options.node, SecondOpinion()
+        node, opinion = self.options.node, ErrorConfirmation()
         async for attempt in retry_attempts(self.options.patience_s, reads=True):
             with attempt:
                 asked, node = node, self.options.node
@@ -615,7 +617,7 @@ class Consumer:
         """Offset at which reading began. It never changes."""
         self._fetched: ReadProgress | None = None
         """Progress of the running iteration: the next offset to fetch."""
-        self._handed_on = HandedOn()
+        self._handed_on = LastItem()
         self._iteration: weakref.ref[Iteration[Any]] | None = None
         self._one: Iteration[Record] | None = None
         """Iteration from which ``getone`` and ``getmany`` take records."""

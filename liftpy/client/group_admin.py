@@ -51,7 +51,7 @@ class GroupSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberOfGroup:
+class GroupMemberInfo:
     """One member of a group.
 
     Attributes:
@@ -74,7 +74,7 @@ class MemberOfGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordsOut:
+class UnackedRecords:
     """Delivered but unacked records of one worker of a queue.
 
     Attributes:
@@ -116,7 +116,7 @@ class QueueFigures:
     held: int
     acknowledged: int
     ranges: int
-    holders: tuple[RecordsOut, ...] = ()
+    holders: tuple[UnackedRecords, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class GroupDescription:
     """
 
     summary: GroupSummary
-    members: tuple[MemberOfGroup, ...]
+    members: tuple[GroupMemberInfo, ...]
     positions: dict[PartitionKey, int]
     queues: tuple[QueueFigures, ...] = ()
 
@@ -191,7 +191,7 @@ class GroupCoordinator:
         except NotFoundError as error:
             raise NotFoundError(f"There is no {what} {name!r}. List them with `liftpy {what} list`.") from error
         members = tuple(
-            MemberOfGroup(
+            GroupMemberInfo(
                 name=member.member,
                 instance=member.instance,
                 client=member.client,
@@ -208,7 +208,7 @@ class GroupCoordinator:
                 key=PartitionKey(at.stream, at.uid, at.partition), acknowledged_below=at.acknowledgedBelow,
                 taken_below=at.takenBelow, out=at.out, returned=at.returned, dead=at.dead, held=at.held,
                 acknowledged=at.acknowledged, ranges=at.ranges,
-                holders=tuple(RecordsOut(one.member, one.records, one.first, one.deliveries) for one in at.holders),
+                holders=tuple(UnackedRecords(one.member, one.records, one.first, one.deliveries) for one in at.holders),
             )
             for at in answer.queues
         )  # fmt: skip

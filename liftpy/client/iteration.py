@@ -24,7 +24,7 @@ Fetch = Callable[[], Awaitable[list[BatchSlice] | None]]
 """Function that fetches the next slices. An empty list: no new records. None: the end of the read."""
 
 
-class Home(Protocol):
+class ReadConnection(Protocol):
     """Methods of the NATS connection that a read calls."""
 
     def must_be_usable(self) -> None:
@@ -40,7 +40,7 @@ class ReadAhead:
     ``depth``: maximum number of queued answers. ``begin``: function that starts the read once and returns its fetch function.
     """
 
-    def __init__(self, name: str, home: Home, depth: int, begin: Callable[[], Awaitable[Fetch]]) -> None:
+    def __init__(self, name: str, home: ReadConnection, depth: int, begin: Callable[[], Awaitable[Fetch]]) -> None:
         self._name = name
         self._home = home
         self._begin = begin
@@ -208,7 +208,7 @@ def whole(piece: BatchSlice) -> Iterator[BatchSlice]:
     return iter((piece,))
 
 
-class HandedOn:
+class LastItem:
     """Stores the last item that an iteration has returned to the application (``last``).
 
     The position of a consumer follows this item. Items that were only fetched do not count.
@@ -220,7 +220,7 @@ class HandedOn:
         self.last: Record | BatchSlice | None = None
 
 
-class Following(Generic[_T]):
+class ResultIterator(Generic[_T]):
     """Asynchronous iterator over the results of the function ``following``, until it returns None.
 
     The iterator itself has no state, so it may be dropped at any time.
@@ -249,11 +249,11 @@ class Iteration(Generic[Item]):
     """
 
     def __init__(
-        self, ahead: ReadAhead, unfold: Callable[[BatchSlice], Iterator[Item]], handed_on: HandedOn | None = None
+        self, ahead: ReadAhead, unfold: Callable[[BatchSlice], Iterator[Item]], handed_on: LastItem | None = None
     ) -> None:
         self._ahead = ahead
         self._unfold: Callable[[BatchSlice], Iterator[Item]] = unfold
-        self._handed_on = HandedOn() if handed_on is None else handed_on
+        self._handed_on = LastItem() if handed_on is None else handed_on
         self._items: Iterator[Item] = iter(())
         """Records of the current slice. None while the iteration waits for a slice, and after it was replaced."""
         self._waiting = False

@@ -17,7 +17,7 @@ from typing import Any
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.consumed import ConsumedBatch, ConsumedRecord, records_of
 from liftpy.client.consumer import Consumer, ReadOptions
-from liftpy.client.iteration import Following, Iteration
+from liftpy.client.iteration import Iteration, ResultIterator
 from liftpy.client.positions import Position
 from liftpy.core.base.ids import check_name, is_internal, quote
 from liftpy.core.base.strict_json import load_json
@@ -38,7 +38,7 @@ Place = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class StreamAccess:
     """Functions that a ManyConsumer needs from the client.
 
     ``places``: lists all partitions. ``consumer``: opens a Consumer of a partition, at a start, with a maximum read-ahead in bytes.
@@ -120,7 +120,7 @@ class ManyConsumer:
     """
 
     def __init__(
-        self, home: Places, names: Iterable[str], start: Any, positions: Mapping[Place, Position] | None = None
+        self, home: StreamAccess, names: Iterable[str], start: Any, positions: Mapping[Place, Position] | None = None
     ) -> None:
         """Create the consumer. Applications call ``client.consume_many``."""
         self._home = home
@@ -218,7 +218,7 @@ class ManyConsumer:
         Returns:
             An asynchronous iterator of ConsumedBatch. It ends when ``until`` is reached in all partitions.
         """
-        return Following(self.next)
+        return ResultIterator(self.next)
 
     async def next(self) -> ConsumedBatch | None:
         """Return the next slice, from the partition that waited longest.
@@ -278,7 +278,7 @@ class ManyConsumer:
             self._coming[asyncio.create_task(_next(iteration), name=f"next of {place[0]}/{place[1]}")] = place
 
     def __aiter__(self) -> AsyncIterator[ConsumedRecord]:
-        return Following(self.next_record)
+        return ResultIterator(self.next_record)
 
     def next_fetched(self) -> ConsumedRecord | None:
         """Return the next record of the current slice, without waiting. None at the end of the slice."""

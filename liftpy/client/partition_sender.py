@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from liftpy.client.encode_publish import Address, Addressing
 from liftpy.client.in_flight import PublishAck
-from liftpy.client.partition_queue import BatchResult, PartitionQueue, ProducerBatch, Refusal
+from liftpy.client.partition_queue import BatchRejection, BatchResult, PartitionQueue, ProducerBatch
 from liftpy.client.retrying import retry_attempts
 from liftpy.client.write_epoch import PlanChangedError, Repeat, Round, offset_in, partitions_in
 from liftpy.core.metadata.image import StreamImage
@@ -36,14 +36,14 @@ from liftpy.nats.transport import Transport, nobody_there
 
 _Ack = client_pb2.Ack
 _REFUSALS = {
-    _Ack.NOT_LEADER: Refusal.AGAIN,
-    _Ack.OVERLOADED: Refusal.AGAIN,
-    _Ack.QUOTA: Refusal.AGAIN,
-    _Ack.BELOW_MIN_ISR: Refusal.AGAIN,
-    _Ack.NO_SPACE: Refusal.AGAIN,
-    _Ack.WRONG_STREAM: Refusal.AGAIN,
-    _Ack.OUT_OF_ORDER: Refusal.OUT_OF_ORDER,
-    _Ack.UNKNOWN_PRODUCER: Refusal.UNKNOWN,
+    _Ack.NOT_LEADER: BatchRejection.AGAIN,
+    _Ack.OVERLOADED: BatchRejection.AGAIN,
+    _Ack.QUOTA: BatchRejection.AGAIN,
+    _Ack.BELOW_MIN_ISR: BatchRejection.AGAIN,
+    _Ack.NO_SPACE: BatchRejection.AGAIN,
+    _Ack.WRONG_STREAM: BatchRejection.AGAIN,
+    _Ack.OUT_OF_ORDER: BatchRejection.OUT_OF_ORDER,
+    _Ack.UNKNOWN_PRODUCER: BatchRejection.UNKNOWN,
 }
 RECORD_BYTES = 16
 """Overhead of a record, and of each header, in a batch: at most this many bytes."""
@@ -417,7 +417,7 @@ class PartitionSender:
                 if ack.ackError == _Ack.OK:
                     return ack.producer
                 self.addressing.doubt()
-                if _REFUSALS.get(ack.ackError) is Refusal.AGAIN:
+                if _REFUSALS.get(ack.ackError) is BatchRejection.AGAIN:
                     raise UnavailableError(
                         f"{self._stream}/{self.partition} rejected the request for now: {ack.detail or ack.ackError}. "
                         "Retry it later."
@@ -504,7 +504,7 @@ class PartitionSender:
         except ProtocolError as error:
             raise PublishRejectedError(str(error), "TOO_LARGE") from None
         except UnavailableError as error:
-            self._batch_rejected(parcel.sequence, parcel.attempt, Refusal.AGAIN, error, now)
+            self._batch_rejected(parcel.sequence, parcel.attempt, BatchRejection.AGAIN, error, now)
 
     # ---- answers -------------------------------------------------------------------------------------------------------
     def process_answer(self, sequence: int, attempt: int, message: Any) -> None:
@@ -519,7 +519,7 @@ class PartitionSender:
                 f"`liftpy status --stream {self._stream}`."
             )
             self.addressing.doubt()
-            self._batch_rejected(sequence, attempt, Refusal.AGAIN, error, now)
+            self._batch_rejected(sequence, attempt, BatchRejection.AGAIN, error, now)
             return
         ack = self._ack_in(message)
         if ack is None:
@@ -530,7 +530,7 @@ class PartitionSender:
             return
         if ack.ackError == _Ack.WRONG_STREAM or not ack.streamUid:
             self.addressing.doubt()
-        refusal = _REFUSALS.get(ack.ackError, Refusal.FINAL)
+        refusal = _REFUSALS.get(ack.ackError, BatchRejection.FINAL)
         after_s = ack.retryAfterMs / 1000 if ack.ackError == _Ack.QUOTA else 0.0
         self._batch_rejected(sequence, attempt, refusal, self._rejection(ack), now, ack.producer.nextSequence, after_s)
 
@@ -552,7 +552,14 @@ class PartitionSender:
         self.awake.set()
 
     def _batch_rejected(
-        self, sequence: int, attempt: int, refusal: Refusal, error: LiftError, now: float, due: int = 0, after_s: float = 0.0
+        self,
+        sequence: int,
+        attempt: int,
+        refusal: BatchRejection,
+        error: LiftError,
+        now: float,
+        due: int = 0,
+        after_s: float = 0.0,
     ) -> None:
         self._refusal = error
         if not self.lane.refused(sequence, attempt, refusal, now, due, after_s):

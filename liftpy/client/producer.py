@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from liftpy.client.awaitable_context import Opening
+from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.encode_publish import Address
 from liftpy.client.in_flight import Window
 from liftpy.client.metadata_requests import MetadataRequests
@@ -824,7 +824,7 @@ def open_producer(
     id: str = "",
     round: Round | None = None,
     options: ProducerOptions,
-) -> Opening[Producer]:
+) -> AwaitableContext[Producer]:
     """Open a producer that writes one round of records to a stream.
 
     Args:
@@ -841,7 +841,7 @@ def open_producer(
         UnavailableError: No answer in time.
         PublishRejectedError: ``PRODUCER_FENCED``: a later round has begun.
     """
-    return Opening(_open(transport, requests, stream, name_for(id, None), round, options))
+    return AwaitableContext(_open(transport, requests, stream, name_for(id, None), round, options))
 
 
 async def _open(

@@ -45,7 +45,7 @@ _MOST_BEHIND = 8
 _Error = client_pb2.ReadResponse.Error
 _Isolation = client_pb2.ReadRequest.Isolation
 FINAL = (NotFoundError, OffsetOutOfRangeError, LogTruncatedError, TombstonesMissedError)
-"""Errors that end a reader, whichever replica reports them. ``SecondOpinion`` asks a second replica first."""
+"""Errors that end a reader, whichever replica reports them. ``ErrorConfirmation`` asks a second replica first."""
 
 
 class NotServedError(UnavailableError):
@@ -62,7 +62,7 @@ class NotServedError(UnavailableError):
         self.high_watermark = high_watermark
 
 
-class SecondOpinion:
+class ErrorConfirmation:
     """Requires that a second node, or the leader, confirms an error that would end a reader.
 
     So a single wrong answer cannot end a reader.

@@ -28,7 +28,7 @@ from liftpy.client.in_flight import PROBE_S, PROBING_S, InFlight, MessageIds, Pu
 from liftpy.config import AckPolicy
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.envelope import MAX_DIGITS, Ordinary
+from liftpy.core.wire.envelope import MAX_DIGITS, FastEnvelope
 from liftpy.core.wire.headers import HeadersLike
 from liftpy.errors import (
     ClientClosedError,
@@ -167,7 +167,7 @@ class Publisher:
         self._options = options
         self._addressing = Addressing(address, find, self._use_new_address, self._connection_lost)
         self._ids = MessageIds()
-        self._made: Ordinary | None = None
+        self._made: FastEnvelope | None = None
         self._window = Window(options.window, options.window_bytes)
         self._in_flight: dict[int, InFlight] = {}
         self._refused: set[int] = set()
@@ -498,8 +498,8 @@ class Publisher:
             headers = headers_with_conditions(headers, msg_id, expected_last)
         return envelope_of(self._stream, self._partition, uid, value, key, headers, ack, runs=True)
 
-    def _form(self, uid: str, ack: AckPolicy) -> Ordinary:
-        self._made = Ordinary(self._stream, self._partition, uid, ack, runs=True)
+    def _form(self, uid: str, ack: AckPolicy) -> FastEnvelope:
+        self._made = FastEnvelope(self._stream, self._partition, uid, ack, runs=True)
         return self._made
 
     def _must_be_open(self) -> None:

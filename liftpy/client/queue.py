@@ -5,11 +5,11 @@ it was granted, and sends many acks in one command. When ``ack`` returns, the ac
 delivered again. A worker returns a record to the application only while the ack wait of the record is valid by the
 worker's own clock.
 
-``TakePace`` decides how many records a worker prefetches: as many as it processed per 0.25 s in the last takes, at most
+``PrefetchLimit`` decides how many records a worker prefetches: as many as it processed per 0.25 s in the last takes, at most
 ``ahead``. The first takes, and the first after a pause, prefetch nothing. Example: if a record takes 5 ms, the rate is
 200 per second and the worker prefetches 50. If a record takes 2 s, it prefetches none.
 
-``NextKeys`` holds the key digests of the next records of an ordered queue.
+``KeyDigests`` holds the key digests of the next records of an ordered queue.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _PAUSE_NS = 2_000_000_000
 _NS_PER_S = 1_000_000_000
 
 
-class TakePace:
+class PrefetchLimit:
     """Decides how many records a worker prefetches, from the rate at which the application takes records.
 
     ``most``: maximum number of records. Times are monotonic, in nanoseconds.
@@ -91,7 +91,7 @@ _AHEAD = 256
 """Number of keys that a worker sends in addition to the wanted records. Records of busy keys are skipped."""
 
 
-class NextKeys:
+class KeyDigests:
     """Digests of the keys of the next records of an ordered queue, one per offset, from offset ``start`` on.
 
     A digest has 8 bytes. There are at most ``MAX_KEYS`` of them.
@@ -318,7 +318,7 @@ class Job:
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
+class _QueuePartition:
     """One partition that the queue worker reads.
 
     ``ended``: log end (exclusive) at which the coordinator had no more records. -1: not known. ``again_ns``: monotonic time at which
@@ -328,7 +328,7 @@ class _Place:
     log: QueueLog
     ended: int = -1
     again_ns: int = 0
-    keys: NextKeys = field(default_factory=NextKeys)
+    keys: KeyDigests = field(default_factory=KeyDigests)
 
     @property
     def key(self) -> PartitionKey:
@@ -364,7 +364,7 @@ class Queue:
         self._client, self._options = client, options
         self._member = secrets.token_hex(16)
         self._partition = 0
-        self._places: deque[_Place] = deque()
+        self._places: deque[_QueuePartition] = deque()
         self._at_open: set[PartitionKey] = set()
         """Partitions that existed when the queue was opened. ``start="new"`` applies only to these."""
         self._look_at_ns = 0
@@ -373,7 +373,7 @@ class Queue:
         """Fetched jobs that are not delivered yet."""
         self._coming: asyncio.Task[None] | None = None
         """Task that takes more records from the coordinator. At most one runs."""
-        self._pace = TakePace(options.ahead)
+        self._pace = PrefetchLimit(options.ahead)
         self._wanted = 1
         """Number of records that the last take requested."""
         self._touched_ns = 0
@@ -407,7 +407,7 @@ class Queue:
     def _know(self, stream: StreamInfo) -> None:
         known = {place.key: place for place in self._places}
         found = [stream.key(partition.partition) for partition in stream.partitions]
-        self._places = deque(known.get(key) or _Place(self._log_of(key)) for key in found)
+        self._places = deque(known.get(key) or _QueuePartition(self._log_of(key)) for key in found)
         for place in known.keys() - set(found):
             known[place].log.close()
         self._look_at_ns = _now_ns() + (_STREAM_NS if found else round(_ASK_AGAIN_S * 1e9))
@@ -571,7 +571,7 @@ class Queue:
         if refused is not None:
             raise refused
 
-    async def _take_of(self, place: _Place, wanted: int) -> bool:
+    async def _take_of(self, place: _QueuePartition, wanted: int) -> bool:
         """Request records of one partition. Return whether it had some, or whether it must be asked again at once.
 
         ``wanted``: number of records that the application needs now.
@@ -611,7 +611,7 @@ class Queue:
             self.counters["not looked"] += 1
             logger.debug("queue %s: %s", self.name, error)
 
-    def _note_end(self, place: _Place, answer: pb.GroupAnswer) -> None:
+    def _note_end(self, place: _QueuePartition, answer: pb.GroupAnswer) -> None:
         """Store that the coordinator has no more records of the partition, and when to ask it again.
 
         ``answer``: answer to the request.
@@ -639,7 +639,7 @@ class Queue:
         else:
             await asyncio.sleep(wait_s)
 
-    async def _ask(self, place: _Place, wanted: int) -> pb.GroupAnswer:
+    async def _ask(self, place: _QueuePartition, wanted: int) -> pb.GroupAnswer:
         """Ask the coordinator for up to ``wanted`` records of a partition, and return its answer.
 
         For an ordered queue, the request has the keys of the next records.
@@ -660,7 +660,7 @@ class Queue:
             if answer.granted or not moved or answer.takenBelow >= asked.logEnd:
                 return answer
 
-    def _take_request(self, place: _Place, wanted: int) -> pb.TakeRecords:
+    def _take_request(self, place: _QueuePartition, wanted: int) -> pb.TakeRecords:
         options, key, bounds = self._options, place.key, place.log.bounds
         assert bounds is not None
         begin = bounds.end_offset if options.start == "new" and key in self._at_open else bounds.log_start_offset
@@ -673,7 +673,7 @@ class Queue:
             maxAckPending=options.max_ack_pending, maxMemberPending=options.max_own_pending,
         )  # fmt: skip
 
-    async def _receive(self, place: _Place, answer: pb.GroupAnswer, sent_ns: int, wanted: int) -> None:
+    async def _receive(self, place: _QueuePartition, answer: pb.GroupAnswer, sent_ns: int, wanted: int) -> None:
         """Fetch the records that the coordinator has granted in ``answer``, and queue them as jobs for the application.
 
         ``sent_ns``: time at which the request was sent. ``wanted``: number of requested records.
@@ -688,7 +688,7 @@ class Queue:
             self._note_end(place, answer)
 
     async def _receive_along(
-        self, place: _Place, coming: asyncio.Future[pb.GroupAnswer | None], sent_ns: int, wanted: int
+        self, place: _QueuePartition, coming: asyncio.Future[pb.GroupAnswer | None], sent_ns: int, wanted: int
     ) -> None:
         """Process the records that the coordinator has granted together with the answer to an ack.
 
@@ -906,7 +906,7 @@ class Queue:
                 place.ended = -1  # they come again, or the next records of their keys are free
         return list(answer.lost)
 
-    async def _say_both(self, settle: pb.SettleRecords, place: _Place, take: pb.TakeRecords) -> pb.GroupAnswer | None:
+    async def _say_both(self, settle: pb.SettleRecords, place: _QueuePartition, take: pb.TakeRecords) -> pb.GroupAnswer | None:
         """Send settlements and a request for records of ``place`` in one command, and return the answer.
 
         None: the coordinator rejected the command. Acks may be sent again safely.
@@ -921,7 +921,7 @@ class Queue:
                 coming.set_result(answer)
         return answer if answer.code in (pb.GROUP_OK, pb.GROUP_STALE, pb.GROUP_FULL) else None
 
-    def _along(self, settlements: list[pb.Settlement], now_ns: int) -> tuple[_Place, pb.TakeRecords] | None:
+    def _along(self, settlements: list[pb.Settlement], now_ns: int) -> tuple[_QueuePartition, pb.TakeRecords] | None:
         """Return the partition and the request for records to send together with ``settlements``. None: request no records."""
         ahead = self._pace.ahead(now_ns)
         busy = self._closed or self._coming is not None or self._options.order_by_key or not self._places

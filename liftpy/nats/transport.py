@@ -587,7 +587,7 @@ _NO_RESPONDERS = "503"
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PendingRequest:
     """A request that waits for its answer."""
 
     subject: str
@@ -604,7 +604,7 @@ class Answers:
         self._inbox = ""
         self._subscription: Any = None
         self._numbers = count()
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _PendingRequest] = {}
         self.is_open = False
         """True if answers can arrive."""
 
@@ -627,7 +627,7 @@ class Answers:
     def expect(self, subject: str) -> tuple[int, str, asyncio.Future[Any]]:
         """Register a request on ``subject``. Return (its number for ``forget``, its reply subject, the future of its answer)."""
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
-        self._asked[number] = _Asked(subject, answer)
+        self._asked[number] = _PendingRequest(subject, answer)
         return number, f"{self._inbox}.{number}", answer
 
     def forget(self, number: int) -> None:
@@ -669,7 +669,7 @@ class Answers:
             self._fail(asked, error)
 
     @staticmethod
-    def _fail(asked: _Asked, error: LiftError) -> None:
+    def _fail(asked: _PendingRequest, error: LiftError) -> None:
         if not asked.answer.done():
             asked.answer.set_exception(error)
 

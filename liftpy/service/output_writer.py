@@ -21,8 +21,8 @@ from liftpy.core.services.outbox import (
     Output,
     OutputConflictError,
     OutputMismatchError,
-    Place,
     Route,
+    RouteTarget,
     headers_of,
     number_of,
     partitions_of,
@@ -399,7 +399,7 @@ class Router:
         self._leads = leads
         self._fatal = fatal
         self._target: StreamInfo | None = None
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, RouteTarget] = {}
         """Partition of the route's stream -> its end and last output. Empty: not known yet."""
         self._next = 0
         """Offset in the output stream of the next output to process."""
@@ -463,10 +463,10 @@ class Router:
                 f"Stream {self.route.stream} cannot be used for a route. It needs a subject without wildcards, an ack "
                 "policy of leader or all, and no compaction. Choose another stream (--route)."
             )
-        places: dict[int, Place] = {}
+        places: dict[int, RouteTarget] = {}
         for partition in partitions_of(self._settings.partition, instances, len(target.partitions), self.route):
             end_offset = (await self._client.bounds(target.name, partition)).end_offset
-            place = places[partition] = Place(end_offset)
+            place = places[partition] = RouteTarget(end_offset)
             bounds = await self._client.bounds(target.name, partition)
             upper, size = end_offset, 1
             while upper > bounds.log_start_offset and place.last_number < 0:  # the last copies may have been purged
@@ -479,7 +479,7 @@ class Router:
         self._next = min(place.last_number for place in places.values()) + 1
         self._places = places
 
-    async def _write(self, partition: int, place: Place) -> None:
+    async def _write(self, partition: int, place: RouteTarget) -> None:
         target = self._target
         assert target is not None
         to = Destination(target.name, target.uid, partition, data_subject(target.subject, partition))

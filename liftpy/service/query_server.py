@@ -1,6 +1,6 @@
 """Answers queries of a service's state, on ``<ns>.service.<name>.query``.
 
-``QueryDesk`` has the rules. Every process whose state has caught up subscribes in one queue group, so that each query goes
+``PendingQueries`` has the rules. Every process whose state has caught up subscribes in one queue group, so that each query goes
 to one of them. A process that falls behind leaves the group until it has caught up.
 """
 
@@ -24,8 +24,8 @@ from liftpy.core.services.queries import (
     NODE_HEADER,
     PARTITIONS_HEADER,
     POSITION_HEADER,
+    PendingQueries,
     Query,
-    QueryDesk,
     QueryFailedError,
     position_in,
 )
@@ -77,7 +77,7 @@ class QueryServer:
         self._machine = machine
         self._hears = hears
         self._caught_up = caught_up
-        self._desk = QueryDesk()
+        self._desk = PendingQueries()
         self.answered_count = 0
         self.refused_count = 0
         """Number of rejected queries, including those on which ``on_query`` raised an error."""

@@ -1,4 +1,4 @@
-"""Sends the replies of a LEADER. ``ReplyDesk`` has the rules."""
+"""Sends the replies of a LEADER. ``ReplyBuffer`` has the rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from liftpy.client.service_commands import OFFSET_HEADER, SERVICE_HEADER
 from liftpy.core.services.queries import ERROR_HEADER, NODE_HEADER
-from liftpy.core.services.replies import Reply, ReplyDesk
+from liftpy.core.services.replies import Reply, ReplyBuffer
 from liftpy.core.wire.subjects import InboxRule, publish_answer
 from liftpy.errors import ProtocolError, UnavailableError
 from liftpy.nats.transport import Transport
@@ -36,7 +36,7 @@ class Replier:
         self,
         transport: Transport,
         settings: ServiceSettings,
-        desk: ReplyDesk,
+        desk: ReplyBuffer,
         leads: Callable[[], bool],
         emitted_end: Callable[[], int | None],
     ) -> None:

@@ -66,7 +66,7 @@ from liftpy.nats.blocking_connection import Answer, BlockingConnection
 from liftpy.spark.failures import with_error_code
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.planning import PlannedRange
-from liftpy.spark.process_connection import Link, link_to, result_of
+from liftpy.spark.process_connection import ProcessConnection, link_to, result_of
 from liftpy.spark.schema import COLUMNS, arrow_schema, left_out
 
 MAX_ROWS = 16_384
@@ -144,7 +144,7 @@ def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterat
             raise
 
 
-def _must_be_there(link: Link, planned: PlannedRange, options: SourceOptions) -> None:
+def _must_be_there(link: ProcessConnection, planned: PlannedRange, options: SourceOptions) -> None:
     """Raise DataLossError if the leader says that an unclean election has lost records of the range. No answer raises no error."""
     if not planned.last[1]:
         return
@@ -213,7 +213,7 @@ class RangeReader:
 
     def __init__(
         self,
-        link: Link,
+        link: ProcessConnection,
         planned: PlannedRange,
         rules: FetchRules,
         strategies: Sequence[Callable[[RangeReader], Strategy]] | None = None,
@@ -357,7 +357,9 @@ class LocalFiles:
 
     counted_as: ClassVar[str] = FILES
 
-    def __init__(self, reader: RangeReader, find: Callable[[Link, PlannedRange], RangeFiles | None] | None = None) -> None:
+    def __init__(
+        self, reader: RangeReader, find: Callable[[ProcessConnection, PlannedRange], RangeFiles | None] | None = None
+    ) -> None:
         self._reader = reader
         self._find = find or find_offered_files
 
@@ -399,7 +401,7 @@ class LocalFiles:
         return self._reader.accept(found, position)
 
 
-def find_offered_files(link: Link, planned: PlannedRange) -> RangeFiles | None:
+def find_offered_files(link: ProcessConnection, planned: PlannedRange) -> RangeFiles | None:
     """Return the segment files of a replica on this host that has the whole range. None: no replica offers its files now."""
     now_s = time.monotonic()
     asked = [node for node in planned.replicas if link.elsewhere.get(node, 0.0) <= now_s]
@@ -420,7 +422,7 @@ def find_offered_files(link: Link, planned: PlannedRange) -> RangeFiles | None:
     return found
 
 
-async def _ask(link: Link, planned: PlannedRange, nodes: list[str]) -> list[RangeFiles | None]:
+async def _ask(link: ProcessConnection, planned: PlannedRange, nodes: list[str]) -> list[RangeFiles | None]:
     transport = await link.transport(_ASK_S)
 
     async def one(node: str) -> RangeFiles | None:
@@ -713,7 +715,7 @@ class _Span:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fetched:
+class _SpanResult:
     """Result of a span.
 
     Attributes:
@@ -753,7 +755,7 @@ class RetryingRequests:
     def blocks(self) -> Generator[list[BatchSlice], None, None]:
         """Yield checked slices, with a few spans in flight. The first answer shows how large spans can be."""
         reader, guess, link, rules = self._reader, SpanGuess(), self._reader.link, self._reader.rules
-        flying: deque[tuple[PlannedRange, concurrent.futures.Future[_Fetched]]] = deque()
+        flying: deque[tuple[PlannedRange, concurrent.futures.Future[_SpanResult]]] = deque()
 
         def request(span: _Span) -> None:
             flying.append((span.planned, link.submit(_fetch_span(link, span))))
@@ -801,7 +803,7 @@ class RetryingRequests:
         return replace(planned, end_offset=end, leader_epoch=max(planned.leader_epoch, now.leader_epoch))
 
 
-async def _fetch_span(link: Link, span: _Span) -> _Fetched:
+async def _fetch_span(link: ProcessConnection, span: _Span) -> _SpanResult:
     planned = span.planned
     options = ReadOptions(max_bytes=span.answer_bytes, wait_s=0.0, patience_s=span.rules.patience_s)
     transport = await link.transport(span.rules.patience_s)
@@ -834,7 +836,7 @@ async def _fetch_span(link: Link, span: _Span) -> _Fetched:
         except UnavailableError:
             await exists()
             raise
-    return _Fetched(pieces, progress.next_offset, progress.node, progress.compacted_end, progress.tombstones)
+    return _SpanResult(pieces, progress.next_offset, progress.node, progress.compacted_end, progress.tombstones)
 
 
 async def _is_there(requests: MetadataRequests, planned: PlannedRange) -> None:

@@ -61,7 +61,7 @@ from liftpy.spark.planning import (
     with_epochs,
     with_moving_ends,
 )
-from liftpy.spark.process_connection import Link, link_to
+from liftpy.spark.process_connection import ProcessConnection, link_to
 from liftpy.spark.range_reader import read_planned
 from liftpy.spark.schema import arrow_schema, check_columns
 from liftpy.spark.sink import LiftStreamWriter, LiftWriter, sink_options
@@ -81,7 +81,7 @@ class CursorWriter:
         clock: Monotonic clock, in seconds.
     """
 
-    def __init__(self, link: Link, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, link: ProcessConnection, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link
         self._name = name
         self._clock = clock

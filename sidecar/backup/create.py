@@ -53,7 +53,7 @@ from liftpy.core.wire.batch import RecordBatch
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError, IncompatibleVersionError, LiftError, NotFoundError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
-from liftpy.spark.pipelines.replica_reads import Away, Damaged, ReplicaAddress, ReplicaReads
+from liftpy.spark.pipelines.replica_reads import DamagedRecordsError, ReplicaAddress, ReplicaReads, ReplicaUnavailableError
 from sidecar.backup.inspect import read_image
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, BackupPace, Store
 from sidecar.runtime.tasks import start_attended
@@ -75,7 +75,7 @@ The limit is twice the time that the part before the barrier took.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeOptions:
+class BackupOptions:
     """Options of a backup.
 
     Attributes:
@@ -94,7 +94,7 @@ class TakeOptions:
 
 
 @dataclass(slots=True)
-class TakenBackup:
+class BackupResult:
     """Result of a backup.
 
     ``written_bytes``: size of the new files, in bytes. ``deleted``: names of the streams that were deleted during the backup.
@@ -140,11 +140,11 @@ async def _in_thread(work: Callable[..., object], *given: object) -> None:
 async def take_backup(
     client: Client,
     store: Store,
-    options: TakeOptions,
+    options: BackupOptions,
     *,
     step: Callable[[str], None] = lambda name: None,
     copied: Callable[[int, int], None] = lambda done, total: None,
-) -> TakenBackup:
+) -> BackupResult:
     """Create a backup of the cluster of ``client`` in ``store``, and return its result.
 
     ``step`` is called with the name of each step. ``copied`` is called with the number of copied partitions and the number of
@@ -161,7 +161,7 @@ class _BackupRun:
 
     client: Client
     store: Store
-    options: TakeOptions
+    options: BackupOptions
     step: Callable[[str], None]
     copied: Callable[[int, int], None] = lambda done, total: None
     id: str = ""
@@ -170,7 +170,7 @@ class _BackupRun:
     deleted: set[str] = field(default_factory=set)
     pace: BackupPace = field(default_factory=lambda: BackupPace(0))
 
-    async def run(self) -> TakenBackup:
+    async def run(self) -> BackupResult:
         began_s = time.monotonic()
         self.pace = BackupPace(self.options.bytes_per_s)
         earlier = await asyncio.to_thread(self.store.backup_ids)
@@ -197,7 +197,7 @@ class _BackupRun:
             self.store.remove_folder(f"backups/{self.id}")
             self.store.remove(running_path(self.id))
 
-    async def _run(self, began_s: float) -> TakenBackup:
+    async def _run(self, began_s: float) -> BackupResult:
         mark = {"host": socket.gethostname(), "pid": os.getpid(), "since": "?"}
         await self._put(running_path(self.id), json.dumps(mark).encode())
         before = await asyncio.to_thread(self._before)
@@ -239,7 +239,7 @@ class _BackupRun:
         await _in_thread(self.store.put_manifest, manifest)
         self.step("end")
         await _in_thread(self.store.remove, running_path(self.id))
-        return TakenBackup(manifest, self.written_bytes, time.monotonic() - began_s, tuple(sorted(self.deleted)))
+        return BackupResult(manifest, self.written_bytes, time.monotonic() - began_s, tuple(sorted(self.deleted)))
 
     async def _put(self, path: str, data: bytes) -> None:
         await _in_thread(self.store.put, path, data)
@@ -471,7 +471,7 @@ class _PartitionCopying:
                 if found is not None:
                     return found
                 is_old = True
-            except Away as error:
+            except ReplicaUnavailableError as error:
                 said = f"{node}: {error}"
             self._nodes_tried += 1
         if is_old:
@@ -578,7 +578,7 @@ class _PartitionCopying:
     async def _batches(self, offset: int) -> list[RecordBatch]:
         """Return batches from any replica, beginning with the one that contains ``offset``."""
         said = "nobody was asked"
-        damaged: Damaged | None = None
+        damaged: DamagedRecordsError | None = None
         for asked in range(_ROUNDS * len(self._nodes)):
             node = self._nodes[self._nodes_tried % len(self._nodes)]
             reads = self._reads(node)
@@ -586,9 +586,9 @@ class _PartitionCopying:
                 batches = (await reads.batches(offset))[0]
                 self._learn_compaction(reads, node, offset)
                 return batches
-            except Damaged as error:
+            except DamagedRecordsError as error:
                 said, damaged = f"{node}: {error}", error
-            except Away as error:
+            except ReplicaUnavailableError as error:
                 said, damaged = f"{node}: {error}", None
                 if str(error).startswith("OFFSET_OUT_OF_RANGE"):
                     bounds = await self._home.client.bounds(self._stream.name, self._number)

@@ -28,7 +28,7 @@ from rich.text import Text
 from liftpy.client import Client
 from liftpy.core.observe.app_rows import groups_question, services_question, shown_groups, shown_services
 from liftpy.core.observe.cluster_health import DEGRADED, OK, streams_question
-from liftpy.core.observe.cluster_model import HISTORY, Model, NodeRow, Watching
+from liftpy.core.observe.cluster_model import HISTORY, ClusterMonitor, Model, NodeRow
 from liftpy.core.observe.node_summary import NodeSummary
 from liftpy.core.observe.page_model import checked_stream, figure
 from liftpy.core.observe.verdicts import Reason, reason
@@ -361,7 +361,7 @@ def top(sort: str, shows: str, once: bool, as_json: bool, target: Target) -> Non
 
 
 async def _watch(client: Client, namespace: str, view: View, *, once: bool, as_json: bool) -> None:
-    looking = Looking(client, Watching(namespace))
+    looking = SummaryPoller(client, ClusterMonitor(namespace))
     looking.shows = view.shows
     await looking.look()
     if not looking.knows_any:
@@ -380,10 +380,10 @@ async def _watch(client: Client, namespace: str, view: View, *, once: bool, as_j
         await _live(looking, view)
 
 
-class Looking:
+class SummaryPoller:
     """Requests the summaries of all nodes, and stores the answers in ``watching``."""
 
-    def __init__(self, client: Client, watching: Watching, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, client: Client, watching: ClusterMonitor, now: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._now = now
         self.watching = watching
@@ -438,7 +438,7 @@ class Looking:
             return None
 
 
-def _print(looking: Looking, view: View, as_json: bool) -> None:
+def _print(looking: SummaryPoller, view: View, as_json: bool) -> None:
     model = looking.watching.model()
     if as_json:
         listed = {view.shows: looking.listed} if view.shows != "nodes" else {}
@@ -459,7 +459,7 @@ def as_object(model: Model) -> dict[str, Any]:
     return found
 
 
-async def _live(looking: Looking, view: View) -> None:
+async def _live(looking: SummaryPoller, view: View) -> None:
     """Show the screen and update it once per second, until the user presses q or closes the terminal."""
     changed = asyncio.Event()
 

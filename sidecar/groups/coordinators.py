@@ -17,7 +17,7 @@ partitions the leading coordinator sends at most ``ASKS`` requests per check. So
 takes ``SLICE_S`` of the event loop, then pauses for ``PAUSE_S``, so its cost does not depend on the number of
 positions. With many positions the values are older.
 
-``OwnNodeReader`` reads the records of this node without NATS: the request goes to the partition's ``Reads``, and the
+``LocalReader`` reads the records of this node without NATS: the request goes to the partition's ``Reads``, and the
 answer arrives in the event loop's next turn. For services in the node's own process, the way to the NATS server and
 back would be a third of the cost of a command.
 """
@@ -44,7 +44,7 @@ from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
 from liftpy.core.groups import commands
 from liftpy.core.groups.coordinator import NO_FIGURES, GroupCoordinator
 from liftpy.core.groups.group import GroupMember
-from liftpy.core.groups.lag import MOST_GROUPS, MOST_PARTITIONS, GroupLabels, GroupLag, KnownEnds, read_by
+from liftpy.core.groups.lag import MOST_GROUPS, MOST_PARTITIONS, GroupLabels, GroupLag, LogEnds, read_by
 from liftpy.core.groups.machine import GroupRecord
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.services.service import Role
@@ -86,7 +86,7 @@ class GroupLags:
         self._bounds_of = bounds_of
         self._namespace = namespace
         self._labels = labels or GroupLabels()
-        self._ends = KnownEnds()
+        self._ends = LogEnds()
         self.of: dict[str, GroupLag] = {}
         """Label -> lag, for the metrics."""
         self.by_group: dict[str, GroupLag] = {}
@@ -173,7 +173,7 @@ class GroupLags:
 ReadsOf = Callable[[PartitionKey], ReadSubjects | None]
 
 
-class OwnNodeReader(PartitionReader):
+class LocalReader(PartitionReader):
     """Reads partitions of this node without NATS, in the same process.
 
     ``reads_of``: returns the object that answers read requests for a partition.
@@ -227,7 +227,7 @@ def hosted_partitions(image: ClusterImage, node_id: str) -> frozenset[PartitionK
 
 
 @dataclass(slots=True)
-class _Hosted:
+class _HostedCoordinator:
     """One coordinator on this node. ``problem``: why it does not run, '' if it runs. ``restarts``: number of its restarts."""
 
     task: asyncio.Task[None] | None = None
@@ -278,7 +278,7 @@ class GroupCoordinators:
         self._counters = counters
         self._reads_of = reads_of
         self._say = say
-        self._running: dict[PartitionKey, _Hosted] = {}
+        self._running: dict[PartitionKey, _HostedCoordinator] = {}
         self._leaving: dict[asyncio.Task[None], PartitionKey] = {}
         """Tasks of coordinators that are ending."""
         self._connecting = asyncio.Lock()
@@ -297,7 +297,7 @@ class GroupCoordinators:
                 logger.warning("inbox_prefixes leave out %s.: consumer groups have no coordinator on this node", GROUPS_INBOX)
             return
         for key in sorted(wanted - self._running.keys()):
-            one = self._running[key] = _Hosted()
+            one = self._running[key] = _HostedCoordinator()
             one.task = spawn(self._run(key, one), f"the coordinator of {key}")
         if self._running and self._looking is None:
             self._looking = spawn(self._look(), "looking how far groups are")
@@ -306,13 +306,13 @@ class GroupCoordinators:
             one.end()
             self._keep(key, one)
 
-    def _keep(self, key: PartitionKey, one: _Hosted) -> None:
+    def _keep(self, key: PartitionKey, one: _HostedCoordinator) -> None:
         if one.task is not None and not one.task.done():
             self._leaving[one.task] = key
             one.task.add_done_callback(self._leaving.pop)
 
     # ---- one of them ------------------------------------------------------------------------------------------------------
-    async def _run(self, key: PartitionKey, one: _Hosted) -> None:
+    async def _run(self, key: PartitionKey, one: _HostedCoordinator) -> None:
         earlier = [task for task, left in self._leaving.items() if left == key]
         if earlier:  # of a replica that was moved away and is back: two of one partition would write one snapshot
             await asyncio.wait(earlier, timeout=_STOP_S)
@@ -337,8 +337,8 @@ class GroupCoordinators:
                 logger.error("%s: group coordinator ended; restarting it: %s", key, one.problem)
                 await _wait(one.stopping, min(_AGAIN_S * 2 ** min(one.in_a_row - 1, 10), _LONGEST_AGAIN_S))
 
-    def _reader(self, transport: Transport, key: PartitionKey, options: ReadOptions) -> OwnNodeReader:
-        return OwnNodeReader(transport, Subjects(self._settings.namespace), key, options, self._reads_of)
+    def _reader(self, transport: Transport, key: PartitionKey, options: ReadOptions) -> LocalReader:
+        return LocalReader(transport, Subjects(self._settings.namespace), key, options, self._reads_of)
 
     def _of(self, key: PartitionKey) -> ServiceSettings:
         return ServiceSettings(
@@ -470,7 +470,7 @@ def _member_row(member: GroupMember) -> dict[str, Any]:
     }
 
 
-def _report(partition: int, one: _Hosted) -> dict[str, Any]:
+def _report(partition: int, one: _HostedCoordinator) -> dict[str, Any]:
     host, machine = one.host, one.host.machine if one.host is not None else None
     problem = one.problem or (host.problem if host is not None else "")
     return {

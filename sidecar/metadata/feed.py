@@ -24,7 +24,7 @@ from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.metadata.control import Forwarder
 from sidecar.metadata.group import MetadataGroup
-from sidecar.metadata.publish_queue import Outgoing, unsubscribe
+from sidecar.metadata.publish_queue import PublishQueue, unsubscribe
 from sidecar.runtime import clock
 from sidecar.runtime.tasks import report_failure, spawn
 
@@ -42,7 +42,7 @@ class FeedPublisher:
         self,
         connection: Client,
         subjects: Subjects,
-        outgoing: Outgoing,
+        outgoing: PublishQueue,
         is_inbox: Callable[[bytes], bool],
         producer: FeedProducer,
         image: Callable[[], ClusterImage],

@@ -33,15 +33,15 @@ from liftpy.errors import ConfigError, LiftError, StorageError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.parser import watch_denials
 from liftpy.nats.transport import open_connection
-from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.data_folder import DataDirectory
 from sidecar.metadata.feed import FeedSubscriber
 from sidecar.metadata.group import Watcher
 from sidecar.metadata.member import RaftMember
-from sidecar.metadata.member_log import MemberFolder
+from sidecar.metadata.member_log import MemberDirectory
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import spawn
 from sidecar.transport.connection import BusConnection, check_nats_py
-from sidecar.transport.credentials import Keys, RightsWatch
+from sidecar.transport.credentials import Keys, PermissionWatch
 
 logger = logging.getLogger("liftpy.metadata")
 
@@ -320,7 +320,7 @@ _RECONNECT_WAIT_S = 0.1
 _PING_INTERVAL_S = 1
 
 
-class GroupLink:
+class MetadataConnection:
     """NATS connection of the metadata group, and the role of this node on it.
 
     ``open`` connects and joins, ``close`` leaves and disconnects. ``counters``: counts messages that could not be sent.
@@ -329,7 +329,7 @@ class GroupLink:
     def __init__(
         self,
         settings: NodeSettings,
-        folder: DataFolder,
+        folder: DataDirectory,
         subjects: Subjects,
         inboxes: InboxRule,
         counters: Counter[str],
@@ -358,11 +358,11 @@ class GroupLink:
         check_nats_py()
         await self._connect()
         settings = self._settings
-        rights = RightsWatch(settings.namespace, fatal, self._connection.errors)
+        rights = PermissionWatch(settings.namespace, fatal, self._connection.errors)
         watch_denials(self._connection, rights.record_denial)
 
         def member(joins: ControllerList | None) -> RaftMember:
-            opened = MemberFolder(
+            opened = MemberDirectory(
                 settings.node_id,
                 settings.controllers,
                 self._folder.raft,

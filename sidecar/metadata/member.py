@@ -3,7 +3,7 @@
     propose -> (leader? into the log : forwarded on ``<ns>.control.node.<id>``) -> applied on every member -> image ->
     watchers, feed
 
-``MemberLog`` is its part of the log. ``liftpy.core.metadata.controller.quorum_member`` decides, and ``Orders`` carries
+``MemberLog`` is its part of the log. ``liftpy.core.metadata.controller.quorum_member`` decides, and ``ControllerActions`` carries
 out the decisions. This module starts the member, passes on the applied image, transfers the leadership and stops.
 
 Every start ends with a barrier of this process. The applied image then has everything that was committed before. After
@@ -40,7 +40,7 @@ from liftpy.core.metadata.controller.quorum_member import (
 )
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.controller_list import ControllerList
-from liftpy.core.metadata.failure_reports import ANSWER_NS, LeaderQuestion, ProbeResult
+from liftpy.core.metadata.failure_reports import ANSWER_NS, LeaderCheck, ProbeResult
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire import frames
@@ -51,12 +51,12 @@ from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import ProtocolError, StorageError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
-from sidecar.metadata.cluster_events import EventsDesk, EventWriter
-from sidecar.metadata.control import ControlDesk, Forwarder
+from sidecar.metadata.cluster_events import EventsHandler, EventWriter
+from sidecar.metadata.control import ControlHandler, Forwarder
 from sidecar.metadata.feed import FeedPublisher
 from sidecar.metadata.group import MetadataGroup
-from sidecar.metadata.member_log import UNLED_S, MemberFolder, MemberLog
-from sidecar.metadata.publish_queue import Outgoing
+from sidecar.metadata.member_log import UNLED_S, MemberDirectory, MemberLog
+from sidecar.metadata.publish_queue import PublishQueue
 from sidecar.quorum.codec import seal, unseal
 from sidecar.quorum.driver import GroupDriver
 from sidecar.quorum.library import MAX_APPEND_BYTES, check_library, outcome_of
@@ -85,7 +85,7 @@ class RaftMember(MetadataGroup):
 
     def __init__(
         self,
-        opened: MemberFolder,
+        opened: MemberDirectory,
         connection: BusConnection,
         subjects: Subjects,
         config: ReplicationConfig,
@@ -101,8 +101,8 @@ class RaftMember(MetadataGroup):
         self._connection = connection
         self._subjects = subjects
         fsm, producer = ClusterFsm(subjects.namespace, elections=elections), FeedProducer()
-        self._outgoing = Outgoing(connection)
-        self._events = EventsDesk(node_id, connection, subjects, self._outgoing, is_inbox, lambda: self._log.leads)
+        self._outgoing = PublishQueue(connection)
+        self._events = EventsHandler(node_id, connection, subjects, self._outgoing, is_inbox, lambda: self._log.leads)
         self._log = MemberLog(opened, fsm, producer, self._state_changed, events=self._events.trail)
         self._member = QuorumMember(config, fsm.rules, self._log, producer, lambda: secrets.token_bytes(16))
         self._event_writer: EventWriter | None = None
@@ -120,9 +120,11 @@ class RaftMember(MetadataGroup):
         self._feed = FeedPublisher(connection, subjects, self._outgoing, nodes.allows, producer, lambda: self.image)
         log = self._log
         self._driver = GroupDriver(log.core, log.transport, log.journal, self._send, self._process_tick, fatal, self._rest_s)
-        self._orders = Orders(connection, subjects, self._member, log, self._driver, self._feed, self._catch_up, self._transfer)
+        self._orders = ControllerActions(
+            connection, subjects, self._member, log, self._driver, self._feed, self._catch_up, self._transfer
+        )
         self._forwarder = Forwarder(connection, subjects, node_id)
-        self._desk = ControlDesk(
+        self._desk = ControlHandler(
             connection,
             subjects,
             is_inbox,
@@ -401,7 +403,7 @@ _MOST_QUESTIONS = 3
 """Maximum number of questions to a node that sends answers which cannot be decoded."""
 
 
-async def ask_accused(connection: Client, subjects: Subjects, question: LeaderQuestion) -> ProbeResult | None:
+async def ask_accused(connection: Client, subjects: Subjects, question: LeaderCheck) -> ProbeResult | None:
     """Ask a node whether it serves as leader of a partition, because a follower has reported it as silent.
 
     Return its answer, or ABSENT if NATS reports no responders. None: there is no valid answer in time.
@@ -441,7 +443,7 @@ async def ask_to_step_aside(connection: Client, subjects: Subjects, node_id: str
         pass  # the node is suspended or has ended. It answers no publisher now
 
 
-class Orders:
+class ControllerActions:
     """Carries out the instructions that ``QuorumMember`` gives to one controller, such as probes of nodes.
 
     ``catch_up``: starts to wait for a barrier. ``hand_over``: starts a leadership transfer.
@@ -482,7 +484,7 @@ class Orders:
                 self._spawn(self.order(decision), "an order to the metadata group")
             case ProbeNode():
                 self._spawn(self._look_for(decision.node_id), f"looking for {decision.node_id}")
-            case LeaderQuestion():
+            case LeaderCheck():
                 self._spawn(self._ask(decision), f"asking {decision.node}")
             case TransferMetadataLeadership():
                 self._hand_over()
@@ -502,7 +504,7 @@ class Orders:
         self._member.probe_ended(node_id, absent=await is_absent(self._connection, self._subjects, node_id))
         self._driver.wake()
 
-    async def _ask(self, question: LeaderQuestion) -> None:
+    async def _ask(self, question: LeaderCheck) -> None:
         self._member.question_answered(question, await ask_accused(self._connection, self._subjects, question))
         self._driver.wake()
 

@@ -32,7 +32,7 @@ from liftpy.core.metadata.node_identity import (
     EarlierProcessSign,
     EarlierProcessStep,
 )
-from liftpy.core.metadata.sessions import AnsweredHeartbeats, Registered, heartbeat_every_s, registration_result
+from liftpy.core.metadata.sessions import AnsweredHeartbeats, RegistrationOutcome, heartbeat_every_s, registration_result
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import FencedError, IncompatibleVersionError, LiftError
@@ -179,20 +179,20 @@ class Membership:
         while True:
             response = await self._group.propose(request, _REGISTER_TIMEOUT_S)
             came_to = registration_result(response)
-            if came_to is Registered.TAKEN_IN:
+            if came_to is RegistrationOutcome.TAKEN_IN:
                 self.incarnation = response.node.incarnation
                 if response.detail:
                     logger.warning("registered with a warning: %s", response.detail)
                 await self._image_at(response.index)
                 return self.incarnation
-            if came_to is Registered.UNSPOKEN:
+            if came_to is RegistrationOutcome.UNSPOKEN:
                 raise IncompatibleVersionError(response.detail)
-            if came_to is Registered.REFUSED:
+            if came_to is RegistrationOutcome.REFUSED:
                 raise LiftError(
                     f"The metadata group rejected the registration of this node: {response.detail}. Check "
                     "node_id and namespace."
                 )
-            if came_to is Registered.TAKEN:
+            if came_to is RegistrationOutcome.TAKEN:
                 # The group knows of the process before this one until its heartbeats have stopped: a moment after a kill, longer where
                 # it is still stopping. This process has asked the bus for it: one that is there now does not stop.
                 taken_until = taken_until or time.monotonic() + DEFAULT_WAIT_S

@@ -22,13 +22,13 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from liftpy.core.base.worker_assignment import WorkerShare
-from liftpy.core.observe.node_health import Synced
+from liftpy.core.observe.node_health import ReplicaSyncCheck
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.worker_frames import LEASE, Frame, FrameKind
 from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
-from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import OpenMaps
 from sidecar.metadata.identity import WorkerMarks
 from sidecar.node.node import Node
@@ -41,7 +41,7 @@ from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.supervisor import Supervisor
 from sidecar.runtime.tasks import run_loop, spawn, start_attended
 from sidecar.status.sampler import Said, Sampler
-from sidecar.status.status_api import StatusDesk
+from sidecar.status.status_api import StatusHandler
 from sidecar.workers.channel import Channel
 from sidecar.workers.merged_status import WorkerStatus
 from sidecar.workers.relayed_group import RelayedGroup
@@ -51,7 +51,7 @@ SIGNS_S = 0.25
 _FINISH_S = 1.0
 
 
-class _NodesDesk(StatusDesk):
+class _WorkerStatusHandler(StatusHandler):
     """Status desk of a worker. It answers no requests itself, because the first process of the node answers for all processes."""
 
     def __init__(self, settings: NodeSettings, counters: Counter[str], sampled: Callable[[Said], None]) -> None:
@@ -79,11 +79,11 @@ class WorkerNode(Node):
         self._relayed = RelayedGroup(channel.send)
         self._begun: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._told_to_stop = asyncio.Event()
-        self._synced = Synced()
+        self._synced = ReplicaSyncCheck()
         self._quiet_guard = RequestGuard("quiet fetches", self.counters)
         self._marks: WorkerMarks | None = None
         self._signing: asyncio.Task[None] | None = None
-        self.status = _NodesDesk(settings, self.counters, self._tell_sample)
+        self.status = _WorkerStatusHandler(settings, self.counters, self._tell_sample)
         self._telling: WorkerStatus | None = None
         self.supervisor = Supervisor("")
 
@@ -113,7 +113,7 @@ class WorkerNode(Node):
         self._signing = spawn(self._sign(), "telling the node how this is", endless=True)
 
     def _open_folder(self) -> None:
-        self._folder = folder = DataFolder(self.settings.data, OpenMaps(self._budget.maps), lock=self._lock)
+        self._folder = folder = DataDirectory(self.settings.data, OpenMaps(self._budget.maps), lock=self._lock)
         self._try_out_flushes(folder.own_folder(self.share.number))
 
     def _open_marks(self) -> None:

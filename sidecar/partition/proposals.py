@@ -18,7 +18,7 @@ from liftpy.core.metadata.controller.request_batcher import RequestBatcher, purg
 from liftpy.core.replication import effects as do
 from liftpy.core.replication.events import Event, IsrChangeAnswered
 from liftpy.core.replication.metadata_requests import Request, request_of
-from liftpy.core.services.sessions import Ended
+from liftpy.core.services.sessions import ServiceEnded
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.nats.cancellation import end_tasks
 from sidecar.metadata.group import MetadataGroup
@@ -106,7 +106,7 @@ class Proposals:
         if request is not None:
             self._ask(key, request)
 
-    def report_service(self, key: PartitionKey, ended: Ended) -> None:
+    def report_service(self, key: PartitionKey, ended: ServiceEnded) -> None:
         """Report to the metadata group that a service on this node has ended. There is no answer."""
         report = pb.ReportService(
             stream=key.stream,

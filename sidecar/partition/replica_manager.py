@@ -24,7 +24,7 @@ from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
 from liftpy.core.metadata.data_deletion import DataDeletion
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
-from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.events import DataPathChanged, Event, MetadataHeard
 from liftpy.core.wire._pb import replication_pb2
@@ -32,13 +32,13 @@ from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
 from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.partition.deletions import LATER_S
-from sidecar.partition.figures import NodeCounts, Uncounted
+from sidecar.partition.figures import NodeCounts, NoNodeCounts
 from sidecar.partition.reads import ReadSubjects
 from sidecar.partition.services import PartitionServices
 from sidecar.partition.worker import NodeTools, PartitionWorker, open_worker
 from sidecar.runtime import clock
-from sidecar.runtime.memory import Garbage
-from sidecar.runtime.tasks import Slices, spawn, start_attended
+from sidecar.runtime.memory import GarbageCollection
+from sidecar.runtime.tasks import CooperativeQueue, spawn, start_attended
 
 logger = logging.getLogger("liftpy.partitions")
 
@@ -68,9 +68,9 @@ class Partitions:
         self._live: dict[str, int] = {}
         self._workers: dict[PartitionKey, PartitionWorker] = {}
         self._by_name: dict[tuple[str, int], PartitionWorker] = {}
-        self._changed = Slices(self._follow_image)
+        self._changed = CooperativeQueue(self._follow_image)
         """Partitions whose state in the image has changed, and whose workers must be updated."""
-        self._leases = Slices(self._extend)
+        self._leases = CooperativeQueue(self._extend)
         """Partitions that this node leads and whose lease may be extended."""
         self._deferred: dict[PartitionKey, None] = {}
         """Partitions that wait to be opened or stopped, as an ordered set."""
@@ -95,8 +95,8 @@ class Partitions:
         """True while the node transfers its leaderships before its stop. No partition is opened."""
         self._aside: dict[PartitionKey, asyncio.Task[None]] = {}
         """Partition -> task of its planned leadership transfer."""
-        self._garbage = Garbage()
-        self.counts = counts or Uncounted()
+        self._garbage = GarbageCollection()
+        self.counts = counts or NoNodeCounts()
         self._stopping = False
         self._all_clean = True
         self.failed: dict[PartitionKey, str] = {}
@@ -116,7 +116,7 @@ class Partitions:
         return self._node.copy_pace
 
     @property
-    def derived(self) -> NodeDerived:
+    def derived(self) -> NodeStateMemory:
         """Memory budget for the derived state of this node's partitions."""
         return self._node.derived
 

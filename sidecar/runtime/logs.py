@@ -342,7 +342,7 @@ MAX_LINES_PER_S = 200
 SELDOM_S = 1.0
 
 
-class Chatter:
+class InfoLogRateLimit:
     """Writes log lines of level ``info``, at most ``lines_per_s`` for all partitions of a process together."""
 
     def __init__(self, lines_per_s: int = MAX_LINES_PER_S) -> None:
@@ -368,7 +368,7 @@ class Chatter:
             self.left_out_count += 1
 
 
-CHATTER = Chatter()
+CHATTER = InfoLogRateLimit()
 
 
 class LogRateLimit:

@@ -156,7 +156,7 @@ SLICE_S = 0.008
 Item = TypeVar("Item", bound=Hashable)
 
 
-class Slices(Generic[Item]):
+class CooperativeQueue(Generic[Item]):
     """Calls ``work`` with each added item, in order, without blocking the event loop for long.
 
     The work is divided into slices of ``slice_s`` seconds. The first slice runs at once, and the others in later turns of the loop.

@@ -30,7 +30,7 @@ from liftpy.core.observe.app_rows import (
     shown_services,
 )
 from liftpy.core.observe.cluster_health import FIRST, MOST_ROWS, Place, partitions_question, states, streams_question
-from liftpy.core.observe.cluster_model import Watching
+from liftpy.core.observe.cluster_model import ClusterMonitor
 from liftpy.core.observe.history import (
     LENGTHS,
     NAMES,
@@ -90,7 +90,7 @@ _MOST_PAGES = 4
 _ISR = slice(NAMES.index("isr_full"), NAMES.index("isr_under_min") + 1)
 
 
-class NodesAsker(Protocol):
+class StatusRequester(Protocol):
     """Interface to send status requests to the nodes of a cluster."""
 
     async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class _Streams:
         """Data of the list for the page. {}: not received yet."""
 
 
-class _Asked:
+class _NodeAnswers:
     """Answers of all nodes to one question about groups or services."""
 
     def __init__(self, question: dict[str, Any]) -> None:
@@ -167,7 +167,7 @@ class _Asked:
         self.said: dict[str, Any] = {}
 
 
-class Viewing:
+class ClusterPoller:
     """Data of the cluster for all viewers of one status page, collected from all nodes.
 
     ``own``: id and history of the node that serves the page, None for another program.
@@ -176,7 +176,7 @@ class Viewing:
     def __init__(
         self,
         namespace: str,
-        asker: NodesAsker,
+        asker: StatusRequester,
         own: tuple[str, History] | None = None,
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -199,14 +199,14 @@ class Viewing:
         self._forget()
 
     def _forget(self) -> None:
-        self._watching = Watching(self._namespace)
+        self._watching = ClusterMonitor(self._namespace)
         oldest = self._wall() - KEPT_FOR_S if self._own is not None else math.inf
         self._histories = {node: one for node, one in self._histories.items() if one.newest > oldest}
         self._ask_kept_s = {}
         self._glances: dict[str, NodeSummary | None] = {}
         self._lists: dict[tuple[str, str, Place], _List] = {}
         self._streams: dict[tuple[int, str], _Streams] = {}
-        self._questions: dict[tuple[str, str], _Asked] = {}
+        self._questions: dict[tuple[str, str], _NodeAnswers] = {}
         self.events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self.events_told = True
         """True if a controller has reported its events."""
@@ -253,13 +253,13 @@ class Viewing:
         found.wanted_s = self._now()
         return found
 
-    def _wanted_answers(self, kind: str, name: str) -> _Asked:
+    def _wanted_answers(self, kind: str, name: str) -> _NodeAnswers:
         found = self._questions.get((kind, name))
         if found is None:
             while len(self._questions) >= MOST_LISTS:
                 del self._questions[min(self._questions, key=lambda key: self._questions[key].wanted_s)]
             question = groups_question(name) if kind == "groups" else services_question(name)
-            found = self._questions[kind, name] = _Asked(question)
+            found = self._questions[kind, name] = _NodeAnswers(question)
         found.wanted_s = self._now()
         return found
 
@@ -388,7 +388,7 @@ class Viewing:
             self._now(), dict(zip(nodes, await asyncio.gather(*(self._ask(node, asked) for node in nodes)), strict=True))
         )
 
-    async def _ask_question(self, wanted: _Asked, answering: list[str]) -> None:
+    async def _ask_question(self, wanted: _NodeAnswers, answering: list[str]) -> None:
         said = await asyncio.gather(*(self._ask(node, wanted.question) for node in answering))
         wanted.said = {node: one for node, one in zip(answering, said, strict=True) if one is not None}
         wanted.was_told = True

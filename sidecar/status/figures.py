@@ -80,7 +80,7 @@ class BoundedLabels:
         return value
 
 
-class ResumingCount:
+class MonotonicCounter:
     """Counter that never falls, although its source counts from 0 again after a restart."""
 
     def __init__(self) -> None:
@@ -135,9 +135,9 @@ class NodeFigures:
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._bounded = BoundedLabels()
-        self._late_ticks = ResumingCount()
-        self._compactions = ResumingCount()
-        self._audit_dropped = ResumingCount()
+        self._late_ticks = MonotonicCounter()
+        self._compactions = MonotonicCounter()
+        self._audit_dropped = MonotonicCounter()
 
     async def gather(self) -> Figures:
         """Return all metric values of the node. Let other work of the event loop run every 2 ms."""

@@ -29,8 +29,8 @@ from liftpy.core.observe.history import LENGTHS
 from liftpy.core.observe.page_model import figure, look_up
 from liftpy.core.observe.timeline import FILTERS, group_events, group_in_words
 from liftpy.errors import ConfigError
-from sidecar.status.cluster_poller import Viewing, place_before
-from sidecar.status.http import HTML, JSON, TEXT, Live, http
+from sidecar.status.cluster_poller import ClusterPoller, place_before
+from sidecar.status.http import HTML, JSON, TEXT, EventStreamResponse, http
 from sidecar.status.records import RecordsBrowser, RecordsQuery, records_query
 
 _SIGNS = {OK: "ok", DEGRADED: "degraded"}
@@ -495,13 +495,13 @@ class Site:
     ``records``: reads records for ``/records/<stream>``. None: there is no such page.
     """
 
-    def __init__(self, viewing: Viewing, records: RecordsBrowser | None = None) -> None:
+    def __init__(self, viewing: ClusterPoller, records: RecordsBrowser | None = None) -> None:
         self._viewing = viewing
         self._records = records
         self._live_made: dict[tuple[tuple[str, str], ...], tuple[int, bytes]] = {}
         """Query -> (second, data of a live page). It is shared by viewers of the same page."""
 
-    def respond(self, path: str, query: bytes) -> Awaitable[bytes | Live] | bytes | None:
+    def respond(self, path: str, query: bytes) -> Awaitable[bytes | EventStreamResponse] | bytes | None:
         """Return the answer to a GET request for ``path``, or None if there is no such page."""
         fields = dict(parse_qsl(query.decode("ascii", "replace"), keep_blank_values=True))
         if path.startswith("/static/"):
@@ -626,8 +626,8 @@ class Site:
             made = of_all[kind](shown)
         return http("200 OK", HTML, made.encode())
 
-    async def _live(self, view: Callable[[], Awaitable[dict[str, Any]]], fields: Fields) -> Live:
-        return Live(self._events(view, tuple(sorted(fields.items()))))
+    async def _live(self, view: Callable[[], Awaitable[dict[str, Any]]], fields: Fields) -> EventStreamResponse:
+        return EventStreamResponse(self._events(view, tuple(sorted(fields.items()))))
 
     async def _events(
         self, view: Callable[[], Awaitable[dict[str, Any]]], asked: tuple[tuple[str, str], ...]

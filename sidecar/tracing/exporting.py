@@ -54,7 +54,7 @@ def otlp_exporter(endpoint: str) -> Exporter:
     return OTLPSpanExporter(endpoint=endpoint or None, timeout=EXPORT_TIMEOUT_S)
 
 
-class _Collected(SpanProcessor):
+class _SpanCollector(SpanProcessor):
     """Finished spans that were not exported yet. Only the export thread uses it."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class SpanThread:
         """True if the collector has rejected the last spans."""
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._collected = _Collected()
+        self._collected = _SpanCollector()
         facts = {"service.name": "liftpy", "service.version": __version__, "service.instance.id": node_id}
         provider = TracerProvider(
             sampler=ALWAYS_ON,  # every span is exported, because the node has already decided which batches to trace

@@ -1,6 +1,6 @@
 """One NATS data connection. nats-py does handshake, credentials and reconnects, this module sends and receives data.
 
-Publishing, subscribing and receiving are synchronous. ``Outlet`` sends data in few writes per turn of the event loop. Only
+Publishing, subscribing and receiving are synchronous. ``WriteCoalescer`` sends data in few writes per turn of the event loop. Only
 this module and the parsers use private names of nats-py. ``check_nats_py`` stops the node if nats-py does not have them.
 
 Limits: at most ``send_buffer_bytes`` wait to be sent per connection. Above this limit, and while disconnected, replication
@@ -23,7 +23,7 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
 from liftpy.core.publish.acks import AckResendBuffer
-from liftpy.core.publish.ports import Refuser
+from liftpy.core.publish.ports import PublishRejector
 from liftpy.core.replication.role import all_have_lost_it
 from liftpy.core.wire.subjects import Allows, Subjects, reply_to
 from liftpy.errors import ConfigError
@@ -124,7 +124,7 @@ class BusConnection(StrictConnection):
         self._ps = self._parser = SinkParser(self, self._sinks, self.errors)
         self._receiver: Receiver | None = None
         """Receiver of the current connection. None: before the handshake, or if nats-py itself reads and writes."""
-        self._outlet: Outlet | None = None
+        self._outlet: WriteCoalescer | None = None
         """Writer of the current connection. None: as for ``_receiver``."""
         self._taking = False
         """True while the data of one read is parsed, in the callback of the read."""
@@ -249,7 +249,7 @@ class BusConnection(StrictConnection):
     # ---- receiving-----------------------------------------------------------------------------------------------------
     def listen(
         self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None,
-        refuser: Refuser | None = None,
+        refuser: PublishRejector | None = None,
     ) -> Listener:  # fmt: skip
         """Subscribe to ``subject``. nats-py renews the subscription at each reconnect.
 
@@ -289,7 +289,7 @@ class BusConnection(StrictConnection):
     async def _read_loop(self) -> None:
         """Process the data that ``_take`` leaves for the reading task."""
         self._receiver = receiver = await receive(self, self._take, _LEFT_BYTES)
-        self._outlet = None if receiver is None else Outlet(receiver.transport, asyncio.get_running_loop())
+        self._outlet = None if receiver is None else WriteCoalescer(receiver.transport, asyncio.get_running_loop())
         try:
             await super()._read_loop()
         finally:
@@ -466,7 +466,7 @@ class BusConnection(StrictConnection):
                 report_failure(f"what follows the NATS connection for {self.name}", error)
 
 
-class Sends(Protocol):
+class MessageSender(Protocol):
     """A connection that can send messages."""
 
     def send(self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, headers: bytes = b"") -> bool:
@@ -474,7 +474,7 @@ class Sends(Protocol):
 
 
 def send_answer(
-    bus: Sends,
+    bus: MessageSender,
     rules: Sequence[Allows],
     counters: Counter[str],
     reply: bytes | str,
@@ -556,7 +556,7 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys:
             await asyncio.sleep(_RECONNECT_WAIT_S)
 
 
-# ``Outlet``: combines the messages of one turn of the event loop into few writes.
+# ``WriteCoalescer``: combines the messages of one turn of the event loop into few writes.
 #
 # The first AT_ONCE messages of a turn are written at once. Further ones wait until the current read is processed, until
 # TOGETHER_BYTES are collected, or until the turn ends. Callers that send several messages use ``hold`` and ``release``.
@@ -574,7 +574,7 @@ AT_ONCE = 8
 Buffer = bytes | bytearray | memoryview
 
 
-class Outlet:
+class WriteCoalescer:
     """Combines the writes to one transport of asyncio into few large ones. If the transport is lost, waiting data is lost with it."""
 
     def __init__(self, transport: asyncio.WriteTransport, loop: asyncio.AbstractEventLoop) -> None:

@@ -4,7 +4,7 @@ nats-server buffers at most 64 MiB for a slow connection, and then closes it. So
 possible into a buffer of raw bytes, and processes it for a few milliseconds at a time [A11]. During a burst a thread reads
 the socket (not with TLS).
 
-At half of the buffer the node stops reading, so that the server slows publishers down. ``Overflow`` detects when the
+At half of the buffer the node stops reading, so that the server slows publishers down. ``LoadShedding`` detects when the
 server's buffer is almost full. Then the node uses the other half. When the buffer is full, whole messages without reply
 subject are dropped and counted. ``Gate`` limits processing while partitions are full.
 
@@ -32,14 +32,14 @@ import nats.errors
 
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.publish.memory_budget import MemoryBudget
-from liftpy.core.publish.ports import Refuser
-from liftpy.core.replication.inflight_limits import Gate, NodeIntake, Overflow
+from liftpy.core.publish.ports import PublishRejector
+from liftpy.core.replication.inflight_limits import Gate, LoadShedding, NodeInflight
 from liftpy.core.wire.subjects import SERVER_CONNECTIONS
 from liftpy.nats.cancellation import end_tasks
 from sidecar.runtime import clock
 from sidecar.runtime.tasks import spawn
 from sidecar.transport.connection import BusConnection, Listener
-from sidecar.transport.parser import InflowParser, Sink
+from sidecar.transport.parser import IngestParser, Sink
 
 cuts_logger = logging.getLogger("liftpy.ingest")
 
@@ -48,7 +48,7 @@ _TRY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _LostConnection:
     """A lost connection: the ids of its server and of the connection itself there."""
 
     server_id: str
@@ -57,17 +57,17 @@ class _Cut:
     """Last statistics of the connection from its server, while it was open."""
 
 
-class Cuts:
+class DisconnectLoss:
     """Computes how many messages were lost when NATS servers closed the ingest connection, since the start of the node.
 
     ``backlog``: requests statistics from servers. None: it is not possible. ``overflow``: gets the size at which a server
     closed the connection.
     """
 
-    def __init__(self, backlog: Backlog | None, overflow: Overflow) -> None:
+    def __init__(self, backlog: Backlog | None, overflow: LoadShedding) -> None:
         self._backlog = backlog
         self._overflow = overflow
-        self._cuts: deque[_Cut] = deque()
+        self._cuts: deque[_LostConnection] = deque()
         """Lost connections whose last bytes are still in the buffer."""
         self._seen = 0
         """Number of messages that had arrived when the previous lost connection was processed."""
@@ -83,7 +83,7 @@ class Cuts:
         Its last messages may not be processed yet.
         """
         last, self._last = self._last, None
-        self._cuts.append(_Cut(server_id, client_id, last))
+        self._cuts.append(_LostConnection(server_id, client_id, last))
 
     def messages_processed(self, seen: int) -> None:
         """Record that the node has processed all received messages of the oldest lost connection. Then compute how many were lost.
@@ -98,7 +98,7 @@ class Cuts:
         """Store the statistics that the server has sent about the open connection."""
         self._last = told
 
-    async def _judge(self, cut: _Cut, arrived: int) -> None:
+    async def _judge(self, cut: _LostConnection, arrived: int) -> None:
         told = await self._ask(cut)
         self.unknown += told is None
         named = cut.server_id, cut.client_id
@@ -113,7 +113,7 @@ class Cuts:
         if lost:
             cuts_logger.warning("publishes lost with a connection that the server closed reason=%s count=%d", told.reason, lost)
 
-    async def _ask(self, cut: _Cut) -> ConnectionStats | None:
+    async def _ask(self, cut: _LostConnection) -> ConnectionStats | None:
         """Request the statistics of the lost connection from its server, and return them. None: the server did not answer."""
         answers: asyncio.Queue[ConnectionStats] = asyncio.Queue()
         for _ in range(_TRIES if self._backlog is not None else 0):
@@ -162,7 +162,7 @@ class _Boundary:
         self.reset = lost
 
 
-class Inflow(BusConnection):
+class IngestConnection(BusConnection):
     """The ingest connection: it receives publishes and sends their acks.
 
     Args:
@@ -176,7 +176,7 @@ class Inflow(BusConnection):
 
     def __init__(
         self,
-        node: NodeIntake,
+        node: NodeInflight,
         buffer_bytes: int,
         send_buffer_bytes: int = 0,
         asks: BusConnection | None = None,
@@ -184,14 +184,14 @@ class Inflow(BusConnection):
         room: MemoryBudget | None = None,
     ) -> None:
         super().__init__(name, send_buffer_bytes)
-        self._parser: InflowParser = InflowParser(self, self._sinks, self.errors)
+        self._parser: IngestParser = IngestParser(self, self._sinks, self.errors)
         self._ps = _Boundary(self._connection_lost)  # type: ignore[assignment]
         self._node = node
         self._room_of_node = room or MemoryBudget()
         self._gate = Gate(node)
         self._backlog = Backlog(asks) if asks is not None else None
-        self.overflow = Overflow()
-        self.cuts = Cuts(self._backlog, self.overflow)
+        self.overflow = LoadShedding()
+        self.cuts = DisconnectLoss(self._backlog, self.overflow)
         self._buffer_bytes = buffer_bytes
         self._chunks: deque[bytes | None] = deque()
         """Chunks as read from the socket. None as chunk: a connection was lost at this place."""
@@ -238,7 +238,7 @@ class Inflow(BusConnection):
 
     def listen(
         self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None,
-        refuser: Refuser | None = None,
+        refuser: PublishRejector | None = None,
     ) -> Listener:  # fmt: skip
         """Subscribe to ``subject``.
 

@@ -4,7 +4,7 @@ Each row of the table of metrics says how its values are combined: the value of 
 or the smallest (LEAST). All others are summed. Counters never decrease: if a worker does not answer, its last values count,
 and a worker that ends also ends the node.
 
-``WholeNode`` is the combined status of a node with several processes. It requests the status of each of them.
+``MergedStatus`` is the combined status of a node with several processes. It requests the status of each of them.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _is_count(name: str, value: Any) -> bool:
     return name not in _OF_ONE and isinstance(value, int | float) and not isinstance(value, bool)
 
 
-class WholeNode:
+class MergedStatus:
     """Status of a node with several processes. ``reporter``: status of the first process."""
 
     def __init__(self, reporter: Reporter, workers: Workers) -> None:

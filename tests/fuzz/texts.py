@@ -49,7 +49,7 @@ def asked_for_a_page(payload: bytes) -> object:
 
 def _kept(data: bytes) -> list[dict[str, Any]]:
     """What a page shows of a record of the events' stream."""
-    question = answers.KeptQuestion.of({"kept": {"before": [9, 0], "kind": "election", "node": "n2"}})
+    question = answers.StoredEventsRequest.of({"kept": {"before": [9, 0], "kind": "election", "node": "n2"}})
     found = answers._newest_first([parse_batch(build_batch([data]))], 1)
     return [event for _, event in found if answers._is_wanted(event, question)]
 
@@ -65,7 +65,7 @@ class _Unknown:
 
 def _removed(data: bytes) -> dict[str, Any]:
     """What is answered to whoever asks to remove directories."""
-    desk: Any = status_desk.StatusDesk.__new__(status_desk.StatusDesk)
+    desk: Any = status_desk.StatusHandler.__new__(status_desk.StatusHandler)
     desk.unknown = _Unknown()
     asking = desk._remove_data(data)
     try:
@@ -78,7 +78,7 @@ def _removed(data: bytes) -> dict[str, Any]:
 
 
 def _desk_with_events() -> Any:
-    desk: Any = status_desk.StatusDesk.__new__(status_desk.StatusDesk)
+    desk: Any = status_desk.StatusHandler.__new__(status_desk.StatusHandler)
     desk.events = NodeEvents("n1", lambda: 9, lambda: 7)
     return desk
 
@@ -353,7 +353,7 @@ def decoders() -> list[Decoder]:
                 b'{"kept": {"before": [7, 3, 20], "since_ns": 17000000000000, "until_ns": 18000000000000, "kind": "election"}}',
                 b'{"kept": {"before": null, "stream": "s", "node": "n1"}, "limit": 20}',
             ],
-            lambda d: answers.KeptQuestion.of(load_json(d)),
+            lambda d: answers.StoredEventsRequest.of(load_json(d)),
             (ValueError,),
             make=damaged_json,
         ),

@@ -1,6 +1,6 @@
 """Desk: the NATS side of one partition's leader, for scripts about what the simulated network has no layer for.
 
-The shipped ``Ingest``, ``PendingAcks``, ``ReplicationDesk`` and ``ReadSubjects`` over a real ``Log`` in memory; the bus is
+The shipped ``Ingest``, ``PendingAcks``, ``ReplicationHandler`` and ``ReadSubjects`` over a real ``Log`` in memory; the bus is
 a list of what would be sent, and the core is a stand-in that appends at once and commits when the script says so.
 """
 
@@ -22,11 +22,11 @@ from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.log_offsets import EpochVerdict, Lineage
+from liftpy.core.replication.log_offsets import EpochVerdict, OffsetCheck
 from liftpy.core.wire.batch import RecordBatch, split_batches
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.partition.reads import ReadSubjects, ReadTools
-from sidecar.partition.replication import ReplicationDesk
+from sidecar.partition.replication import ReplicationHandler
 from sidecar.runtime.timers import Timers
 
 SUBJECT = "shop.orders"
@@ -121,7 +121,7 @@ class Desk:
         inboxes = InboxRule(("_INBOX.",))
         self.acks = PendingAcks(shell, self.key, SUBJECT)
         self.may_refuse = may_refuse
-        self.judgement = EpochVerdict(Lineage.SAME)
+        self.judgement = EpochVerdict(OffsetCheck.SAME)
         """Of every reader."""
         self.ingest = Ingest(
             shell=shell, subject=SUBJECT, config=ReplicationConfig(**config), policy=AckPolicy.ALL, codec=Codec.NONE,
@@ -130,7 +130,7 @@ class Desk:
             derived=LogState(self.log, 120 * NS_PER_S, 1 << 20,
             time.monotonic_ns, subject=SUBJECT),
         )  # fmt: skip
-        self.replication = ReplicationDesk(
+        self.replication = ReplicationHandler(
             shell, self.subjects, self.key, InboxRule((self.subjects.inboxes(),)), self.fetches.append, self.counters
         )
         source: Any = _Source(self)

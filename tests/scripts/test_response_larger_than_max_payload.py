@@ -15,7 +15,7 @@ from liftpy.core.replication.events import FetchReceived
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.batch import RecordBatch, split_batches
-from liftpy.core.wire.chunking import NOTHING, Assembly, Held
+from liftpy.core.wire.chunking import NOTHING, Assembly, PartialBatch
 from tests.scripts.desk import Desk, FakeBus
 from tests.scripts.stage import Stage
 from tests.sim.messages import FetchResponse
@@ -27,7 +27,7 @@ KILLS = (
 )
 
 
-def _fetch(desk: Desk, offset: int, held: Held = NOTHING) -> list[bytes]:
+def _fetch(desk: Desk, offset: int, held: PartialBatch = NOTHING) -> list[bytes]:
     """A follower's fetch that acknowledges ``offset``, and what it gets."""
     request = pb.ReplicationRequest(
         replicaID="n2", offset=offset, leaderEpoch=1, offsetEpoch=1, incarnation=1, requestId=1, maxBytes=1 << 20,

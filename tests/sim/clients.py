@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from liftpy.client.encode_publish import envelope_of
-from liftpy.client.partition_queue import BatchResult, PartitionQueue, ProducerBatch, Refusal
+from liftpy.client.partition_queue import BatchRejection, BatchResult, PartitionQueue, ProducerBatch
 from liftpy.client.progress import NotServedError, ReadProgress
 from liftpy.config import AckPolicy
 from liftpy.core.base.invariants import check
@@ -383,7 +383,7 @@ _PRODUCER = 77
 _DIES = 0.03
 """Share of turns at which it fails."""
 _ASKS_AGAIN_MS = (20, 100, 400)
-_REFUSALS = {_Ack.OUT_OF_ORDER: Refusal.OUT_OF_ORDER, _Ack.UNKNOWN_PRODUCER: Refusal.UNKNOWN}
+_REFUSALS = {_Ack.OUT_OF_ORDER: BatchRejection.OUT_OF_ORDER, _Ack.UNKNOWN_PRODUCER: BatchRejection.UNKNOWN}
 _FINAL = (_Ack.PRODUCER_FENCED, _Ack.DIVERGED_PRODUCER, _Ack.MALFORMED, _Ack.PRODUCER_CONFLICT)
 
 
@@ -508,7 +508,7 @@ class SimProducer(SimPublisher):
             return
         if ack is None or ack.ackError:
             error = _Ack.NOT_LEADER if ack is None else ack.ackError
-            refusal = Refusal.FINAL if error in _FINAL else _REFUSALS.get(error, Refusal.AGAIN)
+            refusal = BatchRejection.FINAL if error in _FINAL else _REFUSALS.get(error, BatchRejection.AGAIN)
             due = 0 if ack is None else ack.producer.nextSequence
             if not lane.refused(sequence, attempt, refusal, self._now_s, due):
                 self.cluster.counters["producer: over"] += 1

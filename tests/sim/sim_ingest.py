@@ -15,13 +15,13 @@ from liftpy.core.base.partition import Pause
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import derived_state
-from liftpy.core.publish.memory_budget import PartitionRoom
+from liftpy.core.publish.memory_budget import PartitionMemoryBudget
 from liftpy.core.publish.message_decoder import MessageDecoder
-from liftpy.core.publish.ports import Refuser, Sink, is_refused_unread
-from liftpy.core.publish.standby import Block, FailoverBacklog, NodeHeard, SortingRules, Standby, StandbyBuffer
+from liftpy.core.publish.ports import PublishRejector, Sink, is_refused_unread
+from liftpy.core.publish.standby import Block, FailoverBacklog, NodeStandbyMemory, Standby, StandbyBuffer, StandbyReplayRules
 from liftpy.core.publish.state_file import state_owner
-from liftpy.core.publish.state_transfer import StateGiver, StateTaker
-from liftpy.core.publish.state_writer import Pace, StateWriter, restore_state
+from liftpy.core.publish.state_transfer import StateFetcher, StateServer
+from liftpy.core.publish.state_writer import StateFileSchedule, StateWriter, restore_state
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.wire.batch import RecordBatch
@@ -41,7 +41,7 @@ _LATE_NS = 3600 * NS_PER_S
 """Values are unique, and say whose they are: so what a standby recognises need not be recent, and order is known by publisher."""
 
 
-STATE_PACE = Pace(1_000_000_000, 2048, 256, 0)
+STATE_PACE = StateFileSchedule(1_000_000_000, 2048, 256, 0)
 """A file each second, where the log has grown at all."""
 
 
@@ -72,7 +72,7 @@ class SimIngest:
         self._replica = replica
         self._cluster, config = replica.cluster, replica.cluster.config
         self._sink: Sink | None = None
-        self._refuser: Refuser | None = None
+        self._refuser: PublishRejector | None = None
         self._reads = False
         """True while a Publish is being passed to the sink."""
         self._behind: list[Callable[[], None]] = []
@@ -96,7 +96,10 @@ class SimIngest:
                 self._cluster.counters[f"derived state left out: {why.partition(' ')[0]}"] += 1
         self._cluster.counters["derived states restored"] += self.derived.covered > 0
         self.states = StateWriter(self.derived, replica.log, owner, STATE_PACE, replica.now_ns)
-        self.giver, self.taker = StateGiver(self.derived, owner, replica.now_ns), StateTaker(self.derived, replica.log, owner)
+        self.giver, self.taker = (
+            StateServer(self.derived, owner, replica.now_ns),
+            StateFetcher(self.derived, replica.log, owner),
+        )
         self.derived.first_look_bytes = 0  # these logs are too short for a first look to leave anything
         self.ingest = Ingest(
             shell=self,
@@ -115,9 +118,9 @@ class SimIngest:
             takes=replica.replica.takes_publishes,
             on_drop=self._dropped,
             may_leave=self._may_leave,
-            room=PartitionRoom(replica.process.room, config.ingest_queue_bytes, lambda: 0),
+            room=PartitionMemoryBudget(replica.process.room, config.ingest_queue_bytes, lambda: 0),
         )
-        self._heard = _Heard(NodeHeard(_MEMORY_BYTES), config.standby_bytes, round(config.standby_age_s * NS_PER_S))
+        self._heard = _Heard(NodeStandbyMemory(_MEMORY_BYTES), config.standby_bytes, round(config.standby_age_s * NS_PER_S))
         self.standby = Standby(
             shell=self,
             subject=replica.subject,
@@ -128,7 +131,7 @@ class SimIngest:
             heard=self._heard,
             now_ns=replica.now_ns,
             wall_ns=self._wall_ns,
-            rules=SortingRules(
+            rules=StandbyReplayRules(
                 doubt_ns=round(replica.process.config.lease_s * NS_PER_S),
                 credit_ns=_LATE_NS,
                 reordered_ns=_LATE_NS,
@@ -260,7 +263,7 @@ class SimIngest:
         return self._cluster.network.max_payload_bytes
 
     def listen(
-        self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: Refuser | None = None
+        self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: PublishRejector | None = None
     ) -> _Subscribed:
         """Subscribe. All messages of one Publish arrive in one read."""
         self._sink, self._refuser = sink, refuser

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.base.partition import HeldPartition, PartitionState
+from liftpy.core.base.partition import PartitionMetadata, PartitionState
 from liftpy.core.log.compaction import Compaction
 from liftpy.core.log.compaction_point import Horizon
 from liftpy.core.log.flush import Flush
@@ -27,14 +27,14 @@ from liftpy.core.log.range_reads import read_portion
 from liftpy.core.log.scrub import scrub_all
 from liftpy.core.metadata.controller.request_batcher import purge_report
 from liftpy.core.metadata.image import StreamImage
-from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.effects import acts_of
 from liftpy.core.replication.follower import FetchAssembly
 from liftpy.core.replication.messages import received_from
 from liftpy.core.replication.metadata_requests import Request, request_of
-from liftpy.core.replication.quiescence import QuietFetch
+from liftpy.core.replication.quiescence import IdleFetch
 from liftpy.core.replication.reads import Chunks, Reads, ReplicaSource
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -265,7 +265,7 @@ class SimReplica(Asking):
         read = f"{self.subject}.read.{self.node_id}"
         self.cluster.network.subscribe(self.host, read, lambda message, reply: self.reads.answer_request(message.frame, reply))
 
-    def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
+    def update(self, held: PartitionMetadata, incarnations: Mapping[str, int]) -> None:
         """The metadata shows the partition, its stream's settings or the set of live nodes in a new state."""
         self.state = held.state
         self.log.config = held.config
@@ -298,7 +298,7 @@ class SimReplica(Asking):
         """Give up the role and close the log, because the partition moved away."""
         self.feed(ev.StopRequested())
         self.gone = True
-        self.publishers.derived.join(NodeDerived())
+        self.publishers.derived.join(NodeStateMemory())
         for timer in self._timers.values():
             timer.cancel()
         for subject in (f"notify.{self.node_id}.{self.subject}", f"{self.subject}.read.{self.node_id}"):
@@ -558,7 +558,7 @@ class SimReplica(Asking):
         self._request(f"{self.subject}.replicate", request, effect.request_id)
 
     def wait_quietly(self, effect: do.WaitQuietly) -> None:
-        fetch = QuietFetch(self.key, effect.leader_epoch, effect.request_id)
+        fetch = IdleFetch(self.key, effect.leader_epoch, effect.request_id)
         if not self.process.node.awaits_more or not self.process.quiet.add(fetch, effect.leader, self.now_ns()):
             self.feed(ev.QuietEnded(heard_ns=None))
 

@@ -23,7 +23,7 @@ from liftpy.errors import CorruptionError
 
 
 @dataclass(slots=True)
-class HeardClock:
+class LogClock:
     """The coordinator's clock, which advances with the records of the log.
 
     ``now_ns``: its time in ns. ``stamp_ns``, ``leader_epoch``: timestamp and LeaderEpoch of the last record.
@@ -106,7 +106,7 @@ class GroupMachine:
     """
 
     def __init__(self) -> None:
-        self.clock = HeardClock()
+        self.clock = LogClock()
         self.groups: dict[str, GroupRecord] = {}
         self._swept_ns = 0
         self._generations = 0
@@ -336,7 +336,7 @@ class GroupMachine:
                 f"The state of the consumer groups has version {state.version}, but this version reads "
                 f"{STATE_VERSION}. Start the newer version of liftpy."
             )
-        self.clock = HeardClock(state.clockNs, state.stampNs, state.leaderEpoch)
+        self.clock = LogClock(state.clockNs, state.stampNs, state.leaderEpoch)
         self._swept_ns, self._generations = state.sweptNs, state.generations
         self.groups = {group.group: _group_of(group) for group in state.groups}
         self._busy = {name for name, group in self.groups.items() if group.is_busy}

@@ -18,7 +18,7 @@ Which records go: with ``compaction``, a record that a later one of its key foll
 a purge below its end. Records that may have a message id stay for the deduplication window [A3], and then they also
 keep the record that replaced them [D29].
 
-``Compaction.run`` may run in another thread: it only reads sealed segments and writes ``.tmp`` files. ``Cleaning``
+``Compaction.run`` may run in another thread: it only reads sealed segments and writes ``.tmp`` files. ``CompactionSchedule``
 decides when a run is worth it, and which purges are done.
 """
 
@@ -43,7 +43,7 @@ MAX_KEYS = 4_000_000
 
 
 @dataclass(slots=True, kw_only=True)
-class Superseded:
+class CompactionFilter:
     """Finds the records that compaction may remove. It works in two passes.
 
     First pass all batches to ``learn`` in order. Then call ``kept_mask`` for the same batches in the same order.
@@ -266,7 +266,7 @@ class Compaction:
     producer_expiry_ns: int = 0
     """Log time without a batch after which a producer is forgotten, in nanoseconds. 0: never."""
     purges: tuple[Purge, ...] = ()
-    rules: Superseded = field(init=False)
+    rules: CompactionFilter = field(init=False)
     covered: tuple[Segment, ...] = ()
     """The first of the ``inputs``, as many as fit into the map of keys. The run compacts only these."""
     outputs: list[CompactedFile] = field(default_factory=list)
@@ -275,7 +275,7 @@ class Compaction:
 
     def __post_init__(self) -> None:
         config, now_ns, ids_ns = self.config, self.now_wall_ns, self.ids_from_ns
-        self.rules = Superseded(
+        self.rules = CompactionFilter(
             config=config,
             now_wall_ns=now_ns,
             ids_from_ns=ids_ns,
@@ -427,7 +427,7 @@ def _batches(segment: Segment) -> Iterator[RecordBatch]:
 
 
 @dataclass(slots=True)
-class Cleaning:
+class CompactionSchedule:
     """Decides when a compaction of one log is worth its cost. It also records which purges this log has carried out."""
 
     purges: tuple[Purge, ...] = ()

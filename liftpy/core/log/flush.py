@@ -70,7 +70,7 @@ class Flush:
         self.waiter()
 
 
-# ``FlushPlace``: decides whether a flush runs on the event loop or in a thread.
+# ``FlushScheduler``: decides whether a flush runs on the event loop or in a thread.
 #
 # On a fast disk, switching to a thread costs more than the flush. The node measures the duration of all flushes. Flushing
 # starts in a thread. Each short flush (at most ``SHORT_S``) adds a point, and a longer one removes ``_MISS``. With enough
@@ -101,7 +101,7 @@ _WEIGHT = 1 / 32
 """Share of the newest flush in the average."""
 
 
-class FlushPlace:
+class FlushScheduler:
     """Decides whether the flushes of a node run on its event loop or in threads.
 
     Durations are in seconds and do not include the wait for a thread.

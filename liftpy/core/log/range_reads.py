@@ -19,7 +19,7 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.reading import offset_about_bytes_before, segment_at
 from liftpy.core.log.segment import INDEX_INTERVAL_BYTES, Segment, log_name
 from liftpy.core.wire.batch import BatchHeader, RecordBatch, parse_header, split_batches
-from liftpy.core.wire.chunking import NOTHING, Held, Piece
+from liftpy.core.wire.chunking import NOTHING, PartialBatch, Piece
 from liftpy.core.wire.filters import Filter, keep_records, narrow
 from liftpy.errors import CorruptionError
 
@@ -37,7 +37,7 @@ def read_selected(
     *,
     end_offset: int,
     backwards: bool = False,
-    held: Held = NOTHING,
+    held: PartialBatch = NOTHING,
 ) -> Portion:
     """Read the records that match ``wanted``, from ``offset`` on (inclusive), or ``backwards`` below it (exclusive).
 
@@ -76,7 +76,7 @@ def read_selected(
 
 
 def read_narrow(
-    log: Log, left_out: int, offset: int, max_bytes: int, room_bytes: int, *, end_offset: int, held: Held = NOTHING
+    log: Log, left_out: int, offset: int, max_bytes: int, room_bytes: int, *, end_offset: int, held: PartialBatch = NOTHING
 ) -> Portion:
     """Read batches from ``offset`` on as ``read_portion`` does, but without some columns.
 
@@ -123,7 +123,7 @@ def _matching_part(batch: RecordBatch, wanted: Filter) -> memoryview | None:
     return batch.view if mask.all() else memoryview(keep_records(batch, mask))
 
 
-def _piece_of(data: memoryview, room_bytes: int, offset: int, held: Held) -> Portion:
+def _piece_of(data: memoryview, room_bytes: int, offset: int, held: PartialBatch) -> Portion:
     """Return a piece of the batch ``data``, which is larger than a message. It follows ``held``, the part that the reader has.
 
     ``offset``: offset that the reader requested. ``room_bytes``: maximum size of the piece.
@@ -377,7 +377,7 @@ class Portion:
 
 
 def read_portion(
-    log: Log, from_offset: int, max_bytes: int, room_bytes: int, *, end_offset: int | None = None, held: Held = NOTHING
+    log: Log, from_offset: int, max_bytes: int, room_bytes: int, *, end_offset: int | None = None, held: PartialBatch = NOTHING
 ) -> Portion:
     """Read batches as ``Log.read`` does, from the one that contains ``from_offset``, but at most ``room_bytes``.
 

@@ -18,7 +18,7 @@ def error_response(request: pb.ControlRequest, error: pb.ControlResponse.Error, 
     return pb.ControlResponse(operationId=request.operationId[:OPERATION_ID_SIZE_BYTES], error=error, detail=detail)
 
 
-class Forwarding:
+class ForwardedRequest:
     """One request that is forwarded to the metadata leader, in several attempts if needed.
 
     Send attempts until ``decided`` is True or ``left_ns`` returns 0. Then use ``response``.

@@ -15,7 +15,7 @@ from immutables import Map
 
 from liftpy.config import NO_QUOTA, AckPolicy, CommitPolicy, DefaultQuota, SessionTimes, StreamConfig
 from liftpy.core.base.ids import PartitionKey, is_internal
-from liftpy.core.base.partition import HeldPartition, PartitionState, PartitionStatus
+from liftpy.core.base.partition import PartitionMetadata, PartitionState, PartitionStatus
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.feature_range import NO_LEVEL
 from liftpy.core.metadata.idempotency_cache import IdempotencyCache
@@ -268,14 +268,16 @@ class StreamImage:
 
     def partition_metadata(
         self, partition: PartitionState, quota: DefaultQuota = NO_QUOTA, longest_lease_ns: int = 0
-    ) -> HeldPartition:
+    ) -> PartitionMetadata:
         """Return the metadata that replicas of ``partition`` need.
 
         ``quota``: default quota of the cluster. ``longest_lease_ns``: longest lease that any node may have.
         """
         key, count = self.key(partition.partition), len(self.partitions)
         config = self.config_under(quota)
-        return HeldPartition(key=key, config=config, state=partition, partition_count=count, longest_lease_ns=longest_lease_ns)
+        return PartitionMetadata(
+            key=key, config=config, state=partition, partition_count=count, longest_lease_ns=longest_lease_ns
+        )
 
     def with_isr(self, partition: PartitionState, isr: Iterable[str], lost: Iterable[str] = ()) -> PartitionState:
         """Return ``partition`` with the ISR ``isr``.
@@ -400,7 +402,7 @@ class ClusterImage:
             return None
         return found, found.partitions[partition]
 
-    def partition_metadata(self, stream: StreamImage, partition: PartitionState) -> HeldPartition:
+    def partition_metadata(self, stream: StreamImage, partition: PartitionState) -> PartitionMetadata:
         """Return the metadata that replicas of ``partition`` need."""
         return stream.partition_metadata(partition, self.default_quota, self.longest_lease_ns)
 

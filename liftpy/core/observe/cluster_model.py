@@ -92,7 +92,7 @@ class _NodeSummaries:
         return [max(0, b - a) for a, b in zip(old or (0,) * len(new), new, strict=False)]
 
 
-class Watching:
+class ClusterMonitor:
     """Collects the summaries of all nodes, and builds the model that ``liftpy top`` shows."""
 
     def __init__(self, namespace: str) -> None:

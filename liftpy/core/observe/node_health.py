@@ -30,7 +30,7 @@ class Check(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signs:
+class HealthInput:
     """State of a node at one moment, as input of the checks."""
 
     failure: str = ""
@@ -53,7 +53,7 @@ class Signs:
     """Number of replicas that are stopped because the disk is full."""
 
 
-def live(signs: Signs) -> list[Check]:
+def live(signs: HealthInput) -> list[Check]:
     """Check by the state ``signs`` whether this process should keep running. Return the results."""
     hung = signs.longest_flush_s >= signs.hung_flush_s
     return [
@@ -62,7 +62,7 @@ def live(signs: Signs) -> list[Check]:
     ]
 
 
-def ready(signs: Signs) -> list[Check]:
+def ready(signs: HealthInput) -> list[Check]:
     """Check by the state ``signs`` whether the node takes part in the cluster. Return the results."""
     heard_s = signs.metadata_heard_s
     late = heard_s is None or heard_s > signs.session_s
@@ -77,7 +77,7 @@ def ready(signs: Signs) -> list[Check]:
     ]
 
 
-class Synced:
+class ReplicaSyncCheck:
     """Check that every replica of this node has been in its ISR at least once since the start.
 
     After the check passes, it never fails again.

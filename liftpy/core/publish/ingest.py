@@ -26,12 +26,12 @@ from operator import itemgetter
 from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
 from liftpy.core.base.instruments import PublishTimes
 from liftpy.core.publish.acks import PendingAcks, Publishers, envelope_of
-from liftpy.core.publish.dedup_window import Stored
-from liftpy.core.publish.jetstream_headers import Expected, Rejection, wrong_last_id, wrong_sequence
+from liftpy.core.publish.dedup_window import StoredId
+from liftpy.core.publish.jetstream_headers import PublishConditions, Rejection, wrong_last_id, wrong_sequence
 from liftpy.core.publish.last_per_subject import MANY
 from liftpy.core.publish.log_state import LogState
-from liftpy.core.publish.log_state_part import Numbering
-from liftpy.core.publish.memory_budget import NO_LIMIT, PartitionRoom
+from liftpy.core.publish.log_state_part import ProducerSequences
+from liftpy.core.publish.memory_budget import NO_LIMIT, PartitionMemoryBudget
 from liftpy.core.publish.message_decoder import (
     MessageColumns,
     MessageDecoder,
@@ -52,8 +52,16 @@ from liftpy.core.publish.overload import (
     body_of,
     message_size_bytes,
 )
-from liftpy.core.publish.ports import Hearing, IngestShell, ReplyPolicy, Subscription
-from liftpy.core.publish.producer_state import RECORDS_LOST, Claim, Finding, ProducerDesk, Question, after, last_offset_of
+from liftpy.core.publish.ports import IngestShell, ReplyPolicy, StandbySubscription, Subscription
+from liftpy.core.publish.producer_state import (
+    RECORDS_LOST,
+    Claim,
+    Finding,
+    ProducerRegistry,
+    ProducerRequest,
+    after,
+    last_offset_of,
+)
 from liftpy.core.publish.quota import Quota, quota_for
 from liftpy.core.publish.standby import FailoverBacklog
 from liftpy.core.replication.effects import AppendBatch, RejectReason
@@ -180,7 +188,7 @@ def _unmet(
     return wrong_last_id(last_id) if last_id is not None and wanted.last_id and wanted.last_id != last_id else None
 
 
-def _of_subject(wanted: Expected, own: str, before: _EarlierMessages, derived: LogState) -> Rejection | None:
+def _of_subject(wanted: PublishConditions, own: str, before: _EarlierMessages, derived: LogState) -> Rejection | None:
     subject = wanted.subject or own
     if has_wildcards(subject):
         if len(derived.subjects) > MANY:
@@ -197,7 +205,7 @@ def _of_subject(wanted: Expected, own: str, before: _EarlierMessages, derived: L
     return None if wanted.sequence == last_sequence else wrong_sequence(last_sequence)
 
 
-def index_key(wanted: Expected, own: str) -> str:
+def index_key(wanted: PublishConditions, own: str) -> str:
     """Return the subject whose last offset the condition ``wanted`` needs. '': it needs the whole index, for a filter with wildcards.
 
     ``own``: subject of the message itself.
@@ -213,7 +221,7 @@ INGEST_OVERFLOW = "ingest_overflow"
 """Reason in the counter of publishes that the connection dropped before they reached a partition."""
 _BATCH_OVERHEAD_BYTES = 4096
 """Maximum size of the headers of a batch, of its response and of NATS, in bytes."""
-_NOBODY = Numbering(0, 0, 0, None)
+_NOBODY = ProducerSequences(0, 0, 0, None)
 
 
 class Ingest:
@@ -243,7 +251,7 @@ class Ingest:
         on_drop: Callable[[str, int], None] = lambda reason, count: None,
         may_leave: Callable[[], bool] = lambda: False,
         times: PublishTimes | None = None,
-        room: PartitionRoom = NO_LIMIT,
+        room: PartitionMemoryBudget = NO_LIMIT,
     ) -> None:
         self._shell = shell
         self._subject = subject
@@ -255,7 +263,7 @@ class Ingest:
         self._log_end_offset = log_end_offset
         self._may = ReplyPolicy(may_refuse, may_refuse_for_now or may_refuse, room, may_leave)
         self._derived = derived
-        self._desk = ProducerDesk(derived.producers)
+        self._desk = ProducerRegistry(derived.producers)
         self._takes = takes
         self.reader = MessageDecoder(acks.key, subject, policy, inboxes, codec)
         self.counters = IngestCounters(on_drop=on_drop, times=times or PublishTimes())
@@ -349,7 +357,7 @@ class Ingest:
             self._leave_to_standby()
 
     @property
-    def _hearing(self) -> Hearing | None:
+    def _hearing(self) -> StandbySubscription | None:
         """Subscription of the standby buffer, if it delivers the publishes to this leader. None: the leader has its own one, or
         none.
         """
@@ -587,7 +595,7 @@ class Ingest:
         )
 
     # ---- producers -----------------------------------------------------------------------------------------------------
-    def _answer_producer(self, asked: Question, publishers: Publishers) -> None:
+    def _answer_producer(self, asked: ProducerRequest, publishers: Publishers) -> None:
         """Answer the request of a process to continue a producer with the producer's epoch and next sequence.
 
         The answer is sent when the state of the producer is committed.
@@ -600,9 +608,9 @@ class Ingest:
             self._refuse(publishers, self._desk.why_not(given))
             return
         envelope_of(publishers).producer = given.as_pb
-        self._await_stored_ack(Stored(-1, given.last_offset), publishers)
+        self._await_stored_ack(StoredId(-1, given.last_offset), publishers)
 
-    def _judge_batch(self, claim: Claim, columns: MessageColumns) -> Numbering | None:
+    def _judge_batch(self, claim: Claim, columns: MessageColumns) -> ProducerSequences | None:
         """Check a producer's batch. Return the sequence numbers of the records to append, and leave only these in ``columns``.
 
         None: nothing is appended. The publisher gets its answer: an ack for a duplicate, or a rejection. ``claim``: fields of
@@ -617,7 +625,7 @@ class Ingest:
             envelope.known_records = claim.record_count
             state = self._derived.producers.state_of(claim.producer_id)
             assert state is not None
-            self._await_stored_ack(Stored(ruling.offset, last_offset_of(state)), publishers)
+            self._await_stored_ack(StoredId(ruling.offset, last_offset_of(state)), publishers)
             return None
         if ruling.finding is not Finding.APPEND:
             envelope.producer = client_pb2.ProducerState(nextSequence=ruling.next_sequence)
@@ -631,7 +639,7 @@ class Ingest:
             columns.ids = {index - known: message_id for index, message_id in columns.ids.items() if index >= known}
         sequence = after(claim.base_sequence, known)
         said = (claim.name, claim.position, claim.partitioning)
-        return Numbering(claim.producer_id, claim.epoch, sequence, published.columns, known, *said)
+        return ProducerSequences(claim.producer_id, claim.epoch, sequence, published.columns, known, *said)
 
     def _forbids_only_stored(self, columns: MessageColumns) -> bool:
         """Return whether the stream's settings forbid no record of a producer's batch except those that are stored already.
@@ -657,7 +665,7 @@ class Ingest:
         assert columns.batch is not None
         return self._desk.judge(claim, columns.batch.columns).known > 0
 
-    def _await_stored_ack(self, stored: Stored, publishers: Publishers) -> None:
+    def _await_stored_ack(self, stored: StoredId, publishers: Publishers) -> None:
         """Send the ack of the record ``stored`` also to this publisher, which repeated the record.
 
         It is sent when the record may be acked. Above the limit of waiting publishers, the publisher gets no answer until it
@@ -689,12 +697,12 @@ class Ingest:
             self.counters.drop(IDS_LOST, columns.publishers.record_count)
         return True
 
-    def _repeats(self, columns: MessageColumns, now_wall_ns: int) -> dict[int, Stored | None]:
+    def _repeats(self, columns: MessageColumns, now_wall_ns: int) -> dict[int, StoredId | None]:
         """Return record index -> stored record, for the messages whose message id is already known.
 
         None as value: the other message is in progress, or is earlier in this batch.
         """
-        found: dict[int, Stored | None] = {}
+        found: dict[int, StoredId | None] = {}
         seen: set[bytes] = set()
         if not self._derived.ids.window_ns or columns.batch is not None:
             return found  # a whole batch is stored unchanged. Its expected offset makes sure that it is stored once
@@ -708,7 +716,7 @@ class Ingest:
         return found
 
     def _submit_without_repeats(
-        self, repeats: dict[int, Stored | None], columns: MessageColumns, messages: list[RawMessage]
+        self, repeats: dict[int, StoredId | None], columns: MessageColumns, messages: list[RawMessage]
     ) -> None:
         """Submit the messages that repeat no other one. Publishers of the others get the acks of the records that they repeat.
 
@@ -722,7 +730,7 @@ class Ingest:
         if fresh := [message for index, message in enumerate(messages) if index not in repeats]:
             self._submit_piece(fresh)
         now_wall_ns = self.wall_ns()
-        known: dict[int, Stored | None] = {}
+        known: dict[int, StoredId | None] = {}
         for index in repeated_here:
             message_id = columns.ids[index]
             stored = None if message_id in ids_in_hand else find(message_id, now_wall_ns)
@@ -732,7 +740,7 @@ class Ingest:
                 self._submit_piece([messages[index]])
         self._answer_repeats(known, columns)
 
-    def _answer_repeats(self, repeats: Mapping[int, Stored | None], columns: MessageColumns) -> None:
+    def _answer_repeats(self, repeats: Mapping[int, StoredId | None], columns: MessageColumns) -> None:
         """Let each publisher of a repeated message wait for the ack of the record that it repeats.
 
         ``repeats``: result of ``_repeats``. All these records are stored or in progress. Above the limit of waiting publishers,
@@ -822,7 +830,12 @@ class Ingest:
         self._submit_at([messages[index] for index in left], alone)
 
     def _over_quota(
-        self, quota: Quota, columns: MessageColumns, messages: list[RawMessage], numbering: Numbering | None, now_ns: int
+        self,
+        quota: Quota,
+        columns: MessageColumns,
+        messages: list[RawMessage],
+        numbering: ProducerSequences | None,
+        now_ns: int,
     ) -> bool:
         """Return whether some messages exceed the quota of the stream. If so, reject these and submit the others [A2].
 
@@ -843,7 +856,7 @@ class Ingest:
             self._submit_piece(within)
         return True
 
-    def _find_repeats(self, columns: MessageColumns) -> dict[int, Stored | None] | None:
+    def _find_repeats(self, columns: MessageColumns) -> dict[int, StoredId | None] | None:
         """Return the messages with a known message id, as ``_repeats`` does. None: a part of this producer's batch is already
         stored.
         """
@@ -893,7 +906,7 @@ class Ingest:
         ids = {base_offset + index: message_id for index, message_id in in_hand.ids.items()}
         self._derived.appended(base_offset, record_count, effect.timestamp_ns, ids, batch, in_hand.numbering, asks=in_hand.asks)
         for index, publishers in in_hand.again:
-            self._acks.add_again(Stored(base_offset + index, base_offset + record_count - 1), publishers)
+            self._acks.add_again(StoredId(base_offset + index, base_offset + record_count - 1), publishers)
         self.counters.records += record_count
         self.counters.size_bytes += len(batch)
         self.counters.batches += 1

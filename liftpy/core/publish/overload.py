@@ -16,10 +16,10 @@ from typing import NamedTuple
 from liftpy.config import Codec
 from liftpy.core.base.instruments import PublishTimes
 from liftpy.core.publish.acks import Publishers
-from liftpy.core.publish.dedup_window import RecentIds, Stored
+from liftpy.core.publish.dedup_window import RecentIds, StoredId
 from liftpy.core.publish.jetstream_headers import Rejection
-from liftpy.core.publish.log_state_part import Numbering
-from liftpy.core.publish.memory_budget import MemoryBudget, Unanswered
+from liftpy.core.publish.log_state_part import ProducerSequences
+from liftpy.core.publish.memory_budget import AckDelay, MemoryBudget
 from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder, RawMessage, split_late
 from liftpy.core.publish.ports import ReplyPolicy
 from liftpy.core.replication.effects import RejectReason
@@ -62,14 +62,14 @@ class Overload:
         reader: MessageDecoder,
         counters: IngestCounters,
         is_full: Callable[[], bool],
-        known: Callable[[MessageColumns], Mapping[int, Stored | None] | None],
+        known: Callable[[MessageColumns], Mapping[int, StoredId | None] | None],
         ids: KnownIds,
         reject_or_delay: Callable[[Publishers, Rejection, int], None],
         wall_ns: Callable[[], int],
     ) -> None:
         self.unanswered_since_ns: Callable[[], int] = lambda: 0
         """Returns the arrival time of the oldest publish without an answer. 0: there is none."""
-        self._unanswered = Unanswered()
+        self._unanswered = AckDelay()
         self._may = may
         self._reader = reader
         self._counters = counters
@@ -209,7 +209,7 @@ class PendingBatch:
     """True if a publish has a condition on its subject."""
     again: list[tuple[int, Publishers]] = field(default_factory=list)
     """(record index, publisher) of messages that repeat a record of this batch."""
-    numbering: Numbering | None = None
+    numbering: ProducerSequences | None = None
     """Sequence numbers that a producer has set."""
     arrived_ns: int = 0
     """Monotonic time of the arrival, in nanoseconds."""

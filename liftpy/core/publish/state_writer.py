@@ -14,7 +14,7 @@ from typing import NamedTuple
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.log.log import Log
 from liftpy.core.publish.log_state import LogState
-from liftpy.core.publish.state_file import Unwritten, load_state
+from liftpy.core.publish.state_file import StateCapture, load_state
 from liftpy.errors import LiftError
 
 GIVE_UP_NS = 60 * NS_PER_S
@@ -23,7 +23,7 @@ LEAST_BYTES = 256 * 1024
 """Size of the log, in bytes, below which a replay is as fast as reading a file."""
 
 
-class Pace(NamedTuple):
+class StateFileSchedule(NamedTuple):
     """Decides when a state file is due, so that state files are only a small share of all writes.
 
     A file is due when the log has grown by ``much_bytes``, and by ``last_files`` times the size of the last file. It is
@@ -46,9 +46,9 @@ class Pace(NamedTuple):
         return since_ns >= self.every_ns and grown_bytes >= max(self.least_bytes, last_bytes if self.last_files else 0)
 
 
-def pace_of(config: ReplicationConfig) -> Pace:
+def pace_of(config: ReplicationConfig) -> StateFileSchedule:
     """Return the rule for state files that the settings define."""
-    return Pace(round(config.state_checkpoint_interval_s * NS_PER_S), config.state_checkpoint_bytes)
+    return StateFileSchedule(round(config.state_checkpoint_interval_s * NS_PER_S), config.state_checkpoint_bytes)
 
 
 class StateWriter:
@@ -57,7 +57,7 @@ class StateWriter:
     ``of``: name of the partition with the stream's uid. ``pace``: when a file is due. ``now_ns``: returns the monotonic clock.
     """
 
-    def __init__(self, derived: LogState, log: Log, of: str, pace: Pace, now_ns: Callable[[], int]) -> None:
+    def __init__(self, derived: LogState, log: Log, of: str, pace: StateFileSchedule, now_ns: Callable[[], int]) -> None:
         self._derived = derived
         self._log = log
         self._of = of
@@ -109,7 +109,7 @@ class StateWriter:
         self._dropped, self._wanted = max(self._dropped, self._wanted), -1
         self.uncovered += 1
 
-    def begin(self, *, closing: bool = False) -> Unwritten | None:
+    def begin(self, *, closing: bool = False) -> StateCapture | None:
         """Return the state to write to a file now. None: no file is due. ``closing``: True if the log is about to be closed cleanly."""
         derived, now_ns = self._derived, self._now_ns()
         grown_bytes = derived.taken_bytes - self._at_bytes
@@ -124,7 +124,7 @@ class StateWriter:
             self._give_up()
         return unwritten
 
-    def write(self, unwritten: Unwritten) -> None:
+    def write(self, unwritten: StateCapture) -> None:
         """Write a state file. The high watermark must be stored before. A failure is counted."""
         try:
             size_bytes = unwritten.write(self._log.storage)

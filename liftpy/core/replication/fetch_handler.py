@@ -31,7 +31,7 @@ from liftpy.core.replication.role import Effects, ReplicaContext
 
 
 @dataclass(frozen=True, slots=True)
-class Waiter:
+class ParkedFetch:
     """Waiting fetch of a follower that has all records below ``end_offset`` (exclusive)."""
 
     replica: str
@@ -40,15 +40,15 @@ class Waiter:
     """Maximum size of the later answer with records, in bytes. 0: send a notification instead."""
 
 
-class Waiters:
+class ParkedFetches:
     """Fetches of followers that wait for new records, at most one for each follower."""
 
     __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
-        self._waiting: dict[str, Waiter] = {}
+        self._waiting: dict[str, ParkedFetch] = {}
 
-    def register(self, waiter: Waiter) -> None:
+    def register(self, waiter: ParkedFetch) -> None:
         """Store ``waiter`` as the waiting fetch of its replica. It replaces an earlier one."""
         self._waiting[waiter.replica] = waiter
 
@@ -56,11 +56,11 @@ class Waiters:
         """Remove the waiting fetch of ``replica``, because it fetches again or was removed."""
         self._waiting.pop(replica, None)
 
-    def of(self, replica: str) -> Waiter | None:
+    def of(self, replica: str) -> ParkedFetch | None:
         """Return the waiting fetch of ``replica``, or None if it has none."""
         return self._waiting.get(replica)
 
-    def signal(self, log_end_offset: int) -> list[Waiter]:
+    def signal(self, log_end_offset: int) -> list[ParkedFetch]:
         """Remove and return the fetches that can be answered, because the log now ends at ``log_end_offset`` (exclusive).
 
         They are ordered by the node id of the replica.
@@ -82,7 +82,7 @@ class FetchHandler:
         self._leader_epoch = leader_epoch
         self.followers: dict[str, FollowerProgress] = {}
         """Node id -> progress of each other replica and of the learner. Positions are those of this LeaderEpoch [D6]."""
-        self.waiters = Waiters()
+        self.waiters = ParkedFetches()
         self.partition_changed(now_ns)
 
     def partition_changed(self, now_ns: int) -> None:
@@ -120,7 +120,7 @@ class FetchHandler:
         progress.fetched(event.offset, event.request_id, self._log.log_end_offset, now_ns)
         if event.offset + 1 >= self._log.log_end_offset:
             max_bytes = self._max_bytes(event) if event.awaits_more else 0
-            self.waiters.register(Waiter(event.replica, event.offset + 1, max_bytes))
+            self.waiters.register(ParkedFetch(event.replica, event.offset + 1, max_bytes))
         else:
             self.waiters.forget(event.replica)
         return None

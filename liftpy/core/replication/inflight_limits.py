@@ -42,7 +42,7 @@ def size_in_memory(event: PublishesReceived) -> int:
 
 
 @dataclass(slots=True)
-class NodeIntake:
+class NodeInflight:
     """Totals of uncommitted and delayed publishes, over all partitions that a node leads."""
 
     unreplicated_bytes: int = 0
@@ -58,7 +58,7 @@ class NodeIntake:
 class InflightLimits:
     """Decides which publishes of one partition are appended, delayed or rejected, during one leadership."""
 
-    def __init__(self, node: NodeIntake, config: ReplicationConfig) -> None:
+    def __init__(self, node: NodeInflight, config: ReplicationConfig) -> None:
         self._node = node
         self._config = config
         self._uncommitted: deque[tuple[int, int]] = deque()
@@ -160,7 +160,7 @@ class Gate:
     can continue.
     """
 
-    def __init__(self, node: NodeIntake) -> None:
+    def __init__(self, node: NodeInflight) -> None:
         self._node = node
         self.least_rate_bytes = LEAST_RATE_BYTES
         self._since_ns = 0  # of the window that the rate is measured in; 0: there is room
@@ -234,7 +234,7 @@ _WINDOW_NS = 4 * _NS_PER_S
 _SHED_PATIENCE_NS = _NS_PER_S
 
 
-class Overflow:
+class LoadShedding:
     """Decides how many bytes a node must read from a NATS connection, and drop, while its own buffer is full.
 
     Otherwise the server closes the connection, because the server's buffer for this connection is full too. The class learns

@@ -61,7 +61,7 @@ from liftpy.core.replication.events import (
 from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.inflight_limits import InflightLimits, size_in_memory
 from liftpy.core.replication.isr import IsrChange, SlowFlushes, new_high_watermark, successor, to_keep_out
-from liftpy.core.replication.phases import Leading, Phase, RoleName
+from liftpy.core.replication.phases import LeaderPhase, Phase, RoleName
 from liftpy.core.replication.quiescence import QUIET_WAIT
 from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, nanoseconds
 
@@ -111,7 +111,7 @@ _AGAIN_NS = 250_000_000
 """Pause before a repeated request to the metadata group, in nanoseconds."""
 
 
-class Pausing:
+class PauseEnforcer:
     """Applies the pause of one partition during one leadership: rejects publishes, or requests the end of the pause."""
 
     def __init__(self, shared: ReplicaContext) -> None:
@@ -143,7 +143,7 @@ class Pausing:
         """Request the end of the pause from the metadata group, if it is due. The request is repeated, because one may be lost."""
         state = self._shared.state
         known = state.pause, state.pauses
-        if phase is Leading.READY and self.is_over(intake) and (known != self._asked or now_ns >= self._again_ns):
+        if phase is LeaderPhase.READY and self.is_over(intake) and (known != self._asked or now_ns >= self._again_ns):
             self._asked, self._again_ns = known, now_ns + _AGAIN_NS
             out.append(WakePartition(leader_epoch=state.leader_epoch, pause=state.pause, pauses=state.pauses))
 
@@ -178,7 +178,7 @@ class LeaderRole(ReplicaRole):
     name = RoleName.LEADER
 
     def __init__(self, shared: ReplicaContext, now_ns: int, desk: FetchHandler | None = None) -> None:
-        super().__init__(shared, Leading.REPLAY)
+        super().__init__(shared, LeaderPhase.REPLAY)
         self.epoch_start_offset = shared.log.log_end_offset
         """Offset of the first record of this LeaderEpoch, inclusive. It is set before anything is appended."""
         self.desk = desk or FetchHandler(shared, self.leader_epoch, now_ns)
@@ -189,7 +189,7 @@ class LeaderRole(ReplicaRole):
         self._waiting_end_offset = -1  # exclusive: the flushed end when a flush was first seen under way; -1: none was
         self._waiting_ns = 0  # since when
         self.intake = InflightLimits(shared.intake, shared.config)
-        self.pausing = Pausing(shared)
+        self.pausing = PauseEnforcer(shared)
         self._probe_after_ns = nanoseconds(shared.config.follower_ping_delay_s)
         self._lag_interval_ns = nanoseconds(shared.config.max_lag_time_s) // _LAG_CHECKS_PER_LAG_TIME
         self.was_candidate = desk is not None
@@ -205,7 +205,7 @@ class LeaderRole(ReplicaRole):
         super().enter(now_ns, out)
         self.desk.partition_changed(now_ns)
         if self.was_candidate:
-            self.to_phase(Leading.INIT, out)
+            self.to_phase(LeaderPhase.INIT, out)
         else:
             out.append(StartServing())
             out.append(ReplayLog(end_offset=self.log.log_end_offset))
@@ -220,7 +220,7 @@ class LeaderRole(ReplicaRole):
 
         Otherwise set a timer for the end of that lease.
         """
-        if self.phase is not Leading.INIT:
+        if self.phase is not LeaderPhase.INIT:
             return
         if self.desk.is_free_to_speak(now_ns):
             self.shared.deadlines.cancel(Deadline.PROMOTION, out)
@@ -231,7 +231,7 @@ class LeaderRole(ReplicaRole):
 
     def _open(self, now_ns: int, out: Effects) -> None:
         out.append(OpenSubject())
-        self.to_phase(Leading.READY if self.shared.lease.is_current(now_ns) else Leading.NO_LEASE, out)
+        self.to_phase(LeaderPhase.READY if self.shared.lease.is_current(now_ns) else LeaderPhase.NO_LEASE, out)
         self.pausing.review(self.phase, self.intake, now_ns, out)
         self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
 
@@ -244,14 +244,14 @@ class LeaderRole(ReplicaRole):
 
     def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
         """Accept publishes if the replay has ``finished`` and no earlier leader has a lease."""
-        if finished and self.phase is Leading.REPLAY:
-            self.to_phase(Leading.INIT, out)
+        if finished and self.phase is LeaderPhase.REPLAY:
+            self.to_phase(LeaderPhase.INIT, out)
             self._open_when_free(now_ns, out)
 
     def metadata_heard(self, now_ns: int, out: Effects) -> None:
         """Send the acks that were delayed because the lease had ended. The lease was extended by a heartbeat."""
-        if self.phase is Leading.NO_LEASE and self.shared.lease.is_current(now_ns):
-            self.to_phase(Leading.READY, out)
+        if self.phase is LeaderPhase.NO_LEASE and self.shared.lease.is_current(now_ns):
+            self.to_phase(LeaderPhase.READY, out)
             self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
             self.pausing.review(self.phase, self.intake, now_ns, out)
             self._acknowledge(now_ns, out)
@@ -575,7 +575,7 @@ class LeaderRole(ReplicaRole):
         """
         state = self.shared.state
         leaving = next_to_go(state, wanted, self.shared.held.min_isr)
-        if not leaving or self.phase is not Leading.READY or not self.desk.is_free_to_speak(now_ns):
+        if not leaving or self.phase is not LeaderPhase.READY or not self.desk.is_free_to_speak(now_ns):
             return ""
         if leaving == self.shared.node_id or not self._commits_by_quorum:
             return leaving
@@ -693,7 +693,7 @@ class LeaderRole(ReplicaRole):
         Enough other replicas must be fast to commit records without this node.
         """
         state, shared = self.shared.state, self.shared
-        if self.phase is not Leading.READY or now_ns < self._stays_until_ns or self.isr_change.in_flight:
+        if self.phase is not LeaderPhase.READY or now_ns < self._stays_until_ns or self.isr_change.in_flight:
             return
         members = [replica for replica in state.replicas if replica in state.isr and replica != shared.node_id]
         toward = successor(
@@ -752,5 +752,5 @@ class LeaderRole(ReplicaRole):
     def _check_lease(self, now_ns: int, out: Effects) -> None:
         if self.shared.lease.is_current(now_ns):
             self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
-        elif self.phase is Leading.READY:
-            self.to_phase(Leading.NO_LEASE, out)
+        elif self.phase is LeaderPhase.READY:
+            self.to_phase(LeaderPhase.NO_LEASE, out)

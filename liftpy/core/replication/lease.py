@@ -50,7 +50,7 @@ class Lease:
         return self._until_ns if self._until_ns is not None and self._until_ns > now_ns else now_ns
 
 
-class Succession:
+class EarlierLeaders:
     """Earlier leaders that may still send acks, as one replica knows them. Times are monotonic nanoseconds."""
 
     __slots__ = ("_ended", "_last", "_lease_ns", "_node_id", "_suspects")

@@ -20,13 +20,13 @@ from liftpy.core.base.ids import PartitionKey, quote
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.log.log import READERS, Log
 from liftpy.core.log.range_reads import Portion, measure, read_narrow, read_portion, read_selected, spans_of
-from liftpy.core.replication.log_offsets import EpochVerdict, Lineage
+from liftpy.core.replication.log_offsets import EpochVerdict, OffsetCheck
 from liftpy.core.replication.phases import RoleName
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2 as pb
 from liftpy.core.wire.batch import parse_header
-from liftpy.core.wire.chunking import Held, room_bytes
+from liftpy.core.wire.chunking import PartialBatch, room_bytes
 from liftpy.core.wire.decode_errors import REFUSED, counter_name
 from liftpy.core.wire.envelope import ChecksumError
 from liftpy.core.wire.filters import LEAVABLE, MAX_FILTER_BYTES, MAX_KEYS, MAX_SUBJECTS, Filter
@@ -73,7 +73,7 @@ def is_selective(request: pb.ReadRequest) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnFiles:
+class PartitionFiles:
     """Location of a partition's files, for readers on the same host. ``host``: name of the host. ``folder``: path of the directory."""
 
     host: str
@@ -240,7 +240,7 @@ class Reads(Generic[Asker]):
         counters: Counter[str],
         budget: ReadBudget | None = None,
         instruments: Instruments | None = None,
-        files: OwnFiles | None = None,
+        files: PartitionFiles | None = None,
     ) -> None:
         """Create the reads of the partition ``key`` on the node ``node_id``.
 
@@ -394,8 +394,8 @@ class Reads(Generic[Asker]):
         source = self._source
         if request.lastEpoch:
             judgement = source.judge_reader(request.lastOffset, request.lastEpoch, self._shell.now_ns())
-            if judgement.lineage is not Lineage.SAME:
-                cut = judgement.lineage is Lineage.CUT
+            if judgement.lineage is not OffsetCheck.SAME:
+                cut = judgement.lineage is OffsetCheck.CUT
                 detail = f"(offset {request.lastOffset}, LeaderEpoch {request.lastEpoch}) is not on this log"
                 head = self._head(0, _E.CUT if cut else _E.NOT_READY, detail)
                 head.cutEndOffset = judgement.end_offset
@@ -467,7 +467,7 @@ class Reads(Generic[Asker]):
         if piece is not None:
             head.stateEnd, head.stateBytes, head.statePosition, head.stateData = piece
 
-    def _tell_files(self, request: pb.ReadRequest, files: OwnFiles, head: pb.ReadResponse) -> None:
+    def _tell_files(self, request: pb.ReadRequest, files: PartitionFiles, head: pb.ReadResponse) -> None:
         self._counters[FILES_TOLD] += 1
         head.host, head.folder = files.host, files.folder
         for span in spans_of(self._source.log, request.offset, request.rangeEnd):
@@ -488,7 +488,7 @@ class Reads(Generic[Asker]):
         wanted = request.maxBytes or _DEFAULT_BYTES
         max_payload = self._shell.max_payload
         room = room_bytes(max_payload, min(_HEADER_ROOM_BYTES, max_payload // 4), wanted)
-        held = Held(request.position, request.batchCrc)
+        held = PartialBatch(request.position, request.batchCrc)
         read = self._read_portion(request, offset, wanted, room, end_offset, held)
         head, piece = self._head(read.next_offset), read.piece
         head.lookedBytes = read.looked_bytes
@@ -511,7 +511,7 @@ class Reads(Generic[Asker]):
         self._times.observe((self._shell.now_ns() - began_ns) / NS_PER_S)
 
     def _read_portion(
-        self, request: pb.ReadRequest, offset: int, max_bytes: int, room: int, end_offset: int, held: Held
+        self, request: pb.ReadRequest, offset: int, max_bytes: int, room: int, end_offset: int, held: PartialBatch
     ) -> Portion:
         log = self._source.log
         if not is_selective(request):

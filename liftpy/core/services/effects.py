@@ -58,7 +58,7 @@ class Effect:
         return _ENTRY.size + len(self.name.encode()) + len(self.payload) + len(self.key or b"")
 
 
-class Pending:
+class PendingEffects:
     """Effects of a service that have no result yet, in order.
 
     ``source``: prefix of each effect id (service, stream uid, partition).

@@ -405,7 +405,7 @@ class Route:
 
 
 @dataclass(slots=True)
-class Place:
+class RouteTarget:
     """One target partition of a route, with the outputs that wait to be copied to it.
 
     ``end_offset``: its log end, exclusive. ``last_number``: number of the newest output that it has, -1: none.
@@ -436,7 +436,7 @@ def place_of(key: bytes | None, places: Sequence[int]) -> int:
     return places[partition_of(key, len(places))] if key is not None else places[0]
 
 
-def sort_in(records: Iterable[Record], route: Route, places: dict[int, Place]) -> None:
+def sort_in(records: Iterable[Record], route: Route, places: dict[int, RouteTarget]) -> None:
     """Add each of the output ``records`` that belongs to ``route`` to the ``waiting`` list of its target partition.
 
     Outputs that the target partition has already are left out. ``places``: target partitions by number.

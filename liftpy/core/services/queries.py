@@ -52,7 +52,7 @@ class Query:
     position: int | None = None
 
 
-class QueryDesk:
+class PendingQueries:
     """The queries that wait in one service process until its state can answer them."""
 
     def __init__(

@@ -44,7 +44,7 @@ class DivergedError(LiftError):
     code = "SERVICE_DIVERGED"
 
 
-class Surroundings(Protocol):
+class ServiceContext(Protocol):
     """The methods that the framework offers to a service."""
 
     now_ns: int
@@ -113,7 +113,7 @@ class Service:
     callback runs before ``on_start`` returns. Ignored with an output stream.
     """
 
-    surroundings: Surroundings
+    surroundings: ServiceContext
     """Framework interface of the instance. It is set before ``on_start``."""
 
     # ---- callbacks to override-----------------------------------------------------------------------------------------

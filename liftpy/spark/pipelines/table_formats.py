@@ -34,8 +34,8 @@ from liftpy.spark.pipelines.tables import (
     EXTRAS,
     FORMATS,
     ArchivedRange,
-    Commit,
     Table,
+    TableCommit,
     TableFile,
     TableState,
 )
@@ -86,7 +86,7 @@ def state_of(table: Table, marks: Iterable[str] = ()) -> TableState:
     return found
 
 
-class _TableFolder:
+class _TableDirectory:
     """A table in a directory. A commit is based on the version that the newest ``state`` returned."""
 
     def __init__(self, root: Path) -> None:
@@ -99,7 +99,7 @@ class _TableFolder:
         return self._root
 
 
-class DeltaFolder(_TableFolder):
+class DeltaDirectory(_TableDirectory):
     """A Delta table in a directory."""
 
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
@@ -121,7 +121,7 @@ class DeltaFolder(_TableFolder):
                 {mark: value for mark, value in found.items() if value is not None},
             )
 
-    def commit(self, commit: Commit, schema: pa.Schema, *, replace: bool = False) -> int:
+    def commit(self, commit: TableCommit, schema: pa.Schema, *, replace: bool = False) -> int:
         """Commit the files and marks of ``commit``, and return the new version of the table.
 
         ``replace``: True to remove all other files from the table. Raises FencedError if another process has committed.
@@ -212,7 +212,7 @@ def _text(ms: int) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"
 
 
-class IcebergFolder(_TableFolder):
+class IcebergDirectory(_TableDirectory):
     """An Iceberg table in a directory."""
 
     def _catalog(self) -> Any:
@@ -242,7 +242,7 @@ class IcebergFolder(_TableFolder):
                 {mark: int(value) for mark, value in known.items() if value is not None},
             )
 
-    def commit(self, commit: Commit, schema: pa.Schema, *, replace: bool = False) -> int:
+    def commit(self, commit: TableCommit, schema: pa.Schema, *, replace: bool = False) -> int:
         """Commit the files and marks of ``commit``, and return the new version of the table.
 
         ``replace``: True to remove all other files from the table. Raises FencedError if another process has committed.
@@ -319,4 +319,4 @@ def _iceberg_errors(root: Path) -> Iterator[None]:
         ) from error
 
 
-KINDS: dict[str, Callable[[Path], Table]] = {"delta": DeltaFolder, "iceberg": IcebergFolder}
+KINDS: dict[str, Callable[[Path], Table]] = {"delta": DeltaDirectory, "iceberg": IcebergDirectory}

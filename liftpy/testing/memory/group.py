@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from liftpy.config import ReplicationConfig
-from liftpy.core.metadata.controller.admission import WITHOUT_LIMITS, Arrival, RequestAcl, first_rejection, sender_of
+from liftpy.core.metadata.controller.admission import WITHOUT_LIMITS, RequestAcl, RequestContext, first_rejection, sender_of
 from liftpy.core.metadata.controller.feature_negotiation import begin_at, levels_answer
 from liftpy.core.metadata.controller.single_log import SingleLogGroup
 from liftpy.core.metadata.describe import cut_stream, page_bytes
@@ -117,7 +117,7 @@ class MemoryGroup(SingleLogGroup):
 
     # ---- who asks by the bus -------------------------------------------------------------------------------------------
     def _request_received(self, acl: RequestAcl, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
-        arrival = Arrival(
+        arrival = RequestContext(
             acl=acl,
             sender=sender_of(acl, subject.decode(), self._subjects.namespace),
             payload=payload,

@@ -346,14 +346,14 @@ class MemoryTransport(Transport):
     def __init__(self, server: MemoryServer) -> None:
         self._server = server
         self._reader: asyncio.StreamReader | None = None
-        self._line: _Line | None = None
+        self._line: _MemoryConnection | None = None
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
         """Open a new connection to the in-memory server. Raises ConnectionRefusedError if the cluster has stopped."""
         if not self._server.is_up:
             raise ConnectionRefusedError("the in-memory cluster is stopped")
         self._reader = asyncio.StreamReader()
-        self._line = _Line(self._server, self._reader)
+        self._line = _MemoryConnection(self._server, self._reader)
 
     async def connect_tls(self, uri: Any, ssl_context: Any, buffer_size: int, connect_timeout: int) -> None:
         """Raise an error, because the in-memory connection does not support TLS."""
@@ -400,7 +400,7 @@ class MemoryTransport(Transport):
         return True
 
 
-class _Line:
+class _MemoryConnection:
     """One connection: the queues of bytes between the event loop of the client and that of the cluster."""
 
     def __init__(self, server: MemoryServer, reader: asyncio.StreamReader) -> None:

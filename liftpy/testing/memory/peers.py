@@ -16,7 +16,7 @@ from liftpy.core.log.compaction_point import Horizon
 from liftpy.core.log.group_commit import GroupCommit
 from liftpy.core.log.log import Log
 from liftpy.core.log.range_reads import read_portion
-from liftpy.core.publish.state_transfer import StatePiece, StateQuestion
+from liftpy.core.publish.state_transfer import StatePiece, StatePieceRequest
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.messages import received_from
@@ -32,7 +32,7 @@ _ROOM_BYTES = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class _Asker:
+class _PendingRequest:
     """Replica that has sent a request, and the id of the request."""
 
     peer: FellowReplica
@@ -53,8 +53,8 @@ class Peers:
     def begin_peers(self) -> None:
         """Initialize the state of the communication with other replicas: no requests and no incomplete batches."""
         self._next_token = 1
-        self._askers: dict[int, _Asker] = {}
-        self._kept: dict[str, _Asker] = {}
+        self._askers: dict[int, _PendingRequest] = {}
+        self._kept: dict[str, _PendingRequest] = {}
         """Replica -> its last fetch, which got an empty answer and waits for records."""
         self._fetched: dict[int, tuple[memoryview, list[RecordBatch]]] = {}
         self._waiting: do.SendFetch | None = None
@@ -110,7 +110,7 @@ class Peers:
             ),
         )  # fmt: skip
 
-    def _ask_state(self, effect: do.SendFetch, question: StateQuestion) -> None:
+    def _ask_state(self, effect: do.SendFetch, question: StatePieceRequest) -> None:
         """Request the leader's state of producers and message ids that belongs to deleted records. Then send the fetch ``effect``."""
         if self._waiting is not effect:
             return  # it has another role
@@ -129,7 +129,7 @@ class Peers:
         else:
             self.feed(ev.RequestFailed(request_id=effect.request_id, reason="the leader's state is not ready"))
 
-    def give_state(self, question: StateQuestion) -> StatePiece | None:
+    def give_state(self, question: StatePieceRequest) -> StatePiece | None:
         """Return the requested piece of the state of producers and message ids to a follower. None: not ready.
 
         The state includes that of deleted records.
@@ -185,7 +185,7 @@ class Peers:
     def asked_by(self, peer: FellowReplica, request_id: int) -> int:
         """Store that the replica ``peer`` has sent the request ``request_id``. Return a token for the answer."""
         token = self._token()
-        self._askers[token] = _Asker(peer, request_id)
+        self._askers[token] = _PendingRequest(peer, request_id)
         return token
 
     # ---- a leader --------------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class Peers:
         if asker is not None:
             self._send(asker, effect.leader_epoch, b"")
 
-    def _send_batches(self, asker: _Asker, leader_epoch: int, from_offset: int, max_bytes: int) -> None:
+    def _send_batches(self, asker: _PendingRequest, leader_epoch: int, from_offset: int, max_bytes: int) -> None:
         try:
             end_offset = self.log.log_end_offset
             portion = read_portion(self.log, from_offset, max_bytes, _ROOM_BYTES, end_offset=end_offset, held=NOTHING)
@@ -230,7 +230,7 @@ class Peers:
             raise
         self._send(asker, leader_epoch, b"".join(portion.chunks))
 
-    def _send(self, asker: _Asker, leader_epoch: int, data: bytes) -> None:
+    def _send(self, asker: _PendingRequest, leader_epoch: int, data: bytes) -> None:
         high_watermark, peer = self.replica.high_watermark, asker.peer
         peer.later(lambda: peer.answer_arrived(asker.request_id, leader_epoch, high_watermark, data))
 

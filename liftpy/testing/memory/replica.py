@@ -1,7 +1,7 @@
 """MemoryReplica: ``Replica``, ``Log``, ``Ingest`` and ``Reads`` of the product for one partition on one in-memory node.
 
 It carries out effects like the worker and executor of a real node, but without a disk and a network. It keeps the
-ordering contract of ``liftpy.core.replication.effects``. ``MemoryAsking`` sends the requests to the metadata group,
+ordering contract of ``liftpy.core.replication.effects``. ``MemoryProposals`` sends the requests to the metadata group,
 like ``sidecar.partition.proposals``. ``Readers`` receives the requests of readers. ``liftpy.core.replication.reads``
 decides the answers.
 """
@@ -16,14 +16,14 @@ from typing import Any
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.base.partition import HeldPartition, PartitionState
+from liftpy.core.base.partition import PartitionMetadata, PartitionState
 from liftpy.core.log.flush import Flush
 from liftpy.core.log.group_commit import GroupCommit
 from liftpy.core.log.log import Log
 from liftpy.core.metadata.controller.request_batcher import purge_report
 from liftpy.core.metadata.image import StreamImage
-from liftpy.core.publish.log_state_part import NodeDerived
-from liftpy.core.publish.state_transfer import StateGiver
+from liftpy.core.publish.log_state_part import NodeStateMemory
+from liftpy.core.publish.state_transfer import StateServer
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.effects import acts_of
@@ -33,7 +33,7 @@ from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import LiftError, NoSpaceError, StorageError
-from liftpy.testing.memory.home import Answered, HeldReplica, HomeNode
+from liftpy.testing.memory.home import Answered, HomeNode, ReplicaEndpoint
 from liftpy.testing.memory.nats import BusSubscription
 from liftpy.testing.memory.peers import Peers
 from liftpy.testing.memory.publishers import MemoryPublishers
@@ -43,7 +43,7 @@ def _nobody(response: pb.ControlResponse) -> None:
     pass
 
 
-class MemoryAsking:
+class MemoryProposals:
     """Part of a ``MemoryReplica`` that sends requests to the metadata group and processes the answers."""
 
     node: HomeNode
@@ -100,7 +100,7 @@ class MemoryAsking:
 class Readers:
     """Receives the read requests for one replica (implements ``ReadShell``). A reader is identified by its reply subject."""
 
-    def __init__(self, replica: HeldReplica, is_heard: Callable[[], bool], giver: StateGiver) -> None:
+    def __init__(self, replica: ReplicaEndpoint, is_heard: Callable[[], bool], giver: StateServer) -> None:
         self._replica = replica
         self._bus = replica.node.bus
         key, node, subjects = replica.key, replica.node, replica.node.subjects
@@ -168,7 +168,7 @@ _LATER_NS = 20_000_000
 """Pause before another attempt to delete records of a log that is not replayed completely, in nanoseconds."""
 
 
-class MemoryReplica(MemoryAsking, Peers):
+class MemoryReplica(MemoryProposals, Peers):
     """One partition on one in-memory node, until ``stop`` or ``die``. It runs on the event loop of the cluster."""
 
     def __init__(self, node: HomeNode, stream: StreamImage, number: int, log: Log) -> None:
@@ -210,7 +210,7 @@ class MemoryReplica(MemoryAsking, Peers):
         log.on_compacted = lambda horizon: self.feed(ev.LogCompacted(**horizon._asdict()))
         log.on_compacted(log.horizon)
 
-    def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
+    def update(self, held: PartitionMetadata, incarnations: Mapping[str, int]) -> None:
         """Apply changed metadata of the partition.
 
         ``held``: state of the partition and settings of its stream. ``incarnations``: incarnation of each live node.
@@ -239,7 +239,7 @@ class MemoryReplica(MemoryAsking, Peers):
             timer.cancel()
         self.publishers.close()
         self.readers.close()
-        self.publishers.derived.join(NodeDerived())
+        self.publishers.derived.join(NodeStateMemory())
         self.end_peers()
 
     # ---- events in, effects out --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 
 from liftpy.config import AckPolicy
 from liftpy.core.base.instruments import Instruments, PublishTimes
-from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.phases import RoleName
 from sidecar.partition.figures import NodeCounts
@@ -46,7 +46,7 @@ class Partitions(list[Any]):
     def __init__(self, workers: list[Any]) -> None:
         super().__init__(workers)
         self.counts, self.failed, self.heard_bytes = NodeCounts(), {}, 0
-        self.copy_pace, self.derived = CatchupThrottle(), NodeDerived()
+        self.copy_pace, self.derived = CatchupThrottle(), NodeStateMemory()
         for worker in workers:
             self.counts.begins(worker)
 

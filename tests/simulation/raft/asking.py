@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from liftpy.core.metadata.forwarding import ATTEMPT_NS, Forwarding
+from liftpy.core.metadata.forwarding import ATTEMPT_NS, ForwardedRequest
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Asking:
         self._door = door
         self._done = done
         self._here = here
-        self._way = Forwarding(request, run.now_ns() + timeout_ns)
+        self._way = ForwardedRequest(request, run.now_ns() + timeout_ns)
         self._attempt = 0
         self._begin()
 

@@ -15,7 +15,7 @@ import pytest
 from liftpy.client.partition_queue import PartitionQueue
 from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.publish.log_state_part import NewBatch
-from liftpy.core.publish.producer_state import Claim, Finding, ProducerDesk, Producers, Ruling
+from liftpy.core.publish.producer_state import BatchCheck, Claim, Finding, ProducerRegistry, Producers
 from liftpy.core.wire.batch_columns import ColumnSet
 from tests.sim.plan import StreamPlan, draw_plan
 from tests.sim.run import Outcome, run_plan
@@ -61,21 +61,21 @@ def test_simulated_producers_with_a_source_store_each_derived_record_once() -> N
     assert outcome.counters["derivation: read again"]
 
 
-def judged_otherwise(otherwise: Callable[[Ruling], Ruling]) -> Patches:
+def judged_otherwise(otherwise: Callable[[BatchCheck], BatchCheck]) -> Patches:
     real = Producers.judge
 
-    def judge(self: Producers, claim: Claim, columns: ColumnSet) -> Ruling:
+    def judge(self: Producers, claim: Claim, columns: ColumnSet) -> BatchCheck:
         return otherwise(real(self, claim, columns))
 
     return [patch.object(Producers, "judge", judge)]
 
 
 def what_is_there_is_appended() -> Patches:
-    return judged_otherwise(lambda ruling: Ruling(Finding.APPEND) if ruling.finding is Finding.DUPLICATE else ruling)
+    return judged_otherwise(lambda ruling: BatchCheck(Finding.APPEND) if ruling.finding is Finding.DUPLICATE else ruling)
 
 
 def a_gap_is_appended() -> Patches:
-    return judged_otherwise(lambda ruling: Ruling(Finding.APPEND) if ruling.finding is Finding.OUT_OF_ORDER else ruling)
+    return judged_otherwise(lambda ruling: BatchCheck(Finding.APPEND) if ruling.finding is Finding.OUT_OF_ORDER else ruling)
 
 
 def what_is_cut_is_known_on() -> Patches:
@@ -95,7 +95,7 @@ def said_before_the_commit() -> Patches:
 
 
 def the_first_may_be_any() -> Patches:
-    return [patch.object(ProducerDesk, "_judge_the_first", lambda self, claim: Ruling(Finding.APPEND))]
+    return [patch.object(ProducerRegistry, "_judge_the_first", lambda self, claim: BatchCheck(Finding.APPEND))]
 
 
 BUGS = [

@@ -26,7 +26,7 @@ from liftpy.core.backup.manifest import (
 )
 from liftpy.core.backup.pieces import kept_pieces
 from liftpy.errors import ConfigError, CorruptionError, InvalidNameError, LiftError, NotFoundError, UnknownFormatError
-from sidecar.backup.create import TakeOptions, new_backup_id, take_backup
+from sidecar.backup.create import BackupOptions, new_backup_id, take_backup
 from sidecar.backup.inspect import list_backups, prune_backups, read_image, verify_backup
 from sidecar.backup.store import Store
 from tests.unit.backup.stored import FIRST, SECOND, THIRD, UID, copied, log_of, put_backup, two_backups
@@ -341,7 +341,7 @@ async def test_backup_id_of_a_new_backup_is_greater_than_all_ids_in_the_store(tm
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await take_backup(cast("Client", None), store, TakeOptions(), step=step)
+        await take_backup(cast("Client", None), store, BackupOptions(), step=step)
     assert begun
     assert min(begun) > ahead > two.backup
 

@@ -25,7 +25,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import AlreadyExistsError, ConfigError, OutcomeUnknownError, UnavailableError
 from sidecar.backup import restore as restore_module
-from sidecar.backup.restore import Restore, RestoreOptions, RestoreWish, set_cursors
+from sidecar.backup.restore import Restore, RestoreOptions, StreamRestore, set_cursors
 from tests.flat_client import FlatClient
 from tests.unit.backup.stored import UID, two_backups
 from tests.unit.client.admins import admin_over
@@ -78,7 +78,9 @@ def manifest(tmp_path: Path) -> Manifest:
 
 
 def a_restore(world: Any, manifest: Manifest, *into: str) -> Restore:
-    wishes = [RestoreWish(name="orders", into=name, subject=f"s.{name}", config=StreamConfig()) for name in into or ("orders",)]
+    wishes = [
+        StreamRestore(name="orders", into=name, subject=f"s.{name}", config=StreamConfig()) for name in into or ("orders",)
+    ]
     return Restore(world, None, manifest, wishes, RestoreOptions(target=None))  # type: ignore[arg-type]
 
 

@@ -27,10 +27,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from liftpy.core.observe.cluster_health import DEGRADED, OK, UNAVAILABLE, judge, leader_of, states
-from liftpy.core.observe.cluster_model import HISTORY, Model, NodeRow, Watching
+from liftpy.core.observe.cluster_model import HISTORY, ClusterMonitor, Model, NodeRow
 from liftpy.core.observe.node_summary import LATENCY_S, MOST_NODES, NodeSummary, glance_of, percentile
 from liftpy.errors import UnavailableError
-from sidecar.cli.top import SORTS, Looking, View, as_object, render, rows_of, spark, view_after_key
+from sidecar.cli.top import SORTS, SummaryPoller, View, as_object, render, rows_of, spark, view_after_key
 from tests.flat_client import FlatClient
 
 FRAMES = Path(__file__).parent / "frames"
@@ -51,9 +51,9 @@ def a_glance(node: str, tick: int = 0, **more: Any) -> NodeSummary:
     })  # fmt: skip
 
 
-def watched(ticks: int = 5, **more: dict[str, Any]) -> Watching:
+def watched(ticks: int = 5, **more: dict[str, Any]) -> ClusterMonitor:
     """Three nodes for so many seconds; ``more``: of a node, what is different; n4 is none."""
-    watching, records = Watching("liftpy"), 0
+    watching, records = ClusterMonitor("liftpy"), 0
     for tick in range(ticks):
         records += 1000 * (1 + tick % 4)
         watching.put(
@@ -193,7 +193,7 @@ def row_of(model: Model, node: str) -> NodeRow:
 
 
 def test_top_rates_and_percentiles_are_computed_from_two_answers() -> None:
-    watching = Watching("ns")
+    watching = ClusterMonitor("ns")
     watching.put(10.0, {"n1": a_glance("n1", 1)})
     assert row_of(watching.model(), "n1").records_in_s is None, "one look shows no rate"
     watching.put(12.0, {"n1": a_glance("n1", 5), "n2": a_glance("n2", 5)})
@@ -222,7 +222,7 @@ def test_top_rate_history_is_bounded_and_excludes_removed_nodes() -> None:
     assert watching.nodes() == ["n1", "n2", "n3"]
     watching.put(999.0, {"n1": a_glance("n1", 99, nodes={"n1": "live", "n7": "live"}, index=50)})
     assert watching.nodes() == ["n1", "n7"]
-    assert Watching("ns").nodes(["a"]) == ["a"]
+    assert ClusterMonitor("ns").nodes(["a"]) == ["a"]
 
 
 # ---- frames -----------------------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def troubled() -> Model:
         ("troubled_80x24", troubled, 80, 24, View(sort="lag", selected=1)),
         ("node_80x24", troubled, 80, 24, View(page="node", sort="name")),
         ("help_80x24", lambda: watched(2).model(), 80, 24, View(page="help")),
-        ("nothing_80x24", lambda: Watching("liftpy").model(), 80, 24, View()),
+        ("nothing_80x24", lambda: ClusterMonitor("liftpy").model(), 80, 24, View()),
     ],
 )
 def test_top_frame_equals_the_stored_frame(name: str, model: Callable[[], Model], width: int, height: int, view: View) -> None:
@@ -321,7 +321,7 @@ def test_top_requests_groups_only_while_the_groups_page_is_shown() -> None:
             return {"groups": {"rows": [row] if node == "n2" else []}}
 
     admin = Admin()
-    looking = Looking(SimpleNamespace(admin=admin), Watching("liftpy"))  # type: ignore[arg-type]
+    looking = SummaryPoller(SimpleNamespace(admin=admin), ClusterMonitor("liftpy"))  # type: ignore[arg-type]
     asyncio.run(looking.look())
     assert (admin.asked, looking.listed) == ([], [])
     looking.shows = "groups"
@@ -341,7 +341,7 @@ def test_top_requests_groups_only_while_the_groups_page_is_shown() -> None:
 def test_top_frame_with_any_content_fits_the_terminal_size(
     width: int, height: int, page: str, sort: str, nodes: int, reverse: bool
 ) -> None:
-    watching = Watching("a" * 30)
+    watching = ClusterMonitor("a" * 30)
     for tick in (1, 2):
         watching.put(tick, {f"{'n' * (n % 40)}{n}": a_glance(f"n{n}", tick * 10**9) if n % 7 else None for n in range(nodes)})
     frame = render(watching.model(), width, height, View(page=page, sort=sort, reverse=reverse))
@@ -359,7 +359,7 @@ def test_top_frame_with_too_many_reasons_shows_the_number_of_omitted_reasons(mor
 
 
 def test_top_frame_shows_markup_in_names_as_text() -> None:
-    watching = Watching("[bold]x[/bold]")
+    watching = ClusterMonitor("[bold]x[/bold]")
     watching.put(1.0, {"[red]n[/red]": a_glance("n1", nodes={})})
     shown = "\n".join(text_of(watching.model()))
     assert "[bold]x[/bold]" in shown
@@ -371,7 +371,7 @@ def test_top_rows_are_sorted_by_the_chosen_column_and_filtered_by_node_name() ->
         NodeRow(node=node, state="live", glance=NodeSummary(node=node, lag_s=lag), records_in_s=rate, ack_p99_s=p99)
         for node, rate, lag, p99 in (("a", 1.0, 9.0, 0.2), ("b", 3.0, 0.0, None), ("ab", 3.0, 5.0, 0.1), ("c", None, 1.0, 0.3))
     )
-    model = replace(Watching("ns").model(), rows=rows)
+    model = replace(ClusterMonitor("ns").model(), rows=rows)
     wanted = {"rate": "ab b a c", "lag": "a ab c b", "p99": "c a ab b", "name": "a ab b c"}
     for sort, order in wanted.items():
         assert [row.node for row in rows_of(model, View(sort=sort))] == order.split()
@@ -437,7 +437,7 @@ class Nodes(FlatClient):
 
 def test_top_requests_node_names_until_known_and_then_requests_each_node() -> None:
     nodes = Nodes()
-    looking = Looking(nodes, Watching("ns"), iter(range(9)).__next__)  # type: ignore[arg-type]
+    looking = SummaryPoller(nodes, ClusterMonitor("ns"), iter(range(9)).__next__)  # type: ignore[arg-type]
 
     async def looked() -> None:
         await looking.look()

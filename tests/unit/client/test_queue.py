@@ -14,7 +14,7 @@ import pytest
 from liftpy.client import Client, Job, LeaseLostError, Queue, QueueOptions, ReadOptions
 from liftpy.client import queue as module
 from liftpy.client.consumer import PartitionReader
-from liftpy.client.queue import TakePace
+from liftpy.client.queue import PrefetchLimit
 from liftpy.client.queue_log import QueueLog
 from liftpy.config import StreamConfig
 from liftpy.core.wire._pb import group_pb2
@@ -241,7 +241,7 @@ async def test_queue_with_a_missing_dead_letter_stream_delivers_other_records(
 
 
 async def test_queue_close_releases_prefetched_records(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 8)
+    monkeypatch.setattr(PrefetchLimit, "ahead", lambda self, now_ns: 8)
     await fill(client, 10)
     async with client.queue("jobs", "w") as queue:
         assert await all_of(queue, 2, Job.ack) == [0, 1]
@@ -257,7 +257,7 @@ async def test_queue_close_releases_prefetched_records(client: Client, monkeypat
 async def test_queue_does_not_deliver_buffered_records_whose_lease_expired(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 2)
+    monkeypatch.setattr(PrefetchLimit, "ahead", lambda self, now_ns: 2)
     await fill(client, 3)
     async with client.queue("jobs", "w", options=SHORT) as slow:
         first = await anext(slow)
@@ -277,7 +277,7 @@ async def test_queue_does_not_deliver_buffered_records_whose_lease_expired(
 async def test_queue_does_not_deliver_records_whose_lease_expired_while_the_host_was_suspended(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 2)
+    monkeypatch.setattr(PrefetchLimit, "ahead", lambda self, now_ns: 2)
     slept_ns = 10**12  # before it began
     real = module._now_ns
     monkeypatch.setattr(module, "_now_ns", lambda: real() + slept_ns)
@@ -366,7 +366,7 @@ async def test_queue_settlement_with_more_ranges_than_the_limit_is_split_into_re
 
 
 async def test_queue_does_not_deliver_records_released_by_the_worker(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 2)
+    monkeypatch.setattr(PrefetchLimit, "ahead", lambda self, now_ns: 2)
     await fill(client, 3)
     async with client.queue("jobs", "w") as queue:
         await anext(queue)
@@ -556,7 +556,7 @@ def said_by(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 async def test_queue_ack_and_next_take_share_one_request(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 10)
+    monkeypatch.setattr(PrefetchLimit, "ahead", lambda self, now_ns: 10)
     await fill(client, 60)
     async with client.queue("jobs", "w") as queue:
         said = said_by(queue, monkeypatch)
@@ -576,7 +576,7 @@ async def test_queue_ack_and_next_take_share_one_request(client: Client, monkeyp
 
 
 async def test_queue_releases_prefetched_records_that_stay_unused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 5)
+    monkeypatch.setattr(PrefetchLimit, "ahead", lambda self, now_ns: 5)
     monkeypatch.setattr(module, "UNTOUCHED_S", 0.05)
     await fill(client, 6)
     async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=600)) as slow, client.queue("jobs", "w") as other:
@@ -620,7 +620,7 @@ async def test_queue_ack_is_stored_if_the_take_in_its_request_is_rejected(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another worker has enabled the order of keys."""
-    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 10)
+    monkeypatch.setattr(PrefetchLimit, "ahead", lambda self, now_ns: 10)
     await fill(client, 30)
     async with client.queue("jobs", "w", options=QueueOptions(max_own_pending=3)) as queue:
         jobs = (await queue.take(3))[:2]

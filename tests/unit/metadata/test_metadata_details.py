@@ -12,7 +12,7 @@ from liftpy.core.metadata import codec
 from liftpy.core.metadata.controller.request_batcher import _one_count
 from liftpy.core.metadata.describe import cut_stream
 from liftpy.core.metadata.election import PreferredLeaders
-from liftpy.core.metadata.failure_reports import ANSWER_NS, FailureReports, LeaderQuestion, ProbeResult
+from liftpy.core.metadata.failure_reports import ANSWER_NS, FailureReports, LeaderCheck, ProbeResult
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.idempotency_cache import Operation
 from liftpy.core.metadata.image import Counters, NodeImage
@@ -73,13 +73,13 @@ def test_leader_failure_report_ignores_probe_answers_of_another_partition_or_epo
     accused(accusations)
     assert accusations.next_deadline_ns() == 100 + ANSWER_NS
     key = PartitionKey("s", "u1", 0)
-    assert accusations.take_questions() == [LeaderQuestion(key, 5, "a"), LeaderQuestion(key, 5, "b")]
+    assert accusations.take_questions() == [LeaderCheck(key, 5, "a"), LeaderCheck(key, 5, "b")]
     accused(accusations, "b")
     assert accusations.take_questions() == [], "it is being looked into"
-    accusations.record_testimony(LeaderQuestion(key, 4, "a"), ProbeResult.SERVES)
-    accusations.record_testimony(LeaderQuestion(PartitionKey("s", "u1", 1), 5, "a"), ProbeResult.SERVES)
+    accusations.record_testimony(LeaderCheck(key, 4, "a"), ProbeResult.SERVES)
+    accusations.record_testimony(LeaderCheck(PartitionKey("s", "u1", 1), 5, "a"), ProbeResult.SERVES)
     assert not accusations.counters
-    accusations.record_testimony(LeaderQuestion(key, 5, "b"), ProbeResult.DOES_NOT)
+    accusations.record_testimony(LeaderCheck(key, 5, "b"), ProbeResult.DOES_NOT)
     assert accusations.due(100 + ANSWER_NS - 1) == []
     (proven,) = accusations.due(100 + ANSWER_NS)
     assert (proven.accusedAsked, proven.witness) == (True, "b")

@@ -10,7 +10,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.data_deletion import DataDeletion
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import stopped_cleanly
-from liftpy.core.metadata.sessions import MAX_WAITING, AnsweredHeartbeats, Registered, registration_result
+from liftpy.core.metadata.sessions import MAX_WAITING, AnsweredHeartbeats, RegistrationOutcome, registration_result
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 E = pb.ControlResponse
@@ -43,12 +43,14 @@ def test_heartbeat_answers_that_wait_for_an_image_are_bounded_and_replaced_by_ne
 @pytest.mark.parametrize(
     ("error", "meaning"),
     [
-        (E.OK, Registered.TAKEN_IN), (E.EXISTS, Registered.TAKEN), (E.INVALID, Registered.REFUSED),
-        (E.STALE, Registered.REFUSED), (E.UNAVAILABLE, Registered.AGAIN), (E.OUTCOME_UNKNOWN, Registered.AGAIN),
+        (E.OK, RegistrationOutcome.TAKEN_IN), (E.EXISTS, RegistrationOutcome.TAKEN), (E.INVALID, RegistrationOutcome.REFUSED),
+        (E.STALE, RegistrationOutcome.REFUSED),
+        (E.UNAVAILABLE, RegistrationOutcome.AGAIN),
+        (E.OUTCOME_UNKNOWN, RegistrationOutcome.AGAIN),
     ],
 )  # fmt: skip
 def test_registration_result_of_each_error_code_is_retry_fenced_or_failed(
-    error: pb.ControlResponse.Error, meaning: Registered
+    error: pb.ControlResponse.Error, meaning: RegistrationOutcome
 ) -> None:
     assert registration_result(E(error=error)) is meaning
 

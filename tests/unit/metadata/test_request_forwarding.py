@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import NS_PER_S
-from liftpy.core.metadata.forwarding import PAUSE_NS, Forwarding
+from liftpy.core.metadata.forwarding import PAUSE_NS, ForwardedRequest
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 E = pb.ControlResponse
 END_NS = 10 * NS_PER_S
 
 
-def way() -> Forwarding:
-    return Forwarding(pb.ControlRequest(barrier=pb.Barrier(), operationId=b"o" * 16), END_NS)
+def way() -> ForwardedRequest:
+    return ForwardedRequest(pb.ControlRequest(barrier=pb.Barrier(), operationId=b"o" * 16), END_NS)
 
 
 def test_request_forwarding_retries_until_its_timeout() -> None:

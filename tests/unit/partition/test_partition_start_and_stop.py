@@ -16,14 +16,14 @@ import pytest
 from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
-from liftpy.core.base.partition import HeldPartition, PartitionState
+from liftpy.core.base.partition import PartitionMetadata, PartitionState
 from liftpy.core.log.compaction_point import Horizon
 from liftpy.core.publish.state_file import State
 from liftpy.core.replication.events import DataPathChanged, LogCompacted, LogOpened, PartitionChanged, StopRequested
 from liftpy.errors import StorageError
 from sidecar.partition import replica_manager as partitions_module
 from sidecar.partition import worker as worker_module
-from sidecar.partition.flushing import FoundState
+from sidecar.partition.flushing import StateFileMatch
 from sidecar.partition.worker import PartitionWorker
 from tests.unit.partition.test_housekeeping_rounds import Clocks
 
@@ -188,7 +188,7 @@ async def test_partition_state_file_is_decoded_in_a_thread(monkeypatch: pytest.M
     state, made = State("s-u/0", 9, 1, {}), object()
     config = StreamConfig()
 
-    def restored(found: FoundState, *of: Any) -> Any:
+    def restored(found: StateFileMatch, *of: Any) -> Any:
         told.append((threading.get_ident() != loop_thread, found, of))
         return made if found.left_out else None
 
@@ -212,13 +212,13 @@ async def test_partition_state_file_is_decoded_in_a_thread(monkeypatch: pytest.M
             settings=SimpleNamespace(replication="the bounds"),
         )  # fmt: skip
         for left_out in (1, 0):
-            found = FoundState(state, left_out)
+            found = StateFileMatch(state, left_out)
             monkeypatch.setattr(worker_module, "found_state", lambda *_, found=found: found)
             await worker_module.open_worker(node, KEY, "shop", config)
     of = (log, "shop.3", config, "the bounds")
     assert told == [
-        (True, FoundState(state, 1), of), made, "begins",
-        (True, FoundState(state, 0), of), None, "begins",
+        (True, StateFileMatch(state, 1), of), made, "begins",
+        (True, StateFileMatch(state, 0), of), None, "begins",
     ]  # fmt: skip
     assert node.counters == {"derived states left out": 2, "derived states restored": 1}
 
@@ -235,7 +235,7 @@ def test_partition_settings_in_the_metadata_are_applied_to_log_ingest_and_replic
         _node=SimpleNamespace(settings=SimpleNamespace(node_id="a"), instruments=Instruments(), clocks=Clocks()), state=None,
     )  # fmt: skip
     state = PartitionState(partition=3, replicas=("a", "b"), isr=("a",), leader="b", leader_epoch=4, epoch=9)
-    held = HeldPartition(key=KEY, config=StreamConfig(read_only=True), state=state)
+    held = PartitionMetadata(key=KEY, config=StreamConfig(read_only=True), state=state)
     PartitionWorker.update(worker, held, {"a": 2})
     assert worker.config is worker.log.config is held.config
     assert worker.state is state

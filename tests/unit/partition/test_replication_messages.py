@@ -14,7 +14,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.batch import build_batch
 from liftpy.core.wire.subjects import InboxRule, Subjects
-from sidecar.partition.quiescence import QuietAsker, QuietTalk
+from sidecar.partition.quiescence import CombinedFetchTransport, FetchSender
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.replication import _MAX_TOKENS, AnswerRouter, FetchClient
 from tests.scripts.desk import Desk
@@ -125,10 +125,10 @@ async def test_combined_fetch_confirmation_of_an_earlier_request_is_ignored() ->
         if partition in confirm:
             talk.confirm(do.ConfirmQuiet(token=event.token))
 
-    talk = QuietTalk(
+    talk = CombinedFetchTransport(
         AnswerRouter(bus),
         Subjects(),
-        QuietAsker("n1", 4),
+        FetchSender("n1", 4),
         InboxRule(("liftpy.inbox.",)),
         ReplicationConfig(),
         Clocked(),

@@ -15,11 +15,11 @@ from liftpy.core.replication.events import RefusalReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.batch import build_batch, parse_header
-from liftpy.core.wire.chunking import Held, Piece
+from liftpy.core.wire.chunking import PartialBatch, Piece
 from liftpy.core.wire.frames import address
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.partition import replication
-from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationDesk
+from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationHandler
 from tests.scripts.desk import FakeBus
 from tests.unit.log.small_logs import a_log, add
 
@@ -37,7 +37,7 @@ class Leader:
         self.counters: Counter[str] = Counter()
         subjects = Subjects("liftpy")
         inboxes = InboxRule((subjects.inboxes(),))
-        self.desk = ReplicationDesk(self.bus, subjects, KEY, inboxes, self.heard.append, self.counters)
+        self.desk = ReplicationHandler(self.bus, subjects, KEY, inboxes, self.heard.append, self.counters)
         self.desk.start()
         self.log = a_log()
 
@@ -67,7 +67,7 @@ def test_replication_server_passes_a_fetch_on_as_event_with_all_fields() -> None
         stream_uid="u1", awaits_more=True, bad_offset=17, flush_ns=20_000, copy_epoch=24,
     )  # fmt: skip
     assert leader.ask(request) == expected
-    assert leader.desk._tokens[1] == replication.Asker("liftpy.inbox.n2.4.15", Held(18, 19), 15)
+    assert leader.desk._tokens[1] == replication.ReplyDestination("liftpy.inbox.n2.4.15", PartialBatch(18, 19), 15)
     older = leader.ask(pb.ReplicationRequest(replicaID="n2", offset=11))
     assert (older.token, older.bad_offset, older.awaits_more, older.flush_ns) == (2, None, False, 0)
     assert leader.desk._tokens[2].request_id is None
@@ -81,7 +81,7 @@ def test_replication_server_passes_an_epoch_query_on_as_event_with_all_fields() 
     assert leader.ask(request, OFFSET) == events.EpochQueryReceived(
         token=1, replica="n2", asked_epoch=21, current_epoch=22, stream_uid="u1"
     )
-    assert leader.desk._tokens[1] == replication.Asker("liftpy.inbox.n2.4.23", None, 23)
+    assert leader.desk._tokens[1] == replication.ReplyDestination("liftpy.inbox.n2.4.23", None, 23)
 
 
 def test_replication_server_subscribes_once_until_it_stops() -> None:

@@ -13,7 +13,7 @@ from liftpy.config import Codec, StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish import last_per_subject
-from liftpy.core.publish.last_per_subject import LastOfSubjects, last_of_each
+from liftpy.core.publish.last_per_subject import LastPerSubject, last_of_each
 from liftpy.core.publish.log_state import LogState, headers_of
 from liftpy.core.publish.log_state_part import NewBatch
 from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
@@ -196,7 +196,7 @@ def test_subject_index_above_its_limit_is_full_until_retention_deletes_subjects(
 
 
 def test_subject_index_requested_before_the_replay_becomes_ready_when_the_replay_starts() -> None:
-    made = LastOfSubjects(False, ROOM, lambda: 0)
+    made = LastPerSubject(False, ROOM, lambda: 0)
     made.want(None)
     assert (made.state, made.lacks, made.find("s")) == ("reading", False, None)
     made.begin(0)
@@ -236,7 +236,7 @@ def test_newest_offsets_of_a_batch_are_returned_per_subject(codec: Codec) -> Non
 def test_subject_index_size_bytes_are_at_least_the_memory_used(per_batch: int, size: int) -> None:
     count = 20_000 if per_batch > 1 else 1_500
     for committed in (True, False):
-        made = LastOfSubjects(False, 1 << 30, lambda: 0)
+        made = LastPerSubject(False, 1 << 30, lambda: 0)
         made.begin(0)
         made.want(0)
         batches = []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from liftpy.config import NS_PER_S
-from liftpy.core.publish.memory_budget import Lateness, MemoryBudget, Unanswered
+from liftpy.core.publish.memory_budget import AckDelay, MemoryBudget, QueueDelay
 
 MS = NS_PER_S // 1000
 
@@ -70,7 +70,7 @@ def test_queue_age_limit_after_a_flood_drains_the_queue_at_the_sustained_rate() 
 
 @pytest.mark.parametrize(("calm_ms", "bound_ms"), [(0, 125), (8, 126), (1000, 250), (6992, 999), (7000, 1000), (60_000, 1000)])
 def test_queue_age_limit_grows_back_after_a_flood(calm_ms: int, bound_ms: int) -> None:
-    late = Lateness(1000 * MS)
+    late = QueueDelay(1000 * MS)
     assert late.bound_ns(0) == 1000 * MS
     assert late.look(1001 * MS, 0)
     assert not late.look(0, 500 * MS)
@@ -81,7 +81,7 @@ def test_queue_age_limit_grows_back_after_a_flood(calm_ms: int, bound_ms: int) -
 
 
 def test_queue_age_limit_under_overload_rejects_until_the_age_is_half_of_the_short_limit() -> None:
-    late = Lateness(1600 * MS)
+    late = QueueDelay(1600 * MS)
     assert not late.look(1600 * MS, 0)
     assert late.look(1600 * MS + 1, 1 * MS)
     assert late.look(100 * MS + 1, 9000 * MS)
@@ -105,7 +105,7 @@ def test_memory_budget_is_under_pressure_from_a_rejection_until_its_limit_recove
 
 
 def test_unacked_publishes_count_as_late_above_half_of_the_limit_until_below_a_quarter() -> None:
-    made, late_ns = Unanswered(), 1000 * MS
+    made, late_ns = AckDelay(), 1000 * MS
     at_ns = 10_000 * MS
     waits = (0, 251, 500, 501, 251, 250, 251, 500, 501)
     seen = [made.look(at_ns - waited_ms * MS, at_ns, late_ns, is_pressed=True) for waited_ms in waits]
@@ -118,7 +118,7 @@ def test_unacked_publishes_count_as_late_above_half_of_the_limit_until_below_a_q
 
 def seen_in_a_calm(steps: Iterable[tuple[int, int]]) -> list[bool]:
     """Of (when, how long the oldest has waited), in ms, looked at by one, with a bound of a second."""
-    made = Unanswered()
+    made = AckDelay()
     return [made.look((at_ms - waited_ms) * MS, at_ms * MS, 1000 * MS, is_pressed=False) for at_ms, waited_ms in steps]
 
 
@@ -145,7 +145,7 @@ def test_unacked_publishes_without_memory_pressure_are_not_late_while_a_backlog_
 
 
 def test_queue_age_limit_of_zero_never_rejects() -> None:
-    late = Lateness(0)
+    late = QueueDelay(0)
     assert not late.look(3600 * NS_PER_S, 0)
     assert not late.look(0, NS_PER_S)
 

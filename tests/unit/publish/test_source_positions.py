@@ -12,7 +12,16 @@ import pytest
 from liftpy.client.write_epoch import offset_in
 from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.publish.log_state import _new_batch_of
-from liftpy.core.publish.producer_state import STATE_BYTES, Claim, Finding, Given, ProducerDesk, Producers, Question, Ruling
+from liftpy.core.publish.producer_state import (
+    STATE_BYTES,
+    BatchCheck,
+    Claim,
+    Finding,
+    ProducerGrant,
+    ProducerRegistry,
+    ProducerRequest,
+    Producers,
+)
 from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
 from liftpy.core.wire.filters import keep_records as kept_of
 from liftpy.core.wire.producer_note import ProducerNote, SourcePosition
@@ -48,7 +57,7 @@ class Bench:
     end: int = 0
 
     def __post_init__(self) -> None:
-        self.desk = ProducerDesk(self.producers)
+        self.desk = ProducerRegistry(self.producers)
 
     def publish(
         self,
@@ -59,7 +68,7 @@ class Bench:
         count: int = 1,
         name: str = "",
         reset: bool = False,
-    ) -> Ruling:
+    ) -> BatchCheck:
         batch = a_batch(count, base=self.end, epoch=epoch, sequence=sequence, name=name, position=position)
         claim = Claim(P, epoch, sequence, count, reset, None, 1, name, position)
         ruling = self.producers.judge(claim, batch.columns)
@@ -79,8 +88,8 @@ def test_producer_records_at_or_below_its_source_position_are_duplicates() -> No
     bench = Bench()
     assert bench.publish(0, at(4), count=2).finding is Finding.APPEND
     assert bench.publish(2, at(9)).finding is Finding.APPEND
-    assert bench.publish(2, at(9)) == Ruling(Finding.DUPLICATE, 1, 2, 3)
-    assert bench.publish(3, at(9), epoch=1, count=3) == Ruling(Finding.DUPLICATE, 3, -1, 3), (
+    assert bench.publish(2, at(9)) == BatchCheck(Finding.DUPLICATE, 1, 2, 3)
+    assert bench.publish(3, at(9), epoch=1, count=3) == BatchCheck(Finding.DUPLICATE, 3, -1, 3), (
         "another process's: nobody says where"
     )
     assert bench.publish(50, at(3), epoch=1).finding is Finding.DUPLICATE
@@ -110,9 +119,9 @@ def test_producer_with_another_name_or_source_position_than_stored_is_rejected(
     assert bench.state == ("me", at(4, 2))
     assert bench.publish(1, position, epoch=1, name=name).finding is finding
     bench.desk.begin()
-    asked = bench.desk.ask(Question(P, 9, 1, name, position))
+    asked = bench.desk.ask(ProducerRequest(P, 9, 1, name, position))
     if finding is Finding.APPEND:
-        assert isinstance(asked, Given)
+        assert isinstance(asked, ProducerGrant)
     else:
         assert asked is finding
     assert bench.state[0] == "me"
@@ -129,32 +138,32 @@ def test_producer_with_sequences_may_use_source_positions_only_after_a_reset() -
 def test_producers_with_the_same_id_and_other_names_conflict_before_a_record_is_stored() -> None:
     """Two members of a group differ: the one of the later generation continues."""
     desk = Bench().desk
-    assert desk.ask(Question(P, 1, 0, "me")) == Given(0, 0, RollingDigest(), False, -1)
-    assert desk.ask(Question(P, 2, 0, "you")) is Finding.CONFLICT
-    assert desk.ask(Question(P, 3, 0, "me", at(0, 4))) != Finding.CONFLICT
-    assert desk.ask(Question(P, 4, 0, "me", at(0, 3))) is Finding.FENCED
+    assert desk.ask(ProducerRequest(P, 1, 0, "me")) == ProducerGrant(0, 0, RollingDigest(), False, -1)
+    assert desk.ask(ProducerRequest(P, 2, 0, "you")) is Finding.CONFLICT
+    assert desk.ask(ProducerRequest(P, 3, 0, "me", at(0, 4))) != Finding.CONFLICT
+    assert desk.ask(ProducerRequest(P, 4, 0, "me", at(0, 3))) is Finding.FENCED
     desk.begin()
-    assert isinstance(desk.ask(Question(P, 2, 0, "you")), Given), "nothing of the other is in the log"
+    assert isinstance(desk.ask(ProducerRequest(P, 2, 0, "you")), ProducerGrant), "nothing of the other is in the log"
 
 
 def test_producer_state_response_contains_the_source_position() -> None:
     bench = Bench()
     bench.publish(0, at(4, 2), name="me")
-    given = bench.desk.ask(Question(P, 9, 0, "me", at(0, 2)))
-    assert isinstance(given, Given)
+    given = bench.desk.ask(ProducerRequest(P, 9, 0, "me", at(0, 2)))
+    assert isinstance(given, ProducerGrant)
     assert (given.position, given.next_sequence) == (at(4, 2), 1)
     assert given.as_pb.position == at(4, 2).message()
-    fresh = Bench().desk.ask(Question(P, 9))
-    assert isinstance(fresh, Given)
+    fresh = Bench().desk.ask(ProducerRequest(P, 9))
+    assert isinstance(fresh, ProducerGrant)
     assert not fresh.as_pb.HasField("position")
 
 
 def test_producer_query_with_another_plan_for_a_stored_spark_round_gets_plan_changed() -> None:
     """[A19]"""
 
-    def asked(producers: Producers, plan: int, generation: int = 5) -> Given | Finding:
+    def asked(producers: Producers, plan: int, generation: int = 5) -> ProducerGrant | Finding:
         position = at(offset_in(0, 0, plan), generation, partition=3)
-        return ProducerDesk(producers).ask(Question(P + 1, 2, 0, "other", position))
+        return ProducerRegistry(producers).ask(ProducerRequest(P + 1, 2, 0, "other", position))
 
     def again(producers: Producers, end_offset: int) -> Producers:
         made = Producers(0, 10)
@@ -165,11 +174,11 @@ def test_producer_query_with_another_plan_for_a_stored_spark_round_gets_plan_cha
     bench.publish(0, at(offset_in(2, 0, 7), 5))
     bench.producers.committed(0)
     assert asked(again(bench.producers, 1), 8) is Finding.PLAN_CHANGED
-    assert isinstance(asked(again(bench.producers, 1), 7), Given)
+    assert isinstance(asked(again(bench.producers, 1), 7), ProducerGrant)
     bench.publish(0, at(offset_in(2, 0, 8), 6), epoch=1, reset=True)  # another round
-    assert (asked(bench.producers, 7, 6), isinstance(asked(bench.producers, 8), Given)) == (Finding.PLAN_CHANGED, True)
+    assert (asked(bench.producers, 7, 6), isinstance(asked(bench.producers, 8), ProducerGrant)) == (Finding.PLAN_CHANGED, True)
     bench.producers.cut(1)
-    assert isinstance(asked(bench.producers, 7, 6), Given)
+    assert isinstance(asked(bench.producers, 7, 6), ProducerGrant)
     assert asked(bench.producers, 8) is Finding.PLAN_CHANGED
 
 
@@ -245,8 +254,8 @@ def test_producer_processes_that_reread_their_source_store_each_record_once_in_o
             log.append(batch)
 
     for process in range(1, 400):
-        given = bench.desk.ask(Question(P, process, 0, "", at(0)))
-        assert isinstance(given, Given)
+        given = bench.desk.ask(ProducerRequest(P, process, 0, "", at(0)))
+        assert isinstance(given, ProducerGrant)
         position = -1 if given.position is None else given.position.offset
         if position == source - 1:
             break

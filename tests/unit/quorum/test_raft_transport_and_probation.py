@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.errors import CorruptionError
-from sidecar.quorum.probation import FILE, MARKER, FolderLineage, Probation, waits_for
+from sidecar.quorum.probation import FILE, MARKER, DirectoryLineage, Probation, waits_for
 from tests.unit.quorum.test_probation import peer
 from tests.unit.quorum.test_raft_rules import Core as LogCore
 from tests.unit.quorum.test_raft_rules import Hard
@@ -155,8 +155,8 @@ def test_raft_vote_request_of_a_normal_election_is_not_marked_as_transfer() -> N
 
 
 # ---- whose memory a folder holds ---------------------------------------------------------------------------------------------------
-def lineage(folder: Path, nonce: int = 5, **more: Any) -> FolderLineage:
-    return FolderLineage(folder, lambda: nonce, **more)
+def lineage(folder: Path, nonce: int = 5, **more: Any) -> DirectoryLineage:
+    return DirectoryLineage(folder, lambda: nonce, **more)
 
 
 def test_data_directory_history_is_flushed_after_catching_up(tmp_path: Path) -> None:

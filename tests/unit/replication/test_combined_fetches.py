@@ -12,7 +12,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.events import Deadline
-from liftpy.core.replication.quiescence import ASK_AGAIN_NS, MAX_PER_QUESTION, QuietFetch, QuietFetches, WaitQuestion
+from liftpy.core.replication.quiescence import ASK_AGAIN_NS, MAX_PER_QUESTION, CombinedFetches, CombinedFetchRequest, IdleFetch
 from tests.unit.replication.stepping import S, Stepped, state
 
 SOON = ReplicationConfig(idle_polls_before_quiet=2)
@@ -305,28 +305,28 @@ def test_combined_fetch_is_confirmed_only_by_the_leader_replica() -> None:
 CONFIG = ReplicationConfig()
 
 
-def fetch(number: int, request_id: int | None = None) -> QuietFetch:
-    return QuietFetch(PartitionKey("orders", "uid-1", number), 1, number if request_id is None else request_id)
+def fetch(number: int, request_id: int | None = None) -> IdleFetch:
+    return IdleFetch(PartitionKey("orders", "uid-1", number), 1, number if request_id is None else request_id)
 
 
 class Node:
     """Its list under a hand-moved clock; ``turn`` is one interval."""
 
     def __init__(self, count: int = 0, leader: str = "n2") -> None:
-        self.quiet = QuietFetches(CONFIG)
+        self.quiet = CombinedFetches(CONFIG)
         self.now_ns = 100 * S
         self.fetches = [fetch(number) for number in range(count)]
-        self.ended: list[QuietFetch] = []
+        self.ended: list[IdleFetch] = []
         for each in self.fetches:
             assert self.quiet.add(each, leader, self.now_ns)
 
-    def turn(self, *, intervals: float = 1.0) -> list[WaitQuestion]:
+    def turn(self, *, intervals: float = 1.0) -> list[CombinedFetchRequest]:
         self.now_ns += round(self.quiet.interval_ns * intervals)
         questions, ended = self.quiet.due(self.now_ns)
         self.ended += [each for end in ended for each in end.fetches]
         return questions
 
-    def answered_turn(self) -> list[WaitQuestion]:
+    def answered_turn(self) -> list[CombinedFetchRequest]:
         questions = self.turn()
         for question in questions:
             assert self.quiet.take_ended(question, ()) is None
@@ -466,6 +466,6 @@ def test_combined_fetches_response_does_not_end_a_partition_whose_fetch_was_repl
 
 
 def test_combined_fetch_interval_is_shorter_than_the_lag_timeout_and_the_leader_timeout() -> None:
-    quick = QuietFetches(ReplicationConfig(max_lag_time_s=1.2, max_idle_wait_s=1.0, max_leader_timeout_s=2.0))
+    quick = CombinedFetches(ReplicationConfig(max_lag_time_s=1.2, max_idle_wait_s=1.0, max_leader_timeout_s=2.0))
     assert quick.interval_ns == 0.3 * S
-    assert QuietFetches(ReplicationConfig(max_leader_timeout_s=1.1)).interval_ns == 0.55 * S
+    assert CombinedFetches(ReplicationConfig(max_leader_timeout_s=1.1)).interval_ns == 0.55 * S

@@ -16,10 +16,10 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.request_guard import RequestGuard
-from sidecar.metadata.control import ControlDesk
+from sidecar.metadata.control import ControlHandler
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import fatal_on, spawn
-from sidecar.status.status_api import StatusDesk
+from sidecar.status.status_api import StatusHandler
 
 
 class Bus:
@@ -74,9 +74,9 @@ async def test_request_guard_counts_a_rejection_that_raises() -> None:
 
 
 @pytest.fixture
-def status(tmp_path: Path) -> tuple[Bus, StatusDesk, Counter[str]]:
+def status(tmp_path: Path) -> tuple[Bus, StatusHandler, Counter[str]]:
     bus, counters = Bus(), Counter[str]()
-    desk = StatusDesk(NodeSettings("n1", tmp_path), counters)
+    desk = StatusHandler(NodeSettings("n1", tmp_path), counters)
     desk.listen(bus, Subjects("ns"), (InboxRule(("_INBOX.",)),))  # type: ignore[arg-type]
     return bus, desk, counters
 
@@ -120,7 +120,7 @@ async def test_control_endpoint_answers_a_request_whose_decision_raises_with_an_
 
     bus = Bus()
     connection: Any = bus
-    desk = ControlDesk(
+    desk = ControlHandler(
         connection, Subjects("ns"), InboxRule(("_INBOX.",)), lambda: True, decide, lambda _: None, lambda _: True,
         ReplicationConfig(),
     )  # fmt: skip

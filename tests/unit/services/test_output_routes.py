@@ -16,8 +16,8 @@ from liftpy.config import Codec
 from liftpy.core.publish.message_decoder import body_to_store
 from liftpy.core.services.outbox import (
     OutputConflictError,
-    Place,
     Route,
+    RouteTarget,
     headers_of,
     number_of,
     partitions_of,
@@ -66,7 +66,7 @@ def test_service_output_route_assigns_disjoint_target_partitions_to_service_part
 
 
 def test_service_output_route_skips_copied_outputs_and_outputs_of_other_routes() -> None:
-    places = {0: Place(5, 2)}
+    places = {0: RouteTarget(5, 2)}
     sort_in([output(n, to) for n, to in ((1, "alerts"), (2, "alerts"), (3, ""), (4, "other"), (5, "alerts"))], ALERTS, places)
     assert [record.offset for record in places[0].waiting] == [5]
 
@@ -365,13 +365,13 @@ async def test_service_output_router_reports_a_failure_until_a_copy_succeeds() -
 
     async def turn() -> None:
         seen.append((copier.router.problem, copier.router._places))
-        copier.router._places = {0: Place(7)}
+        copier.router._places = {0: RouteTarget(7)}
         if len(seen) % 2:
             raise errors.pop(0)
 
     copier.router._turn = turn
     await copier.router.run()
-    assert seen == [("", {}), ("route alerts: OUTPUT_NOT_WRITTEN: refused", {}), ("", {0: Place(7)})]
+    assert seen == [("", {}), ("route alerts: OUTPUT_NOT_WRITTEN: refused", {}), ("", {0: RouteTarget(7)})]
     assert [str(error) for error in copier.failed] == ["enough"]
 
 

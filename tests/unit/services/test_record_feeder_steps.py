@@ -14,12 +14,12 @@ import pytest
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.progress import ReadProgress
-from liftpy.core.services.bad_records import BadRecordError, DecisionMissedError, Failing, Next, Unit
+from liftpy.core.services.bad_records import BadRecordError, DecisionMissedError, FailedUnit, NextStep, Unit
 from liftpy.core.services.outbox import Route
 from liftpy.core.wire.batch import Record, build_batch, parse_batch
 from liftpy.errors import OffsetOutOfRangeError, UnavailableError
 from liftpy.service import Outbox, Role, Service, ServiceFailedError
-from liftpy.service.record_feeder import _PAUSE_S, Decider
+from liftpy.service.record_feeder import _PAUSE_S, SkipDecisions
 from tests.unit.services.test_record_feeder import FakeLog, Node
 
 
@@ -54,8 +54,8 @@ def record(offset: int, value: bytes = b"x", epoch: int = 1) -> Record:
     return Record(offset, 0, None, value, (), "", None, epoch)
 
 
-def failing(offset: int, timer: str = "", **more: Any) -> Failing:
-    return Failing(BadRecordError(Unit(offset, timer), record(offset), "it raised"), **more)
+def failing(offset: int, timer: str = "", **more: Any) -> FailedUnit:
+    return FailedUnit(BadRecordError(Unit(offset, timer), record(offset), "it raised"), **more)
 
 
 def applied(node: Any, count: int) -> None:
@@ -245,13 +245,13 @@ async def test_service_record_feeder_with_missing_outputs_rewinds_only_as_leader
 
 
 # ---- what can't be applied ---------------------------------------------------------------------------------------------------
-def decider(decided: list[Failing], error: Exception | None = None) -> Decider:
-    async def decide(what: Failing) -> None:
+def decider(decided: list[FailedUnit], error: Exception | None = None) -> SkipDecisions:
+    async def decide(what: FailedUnit) -> None:
         if error is not None:
             raise error
         decided.append(what)
 
-    return Decider(lambda: True, decide)
+    return SkipDecisions(lambda: True, decide)
 
 
 async def test_service_record_feeder_writes_a_skip_decision_once_and_reports_a_rejected_decision(node: Any) -> None:
@@ -259,18 +259,18 @@ async def test_service_record_feeder_writes_a_skip_decision_once_and_reports_a_r
     what, decided = failing(3), []
     node.feeder._decider = decider(decided)
     before_s = time.monotonic()
-    await node.feeder._do(Next.DECIDE, what)
+    await node.feeder._do(NextStep.DECIDE, what)
     assert decided == [what]
     assert before_s <= what.decided_s <= time.monotonic()
     assert node.waited == []
     refused = failing(4)
     node.feeder._decider = decider(decided, UnavailableError("no ack"))
-    await node.feeder._do(Next.DECIDE, refused)
+    await node.feeder._do(NextStep.DECIDE, refused)
     assert (refused.decided_s, node.waited) == (None, [_PAUSE_S])
     assert node.feeder.problem == f"{refused.error}; giving up on it: UNAVAILABLE: no ack"
     node.feeder._decider = None
-    await node.feeder._do(Next.DECIDE, refused)
-    await node.feeder._do(Next.WAIT, refused)
+    await node.feeder._do(NextStep.DECIDE, refused)
+    await node.feeder._do(NextStep.WAIT, refused)
     assert (node.waited, refused.decided_s, decided) == ([_PAUSE_S] * 3, None, [what])
 
 
@@ -278,9 +278,9 @@ async def test_service_record_feeder_retries_a_failing_record_from_the_snapshot_
     node.store._kept = 5
     await node.feeder.restart(0)
     await saved(node, 30)
-    await node.feeder._do(Next.TRY, failing(20))
+    await node.feeder._do(NextStep.TRY, failing(20))
     assert (node.machine.position, node.told.said, node.waited) == (20, ["look again"], [])
-    await node.feeder._do(Next.TRY, failing(19))
+    await node.feeder._do(NextStep.TRY, failing(19))
     assert node.machine.position == 10
     assert list(node.machine._skips) == []
 
@@ -289,7 +289,7 @@ async def test_service_record_feeder_retries_a_failing_record_from_the_snapshot_
 async def test_service_record_feeder_with_on_error_stop_raises_with_the_skip_command(node: Any, timer: str, more: str) -> None:
     await node.feeder.restart(0)
     with pytest.raises(ServiceFailedError) as raised:
-        await node.feeder._do(Next.STOP, failing(7, timer))
+        await node.feeder._do(NextStep.STOP, failing(7, timer))
     assert str(raised.value) == (
         "it raised: the record at offset 7 can't be applied. To skip this record on all nodes: "
         f"liftpy service skip sum --stream in --partition 0 --offset 7{more}"

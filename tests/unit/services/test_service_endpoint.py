@@ -19,7 +19,7 @@ from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.decode_errors import REPLY, by_reason
 from liftpy.core.wire.envelope import MessageType
 from liftpy.core.wire.subjects import InboxRule, Subjects
-from sidecar.partition.services import PartitionServices, ServiceDesk
+from sidecar.partition.services import PartitionServices, ServiceHandler
 
 
 class World:
@@ -57,7 +57,7 @@ class World:
             report_ended=self.ended.append,
         )
         find = {("s", 0): self.services}
-        self.desk = ServiceDesk(bus, Subjects(), "n1", InboxRule(("_INBOX.",)), lambda *name: find.get(name), self.counters)
+        self.desk = ServiceHandler(bus, Subjects(), "n1", InboxRule(("_INBOX.",)), lambda *name: find.get(name), self.counters)
 
     def _send(self, subject: str, pieces: tuple[bytes, ...]) -> None:
         self.sent.append((subject, b"".join(pieces)))

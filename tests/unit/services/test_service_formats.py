@@ -10,7 +10,7 @@ import crc32c
 import pytest
 
 from liftpy.core.services.bad_records import Unit
-from liftpy.core.services.effects import Pending
+from liftpy.core.services.effects import PendingEffects
 from liftpy.core.services.outbox import Outbox, Output, extend_digest
 from liftpy.core.services.replies import Answer, AnswerTable, decode_answers
 from liftpy.core.services.rules import parameters_digest
@@ -126,7 +126,7 @@ def test_service_snapshot_answers_encode_to_the_recorded_bytes() -> None:
 
 
 def test_service_snapshot_effects_encode_to_the_recorded_bytes() -> None:
-    pending = Pending("u/0/s")
+    pending = PendingEffects("u/0/s")
     assert pending.encode() == b""
     pending.add("charge", b"10", None, is_offer=False, output_count=3)
     pending.add("é", b"x", b"k", is_offer=True, output_count=4)
@@ -136,16 +136,16 @@ def test_service_snapshot_effects_encode_to_the_recorded_bytes() -> None:
     assert pending.encode() == struct.pack("<Q", 3) + first + rest
     pending.end(0)
     assert pending.encode() == struct.pack("<Q", 3) + rest
-    again = Pending("u/0/s")
+    again = PendingEffects("u/0/s")
     again.load(pending.encode())
     assert list(again) == list(pending)
     assert (again.count, again._size_bytes, [effect.id for effect in again]) == (3, pending._size_bytes, ["u/0/s/1", "u/0/s/2"])
-    empty = Pending("u/0/s")
+    empty = PendingEffects("u/0/s")
     empty.load(b"")
     assert (empty.count, len(empty)) == (0, 0)
     for wrong in (pending.encode()[:-1], pending.encode() + b"x", struct.pack("<Q", 2) + rest, struct.pack("<Q", 0), b"\1"):
         with pytest.raises(CorruptionError):
-            Pending("u/0/s").load(wrong)
+            PendingEffects("u/0/s").load(wrong)
 
 
 def test_service_snapshot_active_version_encodes_to_the_recorded_bytes() -> None:

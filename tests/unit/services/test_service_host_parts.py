@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.services.bad_records import BadRecordError, Failing, Unit
+from liftpy.core.services.bad_records import BadRecordError, FailedUnit, Unit
 from liftpy.core.services.outbox import Route
 from liftpy.core.services.replies import Reply
 from liftpy.core.services.service import Service
@@ -312,7 +312,7 @@ async def test_service_host_skip_decision_contains_leader_epoch_and_record_offse
 
     monkeypatch.setattr(Part, "pass_over", pass_over, raising=False)
     bad = Record(4, 0, None, b"bad", (), "", None, 6)
-    what = Failing(BadRecordError(Unit(4, "t"), bad, "it raised"))
+    what = FailedUnit(BadRecordError(Unit(4, "t"), bad, "it raised"))
     with pytest.raises(UnavailableError):
         await server._decide(what)
     assert (server._client, "dead", 4.5) in [part.args for part in made.all("DecisionWriter")]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.services.effects import MAX_PENDING, MAX_PENDING_BYTES, Effect, Pending
+from liftpy.core.services.effects import MAX_PENDING, MAX_PENDING_BYTES, Effect, PendingEffects
 from liftpy.core.services.machine import LogTimers
 from liftpy.core.services.outbox import Output
-from liftpy.core.services.queries import QueryDesk
-from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyDesk, message_id_of
+from liftpy.core.services.queries import PendingQueries
+from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyBuffer, message_id_of
 from liftpy.core.services.service import Role
 from liftpy.core.services.snapshot import Snapshot
 from liftpy.core.wire.batch import Record
@@ -185,7 +185,7 @@ def test_service_callback_that_fails_discards_its_outputs_and_replies() -> None:
 # ---- what waits --------------------------------------------------------------------------------------------------------------
 def test_service_pending_effects_above_the_number_or_byte_limit_are_rejected() -> None:
     assert (MAX_PENDING, MAX_PENDING_BYTES) == (10_000, 8 * MIB)
-    pending = Pending("u/0/s")
+    pending = PendingEffects("u/0/s")
     assert pending.has_room(10_000, 8 * MIB)
     assert not pending.has_room(10_001, 0)
     assert not pending.has_room(1, 8 * MIB + 1)
@@ -225,12 +225,12 @@ def test_service_log_timers_moved_many_times_do_not_grow_the_heap() -> None:
 
 
 def test_service_pending_queries_have_default_limits_of_number_bytes_and_wait_time() -> None:
-    desk = QueryDesk()
+    desk = PendingQueries()
     assert (desk._max_queries, desk._max_bytes, desk._patience_s) == (1024, 8 * MIB, 2.0)
 
 
 def test_service_answer_table_and_pending_replies_have_default_limits() -> None:
-    table, desk = AnswerTable(), ReplyDesk()
+    table, desk = AnswerTable(), ReplyBuffer()
     assert (table._max_answers, table._max_bytes) == (10_000, 4 * MIB)
     assert (desk._max_replies, desk._max_bytes) == (4096, 8 * MIB)
     desk.add(Reply(0, "_INBOX.a", b"", at_ns=0, leader_epoch=1))
@@ -249,7 +249,7 @@ def test_service_answer_table_without_space_drops_the_oldest_answers_and_frees_t
     for name in "abcde":
         table.add(Answer(0, name, b"v"))
     assert [table.get(name) is not None for name in "abcde"] == [False, False, True, True, True]
-    desk = ReplyDesk(max_replies=10, max_bytes=3 * (64 + 9 + 1))
+    desk = ReplyBuffer(max_replies=10, max_bytes=3 * (64 + 9 + 1))
     for offset in range(5):
         desk.add(Reply(offset, "_INBOX.a1", b"v", leader_epoch=1))
     assert (len(desk), desk._kept_bytes) == (3, 3 * 74)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.services.queries import ERROR_HEADER, POSITION_HEADER, Query, QueryDesk, QueryFailedError, position_in
+from liftpy.core.services.queries import ERROR_HEADER, POSITION_HEADER, PendingQueries, Query, QueryFailedError, position_in
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import NotFoundError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
@@ -29,7 +29,7 @@ def query(body: bytes = b"q", position: int | None = None, at_s: float = 0.0) ->
 
 # ---- the desk --------------------------------------------------------------------------------------------------------
 def test_service_pending_query_waits_for_the_high_watermark_at_its_arrival() -> None:
-    desk, early, late = QueryDesk(), query(), query()
+    desk, early, late = PendingQueries(), query(), query()
     assert desk.take(early)
     asked = desk.without_position()
     assert desk.take(late), "it came after the question had left"
@@ -42,7 +42,7 @@ def test_service_pending_query_waits_for_the_high_watermark_at_its_arrival() -> 
 
 
 def test_service_pending_query_with_a_position_needs_no_leader() -> None:
-    desk, one = QueryDesk(), query(position=3)
+    desk, one = PendingQueries(), query(position=3)
     assert desk.take(one)
     assert desk.without_position() == []
     assert desk.ready(2) == []
@@ -51,7 +51,7 @@ def test_service_pending_query_with_a_position_needs_no_leader() -> None:
 
 
 def test_service_pending_queries_are_limited_in_number_bytes_and_wait_time() -> None:
-    desk = QueryDesk(max_queries=2, max_bytes=10, patience_s=2.0)
+    desk = PendingQueries(max_queries=2, max_bytes=10, patience_s=2.0)
     first, second = query(b"12345", at_s=1.0), query(b"12345", at_s=1.5)
     assert desk.take(first)
     assert desk.take(second)
@@ -270,7 +270,7 @@ async def test_service_query_server_with_an_answer_above_the_message_size_sends_
 async def test_service_query_server_of_a_lagging_service_unsubscribes_until_the_service_catches_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("liftpy.service.query_server.QueryDesk", partial(QueryDesk, patience_s=0.05))
+    monkeypatch.setattr("liftpy.service.query_server.QueryDesk", partial(PendingQueries, patience_s=0.05))
     bus, machine, behind = Bus(), machine_of(Sum()), [False]
     task = await served(bus, machine, lambda: not behind[0])
     behind[0] = True

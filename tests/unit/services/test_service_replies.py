@@ -20,7 +20,7 @@ from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish.message_decoder import MessageDecoder
 from liftpy.core.services.bad_records import SkipDecision, Unit
-from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyDesk, decode_answers, message_id_of
+from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyBuffer, decode_answers, message_id_of
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule
@@ -55,14 +55,14 @@ def record(offset: int, value: bytes = b"1", *, to: str | None = "_INBOX.a.1", n
     return Record(offset, at_ns, None, value, headers, "in", to, 1)
 
 
-def machine_of(desk: ReplyDesk, snapshot: Any = None) -> ServiceMachine:
+def machine_of(desk: ReplyBuffer, snapshot: Any = None) -> ServiceMachine:
     made = ServiceMachine(Adder(), Identity("adder", "in", "u", 0), snapshot_interval_records=1000, outbox=Outbox("u/0"))
     made.replies = desk
     made.start(snapshot)
     return made
 
 
-def all_of(desk: ReplyDesk, emitted_end: int | None = None) -> list[tuple[int, str | None, bytes, str]]:
+def all_of(desk: ReplyBuffer, emitted_end: int | None = None) -> list[tuple[int, str | None, bytes, str]]:
     found = []
     while (reply := desk.next(emitted_end)) is not None:
         desk.record_sent(reply)
@@ -72,7 +72,7 @@ def all_of(desk: ReplyDesk, emitted_end: int | None = None) -> list[tuple[int, s
 
 # ---- what a service replies ------------------------------------------------------------------------------------------------
 def test_service_reply_is_sent_after_the_outputs_of_its_record_are_written() -> None:
-    desk = ReplyDesk()
+    desk = ReplyBuffer()
     machine_of(desk).apply([record(0), record(1), record(2, to=None)])
     assert all_of(desk, 0) == []
     assert all_of(desk, 1) == [(0, "_INBOX.a.1", b"1", "")]
@@ -80,7 +80,7 @@ def test_service_reply_is_sent_after_the_outputs_of_its_record_are_written() -> 
 
 
 def test_service_command_repeated_with_its_message_id_is_applied_once() -> None:
-    desk = ReplyDesk()
+    desk = ReplyBuffer()
     machine = machine_of(desk)
     machine.apply([record(0, b"5", name="c1"), record(1, b"7", name="c2"), record(2, b"5", name="c1", to="_INBOX.b.9")])
     assert [answer[1:] for answer in all_of(desk)] == [
@@ -95,11 +95,11 @@ def test_service_command_repeated_with_its_message_id_is_applied_once() -> None:
 
 
 def test_service_snapshot_contains_answers_only_for_records_with_message_ids() -> None:
-    machine = machine_of(ReplyDesk())
+    machine = machine_of(ReplyBuffer())
     machine.apply([record(0), record(1)])
     assert machine.snapshot().sections == (), "no message ids: nothing is kept"
     machine.apply([record(2, name="c1")])
-    desk = ReplyDesk()
+    desk = ReplyBuffer()
     again = machine_of(desk, machine.snapshot())
     again.apply([record(3, name="c1")])
     assert again.snapshot().state == b"3"
@@ -107,7 +107,7 @@ def test_service_snapshot_contains_answers_only_for_records_with_message_ids() -
 
 
 def test_service_command_that_is_skipped_gets_an_error_reply() -> None:
-    desk = ReplyDesk()
+    desk = ReplyBuffer()
     machine = machine_of(desk)
     machine.skip(Unit(1))
     decision = Record(2, 0, None, b"", SkipDecision("adder", Unit(1)).headers(), "in", "_INBOX.x.1", 1)
@@ -178,7 +178,7 @@ def reply(offset: int, size: int = 1, at_ns: int = 0) -> Reply:
 
 
 def test_service_pending_replies_above_the_limits_drop_the_oldest_reply() -> None:
-    desk = ReplyDesk(max_replies=3, max_bytes=1000)
+    desk = ReplyBuffer(max_replies=3, max_bytes=1000)
     for offset in range(5):
         desk.add(reply(offset))
     assert [offset for offset, *_ in all_of(desk)] == [2, 3, 4]
@@ -193,7 +193,7 @@ def test_service_pending_replies_above_the_limits_drop_the_oldest_reply() -> Non
 
 
 def test_service_pending_replies_after_a_restart_do_not_contain_sent_replies() -> None:
-    desk = ReplyDesk()
+    desk = ReplyBuffer()
     desk.add(reply(0))
     desk.add(reply(1))
     first = desk.next(None)
@@ -258,7 +258,7 @@ async def until(condition: Any) -> None:
 
 
 async def test_service_reply_sender_sends_only_as_leader_and_waits_for_the_connection() -> None:
-    bus, desk, leads, emitted = Bus(), ReplyDesk(), [False], [1]
+    bus, desk, leads, emitted = Bus(), ReplyBuffer(), [False], [1]
     settings = ServiceSettings("adder", "in", "n1", Path("unused"))
     replier = Replier(bus, settings, desk, lambda: leads[0], lambda: emitted[0])  # type: ignore[arg-type]
     task = asyncio.create_task(replier.run())

@@ -14,7 +14,7 @@ import pytest
 from liftpy.core.services.effects import Effect
 from liftpy.core.services.outbox import EXPECTED_HEADER, MAX_OUTPUT_BYTES
 from liftpy.core.services.queries import POSITION_HEADER, Query
-from liftpy.core.services.replies import Reply, ReplyDesk
+from liftpy.core.services.replies import Reply, ReplyBuffer
 from liftpy.core.services.service import Service
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
@@ -443,13 +443,13 @@ async def test_service_query_server_without_a_leader_rejects_only_queries_that_w
 
 
 # ---- replies ---------------------------------------------------------------------------------------------------------------
-def replier(bus: Answers, desk: ReplyDesk) -> Any:
+def replier(bus: Answers, desk: ReplyBuffer) -> Any:
     return Replier(bus, ServiceSettings("shop", "orders", "n1", Path("x")), desk, lambda: True, lambda: None)  # type: ignore[arg-type]
 
 
 async def test_service_reply_sender_retries_only_replies_that_were_not_sent(caplog: pytest.LogCaptureFixture) -> None:
     bus = Answers()
-    made = replier(bus, ReplyDesk())
+    made = replier(bus, ReplyBuffer())
     await made._send(Reply(5, "_INBOX.a", b"v", error="E"))
     headers = {"Lift-Service": "shop", "Lift-Offset": "5", "Lift-Node": "n1", "Lift-Error": "E"}
     assert bus.said == [("_INBOX.a", b"v", headers)]
@@ -470,7 +470,7 @@ async def test_service_reply_sender_retries_only_replies_that_were_not_sent(capl
 
 
 async def test_service_reply_sender_yields_between_replies_and_retries_a_failed_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    bus, desk, waits = Answers(), ReplyDesk(), []
+    bus, desk, waits = Answers(), ReplyBuffer(), []
     for offset in range(300):
         desk.add(Reply(offset, "_INBOX.a", b"", leader_epoch=1))
     made = replier(bus, desk)
@@ -497,7 +497,7 @@ async def test_service_reply_sender_sends_a_new_reply_without_waiting_for_the_ne
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("liftpy.service.reply_sender._IDLE_LOOK_S", 3600.0)
-    bus, desk = Answers(), ReplyDesk()
+    bus, desk = Answers(), ReplyBuffer()
     running = asyncio.create_task(replier(bus, desk).run())
     for offset in range(3):
         await asyncio.sleep(0)

@@ -18,7 +18,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata import control
-from sidecar.metadata.control import ControlDesk
+from sidecar.metadata.control import ControlHandler
 
 
 class Message:
@@ -42,7 +42,7 @@ class Controller:
         self.listening: dict[str, Any] = {}
         self.max_payload = 1 << 20
         self.response = pb.ControlResponse(index=7)
-        self.desk = ControlDesk(
+        self.desk = ControlHandler(
             self,  # type: ignore[arg-type]
             Subjects("space", ("_INBOX.", "acme.box.")),
             lambda reply: reply.startswith(b"_INBOX."),
@@ -374,7 +374,7 @@ async def test_control_endpoint_during_a_flood_drops_client_requests_undecoded_a
 
     for subject in ("space.info", "space.control.admin"):
         controller.desk.counters.clear()
-        controller.desk.limits.allowance = admission.Allowance(400, 50)
+        controller.desk.limits.allowance = admission.RequestRateLimit(400, 50)
         assert await answered(80, Message(asked, "_INBOX.x", subject)) == 50
         assert controller.desk.counters[admission.FLOODED] == 30
         controller.desk.counters.clear()
@@ -481,7 +481,7 @@ async def test_control_endpoint_request_that_waits_too_long_for_admission_gets_u
 
 
 async def test_control_endpoint_requests_of_unknown_nodes_share_one_rate_limit(controller: Controller) -> None:
-    controller.desk.limits.allowance = admission.Allowance(0.0, 3)
+    controller.desk.limits.allowance = admission.RequestRateLimit(0.0, 3)
     for number in range(5):
         beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="ghost", incarnation=number))
         await controller.receive(Message(frames.seal(beat), "space.inbox.ghost.1", "space.control.node.ghost"))

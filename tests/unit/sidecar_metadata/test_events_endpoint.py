@@ -10,7 +10,7 @@ from typing import Any
 from liftpy.core.metadata.controller.cluster_events import ClusterEvent
 from liftpy.core.wire.decode_errors import REPLY
 from liftpy.core.wire.subjects import Subjects
-from sidecar.metadata.cluster_events import BEYOND, MOST_ANSWERED, MOST_AT_ONCE, EventsDesk
+from sidecar.metadata.cluster_events import BEYOND, MOST_ANSWERED, MOST_AT_ONCE, EventsHandler
 
 
 class Bus:
@@ -20,7 +20,7 @@ class Bus:
         self.listening: dict[str, Any] = {}
         self.leads = True
         outgoing = SimpleNamespace(put=lambda subject, payload: self.sent.append((subject, json.loads(payload))))
-        self.desk = EventsDesk(
+        self.desk = EventsHandler(
             "n1",
             self,
             Subjects("ns"),

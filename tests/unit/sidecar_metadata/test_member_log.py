@@ -12,7 +12,7 @@ from liftpy.core.metadata.controller_list import ControllerList, list_to_pb
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError
-from sidecar.metadata.member_log import MemberFolder, MemberLog
+from sidecar.metadata.member_log import MemberDirectory, MemberLog
 from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import Node, check_library
 from tests.born import born_fsm, registration
@@ -23,7 +23,7 @@ class Opened:
         check_library()
         self.folder = folder
         self.feed = FeedProducer()
-        self.log = MemberLog(MemberFolder("a", ("a", "b", "c"), folder), born_fsm(), self.feed, lambda *_: None)
+        self.log = MemberLog(MemberDirectory("a", ("a", "b", "c"), folder), born_fsm(), self.feed, lambda *_: None)
 
     def apply(self, index: int) -> bytes:
         register = registration(nodeId=f"d{index}")

@@ -27,8 +27,8 @@ from sidecar.metadata import member as orders_module
 from sidecar.metadata import membership as membership_module
 from sidecar.metadata.control import Forwarder
 from sidecar.metadata.feed import FeedPublisher, FeedSubscriber
-from sidecar.metadata.group_role import GroupLink
-from sidecar.metadata.member import Orders
+from sidecar.metadata.group_role import MetadataConnection
+from sidecar.metadata.member import ControllerActions
 from sidecar.metadata.membership import Membership
 from sidecar.runtime.settings import NodeSettings
 from tests.unit.metadata.cluster_driver import Driver
@@ -452,10 +452,10 @@ class Member:
         self.told.append(("looked for", node_id, absent))
 
 
-def some_orders(member: Any, propose: Any, *, stopped: bool = False) -> Orders:
+def some_orders(member: Any, propose: Any, *, stopped: bool = False) -> ControllerActions:
     log: Any = SimpleNamespace(image=ClusterImage(), probation=SimpleNamespace(over=False))
     driver: Any = SimpleNamespace(stopped=stopped, propose=propose)
-    return Orders(Bus(), Subjects("ns"), member, log, driver, None, None)  # type: ignore[arg-type]
+    return ControllerActions(Bus(), Subjects("ns"), member, log, driver, None, None)  # type: ignore[arg-type]
 
 
 async def test_metadata_proposal_executor_unanswered_proposal_has_an_unknown_outcome() -> None:
@@ -535,10 +535,10 @@ async def test_request_forwarder_finished_request_leaves_no_task(way: str) -> No
 
 
 # ---- the link to the group ---------------------------------------------------------------------------------------------
-def a_link(tmp_path: Path, **settings: Any) -> GroupLink:
+def a_link(tmp_path: Path, **settings: Any) -> MetadataConnection:
     given: dict[str, Any] = {"controllers": ("n1",)} | settings
     folder: Any = SimpleNamespace(raft=tmp_path / "raft")
-    return GroupLink(NodeSettings("n1", tmp_path, **given), folder, Subjects("ns"), None, Counter())  # type: ignore[arg-type]
+    return MetadataConnection(NodeSettings("n1", tmp_path, **given), folder, Subjects("ns"), None, Counter())  # type: ignore[arg-type]
 
 
 async def test_metadata_group_link_reports_nats_connection_changes_to_the_group(tmp_path: Path) -> None:

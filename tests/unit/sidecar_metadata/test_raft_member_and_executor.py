@@ -16,8 +16,8 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.controller.quorum_member import CatchUp, EntryOutcome, ProbeNode, ProposedEntry, PublishEntry
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
-from sidecar.metadata.member import Orders, RaftMember
-from sidecar.metadata.member_log import MemberFolder
+from sidecar.metadata.member import ControllerActions, RaftMember
+from sidecar.metadata.member_log import MemberDirectory
 from sidecar.quorum.library import FAIL_REASON
 
 OK = pb.ControlResponse.OK
@@ -81,7 +81,7 @@ class Shell:
         log: Any = SimpleNamespace(probation=SimpleNamespace(over=True), image=None)
         feed: Any = SimpleNamespace(put=self.fed.append)
         connection: Any = SimpleNamespace(is_connected=True)
-        self.orders = Orders(connection, Subjects("space"), self.rules, log, self.driver, feed, self._catch_up)
+        self.orders = ControllerActions(connection, Subjects("space"), self.rules, log, self.driver, feed, self._catch_up)
 
     async def _catch_up(self) -> None:
         self.caught_up += 1
@@ -148,7 +148,7 @@ class Made:
 
     def __init__(self, folder: Path) -> None:
         self.connection: Any = SimpleNamespace(is_connected=True, max_payload=4096)
-        opened = MemberFolder("a", ("a", "b", "c"), folder)
+        opened = MemberDirectory("a", ("a", "b", "c"), folder)
         self.fatal: list[Exception] = []
         self.member = RaftMember(
             opened, self.connection, Subjects("space"), ReplicationConfig(), self.fatal.append, lambda _: True

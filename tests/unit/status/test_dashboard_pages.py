@@ -24,8 +24,8 @@ from liftpy.core.observe.timeline import MARKS, MOST_MARKS, fits, marks, marks_o
 from liftpy.errors import UnavailableError
 from sidecar.status import cluster_poller, pages
 from sidecar.status import http as serving
-from sidecar.status.cluster_poller import FORGOTTEN_S, Viewing
-from sidecar.status.http import Live, Serving, http
+from sidecar.status.cluster_poller import FORGOTTEN_S, ClusterPoller
+from sidecar.status.http import EventStreamResponse, HttpServer, http
 from sidecar.status.pages import NODE_COLUMNS, Site, as_html, names, runbook, static
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -151,9 +151,9 @@ class Clock:
         self.wall_s += seconds
 
 
-def a_site(cluster: Cluster, clock: Clock | None = None) -> tuple[Site, Viewing]:
+def a_site(cluster: Cluster, clock: Clock | None = None) -> tuple[Site, ClusterPoller]:
     clock = clock or Clock()
-    made = Viewing("ns", cluster, None, lambda: clock.now_s, lambda: clock.wall_s)
+    made = ClusterPoller("ns", cluster, None, lambda: clock.now_s, lambda: clock.wall_s)
     return Site(made), made
 
 
@@ -468,7 +468,7 @@ async def test_dashboard_shows_the_history_of_a_node_killed_before_the_first_vie
     for second in range(began, int(WALL_S) - 20):
         for history in cluster.histories.values():
             history.put(second, [5.0] * len(NAMES))
-    made = cluster_poller.Viewing(
+    made = cluster_poller.ClusterPoller(
         "liftpy", cluster, own=("n1", cluster.histories["n1"]), now=lambda: clock.now_s, wall=lambda: clock.wall_s
     )
     await made.take_histories()
@@ -494,7 +494,7 @@ async def test_dashboard_of_a_later_node_shows_the_stored_history_of_a_killed_no
     cluster.silent.add("n3")
     cluster.states["n3"] = "fenced"
     own = ("n1", cluster.histories["n1"])
-    made = cluster_poller.Viewing("liftpy", cluster, own=own, now=lambda: clock.now_s, wall=lambda: clock.wall_s)
+    made = cluster_poller.ClusterPoller("liftpy", cluster, own=own, now=lambda: clock.now_s, wall=lambda: clock.wall_s)
     await made.fresh()
     assert list(made.history(1, "n3").columns[0]) == [5.0] * 40
     cluster.asked.clear()
@@ -511,7 +511,7 @@ async def test_dashboard_live_updates_send_one_object_per_poll_and_count_viewers
     assert found is not None
     assert not isinstance(found, bytes)
     live = await found
-    assert isinstance(live, Live)
+    assert isinstance(live, EventStreamResponse)
     first = json.loads(await anext(live.events))
     assert {"seq", "cluster", "page", "tail", "timeline"} <= set(first)
     assert made.viewers == 1
@@ -529,7 +529,7 @@ async def test_dashboard_live_updates_are_cached_for_one_poll() -> None:
         assert found is not None
         assert not isinstance(found, bytes)
         live = await found
-        assert isinstance(live, Live)
+        assert isinstance(live, EventStreamResponse)
         await anext(live.events)
         await live.events.aclose()
         made.seq += 1
@@ -552,7 +552,7 @@ async def test_dashboard_live_updates_of_the_same_page_share_one_object(monkeypa
         assert found is not None
         assert not isinstance(found, bytes)
         live = await found
-        assert isinstance(live, Live)
+        assert isinstance(live, EventStreamResponse)
         lives.append(live)
     firsts = [json.loads(await anext(live.events)) for live in lives]
     assert count == 4, "whoever comes begins the asking"
@@ -602,10 +602,10 @@ async def test_dashboard_number_of_live_connections_is_bounded(monkeypatch: pyte
         finally:
             ended.append(1)
 
-    async def live() -> Live:
-        return Live(forever())
+    async def live() -> EventStreamResponse:
+        return EventStreamResponse(forever())
 
-    made = Serving(lambda request: live())
+    made = HttpServer(lambda request: live())
     port = await made.open("127.0.0.1", 0)
     visitors = []
     for number in range(3):

@@ -9,7 +9,7 @@ from typing import Any
 
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.runtime.settings import NodeSettings
-from sidecar.status.status_api import StatusDesk
+from sidecar.status.status_api import StatusHandler
 from tests.unit.status.test_status_endpoint import Bus
 
 READ = {"stream": "orders", "partition": 2, "sender": "alice", "query": 'key="k7" limit=20'}
@@ -19,7 +19,7 @@ class Desk:
     """A node that answers over NATS."""
 
     def __init__(self, data: Path) -> None:
-        self.bus, self.desk = Bus(), StatusDesk(NodeSettings("n1", data))
+        self.bus, self.desk = Bus(), StatusHandler(NodeSettings("n1", data))
         self.desk.listen(self.bus, Subjects("ns"), (InboxRule(("_INBOX.",)),))  # type: ignore[arg-type]
 
     async def ask(self, subject: str, question: dict[str, Any]) -> dict[str, Any]:

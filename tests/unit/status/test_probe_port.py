@@ -13,7 +13,7 @@ from liftpy.errors import ConfigError
 from sidecar.dev.nats_server import free_ports
 from sidecar.runtime.settings import NodeSettings
 from sidecar.status import http as module
-from sidecar.status.status_api import StatusDesk
+from sidecar.status.status_api import StatusHandler
 
 
 class Healthy:
@@ -28,15 +28,15 @@ class Healthy:
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[StatusDesk]:
-    made = StatusDesk(NodeSettings("n1", tmp_path, probe_listen=f"127.0.0.1:{free_ports(1)[0]}"))
+async def desk(tmp_path: Path) -> AsyncIterator[StatusHandler]:
+    made = StatusHandler(NodeSettings("n1", tmp_path, probe_listen=f"127.0.0.1:{free_ports(1)[0]}"))
     made.health = Healthy()  # type: ignore[assignment]
     await made.open_page()
     yield made
     await made.close()
 
 
-async def answer(desk: StatusDesk, request: bytes) -> bytes:
+async def answer(desk: StatusHandler, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", int(desk._settings.probe_listen.rpartition(":")[2]))
     writer.write(request)
     try:
@@ -47,12 +47,12 @@ async def answer(desk: StatusDesk, request: bytes) -> bytes:
         writer.close()
 
 
-async def status(desk: StatusDesk, path: str, method: str = "GET") -> int:
+async def status(desk: StatusHandler, path: str, method: str = "GET") -> int:
     said = await answer(desk, f"{method} {path} HTTP/1.1\r\nHost: 10.0.0.7:8224\r\n\r\n".encode())
     return int(said.split()[1])
 
 
-async def test_health_port_serves_only_health_and_metrics(desk: StatusDesk) -> None:
+async def test_health_port_serves_only_health_and_metrics(desk: StatusHandler) -> None:
     assert not desk.url, "the page has no port"
     assert [await status(desk, path) for path in ("/livez", "/readyz", "/readyz?synced", "/metrics")] == [200, 503, 503, 503]
     for path in ("/", "/status", "/metrics/partitions?stream=s", "/api/cluster.json", "/static/page.js", "/livez/"):
@@ -63,7 +63,7 @@ async def test_health_port_serves_only_health_and_metrics(desk: StatusDesk) -> N
 
 
 async def test_health_port_closes_silent_connections_and_bounds_their_number(
-    desk: StatusDesk, monkeypatch: pytest.MonkeyPatch
+    desk: StatusHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_CONNECTIONS", 0)
     assert await answer(desk, b"GET /livez HTTP/1.1\r\n\r\n") == b""
@@ -74,7 +74,7 @@ async def test_health_port_closes_silent_connections_and_bounds_their_number(
     assert await status(desk, "/livez") == 200, "and goes on"
 
 
-async def test_health_port_with_40_silent_connections_answers_a_request(desk: StatusDesk) -> None:
+async def test_health_port_with_40_silent_connections_answers_a_request(desk: StatusHandler) -> None:
     port = int(desk._settings.probe_listen.rpartition(":")[2])
     silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
     try:
@@ -86,7 +86,7 @@ async def test_health_port_with_40_silent_connections_answers_a_request(desk: St
             writer.close()
 
 
-async def test_health_port_answers_500_when_a_request_raises(desk: StatusDesk) -> None:
+async def test_health_port_answers_500_when_a_request_raises(desk: StatusHandler) -> None:
     desk.health = None
     desk.reporter = object()  # type: ignore[assignment]  # of which no metrics can be made
     assert await status(desk, "/metrics") == 500
@@ -94,7 +94,7 @@ async def test_health_port_answers_500_when_a_request_raises(desk: StatusDesk) -
     assert await status(desk, "/livez") == 200
 
 
-async def test_health_port_that_is_in_use_raises_config_error(desk: StatusDesk, tmp_path: Path) -> None:
-    second = StatusDesk(NodeSettings("n2", tmp_path, probe_listen=desk._settings.probe_listen))
+async def test_health_port_that_is_in_use_raises_config_error(desk: StatusHandler, tmp_path: Path) -> None:
+    second = StatusHandler(NodeSettings("n2", tmp_path, probe_listen=desk._settings.probe_listen))
     with pytest.raises(ConfigError, match=r"Cannot listen on probe_listen 127\.0\.0\.1:\d+: .*in use"):
         await second.open_page()

@@ -11,7 +11,7 @@ import pytest
 from liftpy.core.observe.node_summary import ASKED, LATENCY_S, glance_of
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.runtime.settings import NodeSettings
-from sidecar.status.status_api import FRESH_S, MOST_WAITING, GlanceDesk, StatusDesk, glance_at
+from sidecar.status.status_api import FRESH_S, MOST_WAITING, StatusHandler, SummaryHandler, glance_at
 from tests.unit.status.test_metrics import a_reporter, a_worker, gathered, shown
 from tests.unit.status.test_status_endpoint import Bus
 
@@ -66,7 +66,7 @@ async def test_status_summary_is_computed_once_for_all_requests_within_the_inter
         now[0] += 0.1  # it took that long
         return b"%d" % len(begun)
 
-    desk = GlanceDesk(gather, lambda: now[0])
+    desk = SummaryHandler(gather, lambda: now[0])
     for _ in range(MOST_WAITING + 5):
         desk.ask(heard.append)
     await asyncio.sleep(0)
@@ -89,7 +89,7 @@ async def test_status_summary_is_computed_once_for_all_requests_within_the_inter
 
 
 async def test_status_subject_answers_a_summary_request_over_nats(tmp_path: Path) -> None:
-    bus, desk = Bus(), StatusDesk(NodeSettings("n1", tmp_path))
+    bus, desk = Bus(), StatusHandler(NodeSettings("n1", tmp_path))
     desk.listen(bus, Subjects("ns"), (InboxRule(("_INBOX.",)),))  # type: ignore[arg-type]
     ask = bus.listening["ns.status.n1"]
     ask(b"ns.status.n1", b"_INBOX.a", ASKED, b"")

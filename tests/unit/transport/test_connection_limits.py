@@ -12,7 +12,7 @@ from liftpy.errors import NotAllowedError
 from sidecar.transport import connection as module
 from sidecar.transport import dropped_publishes
 from sidecar.transport.connection import BusConnection
-from sidecar.transport.credentials import _MAX_SAID, RightsWatch
+from sidecar.transport.credentials import _MAX_SAID, PermissionWatch
 from sidecar.transport.dropped_publishes import Drops
 
 
@@ -100,7 +100,7 @@ async def test_connection_has_room_only_if_a_message_of_max_payload_fits_into_it
 # ---- rights ----------------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def watch() -> Any:
-    made: Any = RightsWatch("ns", lambda error: made.ended.append(error), Counter())
+    made: Any = PermissionWatch("ns", lambda error: made.ended.append(error), Counter())
     made.ended = []
     return made
 

@@ -9,10 +9,10 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.inflight_limits import NodeInflight
 from sidecar.transport import ingest_connection as module
 from sidecar.transport.connection import BusConnection
-from sidecar.transport.ingest_connection import ConnectionStats, Inflow
+from sidecar.transport.ingest_connection import ConnectionStats, IngestConnection
 from tests.unit.transport.ingest_connection_bench import BUFFER_BYTES, KIB, MS, Bench, Thread
 from tests.unit.transport.test_ingest_connection_overload import message
 
@@ -189,11 +189,11 @@ async def test_ingest_connection_loss_is_processed_after_the_bytes_buffered_befo
     bus._append(b"MSG ev 1 5\r\nha")
     bus._ps.reset()
     assert (thread.did, bus._thread) == (["stop"], None)
-    assert did == [("Gate",), ("Overflow",), ("Cuts", "s1", 7)]
+    assert did == [("Gate",), ("LoadShedding",), ("DisconnectLoss", "s1", 7)]
     assert (bus._parser.lost, bus._arrived.is_set()) == (1, True)
     bus._append(message(b"new"))
     await bus._take_some()
-    assert did[3:] == [("Cuts", 3)], "all that it had brought was looked at"
+    assert did[3:] == [("DisconnectLoss", 3)], "all that it had brought was looked at"
     assert (bus._parser.lost, bench.got, bus.waiting_bytes) == (0, [b"new"], 0)
 
 
@@ -402,14 +402,14 @@ async def test_ingest_connection_close_ends_its_socket_thread(monkeypatch: pytes
         closed.append(given)
 
     monkeypatch.setattr(BusConnection, "_close", close)
-    bus: Any = Inflow(NodeIntake(), BUFFER_BYTES)
+    bus: Any = IngestConnection(NodeInflight(), BUFFER_BYTES)
     thread = bus._thread = Thread()
     task = bus._pump_task
     await asyncio.sleep(0)
-    await bus._close(Inflow.CLOSED, False)
-    assert (thread.did, bus._thread, task.done(), closed) == (["stop"], None, False, [(Inflow.CLOSED, False)])
+    await bus._close(IngestConnection.CLOSED, False)
+    assert (thread.did, bus._thread, task.done(), closed) == (["stop"], None, False, [(IngestConnection.CLOSED, False)])
     await bus.stop()
-    assert (task.cancelled(), closed[1:]) == (True, [(Inflow.CLOSED, True)])
+    assert (task.cancelled(), closed[1:]) == (True, [(IngestConnection.CLOSED, True)])
 
 
 async def test_ingest_connection_constructor_passes_its_arguments_to_its_parser_and_statistics(
@@ -422,13 +422,13 @@ async def test_ingest_connection_constructor_passes_its_arguments_to_its_parser_
         spawned.append(endless)
 
     monkeypatch.setattr(module, "spawn", spawn)
-    node, asks = NodeIntake(), SimpleNamespace(inbox="box", listen=lambda *_: None)
-    bus: Any = Inflow(node, BUFFER_BYTES, 777, asks)  # type: ignore[arg-type]
+    node, asks = NodeInflight(), SimpleNamespace(inbox="box", listen=lambda *_: None)
+    bus: Any = IngestConnection(node, BUFFER_BYTES, 777, asks)  # type: ignore[arg-type]
     assert (bus._backlog._bus, bus.cuts._backlog, bus.cuts._overflow) == (asks, bus._backlog, bus.overflow)
     assert (bus.name, bus._send_buffer_bytes, bus._gate._node) == ("ingest", 777, node)
     assert (bus._parser._connection, bus._parser._sinks, bus._parser.errors) == (bus, bus._sinks, bus.errors)
     assert spawned == [True], "its end is an error"
-    alone: Any = Inflow(node, BUFFER_BYTES)
+    alone: Any = IngestConnection(node, BUFFER_BYTES)
     assert (alone._backlog, alone.cuts._backlog) == (None, None)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sidecar.transport import ingest_connection as module
-from sidecar.transport.ingest_connection import Inflow
+from sidecar.transport.ingest_connection import IngestConnection
 from tests.unit.transport.ingest_connection_bench import MS, Bench, Thread
 
 
@@ -53,7 +53,7 @@ async def test_ingest_connection_is_read_by_the_event_loop_if_a_thread_cannot_re
     elif why == "task":
         bus._receiver.is_idle = False
     elif why in ("reconnecting", "closed"):
-        bench.monkeypatch.setattr(Inflow, f"is_{why}", True)
+        bench.monkeypatch.setattr(IngestConnection, f"is_{why}", True)
     elif why == "closing":
         transport.closing = True
     else:

@@ -11,12 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import AckPolicy
-from liftpy.core.publish.memory_budget import LEAST_WAIT_MS, LONGEST_WAIT_MS, HeldByNode, MemoryBudget, PartitionRoom
+from liftpy.core.publish.memory_budget import (
+    LEAST_WAIT_MS,
+    LONGEST_WAIT_MS,
+    MemoryBudget,
+    NodePublishMemory,
+    PartitionMemoryBudget,
+)
 from liftpy.core.publish.ports import is_refused_unread
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.envelope import MAGIC, Ordinary
+from liftpy.core.wire.envelope import MAGIC, FastEnvelope
 from sidecar.transport.ingest_connection import _PIECE_BYTES as PIECE_BYTES
-from sidecar.transport.parser import InflowParser
+from sidecar.transport.parser import IngestParser
 from tests.long import examples
 from tests.unit.publish.batches import Bench, published
 from tests.unit.publish.test_quota_of_publishers import enveloped
@@ -60,7 +66,7 @@ class OverloadedParser(ParserBench):
     """Subscriptions 1 and 3 refuse; 2 does not."""
 
     def __init__(self) -> None:
-        super().__init__(InflowParser)
+        super().__init__(IngestParser)
         self.refused: list[tuple[int, list[bytes]]] = []
         self.doors = {sid: SwitchableRefuser(self.refused, sid) for sid in (1, 3)}
         for sid, door in self.doors.items():
@@ -233,7 +239,7 @@ async def test_ingest_connection_rejects_publishes_while_its_unread_bytes_are_to
     await bus._take_some()
     assert (room.is_late, bus._parser.pauses, len(pieces)) == (False, False, 3)
     room.limit_bytes = 100
-    room.look(HeldByNode(unread=100))
+    room.look(NodePublishMemory(unread=100))
     bus._append(bytes(10))
     await bus._take_some()
     assert bus._parser.pauses, "without room, too"
@@ -277,7 +283,7 @@ class OverloadedIngest(Bench):
     def __init__(self, own_bytes: int = 1 << 20) -> None:
         super().__init__()
         self.node = MemoryBudget(100)
-        self.may(room=PartitionRoom(self.node, own_bytes, lambda: 0))
+        self.may(room=PartitionMemoryBudget(self.node, own_bytes, lambda: 0))
 
     def may(self, **changed: Any) -> None:
         self.ingest._may = self.ingest._overload._may = self.ingest._may._replace(**changed)
@@ -288,7 +294,7 @@ def _is_late(bench: OverloadedIngest) -> None:
 
 
 def _has_no_room(bench: OverloadedIngest) -> None:
-    bench.node.look(HeldByNode(uncommitted=100))
+    bench.node.look(NodePublishMemory(uncommitted=100))
 
 
 def _many_wait(bench: OverloadedIngest) -> None:
@@ -339,7 +345,7 @@ def test_overload_rejects_publishes_for_late_acks_even_without_memory_pressure()
     bench = OverloadedIngest()
     door = bench.ingest._overload
     bench.node = MemoryBudget(100, late_s=1.0)
-    bench.may(room=PartitionRoom(bench.node, 1 << 20, lambda: 0))
+    bench.may(room=PartitionMemoryBudget(bench.node, 1 << 20, lambda: 0))
     seen = []
     for step in range(100):
         at_ms = 7000 + 50 * step
@@ -359,7 +365,7 @@ def test_overload_rejection_for_slow_commits_counts_as_memory_pressure() -> None
     """Publishes are rejected when they are read, so the age of unread bytes shows no overload."""
     bench = OverloadedIngest()
     bench.node = MemoryBudget(100, late_s=1.0)
-    bench.may(room=PartitionRoom(bench.node, 1 << 20, lambda: 0))
+    bench.may(room=PartitionMemoryBudget(bench.node, 1 << 20, lambda: 0))
     _waits_for_its_commit(bench)
     assert bench.ingest._overload.refuses()
     bench.node.update_wait(0, 0, 7502 * MS)
@@ -494,7 +500,7 @@ def test_overload_rejects_each_envelope_with_a_negative_ack_envelope() -> None:
     read: list[int] = []
     reading = bench.ingest.reader.read
     bench.ingest.reader.read = lambda messages, now: (read.append(len(messages)), reading(messages, now))[1]  # type: ignore[method-assign, func-returns-value]
-    form = Ordinary("s", 1, "u1", AckPolicy.ALL)
+    form = FastEnvelope("s", 1, "u1", AckPolicy.ALL)
     bench.arrive(
         (b"_INBOX.1", form.envelope(b"1", b""), b""),
         (b"_INBOX.2", form.envelope(b"2", b"m2"), b""),

@@ -15,7 +15,7 @@ from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication.effects import SendFetch
 from liftpy.core.replication.follower import FetchAssembly
 from liftpy.core.wire.batch import MAX_BATCH_BYTES, build_batch, parse_batch, parse_header
-from liftpy.core.wire.chunking import NOTHING, PIECE_BYTES, Assembly, Held, Piece, room_bytes
+from liftpy.core.wire.chunking import NOTHING, PIECE_BYTES, Assembly, PartialBatch, Piece, room_bytes
 from liftpy.errors import CorruptionError, ProtocolError
 from tests.long import examples
 
@@ -51,9 +51,9 @@ def test_batch_assembly_drops_fragments_of_another_batch_until_a_first_fragment(
     assembly = Assembly()
     assembly.take(mine[0])
     assert assembly.take(other[1]) is None
-    assert assembly.held == Held(100, mine[0].crc)
+    assert assembly.held == PartialBatch(100, mine[0].crc)
     assembly.take(other[0])
-    assert assembly.held == Held(100, other[0].crc)
+    assert assembly.held == PartialBatch(100, other[0].crc)
     assert assembly.take(mine[1]) is None
 
 
@@ -94,14 +94,14 @@ def test_fragment_read_restarts_at_position_zero_if_the_received_fragments_are_o
     log = log_of(b"a" * 500, b"b" * 500)
     first = read_portion(log, 1, 100, 100)
     assert first.piece is not None
-    held = Held(100, first.piece.crc)
+    held = PartialBatch(100, first.piece.crc)
     second = read_portion(log, 1, 100, 100, held=held)
     assert second.piece is not None
     assert (second.piece.position, second.next_offset) == (100, 1)
     other = read_portion(log, 0, 100, 100, held=held)
     assert other.piece is not None
     assert other.piece.position == 0
-    beyond = read_portion(log, 1, 100, 100, held=Held(10_000, first.piece.crc))
+    beyond = read_portion(log, 1, 100, 100, held=PartialBatch(10_000, first.piece.crc))
     assert beyond.piece is not None
     assert beyond.piece.position == 0
     assert read_portion(log, 1, 100, 1000, held=NOTHING).piece is None
@@ -111,7 +111,7 @@ def test_fragment_read_returns_no_batch_beyond_the_readable_end() -> None:
     log = log_of(b"a" * 500)
     log.append(build_batch([b"b" * 500], base_offset=1, leader_epoch=1))
     crc = parse_header(log.read(1, 1, end_offset=2).chunks[0]).crc
-    portion = read_portion(log, 1, 100, 100, end_offset=1, held=Held(64, crc))
+    portion = read_portion(log, 1, 100, 100, end_offset=1, held=PartialBatch(64, crc))
     assert portion.chunks == ()
 
 

@@ -30,7 +30,7 @@ from liftpy.core.wire.batch import (
 from liftpy.core.wire.chunking import Assembly, Piece
 from liftpy.core.wire.envelope import ChecksumError, EnvelopeError, MessageType
 from liftpy.core.wire.headers import is_reserved, is_status, may_be_enveloped, pairs_of, parse_headers
-from liftpy.core.wire.permissions import AccessRole, Rights, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
+from liftpy.core.wire.permissions import AccessRole, Permissions, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
 from liftpy.core.wire.subjects import MAX_REPLY_BYTES, InboxRule, Subjects, data_subject, is_protocol_shaped
 from liftpy.errors import ConfigError, CorruptionError, InvalidNameError, ProtocolError
 
@@ -411,7 +411,7 @@ def test_role_permissions_equal_the_subjects_of_its_table_rows() -> None:
         for role in set(AccessRole) - {AccessRole.NODE, AccessRole.SERVICE, AccessRole.OPERATOR}
     )
     assert rights_of(AccessRole.OPERATOR, scope).subscribe == ("ns.events.*", "_INBOX_me.>")
-    given = Rights(("a",), ("b",), (5, 30))
+    given = Permissions(("a",), ("b",), (5, 30))
     assert 'expires: "30s"' in as_nats_conf(given)
     assert "max: 5" in as_nats_conf(given)
     assert "--allow-pub-response=5 --response-ttl 30s" in as_nsc(given, "u")

@@ -22,10 +22,10 @@ from liftpy.core.metadata.controller.feature_negotiation import ReportedLevels
 from liftpy.core.metadata.controller.preflight import answer_without_log
 from liftpy.core.metadata.controller.reassignment_planner import ReassignmentPlanner
 from liftpy.core.metadata.controller.request_batcher import answer_of, batch_of
-from liftpy.core.metadata.controller.streams import WaitingStreams
+from liftpy.core.metadata.controller.streams import UnplacedStreams
 from liftpy.core.metadata.describe import describe, describe_stream
 from liftpy.core.metadata.election import ElectionTimers, PreferredLeaders
-from liftpy.core.metadata.failure_reports import FailureReports, LeaderQuestion, ProbeResult
+from liftpy.core.metadata.failure_reports import FailureReports, LeaderCheck, ProbeResult
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Rules
 from liftpy.core.metadata.request_limits import MAX_REQUESTS, SENT_TOGETHER
@@ -100,7 +100,7 @@ class ActiveController:
         self._timers = ElectionTimers(config)
         self._failure_reports = FailureReports()
         self._preferred = PreferredLeaders(config.preferred_leader_interval_s)
-        self._waiting = WaitingStreams()
+        self._waiting = UnplacedStreams()
         self._moving = ReassignmentPlanner(config)
         self.levels = ReportedLevels()
         """Feature levels that the nodes support."""
@@ -277,14 +277,14 @@ class ActiveController:
         """Record that NATS reported no responders for this node, so that its session ends soon."""
         self._sessions.record_no_responders(node_id)
 
-    def take_questions(self) -> list[LeaderQuestion]:
+    def take_questions(self) -> list[LeaderCheck]:
         """Return the questions to send now, which ask nodes about a leader that was reported as silent.
 
         Each question is returned once.
         """
         return self._failure_reports.take_questions()
 
-    def record_testimony(self, question: LeaderQuestion, testimony: ProbeResult) -> None:
+    def record_testimony(self, question: LeaderCheck, testimony: ProbeResult) -> None:
         """Record the answer of a node to a question about a reported leader. The caller does not report a missing answer."""
         self._failure_reports.record_testimony(question, testimony)
 

@@ -30,16 +30,16 @@ from liftpy.core.metadata.controller.requests import changes_nothing
 from liftpy.core.metadata.controller.state_machine import repeated_answer
 from liftpy.core.metadata.controller_list import (
     ControllerList,
+    ControllerRejection,
     GroupView,
     NoChange,
-    Refused,
     leader_must_transfer,
     list_to_pb,
     next_step,
     plan_change,
 )
 from liftpy.core.metadata.describe import describer
-from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
+from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.forwarding import error_response
 from liftpy.core.metadata.image import ClusterImage
@@ -187,7 +187,7 @@ class TransferMetadataLeadership:
     """Instruction to the shell: transfer the metadata leadership to another voter, because this member leaves the group."""
 
 
-Decision = ProposedEntry | CatchUp | ProbeNode | LeaderQuestion | PublishEntry | TransferMetadataLeadership
+Decision = ProposedEntry | CatchUp | ProbeNode | LeaderCheck | PublishEntry | TransferMetadataLeadership
 """Instructions to the shell. After a LeaderQuestion, the shell calls ``question_answered``."""
 
 
@@ -222,7 +222,7 @@ class QuorumMember:
         self._probe_at_ns = 0
         self._deadline_ns: int | None = None
         """Monotonic time of the next duty, as of the last tick. None: no duty has a time."""
-        self._asking: set[LeaderQuestion] = set()
+        self._asking: set[LeaderCheck] = set()
         self._head_at_ns = 0
         self._step_is_proposed = False
         """True if a step of a controller change is proposed and not finished."""
@@ -367,7 +367,7 @@ class QuorumMember:
         if absent:
             self._duties.record_no_responders(node_id)
 
-    def question_answered(self, question: LeaderQuestion, said: ProbeResult | None) -> None:
+    def question_answered(self, question: LeaderCheck, said: ProbeResult | None) -> None:
         """Record a node's answer to a question about a reported leader. ``said`` None: the answer is missing or invalid."""
         self._asking.discard(question)
         if said is not None:
@@ -420,10 +420,10 @@ class QuorumMember:
         plan = self._plan(request.changeControllers)
         if isinstance(plan, ControllerList):
             return None
-        error = plan.error if isinstance(plan, Refused) else pb.ControlResponse.OK
+        error = plan.error if isinstance(plan, ControllerRejection) else pb.ControlResponse.OK
         return error_response(request, error, plan.detail)
 
-    def _plan(self, asked: pb.ChangeControllers) -> ControllerList | NoChange | Refused:
+    def _plan(self, asked: pb.ChangeControllers) -> ControllerList | NoChange | ControllerRejection:
         nodes = self._log.image.nodes
         fenced = frozenset(node_id for node_id, node in nodes.items() if node.fenced)
         return plan_change(asked, self._log.view(), frozenset(nodes), fenced)
@@ -454,7 +454,7 @@ class QuorumMember:
             plan = self._plan(request.changeControllers)
             if not isinstance(plan, ControllerList):
                 self._is_over(order)
-                error = plan.error if isinstance(plan, Refused) else pb.ControlResponse.OK
+                error = plan.error if isinstance(plan, ControllerRejection) else pb.ControlResponse.OK
                 return error_response(request, error, plan.detail)
             request.changeControllers.list.CopyFrom(list_to_pb(replace(plan, index=0)))
             request.changeControllers.after = self._log.view().now.index
