@@ -4,8 +4,9 @@ Spark's workers are synchronous and run one task after the other. So the loop ru
 tasks. This module caches the connections, and no pickled reader contains one. The NATS servers notice a killed worker
 by its closed sockets.
 
-The blocking connection (``ProcessConnection.line``) carries the answers with records. The shared connection (``ProcessConnection.transport``)
-carries everything else. It also serves reads that the blocking connection does not support, for example with TLS.
+The blocking connection (``ProcessConnection.line``) carries the answers with records. The shared
+connection (``ProcessConnection.transport``) carries everything else. It also serves reads that
+the blocking connection does not support, for example with TLS.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ from sidecar.partition.figures import NodeCounts, StreamLabels
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
-from sidecar.partition.quiescence import CombinedFetchTransport, FetchSender
+from sidecar.partition.quiescence import FetchCombiner, FetchSender
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.replica_manager import Partitions
@@ -160,7 +160,7 @@ class Node:
         self._promises: Promises | None = None
         self._proposals: Proposals | None = None
         self._probes: Probes | None = None
-        self._quiet: CombinedFetchTransport | None = None
+        self._quiet: FetchCombiner | None = None
         self._housekeeping: Housekeeping | None = None
         self._scrub: Scrub | None = None
         self._timers = Timers()
@@ -469,15 +469,9 @@ class Node:
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
         self._probes, router = Probes(bus, self.subjects), AnswerRouter(bus)
         quiet = self._quiet = self._make_quiet(router)
+        requests = Requests(self._step_aside, self._testify, self._quiet_questions(quiet), self._service_reported)
         notifications = Notifications(
-            bus,
-            self.subjects,
-            settings.node_id,
-            self._node_inboxes,
-            self._deliver,
-            Requests(self._step_aside, self._testify, self._quiet_questions(quiet), self._service_reported),
-            self.counters,
-            share=self.share,
+            bus, self.subjects, settings.node_id, self._node_inboxes, self._deliver, requests, self.counters, share=self.share
         )
         tools = NodeTools(
             settings=settings,
@@ -520,9 +514,8 @@ class Node:
         links.watch(self.partitions.data_path_changed)
         links.watch_publishes(self.partitions.publishes_lost)
         partitions, find = self.partitions, self.partitions.services_of
-        self._services = ServiceHandler(
-            bus, self.subjects, settings.node_id, self._inboxes, find, self.counters, share=self.share
-        )
+        handler = ServiceHandler(bus, self.subjects, settings.node_id, self._inboxes, find, self.counters, share=self.share)
+        self._services = handler
         own = folder.own_folder(self.share.number) if self.share.number else folder.path
         self._scrub = Scrub(lambda: list(partitions), own, settings.scrub_bytes_per_s, self.counters)
         self.status.reporter = reporter = self._make_reporter(links, group, partitions)
@@ -556,8 +549,8 @@ class Node:
             clocks=partitions.clocks,
         )
 
-    def _make_quiet(self, router: AnswerRouter) -> CombinedFetchTransport:
-        return CombinedFetchTransport(
+    def _make_quiet(self, router: AnswerRouter) -> FetchCombiner:
+        return FetchCombiner(
             router,
             self.subjects,
             FetchSender(self.settings.node_id, self.incarnation),
@@ -568,7 +561,7 @@ class Node:
             self.counters,
         )
 
-    def _quiet_questions(self, quiet: CombinedFetchTransport) -> Callable[[bytes, memoryview], None]:
+    def _quiet_questions(self, quiet: FetchCombiner) -> Callable[[bytes, memoryview], None]:
         """Return the function that answers combined fetches (one request of a follower node about many idle partitions).
 
         In a node with workers, the first process answers for all processes. The function of a worker does nothing.

@@ -32,7 +32,7 @@ from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.flushing import Flusher
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
-from sidecar.partition.quiescence import CombinedFetchTransport
+from sidecar.partition.quiescence import FetchCombiner
 from sidecar.partition.reads import ReadSubjects
 from sidecar.partition.recovery import LogReplay
 from sidecar.partition.replication import FetchClient, ReplicationHandler
@@ -67,7 +67,7 @@ class Tools:
     replication: ReplicationHandler
     fetches: FetchClient
     notifications: Notifications
-    quiet: CombinedFetchTransport
+    quiet: FetchCombiner
     probes: Probes
     reads: ReadSubjects
     proposals: Proposals

@@ -49,7 +49,7 @@ class FetchSender:
     incarnation: int
 
 
-class CombinedFetchTransport:
+class FetchCombiner:
     """Sends the combined fetches of a node's idle followers to other nodes, and answers those of other nodes.
 
     Its memory is limited by the number of partitions.

@@ -49,7 +49,7 @@ from sidecar.partition.executor import Executor, Tools, trace
 from sidecar.partition.flushing import Flusher, StateCheckpoints, StateFileMatch, found_state, read_state_file
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
-from sidecar.partition.quiescence import CombinedFetchTransport
+from sidecar.partition.quiescence import FetchCombiner
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.recovery import LogReplay, RecoveredLogs
 from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationHandler
@@ -87,7 +87,7 @@ class NodeTools:
     node_inboxes: InboxRule
     router: AnswerRouter
     notifications: Notifications
-    quiet: CombinedFetchTransport
+    quiet: FetchCombiner
     probes: Probes
     proposals: Proposals
     timers: Timers

@@ -16,7 +16,7 @@ from liftpy.core.base.worker_assignment import share_of
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.worker_frames import FrameKind
 from liftpy.nats.request_guard import RequestGuard
-from sidecar.partition.quiescence import CombinedFetchTransport
+from sidecar.partition.quiescence import FetchCombiner
 from sidecar.runtime.tasks import spawn
 from sidecar.workers.worker_process import WorkerHandle
 
@@ -31,9 +31,7 @@ class WorkerCombinedFetches:
     ``talk``: answers the part that concerns the first process. ``handles``: the workers.
     """
 
-    def __init__(
-        self, talk: CombinedFetchTransport, handles: Sequence[WorkerHandle], counters: Counter[str] | None = None
-    ) -> None:
+    def __init__(self, talk: FetchCombiner, handles: Sequence[WorkerHandle], counters: Counter[str] | None = None) -> None:
         self._talk = talk
         self._guard = RequestGuard("quiet fetches", Counter() if counters is None else counters)
         self._handles = handles

@@ -36,7 +36,7 @@ from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes
 from sidecar.partition.figures import NodeCounts
 from sidecar.partition.promises import Promises
-from sidecar.partition.quiescence import CombinedFetchTransport, FetchSender
+from sidecar.partition.quiescence import FetchCombiner, FetchSender
 from sidecar.partition.reads import ReadTools
 from sidecar.partition.replication import AnswerRouter
 from sidecar.partition.worker import PartitionWorker
@@ -178,7 +178,7 @@ class WorkerNode:
         counters: Counter[str] = Counter()
         inboxes = InboxRule((subjects.inboxes(),))
         router = AnswerRouter(bus)
-        quiet = CombinedFetchTransport(
+        quiet = FetchCombiner(
             router, subjects, FetchSender(node_id, incarnation), inboxes, CONFIG, self.timers, self._noticed, counters
         )
         notifications = Notifications(

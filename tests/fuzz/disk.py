@@ -217,7 +217,7 @@ def decoders() -> list[Decoder]:
             s,
             mend=_mend_line,
             make=lambda rng, d: _mend_line(b"\n" + damaged_json(rng, d.partition(b"\n")[2])),
-            covers=("sidecar.quorum.probation:FolderLineage._load",),
+            covers=("sidecar.quorum.probation:DirectoryLineage._load",),
         ),
         Decoder(
             "raft snapshot file",
@@ -288,7 +288,7 @@ def decoders() -> list[Decoder]:
             _loaded,
             s,
             lambda f: f.encode(),
-            covers=("liftpy.core.services.effects:Pending.load",),
+            covers=("liftpy.core.services.effects:PendingEffects.load",),
         ),
         Decoder(
             "service answers",

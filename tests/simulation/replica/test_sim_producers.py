@@ -87,7 +87,7 @@ def what_is_cut_is_known_on() -> Patches:
 
 
 def a_follower_takes_no_producers() -> Patches:
-    return [patch("liftpy.core.publish.log_state.Numbering", lambda *given: None)]
+    return [patch("liftpy.core.publish.log_state.ProducerSequences", lambda *given: None)]
 
 
 def said_before_the_commit() -> Patches:

@@ -23,8 +23,8 @@ def test_data_directory_opened_by_a_second_process_raises(tmp_path: Path) -> Non
     folder = DataDirectory(tmp_path / "data")
     code = f"""
 from pathlib import Path
-from sidecar.disk.data_folder import DataFolder
-DataFolder(Path({str(tmp_path / "data")!r}))
+from sidecar.disk.data_folder import DataDirectory
+DataDirectory(Path({str(tmp_path / "data")!r}))
 """
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "DataDirectoryLockedError" in other.stderr

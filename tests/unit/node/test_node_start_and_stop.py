@@ -363,7 +363,7 @@ async def test_node_start_passes_the_settings_to_its_components(
     monkeypatch.setattr(module, "wait_for_predecessor", nobody_before)
     for name in ("open_links", "Membership", "GroupThread", "Promises"):
         record(name, getattr(module, name))
-    monkeypatch.setattr(module, "GroupLink", lambda *given: given)
+    monkeypatch.setattr(module, "MetadataConnection", lambda *given: given)
     monkeypatch.setattr(Members, "live", lambda self, timeout_s: world.part("members").live(made.setdefault("live", timeout_s)))
     for name in ("orders-U1/0", "gone-U2/1"):
         (world.folder / "streams" / name).mkdir(parents=True)

@@ -32,7 +32,7 @@ from sidecar.partition.deletions import Deletions
 from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.executor import Executor, Tools
 from sidecar.partition.promises import Promises
-from sidecar.partition.quiescence import CombinedFetchTransport, FetchSender
+from sidecar.partition.quiescence import FetchCombiner, FetchSender
 from sidecar.partition.replication import AnswerRouter, FetchClient
 from sidecar.runtime.timers import Timer, Timers
 from tests.unit.partition.shell_parts import PARTS
@@ -540,9 +540,7 @@ async def test_combined_fetches_without_responders_end_and_count_no_rejection() 
     bus, fed, counters = Bus(), [], Counter[str]()
     router, timers = AnswerRouter(bus), Timers()  # type: ignore[arg-type]
     asker = FetchSender("n1", 7)
-    talk = CombinedFetchTransport(
-        router, Subjects(), asker, InboxRule(("_INBOX.",)), ReplicationConfig(), timers, pytest.fail, counters
-    )
+    talk = FetchCombiner(router, Subjects(), asker, InboxRule(("_INBOX.",)), ReplicationConfig(), timers, pytest.fail, counters)
     talk.wait(KEY, do.WaitQuietly(leader="n2", leader_epoch=2, request_id=1), fed.append)
     talk._turn()
     ((subject, frame, reply),) = bus.sent

@@ -29,7 +29,7 @@ SUBJECT = "shop.orders"
 OWN_SUBJECT = worker_module.data_subject(SUBJECT, KEY.partition)
 MADE = (
     "derived_state", "Executor", "FetchClient", "Flusher", "Ingest", "LogReplay", "PartitionServices", "PendingAcks", "ReadSubjects",
-    "Replica", "ReplicaDriver", "ReplicaSource", "ReplicationDesk", "Standby", "Tools",
+    "Replica", "ReplicaDriver", "ReplicaSource", "ReplicationHandler", "Standby", "Tools",
 )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ class Wired:
                 part.hand_over = lambda *told: self.fed.append(told)
             elif name == "Ingest":
                 part.heard, part.reader = "heard", SimpleNamespace()
-            elif name == "ReplicationDesk":
+            elif name == "ReplicationHandler":
                 part.step_over = "lets go"
             elif name == "ReadSubjects":
                 part.give_states = lambda giver: None

@@ -14,7 +14,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.batch import build_batch
 from liftpy.core.wire.subjects import InboxRule, Subjects
-from sidecar.partition.quiescence import CombinedFetchTransport, FetchSender
+from sidecar.partition.quiescence import FetchCombiner, FetchSender
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.replication import _MAX_TOKENS, AnswerRouter, FetchClient
 from tests.scripts.desk import Desk
@@ -125,7 +125,7 @@ async def test_combined_fetch_confirmation_of_an_earlier_request_is_ignored() ->
         if partition in confirm:
             talk.confirm(do.ConfirmQuiet(token=event.token))
 
-    talk = CombinedFetchTransport(
+    talk = FetchCombiner(
         AnswerRouter(bus),
         Subjects(),
         FetchSender("n1", 4),

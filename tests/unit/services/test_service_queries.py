@@ -270,7 +270,7 @@ async def test_service_query_server_with_an_answer_above_the_message_size_sends_
 async def test_service_query_server_of_a_lagging_service_unsubscribes_until_the_service_catches_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("liftpy.service.query_server.QueryDesk", partial(PendingQueries, patience_s=0.05))
+    monkeypatch.setattr("liftpy.service.query_server.PendingQueries", partial(PendingQueries, patience_s=0.05))
     bus, machine, behind = Bus(), machine_of(Sum()), [False]
     task = await served(bus, machine, lambda: not behind[0])
     behind[0] = True

@@ -499,6 +499,6 @@ async def test_service_snapshot_fetch_from_a_too_slow_node_continues_with_anothe
         return answer
 
     bus.spoil = late
-    offer = snapshots.Offer("n2", 30, digest, old.store._path(30).stat().st_size, 0)
+    offer = snapshots.SnapshotOffer("n2", 30, digest, old.store._path(30).stat().st_size, 0)
     assert await new.fetcher._take(offer) is taken
     assert new.store.positions() == ([30] if taken else [])
