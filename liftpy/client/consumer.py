@@ -112,7 +112,7 @@ class ReadEventEmitter:
         self._say_at = 0.0
         self._node = ""
 
-    def tell(
+    def emit(
         self, kind: EventKind, node: str = "", *, records: int = 0, size_bytes: int = 0, took_s: float = 0.0, detail: str = ""
     ) -> None:
         """Pass a ReadEvent with these values to ``on_event``. An exception of ``on_event`` is only logged."""
@@ -136,9 +136,9 @@ class ReadEventEmitter:
             return
         before, self._node = self._node, node
         if before and before != node:
-            self.tell(EventKind.MOVED, node, detail=before)
+            self.emit(EventKind.MOVED, node, detail=before)
         if records:
-            self.tell(EventKind.ANSWERED, node, records=records, size_bytes=size_bytes, took_s=took_s)
+            self.emit(EventKind.ANSWERED, node, records=records, size_bytes=size_bytes, took_s=took_s)
 
 
 logger = logging.getLogger("liftpy.client")
@@ -306,7 +306,7 @@ class PartitionReader:
                 try:
                     return await self._fetch_from(asked, progress, opinion, min(max_bytes or self._max_bytes, self._max_bytes))
                 except LiftError as error:
-                    self._teller.tell(EventKind.FAILED, asked, detail=f"{error.code}: {error}")
+                    self._teller.emit(EventKind.FAILED, asked, detail=f"{error.code}: {error}")
                     if self._nearest is not None:
                         self._nearest.note_failure(asked)
                     raise
@@ -493,7 +493,7 @@ class PartitionReader:
                 return
             self._ask_at = now + _EXISTS_S
             self._existing = asyncio.create_task(self._exists(), name=f"does {self.stream} exist")
-            self._existing.add_done_callback(_looked_at)
+            self._existing.add_done_callback(_retrieve_error)
         asking = self._existing
         await asyncio.wait([asking], timeout=_HEDGE_S)
         if asking.done():
@@ -527,21 +527,21 @@ class PartitionReader:
                 done.discard(again)
                 if done:
                     break
-                self._teller.tell(EventKind.RECONNECTED if renewed else EventKind.SILENT, node)
+                self._teller.emit(EventKind.RECONNECTED if renewed else EventKind.SILENT, node)
                 patience_s = _HEDGE_S
             answer: bytes = (done or await _first(asked)).pop().result()
             return answer
         finally:
             for task in asked:
                 task.cancel()  # its answer is not needed any more
-                task.add_done_callback(_looked_at)
+                task.add_done_callback(_retrieve_error)
 
 
 async def _first(asked: set[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
     return (await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED))[0]
 
 
-def _looked_at(task: asyncio.Future[Any]) -> None:
+def _retrieve_error(task: asyncio.Future[Any]) -> None:
     """Read the error of a task whose result is not needed, so that asyncio does not log the error."""
     if not task.cancelled():
         task.exception()

@@ -186,7 +186,7 @@ class Addressing:
         self._ask_at = 0.0
         self._wait_s = _FIRST_WAIT_S
         self.unknown = False
-        """True if the metadata group answered that the stream or partition does not exist. Call ``look`` before the next
+        """True if the metadata group answered that the stream or partition does not exist. Call ``refresh`` before the next
         send.
         """
 
@@ -207,13 +207,13 @@ class Addressing:
 
     async def _forget_address(self) -> None:
         try:
-            await self.look()
+            await self.refresh()
         except (NotFoundError, ConfigError) as error:
             self._lost(error)
         except LiftError:
             pass  # no answer, or no permission to ask: the address stays
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Request the address now and store it. Raises NotFoundError, ConfigError and the errors of requests."""
         assert self._find is not None
         try:

@@ -221,7 +221,7 @@ class Group:
                 await self._commit(machine, self._done, _ANSWER_S)
             goodbye = None if self._instance else machine.leave()
             if goodbye is not None:
-                await self._say(goodbye, _ANSWER_S)
+                await self._send_command(goodbye, _ANSWER_S)
         except LiftError as error:  # the session ends by itself, and what was not committed comes again
             self.counters["unsaid"] += 1
             logger.warning("group %s: not left in order: %s", self.name, error)
@@ -481,14 +481,14 @@ class Group:
             commit_at_s = time.monotonic() + every_s
             while True:
                 self._wake.clear()
-                await self._give_up(machine)
+                await self._release_partitions(machine)
                 if time.monotonic() >= commit_at_s:
                     commit_at_s = time.monotonic() + every_s
                     self._pass_over()
                     self._note_finished(self._past)
                     await self._try_commit(machine, self._done)
                 if time.monotonic() - self._looked_s >= _STREAMS_S:
-                    await self._look_at_streams(machine)
+                    await self._refresh_streams(machine)
                 longest_s = _AGAIN_S if self._leaving and not self._in_hand else 1.0
                 await _wait(self._wake, max(0.0, min(longest_s, commit_at_s - time.monotonic())))
         except Exception as error:  # an error of a callback, or a bug: the iteration raises it
@@ -496,7 +496,7 @@ class Group:
 
     async def _beat(self, machine: MemberMachine, command: pb.GroupCommand) -> None:
         try:
-            answer = await self._say(command, _ANSWER_S)
+            answer = await self._send_command(command, _ANSWER_S)
         except LiftError as error:
             self.counters["unanswered"] += 1
             logger.debug("group %s: %s", self.name, error)
@@ -541,7 +541,7 @@ class Group:
         if hook is not None and keys:
             hook(keys)
 
-    async def _give_up(self, machine: MemberMachine) -> None:
+    async def _release_partitions(self, machine: MemberMachine) -> None:
         """Release the partitions that the member must give up, if the application has finished their batches.
 
         The positions are committed first. ``machine``: state of the membership.
@@ -583,7 +583,7 @@ class Group:
                 if command is None:
                     refused += some
                     continue
-                answer = await self._say(command, timeout_s)
+                answer = await self._send_command(command, timeout_s)
                 if answer.code not in (pb.GROUP_OK, pb.GROUP_STALE):
                     raise GroupRejectedError(
                         f"Group {self.name}: the coordinator rejected the request: {name_of(answer.code)} {answer.detail}. "
@@ -595,7 +595,7 @@ class Group:
                 self._committed.update({key: at for key, at in some.items() if key in owned - bad and key in self._done})
         return refused
 
-    async def _say(self, command: pb.GroupCommand, timeout_s: float) -> pb.GroupAnswer:
+    async def _send_command(self, command: pb.GroupCommand, timeout_s: float) -> pb.GroupAnswer:
         return await ask_coordinator(self._client.services, self._partition, command, timeout_s)
 
     def _fail(self, error: Exception) -> None:
@@ -616,7 +616,7 @@ class Group:
             if stream.partitions
         ]
 
-    async def _look_at_streams(self, machine: MemberMachine) -> None:
+    async def _refresh_streams(self, machine: MemberMachine) -> None:
         try:
             machine.reads(await self._known_streams())
         except LiftError as error:

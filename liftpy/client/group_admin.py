@@ -226,13 +226,13 @@ class GroupCoordinator:
             pb.GroupPosition(stream=key.stream, uid=key.uid, partition=key.partition, position=position)
             for key, position in sorted(positions.items())
         ]
-        await self.tell(pb.GroupCommand(group=check_name(name, "group"), reset=pb.ResetPositions(positions=at)))
+        await self.send_command(pb.GroupCommand(group=check_name(name, "group"), reset=pb.ResetPositions(positions=at)))
 
     async def delete(self, name: str) -> None:
         """Delete a group without members, or a cursor."""
-        await self.tell(pb.GroupCommand(group=check_name(name, "group"), delete=pb.DeleteGroup()))
+        await self.send_command(pb.GroupCommand(group=check_name(name, "group"), delete=pb.DeleteGroup()))
 
-    async def tell(self, command: pb.GroupCommand) -> None:
+    async def send_command(self, command: pb.GroupCommand) -> None:
         """Send a command to the coordinator of its group or cursor.
 
         Raise NotFoundError or GroupRejectedError if the coordinator rejects it.
@@ -476,7 +476,7 @@ class Cursors:
             stream = await client.stream("orders")
             await client.cursors.set("nightly", {stream.key(0): 100})
         """
-        await self._coordinator.tell(pb.GroupCommand(group=check_name(name, "cursor"), open=pb.OpenCursor()))
+        await self._coordinator.send_command(pb.GroupCommand(group=check_name(name, "cursor"), open=pb.OpenCursor()))
         await self._coordinator.reset(name, positions)
 
     async def delete(self, name: str) -> None:

@@ -30,7 +30,7 @@ class ReadConnection(Protocol):
     def must_be_usable(self) -> None:
         """Raise ClientClosedError if the client is closed, or ConfigError in another event loop than the client's."""
 
-    def tell_of_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call ``callback`` when the client closes. Return a function that removes the callback."""
 
 
@@ -144,7 +144,7 @@ class ReadAhead:
                 ready.get_nowait()
             ready.put_nowait(ClientClosedError(f"The client was closed while {name} was read. Open a new client to continue."))
 
-        self._forget = self._home.tell_of_close(closed)
+        self._forget = self._home.on_close(closed)
 
     async def close(self) -> None:
         """Stop fetching, and wait until the background tasks have ended."""
@@ -297,12 +297,12 @@ class Iteration(Generic[Item]):
             self.interrupted = False
             if piece is None:
                 raise StopAsyncIteration
-            self._take_up(piece)
+            self._begin_slice(piece)
             for item in self._items:
                 self._handed_on.last = item
                 return item
 
-    def _take_up(self, piece: BatchSlice) -> None:
+    def _begin_slice(self, piece: BatchSlice) -> None:
         """Begin to return the items of ``piece``.
 
         If its records cannot be decoded, the slice goes back into the queue, so that no record is skipped.
@@ -322,7 +322,7 @@ class Iteration(Generic[Item]):
             if piece is None:
                 break
             try:
-                self._take_up(piece)
+                self._begin_slice(piece)
             except LiftError:
                 break  # for the next call
         if found:

@@ -63,7 +63,7 @@ class Settlements(Generic[J]):
         self._told: deque[_SettlementBatch[J]] = deque()
         self._telling: asyncio.Task[None] | None = None
 
-    def tell(self, jobs: Sequence[J], asked: list[pb.Settlement]) -> asyncio.Future[list[J]]:
+    def settle(self, jobs: Sequence[J], asked: list[pb.Settlement]) -> asyncio.Future[list[J]]:
         """Queue the settlements ``asked`` of ``jobs`` to be sent.
 
         Returns:
@@ -76,20 +76,20 @@ class Settlements(Generic[J]):
             return told.done
         self._told.append(told)
         if self._telling is None or self._telling.done():
-            self._telling = asyncio.get_running_loop().create_task(self._tell_all(), name=f"settlements of {self._name}")
+            self._telling = asyncio.get_running_loop().create_task(self._send_all(), name=f"settlements of {self._name}")
         return told.done
 
-    async def all_told(self) -> None:
+    async def wait_until_sent(self) -> None:
         """Wait until all settlements are sent."""
         if self._telling is not None:
             await self._telling
 
-    async def _tell_all(self) -> None:
+    async def _send_all(self) -> None:
         """Send all pending settlements, one command after the other."""
         while self._told:
             some = self._next()
             try:
-                lost = await self._tell_some([one for told in some for one in told.settlements])
+                lost = await self._send_some([one for told in some for one in told.settlements])
             except BaseException as error:
                 if not isinstance(error, LiftError):  # the task ends, so the other settlements fail, too
                     some += self._told
@@ -115,7 +115,7 @@ class Settlements(Generic[J]):
             some.append(self._told.popleft())
         return some
 
-    async def _tell_some(self, settlements: list[pb.Settlement]) -> list[pb.LostRange]:
+    async def _send_some(self, settlements: list[pb.Settlement]) -> list[pb.LostRange]:
         lost: list[pb.LostRange] = []
         alike = combine_settlements(settlements)
         for at in range(0, len(alike), commands.MAX_SETTLEMENTS):

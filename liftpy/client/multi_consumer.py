@@ -149,7 +149,7 @@ class ManyConsumer:
         """Slice whose records cannot be decoded. It is returned again, so that no later record is delivered before it."""
 
     async def __aenter__(self) -> ManyConsumer:
-        await self._look()
+        await self._refresh_partitions()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -185,7 +185,7 @@ class ManyConsumer:
         """
         self._paused.difference_update(places)
 
-    async def _look(self) -> None:
+    async def _refresh_partitions(self) -> None:
         """List the partitions and start to read the new ones. Do nothing if the last call was less than ``LOOK_EVERY_S`` ago."""
         now = asyncio.get_running_loop().time()
         if now < self._look_at:
@@ -240,7 +240,7 @@ class ManyConsumer:
         self._waiting, closes = True, self._closes
         try:
             while True:
-                await self._look()
+                await self._refresh_partitions()
                 if self._closes != closes:
                     return None
                 self._arm()
@@ -305,7 +305,7 @@ class ManyConsumer:
         Returns:
             The positions by (stream, partition), for ``client.consume_many(positions=...)``.
         """
-        await self._look()
+        await self._refresh_partitions()
         waiting = {place: task for task, place in self._coming.items()}
         found = {}
         for place, reader in self._readers.items():
@@ -331,7 +331,7 @@ class ManyConsumer:
 
     async def lag(self) -> dict[Place, int]:
         """Return the number of committed offsets after the position, for each (stream, partition)."""
-        await self._look()
+        await self._refresh_partitions()
         behind = await asyncio.gather(*(reader.lag() for reader in self._readers.values()))
         return dict(zip(self._readers, behind, strict=True))
 

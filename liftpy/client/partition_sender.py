@@ -402,7 +402,7 @@ class PartitionSender:
                 head = self._head()
                 head.askedProducer, head.producerSequence = self.lane.producer_id, self.lane.unanswered[0]
                 head.producerName = self._errand.name
-                self._say_position(head, 0 if self._errand.round is None else self._errand.round.position.offset)
+                self._add_position(head, 0 if self._errand.round is None else self._errand.round.position.offset)
                 if self._acked is not None:
                     head.producerAckedOffset, head.producerAckedEpoch = self._acked
                 message = await self._transport.exchange(
@@ -428,7 +428,7 @@ class PartitionSender:
                 raise rejection
         raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
-    def _say_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
+    def _add_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
         source = self._errand.source
         if source is not None:
             head.producerPosition.CopyFrom(source._replace(offset=offset).message())
@@ -460,7 +460,7 @@ class PartitionSender:
                     transport.check_server()
                 self._check_patience(loop.time())
                 while (parcel := self.lane.next_to_send(loop.time())) is not None:
-                    await self._put_on_the_wire(parcel)
+                    await self._send_to_nats(parcel)
             except LiftError as error:
                 self._failed(error)
                 return
@@ -488,14 +488,14 @@ class PartitionSender:
                 f"records may be stored. Check the leader with `liftpy status --stream {self._stream}`."
             )
 
-    async def _put_on_the_wire(self, parcel: ProducerBatch) -> None:
+    async def _send_to_nats(self, parcel: ProducerBatch) -> None:
         head = self._head()
         head.producerReset, head.producerDigest = parcel.reset, b"" if parcel.digest is None else parcel.digest.encode()
         if parcel.names:
             head.producerName = self._errand.name
             if (partitioning := self._errand.partitioning()) is not None:
                 head.producerPartitioning.CopyFrom(partitioning.message())
-        self._say_position(head, parcel.position)
+        self._add_position(head, parcel.position)
         reply = f"{self._errand.inbox}.{self.partition}-{parcel.sequence}-{parcel.attempt}"
         payload = frames.batch_publish(head, parcel.batch)
         now = asyncio.get_running_loop().time()

@@ -183,7 +183,7 @@ class Producer:
         self._told = False
         """True if the application has seen the error."""
         self._loop = asyncio.get_running_loop()
-        self._unwatch = [transport.tell_of_denials(self._on_denial), transport.tell_of_close(self._on_close)]
+        self._unwatch = [transport.on_denial(self._on_denial), transport.on_close(self._on_close)]
 
     def _lane(self, partition: int, producer_id: int) -> PartitionQueue:
         options = self._options
@@ -279,7 +279,7 @@ class Producer:
         return min(found.pop(), self.partitions) if found else self.partitions
 
     @property
-    def left_out(self) -> int:
+    def skipped_records(self) -> int:
         """Number of records of the round that were not sent, because they were stored before."""
         return sum(course.repeat.passed for course in self._courses)
 
@@ -553,8 +553,8 @@ class Producer:
             before = int(ends[start - 1]) if start else 0
             end = max(int(np.searchsorted(ends, before + step_bytes, "right")), start + 1)
             end = min(end, count, start + step_records)
-            if course.repeat.left:
-                end = min(end, start + course.repeat.left)
+            if course.repeat.remaining_skips:
+                end = min(end, start + course.repeat.remaining_skips)
                 course.repeat.leave_out(columns, start, end)
             else:
                 taken = int(ends[end - 1]) - before

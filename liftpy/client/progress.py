@@ -209,7 +209,7 @@ class ReadProgress:
             self.compacted = False
         piece = frames.piece_in(head, body)
         if piece is not None:
-            whole = self.assembly.take(piece)
+            whole = self.assembly.add_piece(piece)
             if whole is None:
                 self._answered_by(head)
                 return []
@@ -467,14 +467,14 @@ class BackwardProgress(ReadProgress):
             return []
         piece = frames.piece_in(head, body)
         if piece is not None:
-            whole = self.assembly.take(piece)
+            whole = self.assembly.add_piece(piece)
             if whole is None:
                 return []
             body = whole
         self.assembly.forget()
-        return self._take_batches(head, self._split(body, head.node), whole_answer=piece is None)
+        return self._slice_batches(head, self._split(body, head.node), whole_answer=piece is None)
 
-    def _take_batches(
+    def _slice_batches(
         self, head: client_pb2.ReadResponse, batches: list[RecordBatch], *, whole_answer: bool
     ) -> list[BatchSlice]:
         slices: list[BatchSlice] = []

@@ -438,13 +438,13 @@ class Queue:
             await asyncio.wait(self._burials, timeout=_LEAVE_S)
         await end_tasks([self._coming, *self._burials, *(place.log.close() for place in self._places)])
         try:
-            await self._give_back()
-            await self._settlements.all_told()
+            await self._return_prefetched()
+            await self._settlements.wait_until_sent()
         except LiftError as error:  # they come again all the same, later
             self.counters["unsaid"] += 1
             logger.warning("queue %s: not left in order: %s", self.name, error)
 
-    def _give_back(self) -> asyncio.Future[list[Job]]:
+    def _return_prefetched(self) -> asyncio.Future[list[Job]]:
         """Return the prefetched records to the queue, for other workers. The future is done when the coordinator has answered."""
         jobs, self._ready = list(self._ready), deque()
         return self._begin_settling(pb.SETTLE_RELEASE, jobs)
@@ -496,7 +496,7 @@ class Queue:
             try:
                 if coming is None:
                     tries += 1
-                    coming = self._run_shielded(self._take_somewhere(max_records))
+                    coming = self._run_shielded(self._request_from_any(max_records))
                 await asyncio.wait({coming})
                 if not coming.cancelled():
                     coming.result()
@@ -535,9 +535,9 @@ class Queue:
             self.counters["not brought"] += 1
         self._touched_ns = _now_ns()
         if self._untouched is None and self._ready and not self._closed:
-            self._untouched = asyncio.get_running_loop().call_later(UNTOUCHED_S, self._look_whether_touched)
+            self._untouched = asyncio.get_running_loop().call_later(UNTOUCHED_S, self._return_if_untouched)
 
-    def _look_whether_touched(self) -> None:
+    def _return_if_untouched(self) -> None:
         """Return the prefetched jobs to the queue if the application has taken none for ``UNTOUCHED_S`` seconds.
 
         Else check again later.
@@ -546,48 +546,48 @@ class Queue:
         left_s = UNTOUCHED_S - (_now_ns() - self._touched_ns) / 1e9
         if left_s <= 0 and self._ready:
             self.counters["given back"] += len(self._ready)
-            self._give_back()
+            self._return_prefetched()
         elif self._ready:
-            self._untouched = asyncio.get_running_loop().call_later(left_s, self._look_whether_touched)
+            self._untouched = asyncio.get_running_loop().call_later(left_s, self._return_if_untouched)
 
-    async def _take_somewhere(self, wanted: int) -> None:
+    async def _request_from_any(self, wanted: int) -> None:
         """Request ``wanted`` records from one partition after the other, until one has some.
 
         Raises GroupRejectedError if no partition has records and the coordinator rejected a request.
         """
         refused: GroupRejectedError | None = None
         if _now_ns() >= self._look_at_ns:
-            await self._look_for_partitions()
+            await self._refresh_partitions()
         for _ in range(len(self._places)):
             if not self._places:
                 break
             place = self._places[0]
             self._places.rotate(-1)
             try:
-                if await self._take_of(place, wanted):
+                if await self._request_from(place, wanted):
                     return
             except GroupRejectedError as error:
                 refused = error
         if refused is not None:
             raise refused
 
-    async def _take_of(self, place: _QueuePartition, wanted: int) -> bool:
+    async def _request_from(self, place: _QueuePartition, wanted: int) -> bool:
         """Request records of one partition. Return whether it had some, or whether it must be asked again at once.
 
         ``wanted``: number of records that the application needs now.
         """
         log = place.log
         if log.bounds is None or not log.has_more or _now_ns() >= place.again_ns > 0:
-            bounds = await log.look()
+            bounds = await log.refresh_bounds()
             if bounds.uid != log.key.uid:
-                return await self._look_anew()
+                return await self._refresh_stream()
         if not place.is_due(_now_ns()):
             return False
         sent_ns = _now_ns()
         wanted = min(wanted + self._pace.ahead(sent_ns), commands.MAX_TAKE)
         answer = await self._ask(place, wanted)
         if answer.code == pb.GROUP_STALE:
-            return await self._look_anew()
+            return await self._refresh_stream()
         if answer.granted:
             await self._receive(place, answer, sent_ns, wanted)
             return True
@@ -598,15 +598,15 @@ class Queue:
             )
         return False
 
-    async def _look_anew(self) -> bool:
+    async def _refresh_stream(self) -> bool:
         self._know(await self._client.stream(self.stream))
         return False
 
-    async def _look_for_partitions(self) -> None:
+    async def _refresh_partitions(self) -> None:
         """List the partitions of the stream, and start to read the new ones."""
         self._look_at_ns = _now_ns() + round(_ASK_AGAIN_S * 1e9)
         try:
-            await self._look_anew()
+            await self._refresh_stream()
         except (UnavailableError, OutcomeUnknownError) as error:  # those that are known go on
             self.counters["not looked"] += 1
             logger.debug("queue %s: %s", self.name, error)
@@ -647,20 +647,20 @@ class Queue:
         while True:
             bounds = place.log.bounds
             assert bounds is not None
-            asked = self._take_request(place, wanted)
+            asked = self._build_request(place, wanted)
             if not self._options.order_by_key:
-                return await self._say(take=asked)
+                return await self._send_command(take=asked)
             await place.keys.read_on(place.log, bounds, wanted)
             asked.ordered, asked.keysFrom = True, place.keys.start
             asked.keys.extend(place.keys.digests)
-            answer = await self._say(take=asked)
+            answer = await self._send_command(take=asked)
             if answer.code != pb.GROUP_OK:
                 return answer
             moved = place.keys.begin(answer.takenBelow)
             if answer.granted or not moved or answer.takenBelow >= asked.logEnd:
                 return answer
 
-    def _take_request(self, place: _QueuePartition, wanted: int) -> pb.TakeRecords:
+    def _build_request(self, place: _QueuePartition, wanted: int) -> pb.TakeRecords:
         options, key, bounds = self._options, place.key, place.log.bounds
         assert bounds is not None
         begin = bounds.end_offset if options.start == "new" and key in self._at_open else bounds.log_start_offset
@@ -682,7 +682,7 @@ class Queue:
         try:
             self._ready.extend(await self._fetch(place.log, list(answer.granted), sent_ns + answer.waitMs * commands.NS_PER_MS))
         except NotFoundError:  # made again, or deleted: then that is said
-            await self._look_anew()
+            await self._refresh_stream()
         count = sum(part.end - part.start for part in answer.granted)
         if count < wanted and len(answer.granted) < commands.MAX_GRANTED_RANGES and not place.log.has_more:
             self._note_end(place, answer)
@@ -720,11 +720,11 @@ class Queue:
                     found += jobs
         except BaseException:
             rest = [pb.RecordRange(start=part.start, end=part.end, lease=part.lease) for part in granted]
-            self._settlements.tell((), [settlement(pb.SETTLE_RELEASE, key, rest)])
+            self._settlements.settle((), [settlement(pb.SETTLE_RELEASE, key, rest)])
             raise
         if done:
             self.counters["gone or dead"] += sum(part.end - part.start for part in done)
-            self._settlements.tell((), [settlement(pb.SETTLE_ACK, key, done)])
+            self._settlements.settle((), [settlement(pb.SETTLE_ACK, key, done)])
         if dead:
             burial = asyncio.create_task(self._bury_all(key, dead, over_ns), name=f"dead letters of {self.name}")
             self._burials.add(burial)
@@ -883,7 +883,7 @@ class Queue:
             for ranges in [ranges_of(some)]
             for at in range(0, len(ranges), MAX_RANGES)
         ]
-        return self._settlements.tell(jobs, asked)
+        return self._settlements.settle(jobs, asked)
 
     async def _settle_and_take(self, settlements: list[pb.Settlement]) -> list[pb.LostRange]:
         """Send settlements, and return the offset ranges that this worker no longer owns.
@@ -892,9 +892,9 @@ class Queue:
         """
         settle = pb.SettleRecords(member=self._member, settlements=settlements)
         along = self._along(settlements, _now_ns())
-        answer = None if along is None else await self._say_both(settle, *along)
+        answer = None if along is None else await self._send_with_settlements(settle, *along)
         if answer is None:
-            answer = await self._say(settle=settle)
+            answer = await self._send_command(settle=settle)
             if answer.code not in (pb.GROUP_OK, pb.GROUP_STALE):
                 raise GroupRejectedError(
                     f"Queue {self.name}: the coordinator rejected the ack: {answer.detail}. The record may be delivered "
@@ -906,7 +906,9 @@ class Queue:
                 place.ended = -1  # they come again, or the next records of their keys are free
         return list(answer.lost)
 
-    async def _say_both(self, settle: pb.SettleRecords, place: _QueuePartition, take: pb.TakeRecords) -> pb.GroupAnswer | None:
+    async def _send_with_settlements(
+        self, settle: pb.SettleRecords, place: _QueuePartition, take: pb.TakeRecords
+    ) -> pb.GroupAnswer | None:
         """Send settlements and a request for records of ``place`` in one command, and return the answer.
 
         None: the coordinator rejected the command. Acks may be sent again safely.
@@ -915,7 +917,7 @@ class Queue:
         self._run_shielded(self._receive_along(place, coming, _now_ns(), take.maxRecords))
         answer: pb.GroupAnswer | None = None
         try:
-            answer = await self._say(settle=settle, take=take)
+            answer = await self._send_command(settle=settle, take=take)
         finally:
             if not coming.done():
                 coming.set_result(answer)
@@ -931,10 +933,10 @@ class Queue:
             place = self._places[0]
             self._places.rotate(-1)
             if place.log.has_more and place.is_due(now_ns):
-                return place, self._take_request(place, min(max(ahead, self._wanted), commands.MAX_TAKE))
+                return place, self._build_request(place, min(max(ahead, self._wanted), commands.MAX_TAKE))
         return None
 
-    async def _say(self, **what: Any) -> pb.GroupAnswer:
+    async def _send_command(self, **what: Any) -> pb.GroupAnswer:
         self._number += 1
         command = pb.GroupCommand(group=self.name, number=self._number, **what)
         return await ask_coordinator(self._client.services, self._partition, command, _COMMAND_S)

@@ -110,13 +110,13 @@ class GroupCopy:
                     part, taking = taking.result(), None
                     if part is None:
                         return
-                    self._give(part)
+                    self._assign(part)
         finally:
             left: list[asyncio.Task[Any]] = [task for _, task in self._running.values()]
             left += [] if taking is None else [taking]
             await end_tasks(left)  # one error is raised, the others are of the same kind
 
-    def _give(self, part: GroupBatch) -> None:
+    def _assign(self, part: GroupBatch) -> None:
         which = part.key, part.generation
         if which not in self._running:
             course = _PartitionCopy(self, *which)

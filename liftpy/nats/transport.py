@@ -216,12 +216,12 @@ class Transport:
                 "asyncio.run_coroutine_threadsafe()."
             )
 
-    def tell_of_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call ``callback`` when this transport closes. Return a function that withdraws the callback."""
         self._on_close.add(callback)
         return lambda: self._on_close.discard(callback)
 
-    def tell_of_denials(self, callback: Denied) -> Callable[[], None]:
+    def on_denial(self, callback: Denied) -> Callable[[], None]:
         """Call ``callback`` each time NATS denies a publish or subscription. Return a function that withdraws the callback."""
         self._on_denial.add(callback)
         return lambda: self._on_denial.discard(callback)
@@ -400,7 +400,7 @@ class Transport:
         self.must_be_usable()
         denied: list[str] = []
         subscription: Any = None
-        unwatch = self.tell_of_denials(lambda is_publish, where: None if is_publish else denied.append(where))
+        unwatch = self.on_denial(lambda is_publish, where: None if is_publish else denied.append(where))
         try:
             await self.room(self._loop.time() + timeout_s)
             subscription = await _not_swallowed(self.connection.subscribe(subject, cb=callback))

@@ -97,13 +97,13 @@ class EffectRunner:
                     if self._tries:
                         continue
                 else:
-                    self._give_up()
+                    self._cancel_all()
                 rest_s = self._rest_s(machine)
                 self._rests_until_s = time.monotonic() + rest_s
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), rest_s)
         finally:
-            self._give_up()
+            self._cancel_all()
 
     def _rest_s(self, machine: ServiceMachine | None) -> float:
         """Return how long ``run`` waits before it checks for new effects and due timers, in seconds."""
@@ -117,7 +117,7 @@ class EffectRunner:
         allowed_s = self._ticked_s + self._settings.tick_interval_s - time.monotonic()
         return min(max(due_s, allowed_s, _SOON_S), _IDLE_LOOK_S)
 
-    def _give_up(self) -> None:
+    def _cancel_all(self) -> None:
         for one in self._tries.values():
             if one.task is not None:
                 one.task.cancel()

@@ -429,7 +429,7 @@ class ServiceHost:
             )
             self._serving.wake()
             if self._emitter is not None:
-                self._emitter.look_again()
+                self._emitter.reread_end()
             feeder.verify(order.startOffset)
         if order.logEndOffset >= 0 and machine.position > order.logEndOffset:
             feeder.cut_at(order.logEndOffset)
@@ -512,7 +512,7 @@ class ServiceHost:
     def _upgrade_if_due(self) -> None:
         order, machine = self._order, self.machine
         if order is not None and machine is not None and self._leads() and self._is_beside_the_leader():
-            decision = self._upgrader.due(order, machine)
+            decision = self._upgrader.due_decision(order, machine)
             if decision is not None:
                 self._spawn(self._upgrader.decide(machine, *decision))
 
@@ -619,7 +619,7 @@ class Upgrader:
         self._service = settings.service
         self._decided_s = -math.inf
 
-    def due(self, order: pb.JoinLog, machine: ServiceMachine) -> tuple[VersionDecision, bool] | None:
+    def due_decision(self, order: pb.JoinLog, machine: ServiceMachine) -> tuple[VersionDecision, bool] | None:
         """Return the decision to activate a version that the caller should append now. None: no decision is due.
 
         It comes with True if it may be appended only as the first record of the log. At most one decision is due within

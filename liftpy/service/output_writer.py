@@ -191,7 +191,7 @@ class Emitter:
         """Let ``run`` check for outputs to write now, because there are new ones or the role has changed."""
         self._wake.set()
 
-    def look_again(self) -> None:
+    def reread_end(self) -> None:
         """Read the end of the output stream before the next output is sent, because the role has changed."""
         self._must_look = True
         self._wake.set()
@@ -320,7 +320,7 @@ class Emitter:
     async def _send(self) -> None:
         outbox = self._outbox
         while self._leads() and not self._must_look:
-            outputs = outbox.take(outbox.emitted_end, self._settings.emit_window)
+            outputs = outbox.read(outbox.emitted_end, self._settings.emit_window)
             if not outputs:
                 return
             batches = list(self._outputs_in_batches(outputs))

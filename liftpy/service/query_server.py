@@ -119,7 +119,7 @@ class QueryServer:
             finally:
                 with contextlib.suppress(Exception):
                     await subscription.unsubscribe()
-            for query in self._desk.take_expired(math.inf):
+            for query in self._desk.pop_expired(math.inf):
                 await self._refuse(query.reply, QueryRejectedError(why))
 
     async def _message_arrived(self, message: Any) -> None:
@@ -130,7 +130,7 @@ class QueryServer:
         except QueryFailedError as error:
             await self._refuse(message.reply, error)
             return
-        if not self._desk.take(Query(message.data, message.reply, time.monotonic(), at_least)):
+        if not self._desk.try_add(Query(message.data, message.reply, time.monotonic(), at_least)):
             await self._refuse(
                 message.reply, QueryRejectedError("Too many queries wait on this node. Retry later, or query fewer at a time.")
             )
@@ -146,7 +146,7 @@ class QueryServer:
                     queries = self._desk.without_position()
                     placing = asyncio.create_task(self._place(queries)) if queries else None
                 await self._answer_ready()
-                expired = self._desk.take_expired(time.monotonic())
+                expired = self._desk.pop_expired(time.monotonic())
                 for query in expired:
                     await self._refuse(query.reply, QueryRejectedError(_BEHIND))
                 if expired:

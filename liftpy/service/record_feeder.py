@@ -210,13 +210,13 @@ class Feeder:
             if outbox is not None:
                 outbox.compare_again()
             if self._emitter is not None:
-                self._emitter.look_again()
+                self._emitter.reread_end()
             return True
         # retention has deleted the next records: start from a later snapshot
         if self._machine.position < self._log_start_offset:
             await self.restart(0)
             if self._emitter is not None:
-                self._emitter.look_again()
+                self._emitter.reread_end()
             return True
         if self._disproven:
             self._disproven = False
@@ -224,7 +224,7 @@ class Feeder:
             await self._keeper.set_aside(first_wrong)
             await self.restart(0)
             if self._emitter is not None:
-                self._emitter.look_again()
+                self._emitter.reread_end()
             return True
         if outbox is not None and outbox.must_rewind and self._machine.role is Role.LEADER:
             emitted_end = outbox.emitted_end
@@ -266,7 +266,7 @@ class Feeder:
                     continue  # in the meantime the feeder must verify the previous record, or the log was truncated
                 slices = self._result(done)
                 if slices is not None:
-                    await self._take_or_undo(slices)
+                    await self._apply_or_undo(slices)
         finally:
             _cancel(fetch)
 
@@ -341,9 +341,9 @@ class Feeder:
         failing = self._failing
         return failing if failing is not None and self._machine.position <= failing.unit.offset else None
 
-    async def _take_or_undo(self, slices: list[BatchSlice]) -> None:
+    async def _apply_or_undo(self, slices: list[BatchSlice]) -> None:
         try:
-            await self._take(slices)
+            await self._apply_slices(slices)
         except BadRecordError as error:
             logger.error("record not applied service=%s error=%s", self._identity, error)
             self.problem = str(error)
@@ -402,7 +402,7 @@ class Feeder:
         """Restore the newest snapshot at or below the failed ``unit``, so that the state has no part of the unit."""
         await self.restart(0, lambda snapshot: snapshot.position <= unit.offset)
         if self._emitter is not None:
-            self._emitter.look_again()
+            self._emitter.reread_end()
 
     async def _scan(self, failing: FailedUnit) -> bool | None:
         """Search the committed records for a decision to skip the unit of ``failing``, which the service cannot apply.
@@ -443,7 +443,7 @@ class Feeder:
             await self._keeper.save(machine.snapshot())
         return True
 
-    async def _take(self, slices: list[BatchSlice]) -> None:
+    async def _apply_slices(self, slices: list[BatchSlice]) -> None:
         machine = self._machine
         self._keeper.came(sum(piece.batch.header.size_bytes for piece in slices))
         records: Iterator[Record] = (record for piece in one_by_one(slices) for record in piece.records())

@@ -737,7 +737,7 @@ class SnapshotFetcher:
                 self.problem = f"looks for a snapshot beside another node, from {lowest} on"
                 await self._ask_all()
                 while (offer := self._next(lowest, wanted)) is not None:
-                    if await self._take(offer):
+                    if await self._download(offer):
                         return True
                 if time.monotonic() >= give_up_s:
                     self.tried = self._search.explain(self._reach(lowest))
@@ -803,7 +803,7 @@ class SnapshotFetcher:
         return answer
 
     # ---- download ----------------------------------------------------------------------------------------------------------
-    async def _take(self, offer: SnapshotOffer) -> bool:
+    async def _download(self, offer: SnapshotOffer) -> bool:
         try:
             incoming = await asyncio.to_thread(self._store.receive_snapshot, offer.position)
             try:

@@ -205,7 +205,7 @@ class Catalog:
             return watched
         if self._views is not None and not timed and now_s - self._views[0] <= max_age_s and asked.is_known_by(self._views[1]):
             return self._views[2]
-        views = self._link.call(self._look(asked), 4 * self._options.patience_s)
+        views = self._link.call(self._fetch_views(asked), 4 * self._options.patience_s)
         self._views = (now_s, asked, views)
         return views
 
@@ -275,7 +275,7 @@ class Catalog:
 
         return list(await asyncio.gather(*(one(asked) for asked in questions)))
 
-    async def _look(self, asked: BoundsRequest) -> Views:
+    async def _fetch_views(self, asked: BoundsRequest) -> Views:
         views = await self._views_in_time(asked)
         if self._watch is not None:
             self._watch.follow({} if any(view.cut_at is not None for view in views.values()) else views)

@@ -67,7 +67,7 @@ from liftpy.spark.failures import with_error_code
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.process_connection import ProcessConnection, link_to, result_of
-from liftpy.spark.schema import COLUMNS, arrow_schema, left_out
+from liftpy.spark.schema import COLUMNS, arrow_schema, omitted_parts
 
 MAX_ROWS = 16_384
 MAX_BYTES = 16 * 1024 * 1024
@@ -132,7 +132,7 @@ def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterat
         files=not options.read_from_leader,
         expects_files=options.expects_files,
         fail_on_data_loss=options.fail_on_data_loss,
-        left_out=left_out(options.columns),
+        left_out=omitted_parts(options.columns),
     )
     builder = RowBuilder(planned.stream, planned.partition, options.columns)
     link = link_to(options.access)
@@ -603,7 +603,7 @@ class PipelinedRequests:
         if asked.end <= self._reader.position:  # one batch reached past all of it
             line.forget([asked.answer])
             return
-        answer = self._take_answer(line, asked)
+        answer = self._read_answer(line, asked)
         base = None if answer is None else _first_base(answer)
         if base is not None and base > self._reader.position:
             yield self._retried(base)  # the answer before this one was full
@@ -655,7 +655,7 @@ class PipelinedRequests:
             left_out=self._reader.rules.left_out,
         )
 
-    def _take_answer(self, line: BlockingConnection, asked: _Request) -> memoryview | None:
+    def _read_answer(self, line: BlockingConnection, asked: _Request) -> memoryview | None:
         """Wait for the answer to the request ``asked`` and return it. None: it did not arrive in time."""
         try:
             return asked.answer.result(self._timeout_s)

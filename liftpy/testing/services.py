@@ -279,7 +279,7 @@ class _Run:
 
     def feed(self, records: Iterable[Record]) -> None:
         self.machine.apply(records)
-        outputs = self._outbox.take(self._outbox.first_kept, self._outbox.waiting_count)
+        outputs = self._outbox.read(self._outbox.oldest_number, self._outbox.waiting_count)
         self.outputs += outputs
         self._outbox.outputs_committed(self._outbox.output_count)
 

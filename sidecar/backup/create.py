@@ -45,7 +45,7 @@ from liftpy.core.backup.manifest import (
     state_path,
     writer_of,
 )
-from liftpy.core.backup.pieces import PIECE_BYTES, extend_chain, kept_pieces, missing_files
+from liftpy.core.backup.pieces import PIECE_BYTES, extend_chain, missing_files, reusable_pieces
 from liftpy.core.base.ids import PartitionKey, is_internal
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.snapshot import encode_snapshot
@@ -107,7 +107,7 @@ class BackupResult:
     deleted: tuple[str, ...] = ()
 
     @property
-    def kept_bytes(self) -> int:
+    def reused_bytes(self) -> int:
         """Size of the pieces of earlier backups that this one uses, in bytes."""
         pieces = (piece for stream in self.manifest.streams for copy in stream.partitions for piece in copy.pieces)
         return sum(piece.file.size_bytes for piece in pieces if writer_of(piece.file.path) != self.manifest.backup)
@@ -199,10 +199,10 @@ class _BackupRun:
 
     async def _run(self, began_s: float) -> BackupResult:
         mark = {"host": socket.gethostname(), "pid": os.getpid(), "since": "?"}
-        await self._put(running_path(self.id), json.dumps(mark).encode())
+        await self._store_file(running_path(self.id), json.dumps(mark).encode())
         before = await asyncio.to_thread(self._before)
         mark["since"] = "" if before is None else before.backup
-        await self._put(running_path(self.id), json.dumps(mark).encode())
+        await self._store_file(running_path(self.id), json.dumps(mark).encode())
 
         self.step("barrier")
         state = await self.client.admin.describe_cluster(linearizable=True)
@@ -218,7 +218,7 @@ class _BackupRun:
         self.step("image")
         snapshot = encode_snapshot(state.image, operations=False)
         image = StoredFile(path=image_path(self.id), size_bytes=len(snapshot), sha256=hashlib.sha256(snapshot).hexdigest())
-        await self._put(image.path, snapshot)
+        await self._store_file(image.path, snapshot)
         self.written_bytes += image.size_bytes
         manifest = Manifest(
             backup=self.id,
@@ -241,7 +241,7 @@ class _BackupRun:
         await _in_thread(self.store.remove, running_path(self.id))
         return BackupResult(manifest, self.written_bytes, time.monotonic() - began_s, tuple(sorted(self.deleted)))
 
-    async def _put(self, path: str, data: bytes) -> None:
+    async def _store_file(self, path: str, data: bytes) -> None:
         await _in_thread(self.store.put, path, data)
 
     def _before(self) -> Manifest | None:
@@ -452,7 +452,7 @@ class _PartitionCopying:
             end, data = found
             if end >= bounds.log_start_offset:
                 path = state_path(self._home.id, self._stream.name, self._stream.uid, self._number)
-                await self._home._put(path, data)
+                await self._home._store_file(path, data)
                 self._home.written_bytes += len(data)
                 file = StoredFile(path=path, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
                 return Barrier(bounds, StateCopy(file=file, end=end))
@@ -491,13 +491,13 @@ class _PartitionCopying:
                 start = bounds.log_start_offset
             if state is not None:  # a replica had a higher HW than the new leader
                 bounds = replace(bounds, high_watermark=max(bounds.high_watermark, state.end - 1))
-            chain, kept = kept_pieces(before, start, bounds.high_watermark, self._home.options.piece_bytes)
+            chain, kept = reusable_pieces(before, start, bounds.high_watermark, self._home.options.piece_bytes)
             self._compacted_end, self._deletes_end, self._answered = 0, None, ""
             if kept and before is not None:
                 self._compacted_end, self._deletes_end = before.compacted_end, before.deletes_end
             if kept and not await self._goes_on(kept[-1]):
                 self._compacted_end, self._deletes_end, self._answered = 0, None, ""
-                chain, kept = kept_pieces(None, start, bounds.high_watermark, self._home.options.piece_bytes)
+                chain, kept = reusable_pieces(None, start, bounds.high_watermark, self._home.options.piece_bytes)
             try:
                 copy = await self._read_partition(start, bounds.high_watermark, chain, kept)
                 return replace(copy, state=state, knows_dropped=barrier.knows_dropped)

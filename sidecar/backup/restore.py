@@ -49,7 +49,7 @@ from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
 from liftpy.core.metadata.placement import DEFAULT_POLICY, MANUAL
 from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
 from sidecar.backup.inspect import read_image
-from sidecar.backup.staging import NOWHERE, RestorePoint, StagedLog, give_state, stage
+from sidecar.backup.staging import NOWHERE, RestorePoint, StagedLog, install_state, stage
 from sidecar.backup.store import Store
 from sidecar.dev.cluster import DevNode
 from sidecar.disk.files import DirectoryStorage, make_folder, sync_folder
@@ -489,7 +489,7 @@ class Restore:
             first_epoch = await self._first_epoch()
             for one in self._streams:
                 await self._create(one, first_epoch)
-                await asyncio.to_thread(self._give, scratch, one)
+                await asyncio.to_thread(self._install_logs, scratch, one)
             self._begin("serve")
             await self._start()
             for one in self._streams:
@@ -686,13 +686,13 @@ class Restore:
                 "LeaderEpochs. Upgrade all controllers, then restore again."
             )
 
-    def _give(self, scratch: Path, one: RestoredStream) -> None:
+    def _install_logs(self, scratch: Path, one: RestoredStream) -> None:
         """Move the staged logs of a stream from ``scratch`` into the data directory of the helper, with their producer state."""
         streams = scratch / "data" / "streams"
         make_folder(streams)
         staged = scratch / "staged" / str(self._streams.index(one))
         for number, log in enumerate(one.logs):
-            give_state(DirectoryStorage(staged / str(number)), log, PartitionKey(one.wish.into, one.uid, number))
+            install_state(DirectoryStorage(staged / str(number)), log, PartitionKey(one.wish.into, one.uid, number))
         staged.rename(streams / f"{one.wish.into}-{one.uid}")
         sync_folder(streams)
 

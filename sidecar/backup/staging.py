@@ -143,7 +143,7 @@ def stage(
     return staged
 
 
-def give_state(storage: Storage, staged: StagedLog, key: PartitionKey) -> None:
+def install_state(storage: Storage, staged: StagedLog, key: PartitionKey) -> None:
     """Write the state of producers and message ids of a staged log into ``storage``, with ``key`` as its partition [A16]."""
     if staged.state is not None:
         storage.replace(state_name(staged.state.end_offset), encode_state(staged.state._replace(of=state_owner(key))))

@@ -111,7 +111,7 @@ def trace_options(command: F) -> F:
     )(command)  # fmt: skip
 
 
-def said_of(manifest: Manifest) -> Attributes:
+def span_attributes(manifest: Manifest) -> Attributes:
     """Return the id, the numbers of streams and partitions, and the size of a backup, as attributes of a span."""
     return {
         "liftpy.backup": manifest.backup,
@@ -149,7 +149,7 @@ def trace_steps(
         said = (str(error) if isinstance(error, LiftError) else "") or type(error).__name__
         raise
     finally:
-        thread.put(spans.end_all(said))
+        thread.add(spans.end_all(said))
         thread.close()
 
 
@@ -230,7 +230,7 @@ def restore(
     )
 
     with trace_steps("restore", target, trace, trace_endpoint) as spans:
-        spans.attributes = said_of(manifest) | {"liftpy.streams": len(wishes)}
+        spans.attributes = span_attributes(manifest) | {"liftpy.streams": len(wishes)}
 
         async def work(client: Client) -> RestoreResult:
             with Progress("restore", None, is_shown=not as_json) as progress:
@@ -255,16 +255,16 @@ def restore(
                 f"{one.wish.into}: the default policy placed its replicas, because its own policy does not fit: {one.unmet_policy}",
                 err=True,
             )
-    _say_states_left_out(done.states_left_out())
-    _say_cursors(done.cursors)
+    _print_states_left_out(done.states_left_out())
+    _print_cursors(done.cursors)
     if any(done.cursors.values()):
         click.echo("Set them later: liftpy backup cursors URL", err=True)
-    _say_settings(done.settings)
+    _print_settings(done.settings)
     click.echo(f"{manifest.backup}: readable after {done.served_s:.1f} s, done after {done.took_s:.1f} s")
     return 0 if done.is_whole else EXIT_PARTLY
 
 
-def _say_states_left_out(said: Mapping[str, str]) -> None:
+def _print_states_left_out(said: Mapping[str, str]) -> None:
     for partition, why in said.items():
         click.echo(
             f"{partition}: producers and message ids of records that were dropped before the backup are not known: {why}. Before you "
@@ -301,14 +301,14 @@ def until_of(text: str | None) -> RestorePoint:
     )
 
 
-def _say_cursors(said: Mapping[str, str]) -> None:
+def _print_cursors(said: Mapping[str, str]) -> None:
     for cursor, why in said.items():
         click.echo(
             f"{cursor}: " + (f"its positions could not be set: {why}" if why else "continues at its position"), err=bool(why)
         )
 
 
-def _say_settings(said: Sequence[RestoredSetting]) -> None:
+def _print_settings(said: Sequence[RestoredSetting]) -> None:
     for one in said:
         if one.why:
             click.echo(f"{one.name} ({one.words}) could not be set: {one.why}", err=True)
@@ -339,7 +339,7 @@ def cursors_(url: str, backup_id: str, as_json: bool, target: Target) -> int:
     if as_json:
         click.echo(json.dumps(said))
     else:
-        _say_cursors(said)
+        _print_cursors(said)
     return 1 if any(said.values()) else 0
 
 
@@ -386,7 +386,7 @@ def drill_(
     options = RestoreOptions(target=target, scratch=scratch, node_config=node_config)
 
     with trace_steps("drill", target, trace, trace_endpoint) as spans:
-        spans.attributes = said_of(manifest)
+        spans.attributes = span_attributes(manifest)
 
         async def work(client: Client) -> DrillResult:
             with Progress("drill", None, is_shown=not as_json) as progress:
@@ -400,7 +400,7 @@ def drill_(
         return
     what = f"{done.streams} streams, {done.records} records, {done.size_bytes / _MIB:.1f} MiB"
     click.echo(f"{done.backup}: {what} are the same on every replica as in the backup")
-    _say_states_left_out(done.states_left_out)
+    _print_states_left_out(done.states_left_out)
     click.echo(f"RTO {done.rto_s:.1f} s (readable after {done.served_s:.1f} s); compared in {done.compared_s:.1f} s")
     click.echo(f"RPO now {done.rpo_s / 3600:.1f} h")
 
@@ -475,14 +475,14 @@ def create(
                 return await take_backup(client, store, options, step=spans.step, copied=copied)
 
         taken = with_client(target, work)
-        spans.attributes = said_of(taken.manifest) | {"liftpy.written_bytes": taken.written_bytes}
+        spans.attributes = span_attributes(taken.manifest) | {"liftpy.written_bytes": taken.written_bytes}
     if as_json:
         shown = _manifest_as_json(taken.manifest) | {"written_bytes": taken.written_bytes, "took_s": round(taken.took_s, 3)}
         click.echo(json.dumps(shown | {"deleted": list(taken.deleted)}))
     else:
         click.echo(
             f"{taken.manifest.backup}: {_contents(taken.manifest)}; {taken.written_bytes / _MIB:.1f} MiB written, "
-            f"{taken.kept_bytes / _MIB:.1f} MiB of earlier backups used, {taken.took_s:.1f} s"
+            f"{taken.reused_bytes / _MIB:.1f} MiB of earlier backups used, {taken.took_s:.1f} s"
         )
         if taken.deleted:
             click.echo(f"not in the backup, because they were deleted while it ran: {', '.join(taken.deleted)}")

@@ -363,18 +363,18 @@ def top(sort: str, shows: str, once: bool, as_json: bool, target: Target) -> Non
 async def _watch(client: Client, namespace: str, view: View, *, once: bool, as_json: bool) -> None:
     looking = SummaryPoller(client, ClusterMonitor(namespace))
     looking.shows = view.shows
-    await looking.look()
+    await looking.poll()
     if not looking.knows_any:
         raise UnavailableError("The metadata group does not answer, so no node is known. Check `liftpy health`.")
     if once or not (as_json or sys.stdout.isatty()):
         await asyncio.sleep(EVERY_S)
-        await looking.look()
+        await looking.poll()
         _print(looking, view, as_json)
     elif as_json:
         gone = start_attended(wait_for_closed_pipe(sys.stdout))
         while not gone.done():
             await asyncio.wait((gone,), timeout=EVERY_S)
-            await looking.look()
+            await looking.poll()
             _print(looking, view, as_json)
     else:
         await _live(looking, view)
@@ -399,7 +399,7 @@ class SummaryPoller:
         """True if the id of at least one node is known."""
         return bool(self.watching.nodes(self._named))
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Ask all nodes at once for their summaries, and for the rows of the streams, groups or services that are shown."""
         if not self.knows_any:
             with suppress(LiftError):
@@ -407,7 +407,7 @@ class SummaryPoller:
         nodes = self.watching.nodes(self._named)
         said = await asyncio.gather(*map(self._ask, nodes))
         is_lost = not any(said) and not self._client.admin.is_connected
-        self.watching.put(self._now(), dict(zip(nodes, said, strict=True)), is_nats_lost=is_lost)
+        self.watching.add_summaries(self._now(), dict(zip(nodes, said, strict=True)), is_nats_lost=is_lost)
         self.listed = await self._list(self.shows, [node for node, one in zip(nodes, said, strict=True) if one is not None])
 
     async def _list(self, shows: str, nodes: Sequence[str]) -> list[dict[str, Any]]:
@@ -483,7 +483,7 @@ async def _live(looking: SummaryPoller, view: View) -> None:
             is_other, looking.shows = looking.shows != view.shows, view.shows
             if is_other or not changed.is_set():
                 due = time.monotonic()
-                await looking.look()
+                await looking.poll()
 
 
 @contextmanager

@@ -137,7 +137,7 @@ class DataDirectory:
             raise StorageError(
                 f"Cannot use data directory {path}: {error.strerror}. Check its permissions (--data)."
             ) from error
-        self._take_lock()
+        self._lock()
         self._sign_lock()
 
     def _sign_lock(self) -> None:
@@ -154,7 +154,7 @@ class DataDirectory:
                 "directory."
             ) from error
 
-    def _take_lock(self) -> None:
+    def _lock(self) -> None:
         deadline = time.monotonic() + _ORPHANS_S
         while True:
             try:

@@ -7,7 +7,7 @@ and its later answers are fenced. A failover replays nothing. This module starts
 new replica on this node, and ends it when the replica leaves. It restarts a failed coordinator, later each time, while
 the node continues.
 
-The messages between a coordinator and its node, and its reads, do not use NATS (``ServiceDesk.said_here``), so an idle
+The messages between a coordinator and its node, and its reads, do not use NATS (``ServiceDesk.process_local``), so an idle
 coordinator costs next to nothing. Everything else goes over NATS, on one connection for all coordinators. Requests of
 members may delay replication by at most ``STEP_S`` at once, because both run on one event loop.
 
@@ -92,7 +92,7 @@ class GroupLags:
         self.by_group: dict[str, GroupLag] = {}
         """Group -> lag."""
 
-    async def look(self, coordinators: Iterator[tuple[GroupCoordinator, bool]], transport: Transport | None) -> None:
+    async def measure(self, coordinators: Iterator[tuple[GroupCoordinator, bool]], transport: Transport | None) -> None:
         """Measure the lags of all groups of ``coordinators``, and request unknown partition ends from other nodes.
 
         ``coordinators``: each coordinator with True if it leads. Only the groups of leading ones get a lag.
@@ -112,7 +112,7 @@ class GroupLags:
                     if count % _LOOKED_AT_ONCE == 0 and time.monotonic() - began > SLICE_S:
                         await asyncio.sleep(PAUSE_S)
                         began = time.monotonic()
-                    self._look_at(key, read, elsewhere if leads else None)
+                    self._measure_partition(key, read, elsewhere if leads else None)
                     lag.add(self._ends.get(key), position, clock.now_ns())
                 if leads:
                     found[name] = lag
@@ -133,7 +133,7 @@ class GroupLags:
         records, age_ns = ends.behind(position, clock.now_ns())
         return end, records, age_ns / NS_PER_S
 
-    def _look_at(self, key: PartitionKey, read: set[PartitionKey], elsewhere: set[PartitionKey] | None) -> None:
+    def _measure_partition(self, key: PartitionKey, read: set[PartitionKey], elsewhere: set[PartitionKey] | None) -> None:
         """Store the end of the partition ``key`` if it has a replica on this node. Add ``key`` to ``read``.
 
         Otherwise add it to ``elsewhere``, the partitions whose ends are requested. None: no coordinator that leads needs it.
@@ -300,7 +300,7 @@ class GroupCoordinators:
             one = self._running[key] = _HostedCoordinator()
             one.task = spawn(self._run(key, one), f"the coordinator of {key}")
         if self._running and self._looking is None:
-            self._looking = spawn(self._look(), "looking how far groups are")
+            self._looking = spawn(self._measure_lags(), "looking how far groups are")
         for key in sorted(self._running.keys() - wanted):
             one = self._running.pop(key)
             one.end()
@@ -371,10 +371,10 @@ class GroupCoordinators:
             return Transport(self._connection)
 
     # ---- how far the groups are -------------------------------------------------------------------------------------------
-    async def _look(self) -> None:
+    async def _measure_lags(self) -> None:
         while not self._closed:
             try:
-                await self.lags.look(self._states(), None if self._connection is None else Transport(self._connection))
+                await self.lags.measure(self._states(), None if self._connection is None else Transport(self._connection))
             except Exception:  # a failed measurement of lags stops no coordinator
                 self._counters[LOOK_FAILED] += 1
             await asyncio.sleep(EVERY_S)

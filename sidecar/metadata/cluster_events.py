@@ -90,7 +90,7 @@ class EventsHandler:
         """Unsubscribe from the subject for event requests."""
         await unsubscribe(self._subscriptions)
 
-    def look(self) -> None:
+    def publish_new(self) -> None:
         """Derive the events of newly applied entries. If this controller leads, publish them. Call it after each tick."""
         fresh = self.trail.derive_events(MOST_AT_ONCE)
         if self.trail.dropped:
@@ -258,7 +258,7 @@ class EventWriter:
         publisher = await self._open_publisher(stream)
         if self._events.tail is None:
             self._events.set_tail(await self._tail(stream))
-        due = self._events.due(MOST_WRITTEN_AT_ONCE)
+        due = self._events.take_due(MOST_WRITTEN_AT_ONCE)
         if not due:
             return
         assert self._events.tail is not None

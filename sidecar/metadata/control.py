@@ -282,7 +282,7 @@ class Forwarder:
         if not request.operationId:
             request.operationId = secrets.token_bytes(16)
         way = ForwardedRequest(request, clock.now_ns() + round(timeout_s * NS_PER_S))
-        while not way.decided and (left_ns := way.left_ns(clock.now_ns())):
+        while not way.decided and (left_ns := way.remaining_ns(clock.now_ns())):
             given = await here(request, left_ns / NS_PER_S) if here is not None else None
             if given is not None:
                 way.response_received(given)

@@ -68,7 +68,7 @@ class FeedPublisher:
         """Stop answering requests for missed entries."""
         await unsubscribe(self._subscriptions)
 
-    def put(self, entry: pb.FeedEntry) -> None:
+    def publish_entry(self, entry: pb.FeedEntry) -> None:
         """Publish an entry on the feed. The order of the calls is the order of the entries."""
         self._outgoing.put(self._subjects.feed(), frames.seal(entry))
 

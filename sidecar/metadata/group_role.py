@@ -107,7 +107,7 @@ class GroupRole:
             self._current = feed = self._make_feed()
             await feed.start()
         self.current.watch(self._process_image_change)
-        self._task = spawn(self._look(), "taking part in the metadata group", endless=True)
+        self._task = spawn(self._follow_role(), "taking part in the metadata group", endless=True)
 
     async def _start_as_member(self) -> bool:
         """Start as a controller if the own log names this node as one. Without a log, the settings decide.
@@ -130,7 +130,7 @@ class GroupRole:
         if member.is_member:
             await member.start()
         if not member.is_member:
-            self._left_at = member.left_at
+            self._left_at = member.removed_at
             await member.stop()
             return False
         self.decides = True
@@ -189,11 +189,11 @@ class GroupRole:
         """Controllers in the image. If there is no image, controllers in the settings."""
         return self.image.controllers
 
-    async def _look(self) -> None:
+    async def _follow_role(self) -> None:
         while True:
             if await self._is_image_changed(_LOOK_WITHOUT_CHANGE_S):
                 await asyncio.sleep(_LOOK_S)
-            self._say_where_settings_differ()
+            self._warn_if_settings_differ()
             current = self.current
             if self._stays:
                 continue
@@ -232,24 +232,24 @@ class GroupRole:
             await asyncio.sleep(STORAGE_AGAIN_S)
             return
         if not member.is_member or self._stays:
-            self._left_at = max(self._left_at, member.left_at)
+            self._left_at = max(self._left_at, member.removed_at)
             self._next = None
             await member.stop()
             return
-        await self._take(member)
+        await self._use_backend(member)
         await feed.stop()
         logger.info("%s is a controller", self._settings.node_id)
 
     async def _follow_the_feed(self, member: RaftMember) -> None:
         logger.warning("%s is no longer a controller; following the metadata feed", self._settings.node_id)
         self.decides = False
-        self._left_at = member.left_at
+        self._left_at = member.removed_at
         self._next = feed = self._make_feed()
         await feed.start()
-        await self._take(feed)
+        await self._use_backend(feed)
         await member.stop()
 
-    async def _take(self, fresh: RaftMember | FeedSubscriber) -> None:
+    async def _use_backend(self, fresh: RaftMember | FeedSubscriber) -> None:
         """Wait until ``fresh`` has an image that is as new as that of the current backend, then make it the current one.
 
         The watchers get its image as one change.
@@ -262,7 +262,7 @@ class GroupRole:
         fresh.watch(self._process_image_change)
         self._show(before, fresh.image)
 
-    def _say_where_settings_differ(self) -> None:
+    def _warn_if_settings_differ(self) -> None:
         """Log a warning if the settings name other controllers than the image. It is repeated from time to time."""
         now = self.controllers
         if not now.index or now.voters == tuple(sorted(self._settings.controllers)):

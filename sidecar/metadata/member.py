@@ -155,15 +155,15 @@ class RaftMember(MetadataGroup):
 
     def _process_tick(self) -> None:
         """Process the results of a Raft tick: show a new image to the watchers, carry out the next decisions, publish events."""
-        self._log.probation.look()
+        self._log.probation.end_if_complete()
         self._ask_when_unled()
         self._forwarder.leader_is(self._log.leader_id, self._log.term)
         image, before = self.image, self._shown
         if image is not before:
             self._shown = image
             self._notify(before, image)
-        self._orders.look()
-        self._events.look()
+        self._orders.run_due()
+        self._events.publish_new()
 
     def _rest_s(self) -> float:
         return self._member.rest_ns(clock.now_ns()) / NS_PER_S
@@ -207,7 +207,7 @@ class RaftMember(MetadataGroup):
         return self._log.core.controllers
 
     @property
-    def left_at(self) -> int:
+    def removed_at(self) -> int:
         """Index of the log entry whose controller list removed this node, as far as this member knows. -1: there is none."""
         return max(self.controllers.index, self._log.core.dismissed_at)
 
@@ -470,7 +470,7 @@ class ControllerActions:
         self._hand_over = hand_over
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def look(self) -> None:
+    def run_due(self) -> None:
         """Ask ``QuorumMember`` for its current instructions and carry them out. Call it after each tick."""
         online = self._connection.is_connected
         for decision in self._member.tick(clock.now_ns(), votes=self._log.probation.over, online=online):
@@ -479,11 +479,11 @@ class ControllerActions:
     def _do(self, decision: Decision) -> None:
         match decision:
             case PublishEntry():
-                self._feed.put(decision.entry)
+                self._feed.publish_entry(decision.entry)
             case ProposedEntry():
                 self._spawn(self.order(decision), "an order to the metadata group")
             case ProbeNode():
-                self._spawn(self._look_for(decision.node_id), f"looking for {decision.node_id}")
+                self._spawn(self._probe(decision.node_id), f"looking for {decision.node_id}")
             case LeaderCheck():
                 self._spawn(self._ask(decision), f"asking {decision.node}")
             case TransferMetadataLeadership():
@@ -500,7 +500,7 @@ class ControllerActions:
         """Cancel all instructions that are still being carried out."""
         await end_tasks(self._tasks)
 
-    async def _look_for(self, node_id: str) -> None:
+    async def _probe(self, node_id: str) -> None:
         self._member.probe_ended(node_id, absent=await is_absent(self._connection, self._subjects, node_id))
         self._driver.wake()
 

@@ -41,7 +41,7 @@ from sidecar.metadata.group_thread import GroupThread
 from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import spawn_in
-from sidecar.transport.liveness import look_for
+from sidecar.transport.liveness import probe_process
 
 Answered = Callable[[int, pb.ControlResponse], None]
 """Callback on the node's event loop with (monotonic sending time of the heartbeat in nanoseconds, answer)."""
@@ -84,9 +84,9 @@ class Heartbeats:
         response = await self._role.current.propose(request, self.pace.session_s / 2)
         self._asked_home = True
         with contextlib.suppress(RuntimeError):  # the node's loop has ended
-            self._home.call_soon_threadsafe(self._told, sent_ns, response)
+            self._home.call_soon_threadsafe(self._process_answer, sent_ns, response)
 
-    def _told(self, sent_ns: int, response: pb.ControlResponse) -> None:
+    def _process_answer(self, sent_ns: int, response: pb.ControlResponse) -> None:
         """Process the answer to a heartbeat that was sent at ``sent_ns``, on the event loop of the node.
 
         The call itself proves that this loop runs.
@@ -360,7 +360,7 @@ async def wait_for_predecessor(connection: Client, subjects: Subjects, node_id: 
     """
     while True:
         was_present = inquiry.is_present
-        sign = await look_for(connection, subjects, node_id) if connection.is_connected else EarlierProcessSign.UNASKED
+        sign = await probe_process(connection, subjects, node_id) if connection.is_connected else EarlierProcessSign.UNASKED
         verdict = inquiry.record_sign(sign, clock.now_ns())
         if verdict is EarlierProcessStep.GO_ON:
             return

@@ -125,7 +125,7 @@ class Node:
         self.instruments = Instruments()
         self._tracing = Tracing(settings, self.counters)
         self._cluster_watch = ControllerMetrics(self.instruments.failovers, self._tracing.failed_over)
-        self._loop_watch = LoopWatch(self.instruments, self._metadata_leader, self._look_at_room)
+        self._loop_watch = LoopWatch(self.instruments, self._metadata_leader, self._update_publish_memory)
         self.incarnation = 0
         self.partitions: Partitions | None = None
         self.group: MetadataGroup | None = None
@@ -170,7 +170,14 @@ class Node:
         self._jetstream: JetStreamHandler | None = None
         self._services: ServiceHandler | None = None
         self._coordinators = GroupCoordinators(
-            settings, settings.data / "groups", self.counters, self._reads_of, self._say, self.share, self._bounds, self._keys
+            settings,
+            settings.data / "groups",
+            self.counters,
+            self._reads_of,
+            self._pass_service_message,
+            self.share,
+            self._bounds,
+            self._keys,
         )
         self._unwatch: Callable[[], None] = lambda: None
         self._recovered_elsewhere = {"damaged": 0, "suspect": 0}
@@ -206,13 +213,13 @@ class Node:
             self.settings.nats, self.subjects, self.settings.node_id, credentials, works=links is not None and links.are_up
         )
 
-    def _say(self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, told: Told) -> None:
+    def _pass_service_message(self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, told: Told) -> None:
         """Pass a message of a replicated service, which runs in this process, to the node.
 
         ``told``: function that receives the answer. The message gets no answer before the partitions are open.
         """
         if self._services is not None:
-            self._services.said_here(message, inbox, told)
+            self._services.process_local(message, inbox, told)
 
     # ---- components ------------------------------------------------------------------------------------------------------
     def _components(self) -> list[Component]:
@@ -268,7 +275,7 @@ class Node:
 
     async def _connect(self) -> None:
         self._links = links = await open_links(self.settings, self._memory.intake, self._memory.room, self._keys)
-        self._look_at_rights(links)
+        self._watch_permissions(links)
 
     async def _recover_and_join(self) -> None:
         """Recover the logs and join the metadata group at the same time, because the group may have to elect a leader first."""
@@ -395,9 +402,9 @@ class Node:
         self._coordinators.follow(ClusterImage(), group.image)
         group.watch(self._coordinators.follow)
 
-    def _look_at_room(self) -> bool:
+    def _update_publish_memory(self) -> bool:
         waiting = sum(worker.acks.count for worker in self.partitions.led_partitions()) if self.partitions is not None else 0
-        return self._memory.look(self._links.ingest if self._links is not None else None, waiting)
+        return self._memory.update(self._links.ingest if self._links is not None else None, waiting)
 
     def _signs(self) -> HealthInput:
         """Return the facts about this node that its health checks need."""
@@ -437,7 +444,7 @@ class Node:
 
         asyncio.get_running_loop().run_in_executor(self._pool, probe_flushes, folder).add_done_callback(tried_out)
 
-    def _look_at_rights(self, links: NodeConnections) -> None:
+    def _watch_permissions(self, links: NodeConnections) -> None:
         for link in links.all():
             link.on_denial(self._rights.record_denial)
         links.standby.on_denial = self._rights.record_denial
@@ -605,8 +612,8 @@ class Node:
     def _lease_granted(self, sent_ns: int, lease_ns: int) -> None:
         self._metadata_heard.now()
         if self.partitions is not None:
-            self.partitions.metadata_heard(sent_ns, lease_ns)
-        self._workers.metadata_heard(sent_ns, lease_ns)
+            self.partitions.heartbeat_answered(sent_ns, lease_ns)
+        self._workers.heartbeat_answered(sent_ns, lease_ns)
 
     # ---- stop --------------------------------------------------------------------------------------------------------------
     def fatal(self, error: Exception) -> None:
@@ -657,7 +664,7 @@ class Node:
 
         await close_all(self._components(), failed)
         took_s = time.monotonic() - began
-        LOGS.suppression.tell(all_of_it=True)
+        LOGS.suppression.write_counts(all_of_it=True)
         who = f"{self.settings.node_id}, worker {self.share.number}," if self.share.number else self.settings.node_id
         logger.info("node %s stopped clean=%s seconds=%.2f", who, "yes" if self.was_clean else "no", took_s)
         if errors:
@@ -728,7 +735,7 @@ class PublishMemory:
         self.reads = ReadBudget(min(MAX_WAITING_BYTES, round(limit_bytes * READERS_SHARE)))
         self.heard = NodeStandbyMemory(min(settings.replication.node_standby_bytes, round(limit_bytes * STANDBY_SHARE)))
 
-    def look(self, ingest: IngestConnection | None, waiting: int) -> bool:
+    def update(self, ingest: IngestConnection | None, waiting: int) -> bool:
         """Update the amount of memory in use. Return True if no memory is in use.
 
         ``ingest``: source of received publishes, None before the start. ``waiting``: number of publishers that wait for an ack.
@@ -743,7 +750,7 @@ class PublishMemory:
             standby=self.heard.size_bytes,
             readers=self.reads.used_bytes,
         )
-        self.room.look(held)
+        self.room.update(held)
         return held == NodePublishMemory() and not self.room.is_pressed
 
 

@@ -84,7 +84,7 @@ class ReloadableParts:
             for worker in self.partitions or ():
                 worker.trace()
 
-        self.tracing.take_over(settings, partitions)
+        self.tracing.apply_settings(settings, partitions)
 
 
 Parts = Callable[[], ReloadableParts]
@@ -136,14 +136,14 @@ class SettingsReloader:
         running = with_values(self.running, {name: new[name] for name in applied})
         self.read, self.running = found, running
         each = divided_settings(running)
-        self.take_over(each)
+        self.apply_settings(each)
         self._parts().others(each)
         result = ReloadResult(applied, tuple(name for name in changed if name not in LIVE))
         words = f"taken over: {', '.join(applied) or 'nothing'}"
         logger.info("settings reloaded; %s", words + (f"; wait for a restart: {', '.join(result.wait)}" if result.wait else ""))
         return result
 
-    def take_over(self, settings: NodeSettings) -> None:
+    def apply_settings(self, settings: NodeSettings) -> None:
         """Apply those of the new ``settings`` in this process that do not need a restart."""
         proofs = settings.credentials.proofs()
         LOGS.reconfigure(settings.log_level, settings.log_format)

@@ -319,7 +319,7 @@ class Executor:
         self._t.replication.start()
 
     def open_subject(self, _: do.OpenSubject) -> None:
-        self._t.standby.take_over(self._open)
+        self._t.standby.replay(self._open)
 
     def _open(self, taken: FailoverBacklog | None) -> None:
         if taken is not None and (taken.fresh or taken.known or taken.undecided):

@@ -226,7 +226,7 @@ class IncrementalFigures:
         self._unread.pop(worker, None)
         if row is not None:
             self._leave(worker, row)
-            self._tell(row, None)
+            self._update_row(row, None)
             self._slow_until_ns.pop(worker, None)
             self.with_services.discard(worker)
 
@@ -238,13 +238,13 @@ class IncrementalFigures:
         if not sums.count:
             del self.by_label[row.label]
 
-    def look(self) -> Iterator[None]:
+    def update(self) -> Iterator[None]:
         """Read the metrics of the partitions that have changed, and update the sums.
 
         The iterator yields where the caller may run other work. Two iterators may be in use at a time.
         """
         if self._labels.patterns != self._patterns:
-            self._label_anew()
+            self._relabel()
         unread, touched = self._unread, self._touched
         taken_count = 0
         while taken := list(islice(touched, TAKEN_AT_ONCE)):
@@ -270,7 +270,7 @@ class IncrementalFigures:
         """Number of changed partitions whose metrics are not read yet."""
         return len(self._unread)
 
-    def _label_anew(self) -> None:
+    def _relabel(self) -> None:
         """Move all partitions to their new labels, because the patterns have changed.
 
         This happens without a pause, so that no sum is temporarily too small.
@@ -324,7 +324,7 @@ class IncrementalFigures:
         elif worker in sums.records or worker in self._slow_until_ns:
             self._lags(worker, sums, 0, 0, ())
         if counters.refused or counters.dropped or counters.throttled or standby.has_counted:
-            self._tell(
+            self._update_row(
                 row, (dict(counters.refused), dict(counters.dropped), dict(counters.throttled), _standby_counts(standby))
             )
         if services.known:
@@ -340,7 +340,7 @@ class IncrementalFigures:
         elif self._slow_until_ns:
             self._slow_until_ns.pop(worker, None)
 
-    def _tell(self, row: _ReadValues, told: _Told | None) -> None:
+    def _update_row(self, row: _ReadValues, told: _Told | None) -> None:
         if told != row.told:
             for total, before in zip(self.told, row.told or (), strict=False):
                 total.subtract(before)

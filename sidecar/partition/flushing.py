@@ -152,11 +152,11 @@ class Flusher:
         try:
             took = self._beside.run(partial(_run_timed, flush), LONG_S)
             if isinstance(took, Future):  # the loop goes on, and others' flushes in the pool
-                self._place.took_on_loop(LONG_S)
+                self._place.record_loop_flush(LONG_S)
                 self._follow(flush, took, told=True)
                 return
             disk_ns = took
-            self._place.took_on_loop(disk_ns / NS_PER_S)
+            self._place.record_loop_flush(disk_ns / NS_PER_S)
         except Exception as caught:
             error = caught
         self._commit.flush_ended(flush, disk_ns, error)
@@ -182,7 +182,7 @@ class Flusher:
             return 0, error if isinstance(error, Exception) else StorageError(str(error))
         disk_ns: int = future.result()
         if self._moves and flush.is_plain and not self._told:
-            self._place.took_in_thread(disk_ns / NS_PER_S, flush.size_bytes)
+            self._place.record_thread_flush(disk_ns / NS_PER_S, flush.size_bytes)
         return disk_ns, None
 
     def wait_for_checkpoint(self) -> None:

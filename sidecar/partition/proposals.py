@@ -70,7 +70,7 @@ class Proposals:
                 CHATTER.info(logger, "%s: ISR change not made: %s", key, "no answer" if response is None else response.detail)
             feed(IsrChangeAnswered(epoch=effect.epoch, accepted=accepted))
 
-        self._put(key, self._request(key, effect), answered)
+        self._queue(key, self._request(key, effect), answered)
 
     def report_leader(self, key: PartitionKey, effect: do.ReportLeader) -> None:
         """Report to the metadata group that a leader is unreachable. There is no answer, because the replica repeats the report."""
@@ -128,9 +128,9 @@ class Proposals:
             if response is not None and response.error != pb.ControlResponse.OK:
                 logger.debug("%s: %s: %s", key, request.WhichOneof("request"), response.detail or response.error)
 
-        self._put(key, request, answered)
+        self._queue(key, request, answered)
 
-    def _put(
+    def _queue(
         self, key: PartitionKey, request: pb.ControlRequest, answered: Callable[[pb.ControlResponse | None], None]
     ) -> None:
         if self._closed:
@@ -142,7 +142,7 @@ class Proposals:
     async def _send(self) -> None:
         """Send the waiting requests to the metadata group in batches, one batch after the other."""
         await asyncio.sleep(_GATHER_S)
-        while (batch := self._wishes.take()) is not None:
+        while (batch := self._wishes.next_batch()) is not None:
             self._wishes.batch_answered(await self._group.propose(batch, _TIMEOUT_S))
 
     async def close(self) -> None:

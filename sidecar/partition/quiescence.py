@@ -116,7 +116,7 @@ class FetchCombiner:
 
     def _turn(self) -> None:
         now_ns = clock.now_ns()
-        questions, ended = self._quiet.due(now_ns)
+        questions, ended = self._quiet.start_turn(now_ns)
         self._asked = {question.number: question for question in questions}
         for silent in ended:
             self._counters["leaders' nodes silent about quiet fetches"] += 1
@@ -124,7 +124,7 @@ class FetchCombiner:
         for question in questions:
             reply = f"{self._bus.inbox}.{self._slot}.{question.number}"
             if not self._bus.send(self._subjects.notify(question.leader), (self._frame(question),), reply):
-                self._end(self._quiet.take_unanswered(question))
+                self._end(self._quiet.process_no_responders(question))
         self._is_ticking = len(self._quiet) > 0
         if self._is_ticking:
             self._timers.set(self._timer, now_ns + self._quiet.interval_ns)
@@ -148,7 +148,7 @@ class FetchCombiner:
             return
         if headers and is_status(headers, payload):
             del self._asked[number]
-            self._end(self._quiet.take_unanswered(question))
+            self._end(self._quiet.process_no_responders(question))
             return
         try:
             answer = frames.decode(payload, pb.QuietFetchesAnswer)
@@ -161,7 +161,7 @@ class FetchCombiner:
             return
         del self._asked[number]
         if answer.count == len(question.fetches):
-            self._end(self._quiet.take_ended(question, frozenset(answer.over)))
+            self._end(self._quiet.process_answer(question, frozenset(answer.over)))
 
     def _end(self, ended: ReleasedFetches | None) -> None:
         if ended is not None:

@@ -65,9 +65,9 @@ class ReadSubjects:
         self.touched: Callable[[], None] = lambda: None
         """Callback after the number of waiting readers or of sent records may have changed."""
 
-    def give_states(self, giver: StateServer) -> None:
+    def set_state_server(self, giver: StateServer) -> None:
         """Set ``giver``, which returns the state of producers and message ids. Backups request it with a read."""
-        self._reads.give_state = giver.give_piece
+        self._reads.give_state = giver.read_piece_below
 
     @property
     def record_count(self) -> int:

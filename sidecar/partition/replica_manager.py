@@ -121,7 +121,7 @@ class Partitions:
         return self._node.derived
 
     @property
-    def heard_bytes(self) -> int:
+    def standby_bytes(self) -> int:
         """Memory of the publishes that standby followers on this node have buffered, in bytes."""
         return self._node.heard.size_bytes
 
@@ -186,7 +186,7 @@ class Partitions:
         if nodes_changed or change.lease_changed:
             self._changed.add(self._workers)
 
-    def metadata_heard(self, sent_ns: int, lease_ns: int = 0) -> None:
+    def heartbeat_answered(self, sent_ns: int, lease_ns: int = 0) -> None:
         """Extend the leases of the partitions that this node leads, because a heartbeat was answered.
 
         The image must be as new as the answer. ``sent_ns``: monotonic time at which the heartbeat was sent. ``lease_ns``:
@@ -233,7 +233,7 @@ class Partitions:
             return
         worker, wanted = self._workers.get(key), self._find_in_image(key)
         if worker is not None and wanted is not None:
-            self._tell(worker)
+            self._update_worker(worker)
         elif worker is None and wanted is None:
             self.failed.pop(key, None)
         elif len(self._busy) >= _OPENED_AT_ONCE:
@@ -275,7 +275,7 @@ class Partitions:
                 await self._stop(worker)
             elif wanted is None or not await self._start(key, *wanted):
                 return
-        self._tell(worker)
+        self._update_worker(worker)
 
     async def _start(self, key: PartitionKey, stream: StreamImage, partition: PartitionState) -> bool:
         """Open the log of the partition ``key`` and start its worker. Return False after a failure. The node then retries later."""
@@ -321,7 +321,7 @@ class Partitions:
         self._leading.pop(key, None)
         if self._by_name.get((key.stream, key.partition)) is worker:
             del self._by_name[key.stream, key.partition]
-        gone, later = self._departures.has_left(key, self._image), False
+        gone, later = self._departures.has_moved_away(key, self._image), False
         if gone and not self._stopping:
             allowed = await self._node.deletions.is_allowed(key)
             gone, later = bool(allowed), allowed is None
@@ -349,12 +349,12 @@ class Partitions:
         """
         while not self._stopping:
             await asyncio.sleep(LATER_S)
-            if key in self._workers or key in self._busy or not self._departures.has_left(key, self._image):
+            if key in self._workers or key in self._busy or not self._departures.has_moved_away(key, self._image):
                 return
             if await self._leave(key) is not None:
                 return
 
-    def _tell(self, worker: PartitionWorker) -> None:
+    def _update_worker(self, worker: PartitionWorker) -> None:
         found = self._find_in_image(worker.key)
         if found is None:
             return
@@ -383,7 +383,12 @@ class Partitions:
 
     async def _leave_all(self, keys: list[PartitionKey]) -> None:
         for key in keys:
-            if self._stopping or key in self._busy or key in self._workers or not self._departures.has_left(key, self._image):
+            if (
+                self._stopping
+                or key in self._busy
+                or key in self._workers
+                or not self._departures.has_moved_away(key, self._image)
+            ):
                 continue
             task = self._busy[key] = start_attended(self._leave(key))  # it cannot be opened until then
             task.add_done_callback(partial(self._opening_ended, key))

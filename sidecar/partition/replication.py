@@ -171,7 +171,7 @@ class ReplicationHandler:
         if self.giver is None or not self._is_own(reply, request.replicaID, _named_id(request)):
             return
         room = min(request.maxBytes, self._bus.max_payload) - _STATE_OVERHEAD_BYTES
-        piece = self.giver.give(StatePieceRequest(request.endOffset, request.position), max(1, min(room, PIECE_BYTES)))
+        piece = self.giver.read_piece(StatePieceRequest(request.endOffset, request.position), max(1, min(room, PIECE_BYTES)))
         answer = pb.StateResponse(streamUid=self._key.uid, partition=self._key.partition, requestId=request.requestId)
         if piece is None:
             answer.later = True
@@ -499,7 +499,7 @@ class FetchClient:
             self._counters["pieces of batches that had to wait"] += 1
             return events.FetchPieceArrived(request_id=request_id, leader_epoch=answer.leader_epoch, has_room=False)
         self._counters["pieces of batches received"] += 1
-        whole = self._assembly.take(answer.piece)
+        whole = self._assembly.add_piece(answer.piece)
         if not self._assembly.held_bytes:
             self._router.release(self._slot)
         if whole is None:

@@ -136,7 +136,7 @@ class PartitionServices:
         self._patience = Timer(self._lose_patience)
         self._checks = False
         """True if a check is scheduled."""
-        self._report = Timer(self._tell_others)
+        self._report = Timer(self._broadcast_states)
         self._report_ns = 0
         """Monotonic time of the next scheduled report. 0: none is scheduled."""
         self._reported: tuple[bytes, Sequence[str]] = (b"", ())
@@ -227,7 +227,7 @@ class PartitionServices:
         """Return the state of each service of this partition, for the status page."""
         return self._sessions.report(self._replica.high_watermark) if len(self._sessions) else []
 
-    def services_that_left(self) -> list[dict[str, object]]:
+    def left_services(self) -> list[dict[str, object]]:
         """Return the services that no longer run on this node, for the status page."""
         return self._sessions.missing_services(self._replica.high_watermark, clock.now_ns())
 
@@ -261,7 +261,7 @@ class PartitionServices:
             self._report_ns = at_ns
             self._timers.set(self._report, at_ns)
 
-    def _tell_others(self) -> None:
+    def _broadcast_states(self) -> None:
         """Send the states of the services to the other replicas. Then check whether another replica should lead.
 
         If all services work, reports are half as frequent.
@@ -304,7 +304,7 @@ class PartitionServices:
                 logger.warning("%s: %s hands over to %s: %s", self.key, self._node_id, toward, why)
                 self._hand_over(toward, why)
         else:
-            self._wellness.look(own, now_ns)
+            self._wellness.unhealthy_services(own, now_ns)
         if len(self._sessions) or self._wellness.knows(now_ns):
             if quiet and not self._wellness.anybody_is_ill:
                 self._report_by((now_ns + QUIET_ROUNDS * _EVERY_NS) // _EVERY_NS * _EVERY_NS)  # all partitions in one turn
@@ -438,7 +438,7 @@ class ServiceHandler:
             self._counters[counter_name(error)] += 1
             logger.debug("a frame on the services' subject can't be used: %s", error)
 
-    def said_here(self, message: pb.ServiceHello | pb.ServiceAck, inbox: str, told: Told) -> None:
+    def process_local(self, message: pb.ServiceHello | pb.ServiceAck, inbox: str, told: Told) -> None:
         """Process a message of a service that runs in this process.
 
         ``told``: called with answers to the service. ``inbox``: name that identifies the service.

@@ -214,7 +214,7 @@ class PartitionWorker:
         for part in (self._driver, self.ingest.reader, self.standby, self.reads, self.replay, self.states, self.services):
             part.touched = self.touched
         self.replication.giver, self.fetches.taker = self.states.giver, self.states.taker
-        self.reads.give_states(self.states.giver)
+        self.reads.set_state_server(self.states.giver)
         self.fetches.failed = self._flush_failed
         self.states.written = self._state_written
         self.trace()

@@ -103,10 +103,10 @@ class DirectoryLineage:
         if trusted and known != nonce:
             self.known[peer_id], self._changed = nonce, True
         if known_as:
-            self._heard_of_itself(peer_id, known_as, trusted)
+            self._process_own_nonce(peer_id, known_as, trusted)
         return trusted
 
-    def _heard_of_itself(self, peer_id: str, nonce: int, trusted: bool) -> None:
+    def _process_own_nonce(self, peer_id: str, nonce: int, trusted: bool) -> None:
         if self.holds(nonce):
             self._doubts.pop(peer_id, None)
             if self._known_as.get(peer_id) != nonce:
@@ -312,7 +312,7 @@ class Probation:
             )
         return trusted
 
-    def look(self) -> None:
+    def end_if_complete(self) -> None:
         """End the probation if the first start of the group is complete. Call it after each flushed tick."""
         if self.over and not self.has_been_member:
             self._end()  # the only member there is

@@ -184,16 +184,16 @@ def rescue(
         written[node] = home / "raft"
     for node, target in written.items():
         if node in given:
-            _put_aside(target)
+            _set_raft_aside(target)
         (target.parent / _NEW).rename(target)
         sync_folder(target.parent)
     for path, node_id in ids.items():
         if node_id not in voters:
-            _put_aside(path / "raft")
+            _set_raft_aside(path / "raft")
     return written
 
 
-def _put_aside(raft: Path) -> None:
+def _set_raft_aside(raft: Path) -> None:
     if raft.exists():
         raft.rename(raft.with_name(BEFORE))
         sync_folder(raft.parent)

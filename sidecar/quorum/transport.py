@@ -248,7 +248,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
             asker=(question["last_log_term"], question["last_log_index"]),
         )
         if granted:
-            core.give_way(_GIVE_WAY_S)
+            core.defer_election(_GIVE_WAY_S)
             self.send(self._nodes[sender], {"type": "pre_vote_granted", "term": core.raftCurrentTerm})
             return
         self.sessions.counters["pre-votes not granted"] += 1

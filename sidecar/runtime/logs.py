@@ -214,7 +214,7 @@ class Suppression(logging.Filter):
                 self._suppressed[key] = count + 1, record
             told = self._suppressed.pop(key, None) if takes else None
         if told is not None:
-            self._tell(*told)
+            self._write_count(*told)
         return takes
 
     def _takes(self, key: tuple[str, PartitionKey | None]) -> bool:
@@ -226,7 +226,7 @@ class Suppression(logging.Filter):
             del self._buckets[next(iter(self._buckets))]
         return left >= 1
 
-    def tell(self, *, all_of_it: bool = False) -> None:
+    def write_counts(self, *, all_of_it: bool = False) -> None:
         """Write a line with the number of suppressed lines, for each event and partition whose last line is older than a second.
 
         ``all_of_it``: True to write all numbers now, because the process ends.
@@ -238,9 +238,9 @@ class Suppression(logging.Filter):
             due = [key for key in self._suppressed if all_of_it or now - self._buckets.get(key, (0, 0))[1] >= _LATER_S]
             told = [self._suppressed.pop(key) for key in due]
         for count, record in told:
-            self._tell(count, record)
+            self._write_count(count, record)
 
-    def _tell(self, count: int, last: logging.LogRecord) -> None:
+    def _write_count(self, count: int, last: logging.LogRecord) -> None:
         text = f"suppressed {count:,} lines like this one: {last.getMessage()}"
         made = logging.LogRecord(last.name, last.levelno, last.pathname, last.lineno, text, None, None)
         made.__dict__.update(event=event_of(last), partition_key=partition_of(last), suppressed=count)

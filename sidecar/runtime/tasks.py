@@ -84,17 +84,17 @@ def report_failure(what: str, error: Exception) -> None:
 
 def _task_ended(task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        _tell(task, error)
+        _report_end(task, error)
 
 
 def _endless_ended(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
-        _tell(task, task.exception() or BackgroundError("the task returned, but should run until the node stops"))
+        _report_end(task, task.exception() or BackgroundError("the task returned, but should run until the node stops"))
     elif not task.cancelling():
-        _tell(task, BackgroundError("the task canceled itself"))
+        _report_end(task, BackgroundError("the task canceled itself"))
 
 
-def _tell(task: asyncio.Task[Any], error: BaseException) -> None:
+def _report_end(task: asyncio.Task[Any], error: BaseException) -> None:
     context = {"message": f"{task.get_name()} has ended", "exception": error, _ENDED: task.get_name()}
     task.get_loop().call_exception_handler(context)
 

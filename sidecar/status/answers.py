@@ -282,7 +282,7 @@ async def _services(reporter: Reporter, said: Any) -> dict[str, Any]:
     rows = []
     async for worker in _in_slices(list(reporter.partitions)):
         if not is_internal(worker.key.stream):
-            for figures in (*worker.services.report(), *worker.services.services_that_left()):
+            for figures in (*worker.services.report(), *worker.services.left_services()):
                 if (not name or figures["service"] == name) and match in str(figures["service"]).lower():
                     rows.append(instance_row(worker.key.stream, worker.key.partition, figures))
     return joined_services([{"rows": rows}], limit, of_one=bool(name))
@@ -295,7 +295,7 @@ async def _events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
     events.
     """
     if isinstance(said, dict) and "kept" in said:
-        return await kept_events(reporter, said)
+        return await stored_events(reporter, said)
     told = await reporter.group.events(json.dumps(said).encode())
     if told is None or "events" not in told:
         return None
@@ -486,7 +486,7 @@ class StoredEventsRequest:
         return cls(before, below, since_ns, until_ns, only, limit_of(said.get("limit", MOST_ROWS)))
 
 
-async def kept_events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
+async def stored_events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
     """Return events from the stream of events, newest first, or None for an invalid question ``said``.
 
     The fields of the result are ``kept``: events, ``more``: True if there may be older ones, and ``last``: place before which
@@ -501,12 +501,12 @@ async def kept_events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
     if worker is None or not worker.is_in_sync:
         return {"at": [node for node in stream.partitions[0].isr if node != reporter.node_id]}
     try:
-        return await _looked_through(worker.log, worker.high_watermark + 1, question)
+        return await _search_events(worker.log, worker.high_watermark + 1, question)
     except LiftError:
         return None  # damaged, or deleted in the meantime
 
 
-async def _looked_through(log: Log, end: int, question: StoredEventsRequest) -> dict[str, Any]:
+async def _search_events(log: Log, end: int, question: StoredEventsRequest) -> dict[str, Any]:
     if question.until_ns:
         end = min(end, log.offset_for_timestamp(question.until_ns + SKEW_NS))
     if question.below is not None:

@@ -48,7 +48,7 @@ class Health:
     def ready_checks(self) -> list[Check]:
         """Run the ready checks, and the check whether all replicas were in sync at least once since the start. Return their results."""
         signs = self._signs()
-        own = self._synced.look(self._replicas(), opened=signs.opened)
+        own = self._synced.update(self._replicas(), opened=signs.opened)
         return [*ready(signs), own if not own.ok else Check("synced", self._elsewhere())]
 
     def report(self) -> dict[str, Any]:

@@ -148,7 +148,7 @@ class Reporter:
         """Return the state of the wall clock: its difference from other nodes in s, and why it is not trusted ('': it is)."""
         if self._clocks is None:
             return {"skew_s": 0.0, "doubt": ""}
-        trust = self._clocks.look()
+        trust = self._clocks.check()
         return {"skew_s": round(trust.skew_ns / 1e9, 3), "doubt": trust.why}
 
     def coordinators(self) -> list[dict[str, Any]]:
@@ -209,7 +209,7 @@ class Reporter:
             "most_waiting_bytes": inflow.most_waiting_bytes,
             "server_holds_bytes": inflow.overflow.backlog_bytes,
             "bursts": inflow.bursts,
-            "left_out": inflow.left_out,
+            "left_out": inflow.dropped_unread,
             "lost_with_connections": inflow.cuts.lost_messages,
             "connections_with_unknown_loss": inflow.cuts.unknown,
         }
@@ -260,7 +260,7 @@ class Reporter:
             "protocol_frames": worker.ingest.reader.protocol_frames,
             "storage_failed": worker.executor.storage_failed,
             "services": worker.services.report(),
-            "gone_services": worker.services.services_that_left(),
+            "gone_services": worker.services.left_services(),
         }
 
 

@@ -131,7 +131,7 @@ class Sampler:
             look.add_process(said)
         before, self._seen = self._seen, seen
         if before is not None and 0 < at_s - before.at_s <= MOST_COVERED_S:
-            self._history.put(second, _row(before, seen, look), covers=max(1, second - before.second))
+            self._history.add_values(second, _row(before, seen, look), covers=max(1, second - before.second))
 
 
 class _PartitionSums:
@@ -154,7 +154,7 @@ class _PartitionSums:
         """Compute the sums over all partitions of this process. Each ``yield`` is a point where other work may run."""
         partitions = self._partitions.counts
         here = partitions.here
-        yield from here.look()
+        yield from here.update()
         for sums in partitions.all().by_stream.values():
             self.counts = list(map(add, self.counts, sums))
         led, short, short_and_under = map(here.total, _LED)

@@ -69,7 +69,7 @@ class _SpanCollector(SpanProcessor):
 
 
 class SpanThread:
-    """A thread that exports spans. The event loop calls ``put`` at any time, and ``close`` at the end.
+    """A thread that exports spans. The event loop calls ``add`` at any time, and ``close`` at the end.
 
     ``budget``: counts the spans that are dropped.
     """
@@ -99,7 +99,7 @@ class SpanThread:
         self._thread = threading.Thread(target=self._run, name="liftpy-traces", daemon=True)
         self._thread.start()
 
-    def put(self, tree: SpanTree) -> None:
+    def add(self, tree: SpanTree) -> None:
         """Queue a finished span with its children for export. If the queue is full, count them as dropped."""
         with self._lock:
             if self._queued + tree.size <= MOST_QUEUED_SPANS:

@@ -287,8 +287,8 @@ class BusConnection(StrictConnection):
             self._write((f"UNSUB {sid} \r\n".encode(),), 0)
 
     async def _read_loop(self) -> None:
-        """Process the data that ``_take`` leaves for the reading task."""
-        self._receiver = receiver = await receive(self, self._take, _LEFT_BYTES)
+        """Process the data that ``_process_arrived`` leaves for the reading task."""
+        self._receiver = receiver = await receive(self, self._process_arrived, _LEFT_BYTES)
         self._outlet = None if receiver is None else WriteCoalescer(receiver.transport, asyncio.get_running_loop())
         try:
             await super()._read_loop()
@@ -301,7 +301,7 @@ class BusConnection(StrictConnection):
     async def _read(self) -> bytes:
         return await (self._receiver.read() if self._receiver is not None else super()._read())
 
-    def _take(self, data: bytes) -> bytes | None:
+    def _process_arrived(self, data: bytes) -> bytes | None:
         """Process data from the socket. Return b"" if the reading task must process data that needs an await, otherwise None."""
         if self.is_closed or self.is_reconnecting:
             return None  # the data belongs to a closed connection
@@ -367,16 +367,16 @@ class BusConnection(StrictConnection):
             for listener in leaving:
                 listener.close()
 
-    def when_heard(self, heard: Callable[[], None]) -> None:
+    def when_subscribed(self, heard: Callable[[], None]) -> None:
         """Call ``heard`` when the server has processed all data sent so far, such as subscriptions.
 
         Several calls share a round trip to the server.
         """
         self._unheard.append(heard)
         if self._hearing is None or self._hearing.done():
-            self._hearing = spawn(self._hear(), "subscriptions being confirmed")
+            self._hearing = spawn(self._wait_for_server(), "subscriptions being confirmed")
 
-    async def _hear(self) -> None:
+    async def _wait_for_server(self) -> None:
         wait_s = _RETIRE_TIMEOUT_S
         while self._unheard and not self.is_closed:
             asking, self._unheard = self._unheard, []
@@ -445,7 +445,7 @@ class BusConnection(StrictConnection):
         self._last_server_id, self._lost_ns = str(self._server_info.get("server_id", "")), clock.now_ns()
         if not self.is_closed:
             logger.warning("NATS connection lost connection=%s reason=%s: reconnecting", self.name, self.last_problem)
-            self._tell_all([partial(changed, False) for changed in self._on_change])
+            self._run_callbacks([partial(changed, False) for changed in self._on_change])
 
     async def _reconnected(self) -> None:
         self._problems.told = None
@@ -455,9 +455,9 @@ class BusConnection(StrictConnection):
         if again := self._unsure.again(self._lost_ns):
             self._write((again,), len(again))
         self.all_have_lost_it = all_have_lost_it(len(self.servers), self._last_server_id, server)
-        self._tell_all([*self._on_reconnect, *(partial(changed, True) for changed in self._on_change)])
+        self._run_callbacks([*self._on_reconnect, *(partial(changed, True) for changed in self._on_change)])
 
-    def _tell_all(self, callbacks: Sequence[Callable[[], None]]) -> None:
+    def _run_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
         """Call all ``callbacks``, even if one raises an error. nats-py would hide such an error, so it is logged."""
         for callback in callbacks:
             try:

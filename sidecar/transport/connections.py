@@ -91,22 +91,22 @@ class _DataPath:
         links.ingest.on_change(lambda is_up: self._link_changed(INGEST, is_up or links.ingest.is_closed))
 
     def _link_changed(self, name: str, is_up: bool) -> None:
-        self._tell(self._path.link_changed(name, is_up, clock.now_ns()))
+        self._report_change(self._path.link_changed(name, is_up, clock.now_ns()))
 
-    def _due(self) -> None:
+    def _check_timeout(self) -> None:
         if self._links.ingest.is_closed:  # the node has stopped in the meantime
             self._link_changed(INGEST, True)
         else:
-            self._tell(self._path.due(clock.now_ns()))
+            self._report_change(self._path.check_timeout(clock.now_ns()))
 
-    def _tell(self, changed: bool | None) -> None:
+    def _report_change(self, changed: bool | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         now_ns = clock.now_ns()
         next_ns = self._path.next_ns(now_ns)
         if next_ns is not None:
-            self._timer = asyncio.get_running_loop().call_later((next_ns - now_ns) / NS_PER_S, self._due)
+            self._timer = asyncio.get_running_loop().call_later((next_ns - now_ns) / NS_PER_S, self._check_timeout)
         if changed is not None:
             self._changed(changed)
 
@@ -200,7 +200,7 @@ class StandbySubscription:
         if link is None:
             loop.call_soon(settled)
         else:
-            link.when_heard(settled)
+            link.when_subscribed(settled)
 
     def leave(self) -> None:
         """Unsubscribe. Messages that still arrive are passed to the sink until ``close``."""

@@ -22,9 +22,9 @@ class Drops:
         """Record that ``count`` publishes of ``partition`` were dropped because of ``reason``."""
         self._unsaid[partition, reason] += count
         if self._timer is None:
-            self._say()
+            self._log_drops()
 
-    def _say(self) -> None:
+    def _log_drops(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -34,10 +34,10 @@ class Drops:
         more = len(self._unsaid) - 8
         logger.warning("dropped publishes without reply subject: %s%s", said, f", and {more} more" if more > 0 else "")
         self._unsaid.clear()
-        self._timer = asyncio.get_running_loop().call_later(_SAY_EVERY_S, self._say)
+        self._timer = asyncio.get_running_loop().call_later(_SAY_EVERY_S, self._log_drops)
 
     def close(self) -> None:
         """Log the dropped publishes that were not logged yet, and stop."""
-        self._say()
+        self._log_drops()
         if self._timer is not None:
             self._timer.cancel()

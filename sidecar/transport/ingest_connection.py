@@ -232,7 +232,7 @@ class IngestConnection(BusConnection):
         return self._arrived_bytes, self._done_bytes
 
     @property
-    def left_out(self) -> int:
+    def dropped_unread(self) -> int:
         """Number of messages that were dropped unread, because the buffer was full."""
         return self._parser.left_out
 
@@ -254,7 +254,7 @@ class IngestConnection(BusConnection):
         """
         listener = super().listen(subject, sink, queue)
         if given_up is not None:
-            self._parser.tell(self._sid, given_up)
+            self._parser.on_dropped(self._sid, given_up)
         if refuser is not None:
             self._parser.refuse_by(self._sid, refuser)
         return listener
@@ -265,13 +265,13 @@ class IngestConnection(BusConnection):
         ``given_up``: called with the number of messages that are dropped unread while the buffer is full.
         """
         super().redirect(sid, sink, given_up)
-        self._parser.tell(sid, given_up)
+        self._parser.on_dropped(sid, given_up)
 
     # ---- from the socket ---------------------------------------------------------------------------------------------
-    def _take(self, data: bytes) -> bytes | None:
+    def _process_arrived(self, data: bytes) -> bytes | None:
         if not self._bypasses_buffer(data):
             return data
-        left = super()._take(data)
+        left = super()._process_arrived(data)
         if left is None:
             self._hand_over()
         return left
@@ -382,13 +382,13 @@ class IngestConnection(BusConnection):
         self._append(data)
         if not self._told:
             self._told = True
-            self._call(self._tell)
+            self._call(self._wake_reader)
 
     def _call(self, callback: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(callback)
 
-    def _tell(self) -> None:
+    def _wake_reader(self) -> None:
         self._told = False
         self._pings_outstanding = 0
         self._arrived.set()
@@ -407,14 +407,14 @@ class IngestConnection(BusConnection):
                 await self._idle()
             await self._make_room()
             if self._may_take():
-                await self._take_some()
+                await self._process_some()
                 await asyncio.sleep(0)
             else:
                 await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _idle(self) -> None:
         """Wait until data arrives. When a burst has ended, let the event loop read the socket again."""
-        self._look_at_age()
+        self._check_age()
         if self._thread is not None and clock.now_ns() - self._large_ns >= _CALM_NS:
             self._resume_loop_reads()
         self._arrived.clear()
@@ -422,18 +422,18 @@ class IngestConnection(BusConnection):
             async with asyncio.timeout(None if self._thread is None else _CALM_NS / 1e9):
                 await self._arrived.wait()
 
-    async def _take_some(self) -> None:
+    async def _process_some(self) -> None:
         """Process buffered data for a few milliseconds, so that the event loop can do other work afterwards."""
-        most_bytes = _REFUSING_BYTES if self._look_at_age() else _TURN_BYTES
+        most_bytes = _REFUSING_BYTES if self._check_age() else _TURN_BYTES
         end_ns, taken_bytes = time.thread_time_ns() + _TURN_NS, 0
         while self._chunks and taken_bytes < most_bytes and time.thread_time_ns() < end_ns and self._may_take():
             piece = self._next_piece()
             taken_bytes += len(piece)
             self.taken_bytes += len(piece)
             await self._parse_piece(piece)
-        self._say_whether_there_is_room()
+        self._update_room()
 
-    def _look_at_age(self) -> bool:
+    def _check_age(self) -> bool:
         """Report to the node's memory budget how long the oldest unprocessed bytes have waited. Return whether that is too long."""
         room = self._room_of_node
         room.update_wait(self._arrived_bytes, self._done_bytes, clock.now_ns())
@@ -482,9 +482,9 @@ class IngestConnection(BusConnection):
                 await self._parse_piece(piece)
         finally:
             self._parser.leaving_out = False
-        self._say_whether_there_is_room()
+        self._update_room()
 
-    def _say_whether_there_is_room(self) -> None:
+    def _update_room(self) -> None:
         if self._reads():
             self._room.set()
             if self._thread is not None:

@@ -176,7 +176,7 @@ class IngestParser(SinkParser):
         """Let ``refuser`` reject messages of the subscription ``sid`` without decoding them, when it decides to."""
         self._refusers[b"%d" % sid] = refuser
 
-    def tell(self, sid: int, given_up: Callable[[int], None]) -> None:
+    def on_dropped(self, sid: int, given_up: Callable[[int], None]) -> None:
         """Call ``given_up`` with the number of messages of the subscription ``sid`` each time some are dropped unread."""
         self._told[b"%d" % sid] = given_up
 

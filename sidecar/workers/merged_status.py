@@ -176,13 +176,13 @@ class MergedStatus:
 
         ``workers`` in the result has an entry for each worker process.
         """
-        told = await self._workers.look(what="page", after=list(after), count=count)
+        told = await self._workers.request_statuses(what="page", after=list(after), count=count)
         own = {**self._reporter.page(after, count), "process": process_facts(self._reporter)}
         return joined_page(own, enumerate(told, 1), after, count)
 
     async def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
         """Return the status of at most ``count`` partitions of ``stream``, from all processes, by number."""
-        told = await self._workers.look(what="stream", stream=stream, count=count)
+        told = await self._workers.request_statuses(what="stream", stream=stream, count=count)
         rows = self._reporter.of_stream(stream, count)
         for one in told:
             rows += [row for row in one.get("rows", ()) if row["stream"] == stream]
@@ -193,7 +193,7 @@ class MergedStatus:
 
         ``kind``: partitions, groups or services. ``own``: rows of this process. ``said``: filters and limit of the request.
         """
-        told = [one for one in await self._workers.look(what=kind, said=said) if one["answers"]]
+        told = [one for one in await self._workers.request_statuses(what=kind, said=said) if one["answers"]]
         limit = limit_of(said.get("limit", MOST_ROWS))
         if kind == "groups":
             return joined_groups([own, *told], limit)
@@ -211,7 +211,7 @@ class MergedStatus:
 
     async def add(self, found: Figures) -> None:
         """Add the current metrics of all workers to the metrics ``found`` of the node."""
-        for told in await self._workers.look(what="figures"):
+        for told in await self._workers.request_statuses(what="figures"):
             add_figures(found, told)
 
 
@@ -226,7 +226,7 @@ class WorkerStatus:
         self._figures = NodeFigures(reporter)
         self._answers = answers
 
-    async def tell(self, asked: dict[str, Any]) -> dict[str, Any]:
+    async def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to one request of the node.
 
         Requests: ``{"what": "page", "after": [stream, partition], "count": n}``, ``{"what": "stream", "stream": s, "count":

@@ -135,7 +135,7 @@ class Workers:
         for handle in self.handles:
             handle.send_bytes(frame)
 
-    def metadata_heard(self, sent_ns: int, lease_ns: int) -> None:
+    def heartbeat_answered(self, sent_ns: int, lease_ns: int) -> None:
         """Tell the workers that a heartbeat of the node was answered. Each worker extends its leases by its own clock.
 
         ``sent_ns``: time at which the heartbeat was sent. ``lease_ns``: lease time. Both are in nanoseconds.
@@ -203,9 +203,9 @@ class Workers:
             (f"worker {h.share.number}: {why}" for h in self.handles if (why := h.signs.get("unsynced", "it starts"))), ""
         )
 
-    async def look(self, **what: Any) -> list[dict[str, Any]]:
+    async def request_statuses(self, **what: Any) -> list[dict[str, Any]]:
         """Send the status request ``what`` to all workers, and return their answers."""
-        return list(await asyncio.gather(*(handle.look(what) for handle in self.handles)))
+        return list(await asyncio.gather(*(handle.request_status(what) for handle in self.handles)))
 
     # ---- stop --------------------------------------------------------------------------------------------------------------
     async def close_subjects(self, timeout_s: float) -> None:

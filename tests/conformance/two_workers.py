@@ -86,7 +86,7 @@ class Bus:
     def behind_read(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)
 
-    def when_heard(self, heard: Callable[[], None]) -> None:
+    def when_subscribed(self, heard: Callable[[], None]) -> None:
         heard()
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
@@ -138,7 +138,7 @@ class Place:
     def takes(self, size_bytes: int, seals: bool) -> bool:
         return False
 
-    def took_in_thread(self, took_s: float, size_bytes: int) -> None: ...
+    def record_thread_flush(self, took_s: float, size_bytes: int) -> None: ...
 
 
 class Asked:

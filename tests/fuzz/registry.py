@@ -69,7 +69,7 @@ ELSEWHERE = {
     "sidecar.bench.cases:measured_together": "what its own child processes say",
     "sidecar.dev.demo_steps:_ask": "the demo's own publisher",
     "sidecar.dev.demo_steps:compute_by_spark": "the demo's own file",
-    "sidecar.dev.cluster:DevNode._take_stdout": "a child's first line",
+    "sidecar.dev.cluster:DevNode._process_stdout": "a child's first line",
     "sidecar.dev.nats_server:_port_in": "nats-server's file of ports",
     "liftpy.core.metadata.controller.quorum_member:QuorumMember._about_controllers": "an answer of the own image's window",
     "sidecar.quorum.library:RaftCore._SyncObj__changeCluster": "calls change_in first, which refuses",
@@ -87,5 +87,5 @@ ELSEWHERE = {
     "sidecar.workers.workers:Workers.worker_proposes": _OF_ONE_NODE,
     "sidecar.workers.quiescence:WorkerCombinedFetches._ask": _OF_ONE_NODE,
     "sidecar.workers.relayed_group:RelayedGroup.process_answer": _OF_ONE_NODE,
-    "sidecar.workers.relayed_group:RelayedGroup.entry_told": _OF_ONE_NODE,
+    "sidecar.workers.relayed_group:RelayedGroup.apply_entry": _OF_ONE_NODE,
 }

@@ -319,7 +319,7 @@ class LeaseModel:
             become = ("times become", round(session_s * 1000), round(lease_s * 1000))
             yield from self._decided(state, become, (*left[:5], left[5] - 1))
         led = self._copy(state.leader.sessions)
-        proposed = led.due(NOW)
+        proposed = led.take_due(NOW)
         ticking = state._replace(leader=state.leader._replace(sessions=self._number(led)))
         for proposal in proposed:
             if isinstance(proposal, pb.SettleSessionTimes):

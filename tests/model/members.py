@@ -306,7 +306,7 @@ class Member:
         else:
             assert kind in ("start", "tick"), kind
         tick_once(core, self.log.transport, self.log.journal, frames)
-        self.log.probation.look()
+        self.log.probation.end_if_complete()
 
     def _coming(self, sender: str, batch: Frames) -> tuple[tuple[str, bytes], ...]:
         """Numbered as the session that they are of begins with their tick's: nothing else was under way."""

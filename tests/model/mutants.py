@@ -217,14 +217,14 @@ def snapshot_commits_what_is_not_matched() -> Patches:
 
 def no_probation() -> Patches:
     """Who has lost its folder votes at once."""
-    real = Probation.look
+    real = Probation.end_if_complete
 
     def look(self: Probation) -> None:
         real(self)
         if not self.over:
             self._end()
 
-    return [method(Probation, "look", look)]
+    return [method(Probation, "end_if_complete", look)]
 
 
 def journal_ends_with_the_snapshot() -> Patches:
@@ -234,14 +234,14 @@ def journal_ends_with_the_snapshot() -> Patches:
 
 def barrier_of_any_time() -> Patches:
     """Probation is over with the first entry that is heard of."""
-    real = Probation.look
+    real = Probation.end_if_complete
 
     def look(self: Probation) -> None:
         real(self)
         if not self.over and self._core is not None and self._core.raftCommitIndex > 1:
             self._end()
 
-    return [method(Probation, "look", look)]
+    return [method(Probation, "end_if_complete", look)]
 
 
 def sessions_shrink_below_what_was_granted() -> Patches:

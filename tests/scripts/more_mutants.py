@@ -409,7 +409,7 @@ def a_complaint_is_not_looked_into() -> Patches:
 
 def every_complaint_is_believed() -> Patches:
     def believe(self: Log, offset: int, asker: str, now_ns: int) -> RecheckResult:
-        self.met_damage(CorruptionError("somebody says so"))
+        self.handle_damage(CorruptionError("somebody says so"))
         return RecheckResult.DAMAGED
 
     return [method(Log, "complaint", believe)]

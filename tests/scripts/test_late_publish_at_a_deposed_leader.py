@@ -20,7 +20,7 @@ def read_before(s: Stage, node: str, publish: Publish, reply: Reply) -> None:
     shell = s.replica(node).publishers
     for index, (inbox, payload, block) in enumerate(publish.messages):
         shell._askers[publish.inbox(index)] = publish, index, reply
-        shell.ingest._take([(b"", inbox, payload, block)])
+        shell.ingest._check_messages([(b"", inbox, payload, block)])
 
 
 def test_publish_at_a_deposed_leader_gets_no_ack_and_no_error() -> None:

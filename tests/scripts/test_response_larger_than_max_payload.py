@@ -63,7 +63,7 @@ def _fetch_large(desk: Desk, offset: int) -> list[RecordBatch]:
     while True:
         (frame,) = _fetch(desk, offset, assembly.held)
         assert len(frame) <= desk.bus.max_payload
-        whole = assembly.take(frames.decode_replication_piece(frame).piece)
+        whole = assembly.add_piece(frames.decode_replication_piece(frame).piece)
         if whole is not None:
             return split_batches(whole)
 

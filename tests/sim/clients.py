@@ -441,7 +441,7 @@ class SimProducer(SimPublisher):
             return
         head = self._head(process)
         head.askedProducer, head.producerSequence, head.producerName = _PRODUCER, lane.unanswered[0], self.name
-        self._say_position(head, 0)
+        self._add_position(head, 0)
         if self._acked is not None:
             head.producerAckedOffset, head.producerAckedEpoch = self._acked
         self._publish(frames.batch_publish(head, b""), (-1,), lambda ack: self._told(process, lane, ack))
@@ -472,7 +472,7 @@ class SimProducer(SimPublisher):
     def _began(self, lane: PartitionQueue) -> None:
         """Continue after the answer of the leader."""
 
-    def _say_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
+    def _add_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
         """Add no position."""
 
     def _head(self, process: int) -> client_pb2.BatchPublish:
@@ -497,7 +497,7 @@ class SimProducer(SimPublisher):
         head.producerDigest = b"" if parcel.digest is None else parcel.digest.encode()
         if parcel.names:
             head.producerName = self.name
-        self._say_position(head, parcel.position)
+        self._add_position(head, parcel.position)
         first = int(parse_batch(parcel.batch, verify=False).values()[0] or b"")
         self._publish(
             frames.batch_publish(head, parcel.batch), (first,), lambda ack: self._heard(process, lane, sequence, attempt, ack)
@@ -568,7 +568,7 @@ class SimDerivation(SimProducer):
         self._lane.add_many([value], None if key is None else [key], [len(value)], self._now_s, [self._position])
         self._position += 1
 
-    def _say_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
+    def _add_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
         head.producerPosition.CopyFrom(SourcePosition("source", 0, offset, self._process).message())
 
 

@@ -88,7 +88,7 @@ class Cluster:
         self.group.watch = self._image_changed
         self.group.deliver = self._image_arrives
         self.group.ask = self._ask
-        self.group.look_for = self._look_for
+        self.group.look_for = self._probe
         self.nodes = {f"n{i}": SimNode(self, f"n{i}") for i in range(1, plan.node_count + 1)}
         self.publishers: list[SimPublisher] = []
         self.readers: list[SimReader] = []
@@ -163,7 +163,7 @@ class Cluster:
 
         self.network.request("metadata", f"question.{question.node}", question, answered)
 
-    def _look_for(self, node: str, absent: Callable[[], None]) -> None:
+    def _probe(self, node: str, absent: Callable[[], None]) -> None:
         """Probe a late node, as the metadata leader does."""
         self.network.request("metadata", f"status.{node}", "present?", lambda said: absent() if said is NO_RESPONDERS else None)
 

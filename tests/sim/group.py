@@ -181,7 +181,7 @@ class SimGroup(SingleLogGroup):
         now_ns = self.clock.now_ns
         if self.available:
             self.apply_due()
-            for question in self.duties.take_questions():
+            for question in self.duties.take_leader_checks():
                 self.ask(question, partial(self.duties.record_testimony, question))
             for node in self.duties.overdue(now_ns):
                 self.look_for(node, partial(self.duties.record_no_responders, node))

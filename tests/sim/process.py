@@ -308,7 +308,7 @@ class Process:
 
     # ---- quiet fetches, of all partitions together ---------------------------------------------------------------------
     def _ask_for_quiet_fetches(self) -> None:
-        questions, ended = self.quiet.due(self.now_ns())
+        questions, ended = self.quiet.start_turn(self.now_ns())
         for each in ended:
             self.cluster.counters["quiet fetches: silence"] += 1
             self._end_quiet(each)
@@ -343,7 +343,7 @@ class Process:
         if self.dead:
             return
         absent = answer is NO_RESPONDERS
-        self._end_quiet(self.quiet.take_unanswered(question) if absent else self.quiet.take_ended(question, answer))
+        self._end_quiet(self.quiet.process_no_responders(question) if absent else self.quiet.process_answer(question, answer))
 
     def _end_quiet(self, ended: ReleasedFetches | None) -> None:
         if ended is None:
@@ -444,7 +444,7 @@ class Process:
                 self._data_path_changed(self._data_path.link_changed(link, is_up, now_ns))
                 for replica in self.replicas.values() if link == INGEST else ():
                     replica.publishers.link_changed(is_up)
-        self._data_path_changed(self._data_path.due(now_ns))
+        self._data_path_changed(self._data_path.check_timeout(now_ns))
 
     def _data_path_changed(self, is_up: bool | None) -> None:
         if is_up is not None and not self.dead:
@@ -523,7 +523,7 @@ class Process:
         self._send_wishes()
 
     def _send_wishes(self) -> None:
-        batch = self.wishes.take()
+        batch = self.wishes.next_batch()
         if batch is None:
             return
         state = {"open": True}

@@ -151,7 +151,7 @@ class SimIngest:
         """Start as leader with the standby buffer."""
         counters = self.standby.counters
         was = {name: getattr(counters, name) for name in counters.__slots__}
-        self.standby.take_over(lambda taken: self._open(taken, was))
+        self.standby.replay(lambda taken: self._open(taken, was))
 
     def _open(self, taken: FailoverBacklog | None, was: dict[str, int]) -> None:
         for name, count in was.items():
@@ -289,7 +289,7 @@ class SimIngest:
         self._sink = None
         self._cluster.network.unsubscribe(self._replica.host, subject)
 
-    def when_heard(self, heard: Callable[[], None]) -> None:
+    def when_subscribed(self, heard: Callable[[], None]) -> None:
         """Call ``heard`` when all publishers know the subscription."""
         self._replica.later(self._cluster.network.noise.interest_ns, heard)
 

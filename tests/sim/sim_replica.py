@@ -459,7 +459,7 @@ class SimReplica(Asking):
             dropped = self.commit.alone(lambda: self.log.complete_compaction(compaction))
             self.cluster.counters["records dropped by compaction"] += dropped
         except CorruptionError as error:
-            self.log.met_damage(error)
+            self.log.handle_damage(error)
         except StorageError as error:
             if self.log.closed:
                 self._storage_failed(error)
@@ -614,7 +614,7 @@ class SimReplica(Asking):
         self.publishers.taker.fetch_answered()
         data = memoryview(answer.batches)
         if answer.piece is not None:
-            whole = self._assembly.take(answer.piece) if self._assembly.is_asked(request_id) else None
+            whole = self._assembly.add_piece(answer.piece) if self._assembly.is_asked(request_id) else None
             if whole is None:
                 self.feed(ev.FetchPieceArrived(request_id=request_id, leader_epoch=answer.leader_epoch))
                 return
@@ -656,7 +656,7 @@ class SimReplica(Asking):
     def _epoch_query_received(self, request: EpochRequest | StateRequest, reply: Reply) -> None:
         if isinstance(request, StateRequest):
             if not self.failed:
-                reply(StateAnswer(self.publishers.giver.give(request.question, _STATE_PIECE_BYTES)))
+                reply(StateAnswer(self.publishers.giver.read_piece(request.question, _STATE_PIECE_BYTES)))
             return
         self.feed(received_from(ev.EpochQueryReceived, request, token=self._keep((request, reply)), stream_uid=request.uid))
 

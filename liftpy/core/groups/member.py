@@ -153,15 +153,15 @@ class MemberMachine:
         if key in self._owned:
             self._dropped[key] = (self._owned.pop(key), self._number)
             self._asked.discard(key)
-            self._tell()
+            self._send_now()
 
     def reads(self, streams: Iterable[pb.KnownStream]) -> None:
         """Set the streams to read from now on. Call it also when a stream gets more partitions or was created again."""
         self._streams = list(streams)
         self._streams_from = self._number + 1
-        self._tell()
+        self._send_now()
 
-    def _tell(self) -> None:
+    def _send_now(self) -> None:
         self._news_after, self._due_ns = self._number, _LONG_AGO
 
     # ---- commands --------------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ MAX_KEYS = 4_000_000
 class CompactionFilter:
     """Finds the records that compaction may remove. It works in two passes.
 
-    First pass all batches to ``learn`` in order. Then call ``kept_mask`` for the same batches in the same order.
+    First pass all batches to ``learn`` in order. Then call ``retained_mask`` for the same batches in the same order.
     """
 
     config: StreamConfig
@@ -98,7 +98,7 @@ class CompactionFilter:
             for subject, count in zip(*_count_by_subject(columns.subjects), strict=True):
                 self._counts[subject] = self._counts.get(subject, 0) + count
 
-    def kept_mask(self, batch: RecordBatch) -> Mask:
+    def retained_mask(self, batch: RecordBatch) -> Mask:
         """Second pass: return which records of the batch stay in the log, as bool[record_count]."""
         if batch.header.is_remains:
             return np.zeros(batch.record_count, dtype=np.bool_)
@@ -302,7 +302,7 @@ class Compaction:
             for segment in group:
                 for batch in _batches(segment):
                     is_last = lasts.get(batch.header.producer_id) == batch.base_offset
-                    mask = self.rules.kept_mask(batch)
+                    mask = self.rules.retained_mask(batch)
                     if not (is_last and batch.header.is_remains):
                         self.dropped_records += int(batch.record_count - mask.sum())
                     writer.add(batch, mask, is_last)

@@ -135,7 +135,7 @@ class FlushScheduler:
         """
         return self.on_loop and not seals and size_bytes <= LARGE_BYTES and self.waiting <= MOST_WAITING
 
-    def took_on_loop(self, took_s: float) -> None:
+    def record_loop_flush(self, took_s: float) -> None:
         """Record that a flush on the event loop took ``took_s`` seconds. If flushes have become slow, move them to threads."""
         self.done_on_loop += 1
         self._average_s += (took_s - self._average_s) * _WEIGHT
@@ -146,7 +146,7 @@ class FlushScheduler:
         self.on_loop, self._points = False, 0
         self.moves += 1
 
-    def took_in_thread(self, took_s: float, size_bytes: int) -> None:
+    def record_thread_flush(self, took_s: float, size_bytes: int) -> None:
         """Record that a flush of ``size_bytes`` in a thread took ``took_s`` seconds. If enough were short, move flushes to the
         event loop.
 

@@ -336,7 +336,7 @@ class Log:
                 self._segment_at(from_offset).recheck(from_offset)
             return without_earlier_offsets(result, from_offset) if self.may_have_gaps else result
         except CorruptionError as error:
-            self.met_damage(error)
+            self.handle_damage(error)
             raise
 
     def read_part(
@@ -351,7 +351,7 @@ class Log:
         try:
             return read_part(self.segments, from_offset, position, size_bytes, self._end_limit(end_offset))
         except CorruptionError as error:
-            self.met_damage(error)
+            self.handle_damage(error)
             raise
 
     def offset_for_timestamp(self, timestamp_ns: int) -> int:
@@ -362,11 +362,11 @@ class Log:
         try:
             found = first_offset_at(self.segments, timestamp_ns)
         except CorruptionError as error:
-            self.met_damage(error)
+            self.handle_damage(error)
             raise
         return self.log_end_offset if found is None else max(found, self.log_start_offset)
 
-    def met_damage(self, error: CorruptionError) -> None:
+    def handle_damage(self, error: CorruptionError) -> None:
         """Handle damage that a read has found: remove the index of the segment, and report the damage to the replica (``on_damage``).
 
         Without the index, the next recovery reads the segment, finds the damage and quarantines the segment [S3]. Until then
@@ -383,7 +383,7 @@ class Log:
     def complaint(self, offset: int, asker: str, now_ns: int) -> RecheckResult:
         """Check the batch at ``offset`` on disk, because the node or reader ``asker`` reported it as damaged. Return the result.
 
-        ``RecheckLimiter`` limits the number of checks. A confirmed damage is handled as in ``met_damage``. ``now_ns``: monotonic
+        ``RecheckLimiter`` limits the number of checks. A confirmed damage is handled as in ``handle_damage``. ``now_ns``: monotonic
         time.
         """
         if self.closed or not self.log_start_offset <= offset < self.log_end_offset:
@@ -395,12 +395,12 @@ class Log:
     def is_sound(self, offset: int) -> bool:
         """Read the block that contains ``offset`` from the file again. Return True if its batches are valid.
 
-        If they are damaged, handle this as in ``met_damage``.
+        If they are damaged, handle this as in ``handle_damage``.
         """
         try:
             self._segment_at(offset).recheck(offset)
         except CorruptionError as error:
-            self.met_damage(error)
+            self.handle_damage(error)
             return False
         except StorageError:
             return True  # no readable byte is wrong. The next reader sees an error of the device
@@ -523,7 +523,7 @@ class Log:
             return offset_at(segment, segment.locate(offset)) if segment.size_bytes else segment.base_offset
         except CorruptionError as error:
             segment.damaged = True
-            self.met_damage(error)
+            self.handle_damage(error)
             raise
 
     def apply_retention(
@@ -616,7 +616,7 @@ class Log:
                 deletes_end = deletes_end_after(self.horizon, compaction.rules.deletes_start, compaction.rules.deletes_end)
                 self._store_horizon(Horizon(end_offset, self.epochs.epoch_at(end_offset - 1), deletes_end))
             for output in compaction.outputs:
-                self._put_in_place(output)
+                self._swap_in(output)
         except StorageError as error:
             self.closed = f"compaction failed: {error}"
             raise
@@ -628,7 +628,7 @@ class Log:
         if self._horizon.rise(horizon) and self.on_compacted is not None:
             self.on_compacted(self.horizon)
 
-    def _put_in_place(self, output: CompactedFile) -> None:
+    def _swap_in(self, output: CompactedFile) -> None:
         """Replace the input segments of a compaction by the file ``output``. Recovery completes this after a crash."""
         old = [s for s in self.segments if s.base_offset in output.replaced]
         self.storage.remove(index_name(old[0].base_offset))
@@ -689,7 +689,7 @@ class Log:
 # ``RecheckLimiter``: limits how often a replica checks its file after a reader or follower has reported damaged bytes [S14].
 #
 # The replica reads the reported block from the file again. If it is damaged, it is repaired as any other damage
-# (``Log.met_damage``). If not, the report is only counted. The number of checks is limited: one each ``EVERY_NS`` per
+# (``Log.handle_damage``). If not, the report is only counted. The number of checks is limited: one each ``EVERY_NS`` per
 # follower, and one for all readers together.
 
 

@@ -163,7 +163,7 @@ def _checked_batches(log: Log, chunk: memoryview) -> list[RecordBatch]:
     try:
         return split_batches(chunk)
     except CorruptionError as error:
-        log.met_damage(error)
+        log.handle_damage(error)
         raise
 
 
@@ -220,7 +220,7 @@ def measure(log: Log, start: int, end: int, *, every_bytes: int = 0, every_recor
         else:
             found = measured.by_records(every_records) if every_records else []
     except CorruptionError as error:
-        log.met_damage(error)
+        log.handle_damage(error)
         raise
     return RangeSize(measured.size_bytes, tuple(offset for offset, _ in found), tuple(position for _, position in found))
 
@@ -351,7 +351,7 @@ def spans_of(log: Log, start: int, end: int) -> list[FileSpan]:
         begins = [reached[0].locate(start), *(0 for _ in reached[1:])]
         batch, at = last_batch_at(reached[-1], end - 1)
     except CorruptionError as error:
-        log.met_damage(error)
+        log.handle_damage(error)
         raise
     ends = [*(segment.size_bytes for segment in reached[:-1]), at + batch.size_bytes]
     found = [FileSpan(s.base_offset, a, b) for s, a, b in zip(reached, begins, ends, strict=True)]

@@ -95,7 +95,7 @@ class FailureReports:
         self._questions += [LeaderCheck(key, report.leaderEpoch, node) for node in (report.leader, report.witness)]
         return True
 
-    def take_questions(self) -> list[LeaderCheck]:
+    def take_leader_checks(self) -> list[LeaderCheck]:
         """Return the questions to send now to reported leaders and to reporting followers. Each question is returned once."""
         asked, self._questions = self._questions, []
         return asked
@@ -107,7 +107,7 @@ class FailureReports:
             case.heard[question.node] = testimony
             self._close_if_clear(question.key, case, late=False)
 
-    def due(self, now_ns: int) -> list[pb.ReportLeader]:
+    def take_due(self, now_ns: int) -> list[pb.ReportLeader]:
         """Return the failure reports that the metadata leader proposes now."""
         for key, case in list(self._cases.items()):
             if now_ns >= case.deadline_ns:
@@ -116,7 +116,7 @@ class FailureReports:
         return proven
 
     def next_deadline_ns(self) -> int | None:
-        """Return the monotonic time at which ``due`` must be called at the latest. None: no report waits."""
+        """Return the monotonic time at which ``take_due`` must be called at the latest. None: no report waits."""
         if self._proven:
             return 0
         return min((case.deadline_ns for case in self._cases.values()), default=None)

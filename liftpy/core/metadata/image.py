@@ -52,11 +52,11 @@ class SubjectIndex:
 
     def with_stream(self, name: str, subject: str, partitions: int) -> SubjectIndex:
         """Return the index with the subject of the stream ``name`` added. The index must not contain the stream yet."""
-        return SubjectIndex(_put(self.root, subject.split("."), name, partitions))
+        return SubjectIndex(_with_stream_at(self.root, subject.split("."), name, partitions))
 
     def without_stream(self, name: str, subject: str) -> SubjectIndex:
         """Return the index without the subject of the stream ``name``."""
-        return SubjectIndex(_put(self.root, subject.split("."), name, 0))
+        return SubjectIndex(_with_stream_at(self.root, subject.split("."), name, 0))
 
     def overlapping(self, subject: str, partitions: int) -> str:
         """Return the name of a stream whose subject overlaps with ``subject`` or its partitions, or '' if there is none.
@@ -67,12 +67,12 @@ class SubjectIndex:
         return next(_of_subject(self.root, tokens), "") or (next(_of_numbers(self.root, tokens, partitions), ""))
 
 
-def _put(branch: _Branch, tokens: list[str], name: str, partitions: int) -> _Branch:
+def _with_stream_at(branch: _Branch, tokens: list[str], name: str, partitions: int) -> _Branch:
     """Return the tree of subjects with the stream ``name`` at the subject ``tokens``. ``partitions`` 0: without it."""
     if not tokens:
         others = tuple(held for held in branch.streams if held[0] != name)
         return replace(branch, streams=tuple(sorted((*others, (name, partitions)))) if partitions else others)
-    child = _put(branch.below.get(tokens[0], _Branch()), tokens[1:], name, partitions)
+    child = _with_stream_at(branch.below.get(tokens[0], _Branch()), tokens[1:], name, partitions)
     if child.streams or child.below:
         return replace(branch, below=branch.below.set(tokens[0], child))
     return replace(branch, below=branch.below.delete(tokens[0]))

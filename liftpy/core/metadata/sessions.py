@@ -173,7 +173,7 @@ class NodeSessions:
             detail = f"node {node_id!r} is incarnation {session.incarnation} now, not {incarnation}"
             return LeaseAnswer(False, error=pb.ControlResponse.FENCED, detail=detail)
         if not self._anybody_heard:
-            self._first_heard(now_ns)
+            self._extend_sessions(now_ns)
         session.heard_ns = session.beat_ns = now_ns
         session.absent = False
         session.deadline_ns = session.lasts_ns = max(session.lasts_ns, now_ns + self._session_ns)
@@ -203,7 +203,7 @@ class NodeSessions:
     def _starts_cold(self, now_ns: int) -> bool:
         return not self._anybody_heard and now_ns - self._began_ns < self._cold_start_ns
 
-    def _first_heard(self, now_ns: int) -> None:
+    def _extend_sessions(self, now_ns: int) -> None:
         """Extend the sessions of all nodes that have not sent a heartbeat yet, when the first heartbeat of any node arrives.
 
         After a start of the whole cluster, the other nodes may need as long as the first one.
@@ -262,7 +262,7 @@ class NodeSessions:
         session.deadline_ns = min(session.deadline_ns, session.leased_ns + self._longest_lease_ns // _DRIFT_SHARE)
         self._earliest_ns = min(self._earliest_ns, session.deadline_ns)
 
-    def due(self, now_ns: int) -> list[pb.FenceNode | pb.UnfenceNode | pb.SettleSessionTimes]:
+    def take_due(self, now_ns: int) -> list[pb.FenceNode | pb.UnfenceNode | pb.SettleSessionTimes]:
         """Return the requests that the metadata leader proposes now, ordered by node id.
 
         A request without effect is repeated after half a session.
@@ -303,7 +303,7 @@ class NodeSessions:
         return [pb.SettleSessionTimes(change=times.change)] if is_due else []
 
     def next_deadline_ns(self) -> int | None:
-        """Return the monotonic time at which ``due`` must be called at the latest. None: this node is not the metadata leader."""
+        """Return the monotonic time at which ``take_due`` must be called at the latest. None: this node is not the metadata leader."""
         return self._earliest_ns if self._leading else None
 
 

@@ -87,7 +87,7 @@ class ReplicaSyncCheck:
         self.done = False
         self._were: set[PartitionKey] = set()
 
-    def look(self, replicas: Iterable[tuple[PartitionKey, bool]], *, opened: bool) -> Check:
+    def update(self, replicas: Iterable[tuple[PartitionKey, bool]], *, opened: bool) -> Check:
         """Return the result of the check with the current state of the replicas.
 
         ``replicas``: (partition, is in sync) of each replica, without learners. ``opened``: True if these are all replicas

@@ -137,7 +137,7 @@ class RecentIds:
         return self.window_ns
 
     # ---- the log -----------------------------------------------------------------------------------------------------
-    def take(self, batch: NewBatch) -> None:
+    def add_batch(self, batch: NewBatch) -> None:
         """Add the message ids of the next batch of the log."""
         ids, last_offset = batch.ids, batch.last_offset
         last_id = self.last_id if not batch.record_count else ids.get(last_offset, b"") if ids else b""

@@ -109,7 +109,7 @@ class _EarlierMessages:
         self.last.update(new)
         self._in_order += new
 
-    def look_up(self, subject_filter: str) -> _FilterLookup | None:
+    def last_offsets(self, subject_filter: str) -> _FilterLookup | None:
         """Return the last offsets of the subjects that match a filter, in the log and in this batch.
 
         None: the lookup would take too long.
@@ -193,7 +193,7 @@ def _of_subject(wanted: PublishConditions, own: str, before: _EarlierMessages, d
     if has_wildcards(subject):
         if len(derived.subjects) > MANY:
             return _TOO_MANY
-        lookup = before.look_up(subject)
+        lookup = before.last_offsets(subject)
         if lookup is None:
             return _TOO_OFTEN
         offset, here = lookup.in_log, lookup.here
@@ -271,7 +271,7 @@ class Ingest:
         """Message id -> its pending batch, and the index of its record there."""
         self._overload = Overload(
             may=self._may, reader=self.reader, counters=self.counters, is_full=self._is_full, known=self._find_repeats,
-            ids=KnownIds(derived.ids, self._pending_ids, self._has_unread), reject_or_delay=self._say_no, wall_ns=wall_ns,
+            ids=KnownIds(derived.ids, self._pending_ids, self._has_unread), reject_or_delay=self._reject_or_delay, wall_ns=wall_ns,
         )  # fmt: skip
         self._overload.unanswered_since_ns = acks.since_ns
         self._listener: Subscription | None = None
@@ -326,7 +326,7 @@ class Ingest:
         hearing = taken.hearing
         assert hearing is not None
         self._taken_over, self._listener, self.heard = taken, hearing, True
-        hearing.feed_to(self._message_arrived, self._given_up, self._on_standby_lost)
+        hearing.feed_to(self._message_arrived, self._record_dropped, self._on_standby_lost)
         for stored, publishers in taken.known:
             self._acks.add_again(stored, publishers, duplicate=False)
         if taken.known:
@@ -336,7 +336,7 @@ class Ingest:
             self._raw_bytes = sum(map(message_size_bytes, taken.fresh))
             self._drain_soon()
 
-    def _say_no(self, publishers: Publishers, unfit: Rejection, waits_ms: Sequence[int] | int = 0) -> None:
+    def _reject_or_delay(self, publishers: Publishers, unfit: Rejection, waits_ms: Sequence[int] | int = 0) -> None:
         self._acks.reject_or_delay(publishers, unfit, waits_ms, now=self._may.refuse_for_now(), later=not self._may.refuse())
 
     def settle(self) -> None:
@@ -389,10 +389,10 @@ class Ingest:
         if self._taken_over is not None:
             self._taken_over.hearing = None
         self._listener = listener = self._shell.listen(
-            self._subject, self._message_arrived, given_up=self._given_up, refuser=self._overload
+            self._subject, self._message_arrived, given_up=self._record_dropped, refuser=self._overload
         )
         self.heard = False
-        self._shell.when_heard(lambda: self._on_subscribed(listener))
+        self._shell.when_subscribed(lambda: self._on_subscribed(listener))
 
     def _on_subscribed(self, listener: Subscription) -> None:
         self.heard = self.heard or listener is self._listener
@@ -464,14 +464,14 @@ class Ingest:
         self._raw, self._raw_bytes = [], 0
         if size_bytes <= batch_bytes and len(raw) <= self._config.batch_max_records:
             if raw:
-                self._take(raw)
+                self._check_messages(raw)
             self._count_processed(len(raw))
             return
         start = 0
         most = len(raw) if self._taken_over is None else self._config.batch_max_records  # a standby buffer has many messages
         while start < min(len(raw), most):
             end = batch_end(raw, start, self._config.batch_max_records, batch_bytes)
-            self._take(raw[start:end])
+            self._check_messages(raw[start:end])
             start = end
         self._count_processed(start)
         if start < len(raw) and self._listener is not None:
@@ -486,7 +486,7 @@ class Ingest:
         self._drain_scheduled = True
         (self._hearing or self._shell).behind_read(self._drain)
 
-    def _take(self, messages: list[RawMessage]) -> None:
+    def _check_messages(self, messages: list[RawMessage]) -> None:
         """Check messages and pass them to the replica. If the node is late, first reject those that have waited too long.
 
         If an unexpected error occurs for one message, only this message is rejected [A6].
@@ -494,7 +494,7 @@ class Ingest:
         try:
             messages = self._overload.in_time(messages)
         except Exception as error:
-            self._drop_or_split(messages, error, self._take)
+            self._drop_or_split(messages, error, self._check_messages)
             return
         if messages:
             self._submit_piece(messages)
@@ -809,7 +809,7 @@ class Ingest:
             for index, unfit in unmet.items():
                 if unfit is UNINDEXED:
                     key = index_key(columns.of_others[index], columns.subjects[index])
-                    if self._derived.index_wait.add(messages[index], key, lambda message: self._take([message])):
+                    if self._derived.index_wait.add(messages[index], key, lambda message: self._check_messages([message])):
                         waits.add(index)
         self._reject_some(columns, {index: unfit for index, unfit in unmet.items() if index not in waits})
 
@@ -851,7 +851,7 @@ class Ingest:
         refused, unfit = publishers.only(*over), Rejection(RejectReason.QUOTA, "")
         self.counters.throttled[quota.scope] += refused.record_count
         self.counters.not_stored(refused, unfit.reason)
-        self._say_no(refused, unfit, [waits_ms[index] for index in over])
+        self._reject_or_delay(refused, unfit, [waits_ms[index] for index in over])
         if within := [message for message, wait_ms in zip(messages, waits_ms, strict=True) if not wait_ms]:
             self._submit_piece(within)
         return True
@@ -864,7 +864,7 @@ class Ingest:
             return None
         return self._repeats(columns, self.wall_ns()) if columns.ids else {}
 
-    def _given_up(self, count: int) -> None:
+    def _record_dropped(self, count: int) -> None:
         """Record that the connection dropped ``count`` publishes unread, because the buffers of the node and the server were full."""
         self.counters.drop(INGEST_OVERFLOW, count)
 

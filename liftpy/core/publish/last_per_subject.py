@@ -1,7 +1,7 @@
 """``LastPerSubject``: index of the last offset of each subject, for ``Nats-Expected-Last-Subject-Sequence``. Pure.
 
 The first publish with this header creates the index. From then on each new batch is added, and the log before it is
-read backwards in slices (``LogState.look_back``). A publish for a subject that is in the index can be answered at once.
+read backwards in slices (``LogState.index_backwards``). A publish for a subject that is in the index can be answered at once.
 For any other subject it waits until the whole log is read. A stream with one literal subject needs no index. A
 truncation removes the entries of the truncated batches.
 
@@ -246,7 +246,7 @@ class LastPerSubject:
         self.begin(offset)
         self._high_watermark = high_watermark
 
-    def take(self, batch: NewBatch) -> None:
+    def add_batch(self, batch: NewBatch) -> None:
         """Add the subjects of the next batch of the log."""
         if not self.wanted:
             if not batch.asks:

@@ -128,7 +128,7 @@ class LogState:
         """
         last_offset = base_offset + record_count - 1
         self.taken_bytes += len(stored)
-        self._take(NewBatch(base_offset, last_offset, timestamp_ns, record_count, ids, numbering, stored, asks))
+        self._add_batch(NewBatch(base_offset, last_offset, timestamp_ns, record_count, ids, numbering, stored, asks))
 
     def fetched(self, batches: Iterable[RecordBatch]) -> None:
         """Add batches that this follower has fetched and appended. If earlier batches are missing, a replay adds all of them later."""
@@ -140,13 +140,13 @@ class LogState:
                 self.on_lacking()
                 return
             self.taken_bytes += batch.header.size_bytes
-            self._take(_new_batch_of(batch))
+            self._add_batch(_new_batch_of(batch))
 
-    def _take(self, batch: NewBatch) -> None:
+    def _add_batch(self, batch: NewBatch) -> None:
         check(self.end_offset == batch.base_offset, "A3", "derived: a batch at", batch.base_offset, "after", self.end_offset)
         self.end_offset = batch.last_offset + 1
         for part in self.parts:
-            part.take(batch)
+            part.add_batch(batch)
         if self.awaited is not None and self.end_offset >= self.awaited.end_offset:
             self._use_awaited(batch)
 
@@ -283,7 +283,7 @@ class LogState:
         for chunk in result.chunks:
             for batch in split_batches(chunk, verify=False):
                 self.taken_bytes += batch.header.size_bytes
-                self._take(_new_batch_of(batch))
+                self._add_batch(_new_batch_of(batch))
         if not result.chunks:
             raise CorruptionError(
                 f"Cannot read offset {self.end_offset} of a log that ends at {log.log_end_offset}. The log is "
@@ -306,7 +306,7 @@ class LogState:
             if self._is_behind:
                 self._is_behind = not self.replay(max_bytes)
             else:
-                self.look_back(max_bytes)
+                self.index_backwards(max_bytes)
             is_read = True
         finally:
             self.index_wait.release(self.subjects, everything=not is_read or not self.lacks)
@@ -325,7 +325,7 @@ class LogState:
             until = self.replayed_bytes + self.first_look_bytes
             with suppress(LiftError):  # the next background read reports the damage
                 while subjects.lacks and self.replayed_bytes < until:
-                    self.look_back(self.first_look_bytes)
+                    self.index_backwards(self.first_look_bytes)
         return subjects.find(subject)
 
     def last_of_matching(self, subject_filter: str) -> int | None:
@@ -345,7 +345,7 @@ class LogState:
             more //= 4  # most of them differ from the filter in their first tokens
         return self.subjects.share.may_check(checks + more, self._now_ns())
 
-    def look_back(self, max_bytes: int = REPLAY_BYTES) -> bool:
+    def index_backwards(self, max_bytes: int = REPLAY_BYTES) -> bool:
         """Read about ``max_bytes`` of the log backwards into the subject index. Return whether no part is missing now.
 
         Raises the errors of ``Log.read``.

@@ -84,7 +84,7 @@ class StatePart(Protocol):
     def begin(self, offset: int | None) -> None:
         """Drop the whole state. The next batch begins at ``offset``. None: at any offset."""
 
-    def take(self, batch: NewBatch) -> None:
+    def add_batch(self, batch: NewBatch) -> None:
         """Add the next batch of the log to the state. The batch may already be committed."""
 
     def committed(self, high_watermark: int) -> None:

@@ -66,7 +66,7 @@ class QueueDelay:
         """Record that another check rejected publishes because of overload. The limit is then shorter for a time."""
         self._refused_ns = now_ns
 
-    def look(self, waited_ns: int, now_ns: int) -> bool:
+    def check(self, waited_ns: int, now_ns: int) -> bool:
         """Check the wait of the oldest publish that is not processed, ``waited_ns``.
 
         Return whether publishes with a reply subject must be rejected now.
@@ -91,7 +91,7 @@ class AckDelay:
         self._moved_ns = 0
         """First time after that at which another publish was the oldest. 0: none yet."""
 
-    def look(self, since_ns: int, now_ns: int, late_ns: int, *, is_pressed: bool) -> bool:
+    def check(self, since_ns: int, now_ns: int, late_ns: int, *, is_pressed: bool) -> bool:
         """Check the oldest publish that waits for its ack. Return whether acks are too late.
 
         Args:
@@ -197,7 +197,7 @@ class MemoryBudget:
         apart_ns = max(_APART_NS, self.waited_ns // _APART_PARTS)
         if arrived_bytes > done_bytes and (not self._looks or now_ns - self._looks[-1][1] >= apart_ns):
             self._looks.append((arrived_bytes, now_ns))
-        self.is_late = self._lateness.look(self.waited_ns, now_ns)
+        self.is_late = self._lateness.check(self.waited_ns, now_ns)
         self.is_pressed = self.is_late or self._lateness.bound_ns(now_ns) < self.late_ns
 
     def note_slow_commits(self, now_ns: int) -> None:
@@ -210,7 +210,7 @@ class MemoryBudget:
         wait_ns = max(self.waited_ns, self.late_ns // 2) if self.is_late or self.is_pressed else self.waited_ns
         return min(max(wait_ns // 1_000_000, LEAST_WAIT_MS), LONGEST_WAIT_MS)
 
-    def look(self, held: NodePublishMemory) -> None:
+    def update(self, held: NodePublishMemory) -> None:
         """Set the memory use of the node to ``held``, and compute how far the limits of its partitions shrink."""
         if not self.limit_bytes:
             return

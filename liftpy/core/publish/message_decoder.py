@@ -449,7 +449,7 @@ class MessageDecoder:
             if unfit is not None:
                 columns.unfit[index] = unfit
                 return
-            self._take(columns, index, published)
+            self._add_message(columns, index, published)
             headers += [(header.name, header.value) for header in published.headers]
             asks = asks or bool(published.headers)
         if asks and self._policy is not AckPolicy.NONE:
@@ -673,7 +673,7 @@ class MessageDecoder:
             )
         return published.stream in ("", key.stream) and (not published.stream or published.partition in (0, key.partition))
 
-    def _take(self, columns: MessageColumns, index: int, published: client_pb2.Message) -> None:
+    def _add_message(self, columns: MessageColumns, index: int, published: client_pb2.Message) -> None:
         columns.values[index] = None if published.tombstone else published.value
         if published.key or published.keyed:
             _column(columns, "keys")[index] = published.key

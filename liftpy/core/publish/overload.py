@@ -76,7 +76,7 @@ class Overload:
         self._is_full = is_full
         self._known = known
         self._ids = ids
-        self._say_no = reject_or_delay
+        self._reject_or_delay = reject_or_delay
         self._wall_ns = wall_ns
 
     @property
@@ -87,7 +87,7 @@ class Overload:
 
     def _waits_for_commit(self, node: MemoryBudget) -> bool:
         now_ns = self._counters.times.now_ns()
-        late = self._unanswered.look(self.unanswered_since_ns(), now_ns, node.late_ns, is_pressed=node.is_pressed)
+        late = self._unanswered.check(self.unanswered_since_ns(), now_ns, node.late_ns, is_pressed=node.is_pressed)
         if late:
             node.note_slow_commits(now_ns)
         return late
@@ -106,7 +106,7 @@ class Overload:
     def refuse(self, replies: Sequence[bytes]) -> None:
         """Reject the publishes with these reply subjects without decoding them."""
         self._counters.overloaded += len(replies)
-        self._say_overloaded(self._reader.publishers_of(replies), len(replies))
+        self._reject_overloaded(self._reader.publishers_of(replies), len(replies))
 
     def in_time(self, messages: list[RawMessage]) -> list[RawMessage]:
         """Return the messages to accept. If the node is late, reject the messages with a reply subject and return the others."""
@@ -136,12 +136,12 @@ class Overload:
             if known:  # a rejected message must never be stored [A2]
                 kept = [b"" if index in known else reply for index, reply in enumerate(publishers.replies)]
                 publishers = replace(publishers, replies=kept)
-            self._say_overloaded(publishers, len(messages) - plain)
+            self._reject_overloaded(publishers, len(messages) - plain)
         self._counters.drop("overloaded", plain)
 
-    def _say_overloaded(self, publishers: Publishers, count: int) -> None:
+    def _reject_overloaded(self, publishers: Publishers, count: int) -> None:
         self._counters.refuse("overloaded", count)
-        self._say_no(publishers, _NO_ROOM, self._may.room.node.retry_after_ms)
+        self._reject_or_delay(publishers, _NO_ROOM, self._may.room.node.retry_after_ms)
 
 
 # Counters of ingest, and the publishes that the replica has not appended yet.

@@ -81,7 +81,7 @@ class IngestShell(AckShell, Protocol):
             refuser: Rejects messages unread. None: no message is rejected unread.
         """
 
-    def when_heard(self, heard: Callable[[], None]) -> None:
+    def when_subscribed(self, heard: Callable[[], None]) -> None:
         """Call ``heard`` when the NATS server has processed all subscriptions made so far."""
 
     def behind_read(self, callback: Callable[[], None]) -> None:

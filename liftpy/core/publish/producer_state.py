@@ -287,7 +287,7 @@ class Producers:
         return self._states.get(producer_id)
 
     # ---- the log -----------------------------------------------------------------------------------------------------
-    def take(self, batch: NewBatch) -> None:
+    def add_batch(self, batch: NewBatch) -> None:
         """Update the state of the producer of the next batch of the log. A batch without a producer changes nothing."""
         numbering = batch.numbering
         if numbering is None:
@@ -311,12 +311,12 @@ class Producers:
         stored = StoredBatch(base_sequence, count, batch.base_offset, _check(digest))
         batches = (*earlier, stored)
         state = ProducerState(epoch, after(base_sequence, count), digest, batches, self._time_ns, name, position, partitioning)
-        self._put(producer_id, state)
+        self._set_state(producer_id, state)
         self._tail.append(_PreviousState(batch.last_offset, self._time_ns, producer_id, before))
         self._merge_committed()
         self._make_room(STATE_BYTES if before is None else 0)
 
-    def _put(self, producer_id: int, state: ProducerState) -> None:
+    def _set_state(self, producer_id: int, state: ProducerState) -> None:
         self._states[producer_id] = state
         self._count_plan(state, 1)
 
@@ -382,7 +382,7 @@ class Producers:
             self._time_ns = self._tail[-1].time_ns if self._tail else self._committed_ns
             self._drop(taken.producer_id)
             if taken.before is not None:
-                self._put(taken.producer_id, taken.before)
+                self._set_state(taken.producer_id, taken.before)
         self._states = _by_last_offset(self._states)
         self._count()
 
@@ -415,7 +415,7 @@ class Producers:
         self._time_ns, self._high_watermark = self._committed_ns, end_offset - 1
         self._states, self._plans = {}, {}
         for producer_id, state in _by_last_offset(states).items():
-            self._put(producer_id, state)
+            self._set_state(producer_id, state)
         self._merge_committed()
         self._make_room(0)
 

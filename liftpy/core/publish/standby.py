@@ -209,11 +209,11 @@ class NewestRecords:
         shown_ns = self._shown_ns(last_offset)
         self._unheard[last_offset] = len(keys), shown_ns
         for key, offset in zip(keys, batch.offsets().tolist(), strict=True):
-            self._put(key, (shown_ns, StoredId(offset, last_offset)))
+            self._add(key, (shown_ns, StoredId(offset, last_offset)))
         if self._whole_batches:
-            self._put((tuple(keys),), (shown_ns, StoredId(batch.base_offset, last_offset)))
+            self._add((tuple(keys),), (shown_ns, StoredId(batch.base_offset, last_offset)))
 
-    def _put(self, key: Key, place: _Place) -> None:
+    def _add(self, key: Key, place: _Place) -> None:
         places = self._places.get(key)
         if places is None:
             self._places[key] = deque((place,))
@@ -221,7 +221,7 @@ class NewestRecords:
             self._equal.add(key)
             places.append(place)
 
-    def take(self, key: Key, heard_ns: int) -> StoredId | None:
+    def pop_match(self, key: Key, heard_ns: int) -> StoredId | None:
         """Return the stored record that matches a buffered message. None: there is none. Each record matches one message only.
 
         ``key``: recognition key of the message. ``heard_ns``: monotonic time of its arrival here.
@@ -489,7 +489,7 @@ class StandbyReplay:
             offset = result.next_offset
             yield
         for step in steps:
-            step.stored = [None if key is None else found.take(key, step.heard_ns) for key in step.keys]
+            step.stored = [None if key is None else found.pop_match(key, step.heard_ns) for key in step.keys]
             yield
         self.counters.ambiguous += found.ambiguous
         # a record that retention or compaction has deleted cannot be recognized
@@ -582,7 +582,7 @@ class Standby:
     _doubt_ns: int = field(init=False)
     """The longest lease that any node may have, at the last ``review``."""
     _waits: int = 0
-    """Number of ``take_over`` calls. It tells a wait of an earlier call from the current one."""
+    """Number of ``replay`` calls. It tells a wait of an earlier call from the current one."""
     _reading: list[RawMessage] = field(default_factory=list)
     _ends: OffsetHistory = field(init=False)
     """Log ends (exclusive) since the standby began to buffer."""
@@ -603,7 +603,7 @@ class Standby:
 
     def review(self) -> None:
         """Start or stop buffering, as the role of the replica and the settings require. A new leader keeps its buffer until
-        ``take_over``.
+        ``replay``.
         """
         replica = self.replica
         doubt_ns = replica.longest_lease_ns or self.rules.doubt_ns
@@ -627,7 +627,7 @@ class Standby:
             self._leader = *leader, replica.live_incarnation(state.leader)
         if self._hearing is None and replica.role is not RoleName.LEADER:
             self._begin()
-            self._hearing = self.shell.hear(self.subject, self._message_arrived, self._given_up)
+            self._hearing = self.shell.hear(self.subject, self._message_arrived, self._record_dropped)
 
     def stop(self) -> None:
         """Unsubscribe and drop the buffered messages."""
@@ -655,9 +655,9 @@ class Standby:
         messages, self._reading = self._reading, []
         self.touched()
         if messages and self._hearing is not None and not self.heard.add(messages, self.now_ns(), self._ends.last_ns):
-            self._given_up(len(messages))
+            self._record_dropped(len(messages))
 
-    def _given_up(self, count: int) -> None:
+    def _record_dropped(self, count: int) -> None:
         self.counters.lost += count
         self.touched()
         self.on_lost(count)
@@ -700,7 +700,7 @@ class Standby:
         self._ends.cut(self.log.log_end_offset)
 
     # ---- as a new leader --------------------------------------------------------------------------------------------------------
-    def take_over(self, then: Callable[[FailoverBacklog | None], None]) -> None:
+    def replay(self, then: Callable[[FailoverBacklog | None], None]) -> None:
         """Replay the buffer on a new leader. Then call ``then`` with the messages in order. None: nothing was buffered.
 
         The replay starts when all earlier publishes have arrived, because a later one would look new. After ``cancel``,
@@ -722,7 +722,7 @@ class Standby:
     ) -> None:
         """Run the replay ``work`` for a limited time. When it ends, call ``then`` with its result.
 
-        ``turn``: number of the ``take_over`` call. A later call or ``cancel`` ends this replay.
+        ``turn``: number of the ``replay`` call. A later call or ``cancel`` ends this replay.
         """
         if turn != self._waits:
             return
@@ -744,7 +744,7 @@ class Standby:
             hearing.soon(lambda: self._run_slice(hearing, turn, work, then))
 
     def cancel(self) -> None:
-        """Cancel ``take_over``, because the node has lost the leadership. The messages stay in the buffer."""
+        """Cancel ``replay``, because the node has lost the leadership. The messages stay in the buffer."""
         self._waits += 1
         self.heard.put_back()
 

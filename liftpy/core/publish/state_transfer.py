@@ -77,7 +77,7 @@ class StateServer:
         self.given = 0
         """Number of states whose last piece was sent."""
 
-    def give(self, asked: StatePieceRequest, most_bytes: int = PIECE_BYTES) -> StatePiece | None:
+    def read_piece(self, asked: StatePieceRequest, most_bytes: int = PIECE_BYTES) -> StatePiece | None:
         """Return the piece of the state that a replica has requested, of at most ``most_bytes``.
 
         None: the state is not encoded yet, so the replica retries later.
@@ -107,12 +107,12 @@ class StateServer:
         self.given += asked.position + len(piece) == len(self._data)
         return StatePiece(self._end_offset, len(self._data), asked.position, piece)
 
-    def give_piece(self, end_offset: int, position: int, most_bytes: int) -> StatePiece | None:
+    def read_piece_below(self, end_offset: int, position: int, most_bytes: int) -> StatePiece | None:
         """Return a piece of the state below ``end_offset`` for a reader, such as a backup. None: the reader retries later.
 
         ``position``: number of bytes that the reader already has. ``most_bytes``: maximum size of the piece.
         """
-        return self.give(StatePieceRequest(end_offset, position), min(most_bytes, PIECE_BYTES))
+        return self.read_piece(StatePieceRequest(end_offset, position), min(most_bytes, PIECE_BYTES))
 
     def _state_encoded(self, end_offset: int, data: bytes) -> None:
         self._is_encoding, self._end_offset, self._data = False, end_offset, data

@@ -95,7 +95,7 @@ class StateWriter:
         self._wanted = max(self._wanted, log_start_offset)
         if self._now_ns() - self._wanted_ns >= GIVE_UP_NS:
             self.failed += 1
-            self._give_up()
+            self._stop_at_limit()
             return True
         derived.catch_up()
         return False
@@ -105,7 +105,7 @@ class StateWriter:
         """True if retention waits for a state file before it deletes records."""
         return self._wanted >= 0
 
-    def _give_up(self) -> None:
+    def _stop_at_limit(self) -> None:
         self._dropped, self._wanted = max(self._dropped, self._wanted), -1
         self.uncovered += 1
 
@@ -121,7 +121,7 @@ class StateWriter:
             self._at_bytes, self._at_ns = derived.taken_bytes, now_ns
         elif self.is_wanted and not derived.is_whole:
             self.failed += 1
-            self._give_up()
+            self._stop_at_limit()
         return unwritten
 
     def write(self, unwritten: StateCapture) -> None:
@@ -139,7 +139,7 @@ class StateWriter:
         else:
             self.failed += 1
             if self.is_wanted:
-                self._give_up()
+                self._stop_at_limit()
 
 
 def restore_state(derived: LogState, log: Log, of: str) -> dict[str, str]:

@@ -117,7 +117,7 @@ class CandidateRole(ReplicaRole):
         if reason is not None:
             self.refuse(event.token, reason, out)
         elif self.desk.answer(event, now_ns, out):
-            self.desk.tell(event.replica, out)  # what it needs to know of a candidate is that it is there
+            self.desk.send_high_watermark(event.replica, out)  # what it needs to know of a candidate is that it is there
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
         """Answer the epoch query of a follower, which compares its log with the candidate's log before it fetches."""

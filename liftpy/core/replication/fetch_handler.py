@@ -184,7 +184,7 @@ class FetchHandler:
         progress = self.followers[event.replica]
         counts = event.incarnation == progress.incarnation and event.request_id == progress.last_request_id
         if counts and self.awaits_answer(event.replica):
-            progress.is_owed(now_ns)
+            progress.mark_stale(now_ns)
             out.append(KeepFetch(token=event.token, replica=event.replica))
             return True
         if counts or not self.awaits_answer(event.replica):
@@ -199,7 +199,7 @@ class FetchHandler:
         )
         return False
 
-    def owes_high_watermark(self, now_ns: int) -> bool:
+    def has_stale_followers(self, now_ns: int) -> bool:
         """Return whether a live follower with a waiting fetch has not received the current HW.
 
         Record ``now_ns`` for each such follower as the time since which it lacks the HW.
@@ -208,11 +208,11 @@ class FetchHandler:
         for replica, progress in self.followers.items():
             lacks = progress.told_high_watermark < high_watermark and self.waiters.of(replica) is not None
             if lacks and replica in self._shared.live:
-                progress.is_owed(now_ns)
+                progress.mark_stale(now_ns)
                 found = True
         return found
 
-    def tell_those_owed(self, before_ns: int, out: Effects) -> tuple[str, ...]:
+    def send_high_watermark_to_stale(self, before_ns: int, out: Effects) -> tuple[str, ...]:
         """Send the current HW to the live followers that have lacked it since ``before_ns`` or longer.
 
         Return the live followers that need a notice instead, because they have no open fetch or have not fetched in this
@@ -222,24 +222,24 @@ class FetchHandler:
         for replica, progress in self.followers.items():
             if replica not in self._shared.live:
                 continue
-            if progress.position is not None and not (self._is_owed(replica) and progress.owed_ns <= before_ns):
+            if progress.position is not None and not (self._is_stale(replica) and progress.owed_ns <= before_ns):
                 continue
             if progress.position is not None and self.awaits_answer(replica):
-                self.tell(replica, out)
+                self.send_high_watermark(replica, out)
             else:
                 progress.record_sent_high_watermark(self._log.high_watermark)
                 told.append(replica)
         return tuple(told)
 
-    def _is_owed(self, replica: str) -> bool:
+    def _is_stale(self, replica: str) -> bool:
         return self.followers[replica].owed_ns > 0 and self.waiters.of(replica) is not None
 
-    def owes_since_ns(self) -> int | None:
+    def stale_since_ns(self) -> int | None:
         """Return the monotonic time since which a live follower lacks the current HW. None: all live followers have it."""
-        owed = (progress.owed_ns for replica, progress in self.followers.items() if self._is_owed(replica) and progress.live)
+        owed = (progress.owed_ns for replica, progress in self.followers.items() if self._is_stale(replica) and progress.live)
         return min(owed, default=None)
 
-    def tell(self, replica: str, out: Effects) -> None:
+    def send_high_watermark(self, replica: str, out: Effects) -> None:
         """Answer the waiting fetch of ``replica`` with only the HW. It then still waits for records."""
         self.followers[replica].record_sent_high_watermark(self._log.high_watermark)
         out.append(TellWaiter(replica=replica, leader_epoch=self._leader_epoch))

@@ -611,11 +611,11 @@ class FollowerRole(ReplicaRole):
         first_sign = not self._met
         self._leader_answered(now_ns)
         if first_sign:
-            self._ask_anew(now_ns, out)
+            self._resend_request(now_ns, out)
         if self.agrees and event.high_watermark > self.log.high_watermark:
             self.woken_up(now_ns, out)
 
-    def _ask_anew(self, now_ns: int, out: Effects) -> None:
+    def _resend_request(self, now_ns: int, out: Effects) -> None:
         """Send the open fetch or epoch query again, once per leadership, because the new leader is ready to answer.
 
         The earlier request may have reached only the old leader.
@@ -708,9 +708,9 @@ class FetchAssembly:
         """Return whether the replica waits for an answer to ``request_id``."""
         return request_id == self._request_id
 
-    def take(self, piece: Piece) -> memoryview | None:
+    def add_piece(self, piece: Piece) -> memoryview | None:
         """Store a piece. Return the complete batch if this was the last piece, or None."""
-        return self._assembly.take(piece)
+        return self._assembly.add_piece(piece)
 
     @property
     def held_bytes(self) -> int:

@@ -293,7 +293,7 @@ class LoadShedding:
         if not is_full or now_ns - max(self._heard_ns, self._full_ns) <= _BLIND_NS:
             self._blind_ns = 0
             return max(0, due_bytes, self.held_bytes(read_bytes, now_ns) - self.limit_bytes)
-        return max(0, due_bytes, self._due_blindly(done_bytes, now_ns))
+        return max(0, due_bytes, self._due_without_counts(done_bytes, now_ns))
 
     def roomy(self) -> None:
         """Note that the node's buffer is less than half full, so that the node reads everything from the connection."""
@@ -316,7 +316,7 @@ class LoadShedding:
         come_bytes = self._inflow_bytes * (now_ns - self._heard_ns) // _NS_PER_S if self._mark is not None else 0
         return self.backlog_bytes + come_bytes - (read_bytes - self._heard_bytes)
 
-    def _due_blindly(self, done_bytes: int, now_ns: int) -> int:
+    def _due_without_counts(self, done_bytes: int, now_ns: int) -> int:
         if not self._blind_ns:
             self._blind_ns, self._blind_bytes = now_ns, done_bytes
         due_bytes = self.blind_rate_bytes * (now_ns - self._blind_ns) // _NS_PER_S - (done_bytes - self._blind_bytes)

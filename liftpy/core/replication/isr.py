@@ -585,7 +585,7 @@ class FollowerProgress:
         """Record that an answer or a notice with this HW was sent to the follower."""
         self.told_high_watermark, self.owed_ns = high_watermark, 0
 
-    def is_owed(self, now_ns: int) -> None:
+    def mark_stale(self, now_ns: int) -> None:
         """Note ``now_ns`` as the time since which the follower lacks the current HW. An earlier noted time stays."""
         self.owed_ns = self.owed_ns or now_ns
 

@@ -248,7 +248,7 @@ class LeaderRole(ReplicaRole):
             self.to_phase(LeaderPhase.INIT, out)
             self._open_when_free(now_ns, out)
 
-    def metadata_heard(self, now_ns: int, out: Effects) -> None:
+    def heartbeat_answered(self, now_ns: int, out: Effects) -> None:
         """Send the acks that were delayed because the lease had ended. The lease was extended by a heartbeat."""
         if self.phase is LeaderPhase.NO_LEASE and self.shared.lease.is_current(now_ns):
             self.to_phase(LeaderPhase.READY, out)
@@ -274,11 +274,11 @@ class LeaderRole(ReplicaRole):
         self._release(out)
         self.pausing.review(self.phase, self.intake, now_ns, out)
         self._review_isr(now_ns, out)
-        self._look_soon(now_ns, out)
+        self._schedule_lag_check(now_ns, out)
 
     def data_path_lost(self, now_ns: int, out: Effects) -> None:
         """Check soon whether another node should lead, because the connection for replication was lost."""
-        self._look_soon(now_ns, out)
+        self._schedule_lag_check(now_ns, out)
 
     # ---- publishes, log, commit ------------------------------------------------------------------------------------
     @property
@@ -297,7 +297,7 @@ class LeaderRole(ReplicaRole):
         They are rejected during a pause, above a limit, or if the ISR is too small and the leader may send negative acks [D20,
         D22].
         """
-        self._look_soon(now_ns, out)
+        self._schedule_lag_check(now_ns, out)
         short, holds, sleeps = self._is_short, self.intake.holds, self.pausing.sleeps
         if (refusal := self.pausing.refusal) is not None:
             out.append(self._no(event, refusal, now_ns))
@@ -345,7 +345,7 @@ class LeaderRole(ReplicaRole):
             size_bytes += size_in_memory(event)
             self._append(event, out)
 
-    def _give_up_what_is_old(self, now_ns: int, out: Effects) -> None:
+    def _reject_expired(self, now_ns: int, out: Effects) -> None:
         """Drop or reject the delayed publishes that have waited longer than the stream's limit."""
         bound_ns, reason = nanoseconds(self.shared.held.config.min_isr_hold_timeout_s), RejectReason.PAUSED
         if bound_ns and (self._is_short or self.pausing.sleeps):
@@ -397,7 +397,7 @@ class LeaderRole(ReplicaRole):
         if offset > log.high_watermark:
             self.shared.raise_high_watermark(min(offset, log.flushed_newest_offset), out)
             self.intake.committed(log.high_watermark)
-            if self.desk.owes_high_watermark(now_ns):
+            if self.desk.has_stale_followers(now_ns):
                 self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
         if log.high_watermark < log.flushed_newest_offset and self._probe_after_ns:
             self.shared.deadlines.set_earlier(Deadline.PROBE, now_ns + self._probe_after_ns, out)
@@ -500,10 +500,10 @@ class LeaderRole(ReplicaRole):
         Followers that have not fetched in this epoch get NewLeadershipTerm. Followers at the log end get the HW, in the answer
         to a waiting fetch or as CommitPosition.
         """
-        log, told = self.log, self.desk.tell_those_owed(now_ns - _NOTICE_DELAY_NS, out)
+        log, told = self.log, self.desk.send_high_watermark_to_stale(now_ns - _NOTICE_DELAY_NS, out)
         if any(self.desk.followers[replica].position is None for replica in told):
             self._want_notice(now_ns + nanoseconds(self.shared.config.notice_interval_s), out)
-        if (owed_ns := self.desk.owes_since_ns()) is not None:
+        if (owed_ns := self.desk.stale_since_ns()) is not None:
             self._want_notice(owed_ns + _NOTICE_DELAY_NS, out)
         if told:
             out.append(
@@ -619,7 +619,7 @@ class LeaderRole(ReplicaRole):
         else:
             change.record_rejection(now_ns + _ISR_RETRY_NS)
         self.shared.deadlines.cancel(Deadline.ISR_CHANGE, out)
-        self._look_soon(now_ns, out)
+        self._schedule_lag_check(now_ns, out)
         self._advance(now_ns, out)
         self._release(out)
 
@@ -649,8 +649,8 @@ class LeaderRole(ReplicaRole):
                 progress.last_asked_ns += late_ns
         if unreachable := self._why_unreachable(now_ns):
             out.append(GiveUpLeadership(leader_epoch=self.leader_epoch, reason=unreachable))
-        self._look_at_own_flush(late_ns, interval_ns, now_ns)
-        self._give_up_what_is_old(now_ns, out)
+        self._check_own_flush(late_ns, interval_ns, now_ns)
+        self._reject_expired(now_ns, out)
         self.pausing.review(self.phase, self.intake, now_ns, out)
         self._review_isr(now_ns, out)
         if self.flushes.is_slow(self.shared.node_id, now_ns):
@@ -672,10 +672,10 @@ class LeaderRole(ReplicaRole):
         lagging_ns = min(progress.caught_up_ns for progress in followers) + nanoseconds(self.shared.config.max_lag_time_s)
         return min(lagging_ns + 1, max(progress.last_asked_ns for progress in followers) + self._silence_ns())
 
-    def _look_soon(self, now_ns: int, out: Effects) -> None:
+    def _schedule_lag_check(self, now_ns: int, out: Effects) -> None:
         self.shared.deadlines.set_earlier(Deadline.LAG, now_ns + self._lag_interval_ns, out)
 
-    def _look_at_own_flush(self, late_ns: int, interval_ns: int, now_ns: int) -> None:
+    def _check_own_flush(self, late_ns: int, interval_ns: int, now_ns: int) -> None:
         """Record the age of a flush of this node that has not ended, to detect a slow disk.
 
         ``late_ns``: delay of the timer. ``interval_ns``: time between two checks. If the timer was later than this, the process

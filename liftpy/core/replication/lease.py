@@ -138,9 +138,9 @@ class DataPath:
             self._down_ns.pop(link, None)
         else:
             self._down_ns.setdefault(link, now_ns + GRACES_NS[link])
-        return self.due(now_ns)
+        return self.check_timeout(now_ns)
 
-    def due(self, now_ns: int) -> bool | None:
+    def check_timeout(self, now_ns: int) -> bool | None:
         """Check whether a lost connection has reached the end of its tolerated time.
 
         Return True if the data path is up now, False if it is down now, and None if that did not change.
@@ -152,5 +152,5 @@ class DataPath:
         return is_up
 
     def next_ns(self, now_ns: int) -> int | None:
-        """Return the monotonic time of the next call of ``due``. None: no call is needed until a connection changes."""
+        """Return the monotonic time of the next call of ``check_timeout``. None: no call is needed until a connection changes."""
         return min((at_ns for at_ns in self._down_ns.values() if at_ns > now_ns), default=None)

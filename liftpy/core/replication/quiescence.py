@@ -10,7 +10,7 @@ responders", all partitions of that leader's node fetch individually.
 Example: 1,000 partitions with three replicas on three nodes. Combined fetches need 4 messages per second and node.
 Individual ones need 444.
 
-The shell calls ``due`` regularly, sends the questions that it returns, and reports the answers.
+The shell calls ``start_turn`` regularly, sends the questions that it returns, and reports the answers.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _NodeFetches:
 class CombinedFetches:
     """Combines the waiting fetches of all idle partitions of one node into questions to their leaders' nodes.
 
-    Times are monotonic nanoseconds. Calls of ``due`` may be late, but not early.
+    Times are monotonic nanoseconds. Calls of ``start_turn`` may be late, but not early.
     """
 
     def __init__(self, config: ReplicationConfig) -> None:
@@ -129,7 +129,7 @@ class CombinedFetches:
         """Return the turn in which ``fetch`` is asked about, from 0. It stays the same while the fetch waits."""
         return fetch.request_id % self._shares
 
-    def due(self, now_ns: int) -> tuple[list[CombinedFetchRequest], list[ReleasedFetches]]:
+    def start_turn(self, now_ns: int) -> tuple[list[CombinedFetchRequest], list[ReleasedFetches]]:
         """Start a turn. Return the questions to send to other nodes now, and the fetches of nodes that did not answer.
 
         The partitions of the latter must fetch individually again.
@@ -145,7 +145,7 @@ class CombinedFetches:
                 self._not_before_ns[leader] = now_ns + ASK_AGAIN_NS
                 ended.append(self._end(link, list(link.fetches.values())))
                 continue
-            pages = self._due_pages(link)
+            pages = self._pages_to_check(link)
             link.open, link.asked_ns = {}, now_ns
             for page in pages:
                 question = CombinedFetchRequest(self._next_number, leader, page)
@@ -154,7 +154,7 @@ class CombinedFetches:
                 questions.append(question)
         return questions, ended
 
-    def _due_pages(self, link: _NodeFetches) -> list[tuple[IdleFetch, ...]]:
+    def _pages_to_check(self, link: _NodeFetches) -> list[tuple[IdleFetch, ...]]:
         """Return the fetches to ask the node of ``link`` about in this turn, divided into messages. Unanswered ones come first.
 
         Without fetches, return one empty page, which only checks whether the node answers.
@@ -164,7 +164,7 @@ class CombinedFetches:
             link.pages[self._turn] = tuple(_pages([f for f in link.fetches.values() if self._share(f) == self._turn]))
         return [*again, *(page for page in link.pages[self._turn] if page not in again)] or [()]
 
-    def take_ended(self, question: CombinedFetchRequest, over: Collection[int]) -> ReleasedFetches | None:
+    def process_answer(self, question: CombinedFetchRequest, over: Collection[int]) -> ReleasedFetches | None:
         """Process an answer to ``question``. ``over``: indexes of the fetches that no longer wait at the leader.
 
         Return these fetches. Their partitions must fetch individually again. None: all fetches still wait, or the answer is
@@ -178,7 +178,7 @@ class CombinedFetches:
         ended = [fetch for index, fetch in enumerate(question.fetches) if index in over]
         return self._end(link, ended) if ended else None
 
-    def take_unanswered(self, question: CombinedFetchRequest) -> ReleasedFetches | None:
+    def process_no_responders(self, question: CombinedFetchRequest) -> ReleasedFetches | None:
         """Process "no responders" for ``question``. Return all combined fetches to that node, or None if the question is outdated.
 
         Their partitions must fetch individually again.

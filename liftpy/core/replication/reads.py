@@ -220,7 +220,7 @@ class ReadBudget:
     max_bytes: int = MAX_WAITING_BYTES
     used_bytes: int = 0
 
-    def take(self, cost_bytes: int) -> bool:
+    def try_reserve(self, cost_bytes: int) -> bool:
         """Reserve ``cost_bytes`` for a waiting reader. Return False if the budget has no room."""
         if self.used_bytes + cost_bytes > self.max_bytes:
             return False
@@ -327,7 +327,7 @@ class Reads(Generic[Asker]):
         False: a limit for waiting requests is reached, and the caller answers at once.
         """
         cost_bytes = WAITING_COST_BYTES + request.ByteSize() + (len(asker) if isinstance(asker, str) else 0)
-        if len(self._waiting) >= MAX_WAITING or not self._budget.take(cost_bytes):
+        if len(self._waiting) >= MAX_WAITING or not self._budget.try_reserve(cost_bytes):
             self._counters[NOT_WAITED] += 1
             return False
         number = self._next_id
@@ -421,7 +421,7 @@ class Reads(Generic[Asker]):
         if request.boundsOnly:
             waits = may_wait and request.waitMs and offset >= end_offset and not request.HasField("rangeEnd")
             if not (waits and not request.byTimestamp and self._may_wait(asker, request, offset)):
-                self._tell_bounds(asker, request, self._head(offset))
+                self._answer_bounds(asker, request, self._head(offset))
         elif offset < log.log_start_offset or offset > end_offset:
             bounds = f"{log.log_start_offset} to {end_offset}"
             self._refuse(asker, request, _E.OFFSET_OUT_OF_RANGE, f"offset {offset} is outside {bounds}")
@@ -430,7 +430,7 @@ class Reads(Generic[Asker]):
         elif not (may_wait and request.waitMs and self._may_wait(asker, request, offset)):
             self._send(asker, request, self._head(offset))
 
-    def _tell_bounds(self, asker: Asker, request: pb.ReadRequest, head: pb.ReadResponse) -> None:
+    def _answer_bounds(self, asker: Asker, request: pb.ReadRequest, head: pb.ReadResponse) -> None:
         """Answer a request for the bounds of the partition, or for the size of a range of offsets.
 
         A range must be completely in the log and committed, otherwise the request is rejected. ``head``: answer that the method
@@ -450,13 +450,13 @@ class Reads(Generic[Asker]):
             head.borders.extend(size.borders)
             head.borderPositions.extend(size.positions)
             if request.asksFiles and self._files is not None:
-                self._tell_files(request, self._files, head)
+                self._add_files(request, self._files, head)
         if request.asksState and self.give_state is not None:
-            self._tell_state(request, self.give_state, head)
+            self._add_state(request, self.give_state, head)
         head.endEpoch = self._epoch_below(end)
         self._send(asker, request, head)
 
-    def _tell_state(self, request: pb.ReadRequest, give_state: GiveState, head: pb.ReadResponse) -> None:
+    def _add_state(self, request: pb.ReadRequest, give_state: GiveState, head: pb.ReadResponse) -> None:
         """Add to the answer ``head`` a piece of the state of producers and message ids. It includes that of deleted records [A16].
 
         ``give_state``: function that returns the piece.
@@ -467,7 +467,7 @@ class Reads(Generic[Asker]):
         if piece is not None:
             head.stateEnd, head.stateBytes, head.statePosition, head.stateData = piece
 
-    def _tell_files(self, request: pb.ReadRequest, files: PartitionFiles, head: pb.ReadResponse) -> None:
+    def _add_files(self, request: pb.ReadRequest, files: PartitionFiles, head: pb.ReadResponse) -> None:
         self._counters[FILES_TOLD] += 1
         head.host, head.folder = files.host, files.folder
         for span in spans_of(self._source.log, request.offset, request.rangeEnd):

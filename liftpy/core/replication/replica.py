@@ -440,7 +440,7 @@ class Replica:
                 role.woken_up(now_ns, out)
             case ev.MetadataHeard():
                 self._shared.lease.extend(event.sent_ns, event.lease_ns)
-                role.metadata_heard(now_ns, out)
+                role.heartbeat_answered(now_ns, out)
             case ev.DataPathChanged():
                 self._data_path_changed(event, now_ns, out)
             case ev.DeadlineReached():

@@ -245,7 +245,7 @@ class ReplicaRole:
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
         """Handle changed metadata with which this replica keeps its role. ``epoch_rose``: True if the partition's Epoch is higher."""
 
-    def metadata_heard(self, now_ns: int, out: Effects) -> None:
+    def heartbeat_answered(self, now_ns: int, out: Effects) -> None:
         """Handle an answered heartbeat, which has extended the lease of this node."""
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:

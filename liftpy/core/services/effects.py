@@ -90,10 +90,10 @@ class PendingEffects:
 
         ``output_count``: number of outputs that must be written before it runs.
         """
-        self._put(Effect(self.count, f"{self._source}/{self.count}", name, payload, key, is_offer, output_count))
+        self._add(Effect(self.count, f"{self._source}/{self.count}", name, payload, key, is_offer, output_count))
         self.count += 1
 
-    def _put(self, effect: Effect) -> None:
+    def _add(self, effect: Effect) -> None:
         self._effects[effect.number] = effect
         self._size_bytes += effect.size_bytes
 
@@ -148,7 +148,7 @@ class PendingEffects:
                     offer == 1,
                     outputs,
                 )
-                self._put(found)
+                self._add(found)
         except (struct.error, UnicodeDecodeError):
             raise CorruptionError(
                 "The snapshot is damaged: its list of effects cannot be decoded. The service uses an older snapshot."

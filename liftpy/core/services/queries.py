@@ -68,7 +68,7 @@ class PendingQueries:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def take(self, query: Query) -> bool:
+    def try_add(self, query: Query) -> bool:
         """Add a query to the waiting ones. Return False if there are too many."""
         if len(self._waiting) >= self._max_queries or self._waiting_bytes + len(query.body) > self._max_bytes:
             return False
@@ -89,7 +89,7 @@ class PendingQueries:
         """Remove and return the queries that a state with all records below ``position`` can answer."""
         return self._remove([query for query in self._waiting if query.position is not None and query.position <= position])
 
-    def take_expired(self, now_s: float) -> list[Query]:
+    def pop_expired(self, now_s: float) -> list[Query]:
         """Remove and return the queries that have waited too long. ``now_s``: monotonic time in seconds."""
         return self._remove([query for query in self._waiting if now_s - query.arrived_s >= self._patience_s])
 

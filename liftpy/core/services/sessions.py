@@ -267,7 +267,7 @@ class ServiceSessions:
         if refusal is not None:
             return [] if hello.leaving else [SendToService(inbox, self._refusal(hello, *refusal))]
         if hello.leaving:
-            return self._service_left(hello, now_ns)
+            return self._end_session(hello, now_ns)
         session = self._sessions.get(hello.service)
         if session is None or session.instance != hello.instance:
             gone = self._gone.pop(hello.service, None)
@@ -339,7 +339,7 @@ class ServiceSessions:
             )
         return None
 
-    def _service_left(self, hello: pb.ServiceHello, now_ns: int) -> list[Effect]:
+    def _end_session(self, hello: pb.ServiceHello, now_ns: int) -> list[Effect]:
         session = self._sessions.get(hello.service)
         if session is None or session.instance != hello.instance:
             return []
@@ -731,14 +731,14 @@ class ServicesHealth:
 
     @property
     def anybody_is_ill(self) -> bool:
-        """True if a service on this node was unhealthy at the last call of ``look``."""
+        """True if a service on this node was unhealthy at the last call of ``unhealthy_services``."""
         return bool(self._ill_since_ns)
 
     def _forget_old(self, now_ns: int) -> None:
         for node in [n for n, report in self._reports.items() if now_ns - report.heard_ns > _BELIEVED_S * NS_PER_S]:
             del self._reports[node]
 
-    def look(self, own: Mapping[str, ServiceHealth], now_ns: int) -> list[str]:
+    def unhealthy_services(self, own: Mapping[str, ServiceHealth], now_ns: int) -> list[str]:
         """Return the services on this node that have been unhealthy for longer than ``grace_ns``.
 
         ``own``: all services that were ever registered on this node. Call it regularly, also on a follower, so that a
@@ -757,7 +757,7 @@ class ServicesHealth:
 
         ``own``: health of the services on this node. ``members``: the ISR without this node.
         """
-        ill = self.look(own, now_ns)
+        ill = self.unhealthy_services(own, now_ns)
         if not ill or now_ns < self._stays_until_ns:
             return "", ""
         best: tuple[int, int, str] = (0, 0, "")

@@ -81,7 +81,7 @@ class Assembly:
         """Part of the batch that is complete so far. The next request contains it."""
         return PartialBatch(len(self._held), self._crc)
 
-    def take(self, piece: Piece) -> memoryview | None:
+    def add_piece(self, piece: Piece) -> memoryview | None:
         """Add a received piece. Return the complete batch if this was the last missing piece, else None.
 
         A piece that does not continue the collected part is ignored. The first piece of another batch starts again.

@@ -427,10 +427,14 @@ async def _comparable_range(
     )
     bounds: dict[str, Bounds] = {}
     if state.leader in asked:
-        await _look(state.leader, asked[state.leader], -1, found, bounds)
+        await _add_bounds(state.leader, asked[state.leader], -1, found, bounds)
     high = bounds[state.leader].high_watermark if state.leader in bounds else -1
     await asyncio.gather(
-        *(_look(node, asked[node], high if node in state.isr else -1, found, bounds) for node in nodes if node != state.leader)
+        *(
+            _add_bounds(node, asked[node], high if node in state.isr else -1, found, bounds)
+            for node in nodes
+            if node != state.leader
+        )
     )
     in_sync = [bounds[node] for node in nodes if node in bounds and node in state.isr]
     if in_sync:
@@ -445,7 +449,7 @@ async def _comparable_range(
     return found
 
 
-async def _look(node: str, reads: ReplicaReads, high: int, found: PartitionAudit, bounds: dict[str, Bounds]) -> None:
+async def _add_bounds(node: str, reads: ReplicaReads, high: int, found: PartitionAudit, bounds: dict[str, Bounds]) -> None:
     """Ask the replica on ``node`` for its bounds, and store them in ``bounds`` and in the result ``found``.
 
     ``high``: HW of the leader, inclusive. The call waits a moment if the replica does not know this HW yet.
@@ -547,7 +551,7 @@ class _SpanComparison:
         if block.away:
             one.state, one.detail = "away", f"from offset {block.end_offset} on: {block.away}"
 
-    def _tell(self, kind: str, node: str, offset: int, detail: str = "", **more: object) -> None:
+    def _add_finding(self, kind: str, node: str, offset: int, detail: str = "", **more: object) -> None:
         if (node, offset, kind) not in self._known and len(self._found.findings) < MAX_FINDINGS:
             self._known.add((node, offset, kind))
             span = self._span
@@ -565,7 +569,7 @@ class _SpanComparison:
         for node, block in part.blocks.items():
             if block.damaged is not None:
                 text = f"it could not serve all of [{block.damaged.offset}, {part.end}): {block.damaged}"
-                self._tell(DAMAGED, node, block.damaged.offset, text)
+                self._add_finding(DAMAGED, node, block.damaged.offset, text)
         whole = {node: block for node, block in part.blocks.items() if block.is_whole}
         if len({block.digest for block in whole.values()}) < 2:
             return
@@ -593,7 +597,7 @@ class _SpanComparison:
                 if block.is_whole:
                     held[node] = ReplicaRecords.of(batches[node], start, end)
             except CorruptionError as error:
-                self._tell(DAMAGED, node, start, f"a batch in [{start}, {end}) does not unpack: {error}")
+                self._add_finding(DAMAGED, node, start, f"a batch in [{start}, {end}) does not unpack: {error}")
         if len(held) < 2:
             return
         reference = reference_of(held, self._span.leader)
@@ -609,20 +613,20 @@ class _SpanComparison:
     def _compare_two(self, held: Mapping[str, ReplicaRecords], reference: str, node: str, cleaned: bool) -> None:
         found = difference(held[reference], held[node])
         for offset in found.differs:
-            self._tell_record(held, reference, offset)
+            self._add_record_finding(held, reference, offset)
         if not cleaned:
             for offsets in (found.only_here, found.only_there):
                 if len(offsets):
-                    self._tell_record(held, reference, int(offsets[0]))
+                    self._add_record_finding(held, reference, int(offsets[0]))
 
-    def _tell_record(self, held: Mapping[str, ReplicaRecords], reference: str, offset: int) -> None:
+    def _add_record_finding(self, held: Mapping[str, ReplicaRecords], reference: str, offset: int) -> None:
         digests = {node: own.digest(offset) for node, own in held.items()}
         expected, majority, others = deviants(digests, reference)
         there = {node: own.at(offset) >= 0 for node, own in held.items()}
         expected_there = there[next(node for node, digest in digests.items() if digest == expected)]
         for node in others:
             kind = DIFFERS if there[node] and expected_there else SURPLUS if there[node] else MISSING
-            self._tell(kind, node, offset, expected=expected, seen=digests[node], majority=majority)
+            self._add_finding(kind, node, offset, expected=expected, seen=digests[node], majority=majority)
 
     def _compare_batches(self, batches: Mapping[str, list[RecordBatch]], reference: str) -> None:
         """Add a finding if the batches of replicas differ although their records are equal.
@@ -635,4 +639,4 @@ class _SpanComparison:
                 digests = {name: digest_at(own, offset) for name, own in batches.items()}
                 expected, majority, others = deviants(digests, reference)
                 for other in others:
-                    self._tell(BATCHES, other, offset, expected=expected, seen=digests[other], majority=majority)
+                    self._add_finding(BATCHES, other, offset, expected=expected, seen=digests[other], majority=majority)

@@ -180,7 +180,7 @@ class ReplicaReads:
             self.deletes_end = head.deletesEnd
             piece = frames.piece_in(head, body)
             if piece is not None:
-                whole = assembly.take(piece)
+                whole = assembly.add_piece(piece)
                 if whole is None:
                     continue
                 body = whole

@@ -92,7 +92,7 @@ class MemoryGroup(SingleLogGroup):
         for node_id in absent:
             self.duties.record_no_responders(node_id)
         self.apply_due()
-        for question in self.duties.take_questions():
+        for question in self.duties.take_leader_checks():
             del question  # a leader in memory either answers or is known to be stopped, so no question is needed
         return granted
 

@@ -45,7 +45,7 @@ class FellowReplica(Protocol):
     def asked_by(self, peer: FellowReplica, request_id: int) -> int:
         """Store that the replica ``peer`` has sent the request ``request_id``. Return a token for the answer."""
 
-    def give_state(self, question: StatePieceRequest) -> StatePiece | None:
+    def read_state(self, question: StatePieceRequest) -> StatePiece | None:
         """Return the requested piece of the replica's state of producers and message ids. None: not ready.
 
         The state includes that of deleted records.

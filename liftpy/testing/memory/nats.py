@@ -203,9 +203,9 @@ class NatsSession:
     def feed(self, data: bytes) -> None:
         """Process bytes that the client has sent, at once."""
         if not self.ended:
-            self._bus.together(partial(self._take, self._left + data if self._left else data))
+            self._bus.together(partial(self._process_data, self._left + data if self._left else data))
 
-    def _take(self, data: bytes) -> None:
+    def _process_data(self, data: bytes) -> None:
         at = 0
         try:
             while not self.ended and (end := data.find(_END, at)) >= 0:
@@ -425,7 +425,7 @@ class _MemoryConnection:
             return
         self._written_bytes += len(data)
         self._chunks.append(bytes(data))
-        self._post(self._home, self._take)
+        self._post(self._home, self._process_chunk)
 
     def close(self) -> None:
         """Close the connection as the client. The server still processes the bytes that were written before."""
@@ -446,7 +446,7 @@ class _MemoryConnection:
             lambda data: self._post(self._away, self._data_arrived, data), lambda: self._post(self._away, self._hung_up)
         )
 
-    def _take(self) -> None:
+    def _process_chunk(self) -> None:
         assert self._session is not None
         if self._chunks:
             data = self._chunks.popleft()

@@ -118,7 +118,7 @@ class Peers:
         if leader is None or leader is self:
             self.publishers.taker.nobody_listens()
         else:
-            piece = leader.give_state(question)
+            piece = leader.read_state(question)
         try:
             goes_on = self.publishers.taker.add_piece(piece)
         except StorageError as error:
@@ -129,12 +129,12 @@ class Peers:
         else:
             self.feed(ev.RequestFailed(request_id=effect.request_id, reason="the leader's state is not ready"))
 
-    def give_state(self, question: StatePieceRequest) -> StatePiece | None:
+    def read_state(self, question: StatePieceRequest) -> StatePiece | None:
         """Return the requested piece of the state of producers and message ids to a follower. None: not ready.
 
         The state includes that of deleted records.
         """
-        return self.publishers.giver.give(question)
+        return self.publishers.giver.read_piece(question)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
         self._ask_leader(
@@ -247,14 +247,14 @@ class Peers:
             asker.peer.later(lambda: asker.peer.feed(answered))
 
     def notify_replica(self, effect: do.NotifyReplica) -> None:
-        self._tell(effect.replica, ev.WokenUp())
+        self._send_event(effect.replica, ev.WokenUp())
 
     def send_notice(self, effect: do.SendNotice) -> None:
         notice = received_from(ev.NoticeReceived, effect, leader=self.node_id)
         for replica in effect.replicas:
-            self._tell(replica, notice)
+            self._send_event(replica, notice)
 
-    def _tell(self, node_id: str, event: ev.Event) -> None:
+    def _send_event(self, node_id: str, event: ev.Event) -> None:
         other = self.node.replica_of(node_id, self.key)
         if other is not None:
             other.later(lambda: other.feed(event))

@@ -76,7 +76,7 @@ class MemoryPublishers:
 
     def open(self) -> None:
         """Accept publishes as leader, starting with those in the standby buffer."""
-        self.standby.take_over(self.ingest.start)
+        self.standby.replay(self.ingest.start)
 
     def shut(self) -> None:
         """Stop accepting publishes, because the replica does not lead any more."""
@@ -139,7 +139,7 @@ class MemoryPublishers:
         """
         return _StandbySubscription(self._replica, self._bus, subject, sink)
 
-    def when_heard(self, heard: Callable[[], None]) -> None:
+    def when_subscribed(self, heard: Callable[[], None]) -> None:
         """Call ``heard`` in the next turn of the event loop, because subscriptions take effect immediately."""
         self._replica.later(heard)
 

@@ -111,7 +111,7 @@ class Readers:
             is_heard=is_heard,
         )
         self._reads = Reads[str](key, node.node_id, source, self, node.counters, node.read_budget)
-        self._reads.give_state = giver.give_piece
+        self._reads.give_state = giver.read_piece_below
         self.advanced = self._reads.advanced
         self._subject = subjects.read(key.stream, key.partition)
         self._own = self._bus.listen(subjects.read_from(key.stream, key.partition, node.node_id), self._message_arrived)

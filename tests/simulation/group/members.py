@@ -115,10 +115,10 @@ class SimProcess:
                 case PartitionRevoked():
                     self.reading[event.key].asked = True
                     self.world.events.after(
-                        self.world.between(0, 400) * MS, lambda key=event.key: self.do(lambda: self._give_up(key))
+                        self.world.between(0, 400) * MS, lambda key=event.key: self.do(lambda: self._release_partitions(key))
                     )
 
-    def _give_up(self, key: PartitionKey) -> None:
+    def _release_partitions(self, key: PartitionKey) -> None:
         """Commit, and say so when that is answered, or when it takes too long."""
         reading = self.reading.get(key)
         if reading is None or not reading.asked:

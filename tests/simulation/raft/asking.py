@@ -41,7 +41,7 @@ class Asking:
 
     def _begin(self) -> None:
         way, run = self._way, self._run
-        left_ns = way.left_ns(run.now_ns())
+        left_ns = way.remaining_ns(run.now_ns())
         if way.decided or not left_ns:
             self._done(way.response)
             return

@@ -129,7 +129,7 @@ class SimMember:
         answers, self._answers = self._answers, []
         for order, done, answer, reason in answers:
             self._order_ended(order, outcome_of(answer, reason), answer, done)
-        self.log.probation.look()
+        self.log.probation.end_if_complete()
         if self._waits is not None and self.log.applied_index >= self._waits[1]:
             turn, self._waits = self._waits[0], None
             self.log.probation.barrier_applied(turn)

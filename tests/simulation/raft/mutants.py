@@ -167,14 +167,14 @@ def folders_of_unknown_streams_deleted() -> Patches:
 
 # ---- probation -------------------------------------------------------------------------------------------------------
 def probation_ends_with_a_leader() -> Patches:
-    real = Probation.look
+    real = Probation.end_if_complete
 
     def look(self: Probation) -> None:
         real(self)
         if not self.over and self._core is not None and self._core.leader_id:
             self._end()
 
-    return [patch.object(Probation, "look", look)]
+    return [patch.object(Probation, "end_if_complete", look)]
 
 
 def folder_that_went_back_is_believed() -> Patches:
@@ -227,7 +227,7 @@ def duties_without_a_barrier() -> Patches:
         self._now_ns = now_ns  # type: ignore[attr-defined]
         return real(self, now_ns, **given)
 
-    return [patch.object(QuorumMember, "_take_over", take_over), patch.object(QuorumMember, "tick", tick)]
+    return [patch.object(QuorumMember, "_begin_leadership", take_over), patch.object(QuorumMember, "tick", tick)]
 
 
 # ---- the feed --------------------------------------------------------------------------------------------------------
@@ -255,25 +255,25 @@ def feed_goes_on_over_a_restored_image() -> Patches:
 
 
 def feed_gap_not_seen() -> Patches:
-    real = FeedSubscription._take
+    real = FeedSubscription._apply_entry
 
     def take(self: FeedSubscription, entry: pb.FeedEntry) -> None:
         if self.synced and entry.index > entry.previousIndex > self.image.index:
             entry.previousIndex = self.image.index
         real(self, entry)
 
-    return [patch.object(FeedSubscription, "_take", take)]
+    return [patch.object(FeedSubscription, "_apply_entry", take)]
 
 
 def feed_chunks_of_two_snapshots_joined() -> Patches:
     """No wrong image comes of it, the snapshot has a checksum; but none may come at all."""
-    real = FeedSubscription._take_chunk
+    real = FeedSubscription._add_chunk
 
     def take(self: FeedSubscription, response: pb.FeedSnapshotResponse) -> None:
         self._parts_index = response.index
         real(self, response)
 
-    return [patch.object(FeedSubscription, "_take_chunk", take)]
+    return [patch.object(FeedSubscription, "_add_chunk", take)]
 
 
 # ---- who forms the group (seeds from CHANGES_FROM on) --------------------------------------------------------------------

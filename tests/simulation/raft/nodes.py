@@ -284,7 +284,7 @@ class NodeProcess:
             held = image.find(each.key.stream, each.key.uid, each.key.partition)
             if held is not None and self.node.node_id in held[1].replicas:
                 self.node.folders.add(each.key)
-            elif self._departures.has_left(each.key, image) and each.key in self.node.folders:
+            elif self._departures.has_moved_away(each.key, image) and each.key in self.node.folders:
                 self._ask_for(each.key)
 
     def _ask_for(self, key: PartitionKey) -> None:

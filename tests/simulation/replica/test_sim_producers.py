@@ -117,7 +117,7 @@ def test_simulation_detects_a_planted_producer_bug(bug: Callable[[], Patches], s
 
 
 def a_position_stays_where_it_was() -> Patches:
-    real = Producers.take
+    real = Producers.add_batch
 
     def take(self: Producers, batch: NewBatch) -> None:
         known = None if batch.numbering is None else self.state_of(batch.numbering.producer_id)
@@ -125,7 +125,7 @@ def a_position_stays_where_it_was() -> Patches:
             batch = batch._replace(numbering=batch.numbering._replace(position=known.position))
         real(self, batch)
 
-    return [patch.object(Producers, "take", take)]
+    return [patch.object(Producers, "add_batch", take)]
 
 
 def a_member_begins_before_what_is_there() -> Patches:

@@ -136,7 +136,7 @@ async def kills(folder: Path) -> None:
                 must(code == -9, f"it ended with {code} before {step}")
                 must(all_whole(store) == before + (step == "end"), f"killed before {step} it left another number of backups")
                 taken = await take_backup(client, store, BackupOptions(piece_bytes=PIECE_BYTES))
-                must(taken.kept_bytes > 0, "the next one uses no piece")
+                must(taken.reused_bytes > 0, "the next one uses no piece")
                 print(f"create killed before {step:10} the others are whole, the next one is too", flush=True)
             for path in store.sizes("running"):  # they began two days ago, and their processes are gone
                 store.remove(path)

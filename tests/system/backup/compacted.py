@@ -175,7 +175,7 @@ async def _round(number: int, source: Client, target: Client, url: str, store: S
         must(not faults, f"{writer.stream} below {end}: {len(faults)} faults: {'; '.join(faults[:4])}")
         counts.append(f"{writer.stream} {len(records)} of {end}")
         await target.admin.delete_stream(f"{writer.stream}-{number}")
-    kept = f", {taken.kept_bytes >> 10} KiB of earlier pieces" if taken.kept_bytes else ""
+    kept = f", {taken.reused_bytes >> 10} KiB of earlier pieces" if taken.reused_bytes else ""
     return f"{number:3} {'; '.join(counts)}; copied in {taken.took_s:.1f} s{kept} ({time.monotonic() - began:.0f} s)"
 
 

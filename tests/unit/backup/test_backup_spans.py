@@ -19,7 +19,7 @@ from liftpy.core.observe.tracing import StepSpans
 from liftpy.errors import CorruptionError
 from sidecar.backup.create import BackupResult
 from sidecar.cli import backup
-from sidecar.cli.backup import said_of, trace_steps
+from sidecar.cli.backup import span_attributes, trace_steps
 from sidecar.runtime.settings import Target
 from tests.unit.backup.stored import SECOND, two_backups
 
@@ -130,7 +130,7 @@ def test_backup_commands_have_one_span_per_step(what: str, tmp_path: Path, monke
     names = {"create": ("backup", "pieces"), "restore": ("restore", "serve"), "drill": ("drill", "compare")}
     assert (root.name, step.name) == names[what], ended.output
     assert root.attributes["liftpy.backup"] == SECOND
-    assert root.attributes["liftpy.bytes"] == manifest.size_bytes == said_of(manifest)["liftpy.bytes"]
+    assert root.attributes["liftpy.bytes"] == manifest.size_bytes == span_attributes(manifest)["liftpy.bytes"]
     assert root.attributes.get("liftpy.written_bytes") == (12 if what == "create" else None)
 
 

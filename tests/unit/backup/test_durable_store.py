@@ -406,7 +406,7 @@ async def test_backup_that_restarts_a_partition_copy_deletes_the_earlier_pieces(
     options = create.BackupOptions(since="", piece_bytes=client.log[0].header.size_bytes)
     taken = await create.take_backup(client, Store.at(str(tmp_path)), options)
     assert len(asked) > len(client.log), "it was not copied again"
-    assert taken.kept_bytes == 0
+    assert taken.reused_bytes == 0
 
 
 def test_backup_store_without_directory_permission_raises_with_the_directory() -> None:

@@ -56,7 +56,7 @@ def watched(ticks: int = 5, **more: dict[str, Any]) -> ClusterMonitor:
     watching, records = ClusterMonitor("liftpy"), 0
     for tick in range(ticks):
         records += 1000 * (1 + tick % 4)
-        watching.put(
+        watching.add_summaries(
             100.0 + tick, {node: a_glance(node, tick, **{"records_in": records, **more.get(node, {})}) for node in NODES}
         )
     return watching
@@ -194,9 +194,9 @@ def row_of(model: Model, node: str) -> NodeRow:
 
 def test_top_rates_and_percentiles_are_computed_from_two_answers() -> None:
     watching = ClusterMonitor("ns")
-    watching.put(10.0, {"n1": a_glance("n1", 1)})
+    watching.add_summaries(10.0, {"n1": a_glance("n1", 1)})
     assert row_of(watching.model(), "n1").records_in_s is None, "one look shows no rate"
-    watching.put(12.0, {"n1": a_glance("n1", 5), "n2": a_glance("n2", 5)})
+    watching.add_summaries(12.0, {"n1": a_glance("n1", 5), "n2": a_glance("n2", 5)})
     model = watching.model()
     row = row_of(model, "n1")
     assert (row.records_in_s, row.bytes_in_s, row.records_out_s) == (2000, 200_000, 5000)
@@ -207,11 +207,11 @@ def test_top_rates_and_percentiles_are_computed_from_two_answers() -> None:
 
 def test_top_rate_of_a_restarted_node_has_a_gap() -> None:
     watching = watched(3)
-    watching.put(103.0, {"n1": a_glance("n1", 1, incarnation=5), "n2": None, "n3": a_glance("n3", 9)})
+    watching.add_summaries(103.0, {"n1": a_glance("n1", 1, incarnation=5), "n2": None, "n3": a_glance("n3", 9)})
     model = watching.model()
     assert (row_of(model, "n1").records_in_s, row_of(model, "n1").history[-1]) == (None, None)
     assert row_of(model, "n2").history[-1] is None
-    watching.put(104.0, {"n1": a_glance("n1", 2, incarnation=5), "n2": a_glance("n2", 9), "n3": a_glance("n3", 10)})
+    watching.add_summaries(104.0, {"n1": a_glance("n1", 2, incarnation=5), "n2": a_glance("n2", 9), "n3": a_glance("n3", 10)})
     assert row_of(watching.model(), "n1").records_in_s == 1000
 
 
@@ -220,7 +220,7 @@ def test_top_rate_history_is_bounded_and_excludes_removed_nodes() -> None:
     model = watching.model()
     assert {len(model.history_in), len(model.history_out), len(row_of(model, "n2").history)} == {HISTORY}
     assert watching.nodes() == ["n1", "n2", "n3"]
-    watching.put(999.0, {"n1": a_glance("n1", 99, nodes={"n1": "live", "n7": "live"}, index=50)})
+    watching.add_summaries(999.0, {"n1": a_glance("n1", 99, nodes={"n1": "live", "n7": "live"}, index=50)})
     assert watching.nodes() == ["n1", "n7"]
     assert ClusterMonitor("ns").nodes(["a"]) == ["a"]
 
@@ -230,7 +230,7 @@ def troubled() -> Model:
     watching = watched(70)
     late = {"under_replicated": 2, "lag_s": 4.25, "lag_records": 12_345, "disk_free": 0.1}
     for tick in (70, 71):
-        watching.put(
+        watching.add_summaries(
             100.0 + tick, {"n1": a_glance("n1", 2 * tick, **late), "n2": a_glance("n2", tick, under_min_isr=1), "n3": None}
         )
     return watching.model()
@@ -322,10 +322,10 @@ def test_top_requests_groups_only_while_the_groups_page_is_shown() -> None:
 
     admin = Admin()
     looking = SummaryPoller(SimpleNamespace(admin=admin), ClusterMonitor("liftpy"))  # type: ignore[arg-type]
-    asyncio.run(looking.look())
+    asyncio.run(looking.poll())
     assert (admin.asked, looking.listed) == ([], [])
     looking.shows = "groups"
-    asyncio.run(looking.look())
+    asyncio.run(looking.poll())
     assert sorted(admin.asked) == ["n1", "n2"]
     assert [(row["group"], row["coordinator"], row["problem"]) for row in looking.listed] == [("billing", "n2", "no members")]
 
@@ -343,7 +343,9 @@ def test_top_frame_with_any_content_fits_the_terminal_size(
 ) -> None:
     watching = ClusterMonitor("a" * 30)
     for tick in (1, 2):
-        watching.put(tick, {f"{'n' * (n % 40)}{n}": a_glance(f"n{n}", tick * 10**9) if n % 7 else None for n in range(nodes)})
+        watching.add_summaries(
+            tick, {f"{'n' * (n % 40)}{n}": a_glance(f"n{n}", tick * 10**9) if n % 7 else None for n in range(nodes)}
+        )
     frame = render(watching.model(), width, height, View(page=page, sort=sort, reverse=reverse))
     assert len(frame.renderables) == height
     assert max(line.cell_len for line in frame.renderables) <= width  # type: ignore[union-attr]
@@ -360,7 +362,7 @@ def test_top_frame_with_too_many_reasons_shows_the_number_of_omitted_reasons(mor
 
 def test_top_frame_shows_markup_in_names_as_text() -> None:
     watching = ClusterMonitor("[bold]x[/bold]")
-    watching.put(1.0, {"[red]n[/red]": a_glance("n1", nodes={})})
+    watching.add_summaries(1.0, {"[red]n[/red]": a_glance("n1", nodes={})})
     shown = "\n".join(text_of(watching.model()))
     assert "[bold]x[/bold]" in shown
     assert "[red]n[/red]" in shown
@@ -440,10 +442,10 @@ def test_top_requests_node_names_until_known_and_then_requests_each_node() -> No
     looking = SummaryPoller(nodes, ClusterMonitor("ns"), iter(range(9)).__next__)  # type: ignore[arg-type]
 
     async def looked() -> None:
-        await looking.look()
+        await looking.poll()
         assert not looking.knows_any
         nodes.named = ["n1", "n2"]
-        await looking.look()
+        await looking.poll()
         assert looking.knows_any
         nodes.named = None
         await looking.look()

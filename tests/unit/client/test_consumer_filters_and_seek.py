@@ -105,7 +105,7 @@ class Node:
     def must_be_usable(self) -> None:
         pass
 
-    def tell_of_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
 
 

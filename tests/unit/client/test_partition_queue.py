@@ -360,7 +360,7 @@ class Leader:
                     )
                 )
                 stamp = ProducerSequences(7, head.producer_epoch, head.base_sequence, stored.columns)
-                self.producers.take(NewBatch(stored.base_offset, stored.last_offset, 0, stored.record_count, {}, stamp))
+                self.producers.add_batch(NewBatch(stored.base_offset, stored.last_offset, 0, stored.record_count, {}, stamp))
                 self.log.append((stored, False))
                 self.end += parcel.record_count
                 return None, at(stored.base_offset), 0

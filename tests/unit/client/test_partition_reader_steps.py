@@ -15,7 +15,7 @@ from liftpy.client import consumer as consumer_module
 from liftpy.client import iteration as iteration_module
 from liftpy.client.admin_requests import NodeRequests
 from liftpy.client.batch_view import BatchSlice
-from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, _cut, _looked_at, read_range
+from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, _cut, _retrieve_error, read_range
 from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import NotServedError, ReadProgress
@@ -313,8 +313,8 @@ async def test_partition_reader_errors_of_background_tasks_log_no_unretrieved_ex
     failed, cancelled = loop.create_future(), loop.create_future()
     failed.set_exception(UnavailableError("x"))
     cancelled.cancel()
-    _looked_at(failed)
-    _looked_at(cancelled)
+    _retrieve_error(failed)
+    _retrieve_error(cancelled)
     assert not failed._log_traceback  # type: ignore[attr-defined]
     monkeypatch.setattr(consumer_module, "_HEDGE_S", 0.0)
     gate = loop.create_future()

@@ -70,11 +70,11 @@ class Wire:
     def check_server(self) -> None:
         pass
 
-    def tell_of_denials(self, callback: Any) -> Any:
+    def on_denial(self, callback: Any) -> Any:
         self.denied = callback
         return lambda: self.unwatched.append("denials")
 
-    def tell_of_close(self, callback: Any) -> Any:
+    def on_close(self, callback: Any) -> Any:
         self.closed = callback
         return lambda: self.unwatched.append("close")
 

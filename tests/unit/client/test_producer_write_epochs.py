@@ -132,10 +132,10 @@ async def test_producer_write_epoch_in_two_processes_fences_the_older_and_stores
         await older.flush()
     await older.close()
     await whole(newer, *values)
-    assert newer.left_out == 60
+    assert newer.skipped_records == 60
     late = await in_round(wire, 3)
     await whole(late, *values)
-    assert late.left_out == 100
+    assert late.skipped_records == 100
     assert wire.values() == values
 
 
@@ -252,4 +252,4 @@ def test_write_epoch_position_encodes_the_partition_count_and_the_last_sequence(
     assert offset_in(2, 5) > offset_in(2, 4)
     repeat = Repeat(stored=2, expected=None)
     repeat.leave_out(columns(b"a", b"b", b"c"), 0, 2)  # the leader does not know their digest
-    assert repeat.left == 0
+    assert repeat.remaining_skips == 0

@@ -166,7 +166,7 @@ def test_compaction_that_reads_a_damaged_block_raises_corruption_and_reports_dam
     flip(storage, 0, 5000)
     with pytest.raises(CorruptionError) as caught:
         compaction.run()
-    log.met_damage(caught.value)
+    log.handle_damage(caught.value)
     assert len(told) == 1
     _, report = Log.open(storage.crash(power=False), CONFIG)
     assert len(report.damage) == 1

@@ -143,15 +143,15 @@ def test_flush_placement_moves_to_the_event_loop_after_short_flushes_and_back_wh
     place = FlushScheduler()
     place.tried_out([SHORT_S] * (PROBES - 1))
     assert not place.on_loop
-    place.took_in_thread(SHORT_S * 2, 1)
+    place.record_thread_flush(SHORT_S * 2, 1)
     for _ in range(3):
-        place.took_in_thread(SHORT_S, 1)
+        place.record_thread_flush(SHORT_S, 1)
     assert not place.on_loop, "a miss takes three points away"
-    place.took_in_thread(SHORT_S, 1)
+    place.record_thread_flush(SHORT_S, 1)
     assert place.on_loop
-    place.took_on_loop(LONG_S - 0.001)
+    place.record_loop_flush(LONG_S - 0.001)
     assert place.on_loop
-    place.took_on_loop(LONG_S)
+    place.record_loop_flush(LONG_S)
     assert not place.on_loop
 
 

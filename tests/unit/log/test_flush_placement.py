@@ -16,7 +16,7 @@ def in_thread(place: FlushScheduler, took_s: float, count: int = 1) -> int:
     for number in range(count):
         if place.on_loop:
             return number
-        place.took_in_thread(took_s, 100)
+        place.record_thread_flush(took_s, 100)
     return count
 
 
@@ -24,7 +24,7 @@ def on_loop(place: FlushScheduler, took_s: float, count: int = 1) -> int:
     for number in range(count):
         if not place.on_loop:
             return number
-        place.took_on_loop(took_s)
+        place.record_loop_flush(took_s)
     return count
 
 
@@ -82,7 +82,7 @@ def test_flush_placement_of_a_disk_slow_half_of_the_time_stays_in_threads() -> N
         place = FlushScheduler()
         place.tried_out([FAST_S if rng.random() < 0.5 else 0.005 for _ in range(PROBES)])
         for _ in range(50):
-            place.took_in_thread(FAST_S if rng.random() < 0.5 else 0.005, 100)
+            place.record_thread_flush(FAST_S if rng.random() < 0.5 else 0.005, 100)
         assert not place.report()["moves"]
 
 
@@ -104,7 +104,7 @@ def test_flush_placement_moves_to_the_loop_if_over_three_of_four_flushes_are_sho
 
 def test_flush_placement_leaves_the_event_loop_after_one_long_flush(place: FlushScheduler) -> None:
     on_loop(place, FAST_S, 100)
-    place.took_on_loop(LONG_S)
+    place.record_loop_flush(LONG_S)
     assert not place.on_loop
     assert not place.takes(100, False)
 
@@ -117,7 +117,7 @@ def test_flush_placement_leaves_the_event_loop_when_the_average_is_too_slow(plac
 
 def test_flush_placement_stays_on_the_event_loop_after_a_slightly_slow_flush(place: FlushScheduler) -> None:
     on_loop(place, FAST_S, 100)
-    place.took_on_loop(LONG_S * 0.9)
+    place.record_loop_flush(LONG_S * 0.9)
     assert on_loop(place, FAST_S, 100) == 100
 
 
@@ -126,11 +126,11 @@ def test_flush_placement_needs_twice_as_many_short_flushes_each_time_it_soon_lea
 ) -> None:
     wanted = []
     for _ in range(8):
-        place.took_on_loop(LONG_S)
+        place.record_loop_flush(LONG_S)
         wanted.append(in_thread(place, FAST_S, 10_000))
     assert wanted == [64, 128, 256, 512, 512, 512, 512, 512]
     on_loop(place, FAST_S, 2000)
-    place.took_on_loop(LONG_S)
+    place.record_loop_flush(LONG_S)
     assert in_thread(place, FAST_S, 10_000) == 32, "it was right for long enough"
 
 
@@ -143,9 +143,9 @@ def test_flush_placement_bounds_the_share_of_time_flushes_block_the_event_loop()
         total_s += took_s
         if place.on_loop:
             stalls_s += took_s if took_s >= LONG_S else 0.0
-            place.took_on_loop(took_s)
+            place.record_loop_flush(took_s)
         else:
-            place.took_in_thread(took_s, 100)
+            place.record_thread_flush(took_s, 100)
     assert place.done_on_loop
     assert stalls_s / total_s < 0.05
 
@@ -154,11 +154,11 @@ def test_flush_placement_runs_large_and_segment_sealing_flushes_in_a_thread(plac
     assert not place.takes(100, True), "it seals a segment"
     assert place.takes(LARGE_BYTES, False)
     assert not place.takes(LARGE_BYTES + 1, False)
-    place.took_in_thread(1.0, LARGE_BYTES + 1)
+    place.record_thread_flush(1.0, LARGE_BYTES + 1)
     assert place.on_loop
     slow = FlushScheduler()
     for _ in range(1000):
-        slow.took_in_thread(FAST_S, LARGE_BYTES + 1)
+        slow.record_thread_flush(FAST_S, LARGE_BYTES + 1)
     assert not slow.on_loop
 
 

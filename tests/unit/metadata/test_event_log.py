@@ -58,7 +58,7 @@ def write(log: EventLog, stream: Stream, most: int = 64, *, heard: bool = True) 
     if log.tail is None:
         log.set_tail(stream.tail)
     assert log.tail is not None
-    due, behind = log.due(most), log.tail.offset
+    due, behind = log.take_due(most), log.tail.offset
     for number, event in enumerate(due):
         offset = stream.publish(json.dumps(event).encode(), behind + number)
         if offset < 0 or not heard:
@@ -93,11 +93,11 @@ def test_cluster_event_log_writes_each_event_once_in_order() -> None:
 
 def test_cluster_event_log_writes_nothing_before_the_stream_end_is_known_and_after_resigning() -> None:
     log = EventLog(a_trail(1))
-    assert log.due(9) == []
+    assert log.take_due(9) == []
     log.set_tail(EventStreamEnd(-1, NOTHING))
-    assert len(log.due(9)) == 1
+    assert len(log.take_due(9)) == 1
     log.resign()
-    assert log.due(9) == []
+    assert log.take_due(9) == []
     assert log.has_events_to_write, "as far as is known"
 
 
@@ -151,14 +151,14 @@ def test_cluster_event_log_after_a_snapshot_writes_a_gap_record_with_the_next_ev
     assert stream.places == [(1, 0), (500, -1), (501, 0)]
     fresh = EventLog(a_trail(1))
     fresh.set_tail(EventStreamEnd(2, (501, 0)))
-    assert fresh.due(9) == [], "who is behind the stream writes nothing"
+    assert fresh.take_due(9) == [], "who is behind the stream writes nothing"
 
 
 def test_cluster_event_log_batch_limit_includes_the_gap_record() -> None:
     trail = a_trail(*[1] * 9, most=3)
     log = EventLog(trail)
     log.set_tail(EventStreamEnd(-1, NOTHING))
-    assert [event["kind"] for event in log.due(2)] == [GAP, "election"]
+    assert [event["kind"] for event in log.take_due(2)] == [GAP, "election"]
 
 
 @pytest.mark.parametrize(

@@ -367,7 +367,7 @@ def test_metadata_image_with_unknown_fields_is_rejected(inner: str) -> None:
 def test_metadata_feed_subscription_stops_at_an_unsupported_feature_level() -> None:
     newer = a_driver("a")
     follower = FeedSubscription("d")
-    take = follower._take_snapshot
+    take = follower._apply_snapshot
     take(encode_snapshot(newer.fsm.image, operations=False))
     assert (follower.synced, follower.image.feature_level) == (True, NOW)
     held = newer.fsm.image.index

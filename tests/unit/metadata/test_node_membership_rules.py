@@ -63,13 +63,13 @@ def test_node_stop_is_clean_only_if_the_node_was_opened_and_had_no_error() -> No
 
 def test_partition_data_missing_in_the_image_is_not_deleted() -> None:
     key = PartitionKey("s", "uid", 0)
-    assert not DataDeletion("n1").has_left(key, ClusterImage())
+    assert not DataDeletion("n1").has_moved_away(key, ClusterImage())
 
 
 def test_partition_data_deleted_in_the_image_is_deleted_unless_a_controller_denies_the_deletion() -> None:
     key, departures = PartitionKey("s", "uid", 0), DataDeletion("n1")
     departures.note_deleted_streams([SimpleNamespace(uid="uid")])  # type: ignore[list-item]
-    assert departures.has_left(key, ClusterImage())
-    assert not departures.has_left(PartitionKey("s", "another", 0), ClusterImage())
+    assert departures.has_moved_away(key, ClusterImage())
+    assert not departures.has_moved_away(PartitionKey("s", "another", 0), ClusterImage())
     departures.deletion_denied(key)
-    assert not departures.has_left(key, ClusterImage()), "else it is asked for ever"
+    assert not departures.has_moved_away(key, ClusterImage()), "else it is asked for ever"

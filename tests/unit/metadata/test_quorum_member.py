@@ -235,12 +235,12 @@ def test_metadata_leader_bounds_its_probes_in_flight(monkeypatch: pytest.MonkeyP
     questions = [LeaderCheck(PartitionKey("s", "u", number), 1, "d0") for number in range(MAX_QUESTIONS + 2)]
     said: list[tuple[LeaderCheck, ProbeResult]] = []
     monkeypatch.setattr(made.member._duties, "record_testimony", lambda *told: said.append(told))
-    monkeypatch.setattr(made.member._duties, "take_questions", lambda: questions)
+    monkeypatch.setattr(made.member._duties, "take_leader_checks", lambda: questions)
     assert [d for d in made.tick() if isinstance(d, LeaderCheck)] == questions[:MAX_QUESTIONS]
     made.member.question_answered(questions[0], None)
     made.member.question_answered(questions[1], ProbeResult.SERVES)
     assert said == [(questions[1], ProbeResult.SERVES)], "silence is no testimony"
-    monkeypatch.setattr(made.member._duties, "take_questions", lambda: questions[MAX_QUESTIONS:])
+    monkeypatch.setattr(made.member._duties, "take_leader_checks", lambda: questions[MAX_QUESTIONS:])
     assert [d for d in made.tick() if isinstance(d, LeaderCheck)] == questions[MAX_QUESTIONS:]
 
 
@@ -249,7 +249,7 @@ def test_metadata_leader_bounds_its_proposals_in_flight(monkeypatch: pytest.Monk
     made.lead()
     monkeypatch.setattr(made.member._duties, "next_deadline_ns", lambda: 0)
     due = [pb.ControlRequest(fenceNode=pb.FenceNode(nodeId="d0")) for _ in range(MAX_DUTY_PROPOSALS)]
-    monkeypatch.setattr(made.member._duties, "due", lambda _: due)
+    monkeypatch.setattr(made.member._duties, "take_due", lambda _: due)
     orders = [d for d in made.tick() if isinstance(d, ProposedEntry)]
     assert len(orders) == MAX_DUTY_PROPOSALS
     assert not [d for d in made.tick() if isinstance(d, ProposedEntry)]

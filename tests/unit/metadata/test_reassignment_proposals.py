@@ -54,7 +54,7 @@ class Planner:
         if image is not None:
             self.image = image
             self.moving.image_changed(image, self.now_ns)
-        return self.moving.due(self.now_ns)
+        return self.moving.take_due(self.now_ns)
 
     def numbers(self, image: ClusterImage | None = None, *, after_ns: int = PLAN_EVERY_NS) -> list[tuple[str, int]]:
         return [(type(message).__name__, message.partition) for message in self.look(image, after_ns=after_ns)]
@@ -358,7 +358,7 @@ def test_reassignment_planner_checks_again_after_a_quarter_second_only_if_the_im
     assert planner.moving.next_deadline_ns() == 5 + PLAN_EVERY_NS
     planner.moving.image_changed(node(image, "a", weight=2.0), PLAN_EVERY_NS)
     assert planner.moving.next_deadline_ns() == 5 + PLAN_EVERY_NS
-    assert planner.moving.due(4 + PLAN_EVERY_NS) == []
+    assert planner.moving.take_due(4 + PLAN_EVERY_NS) == []
     assert planner.moving.next_deadline_ns() == 5 + PLAN_EVERY_NS, "it was too early"
     planner = Planner(image := image_of(a_partition(), fenced="c"))
     planner.look(after_ns=GRACE_NS - PLAN_EVERY_NS // 2)

@@ -18,10 +18,10 @@ def way() -> ForwardedRequest:
 
 def test_request_forwarding_retries_until_its_timeout() -> None:
     made = way()
-    assert made.left_ns(0) == END_NS
+    assert made.remaining_ns(0) == END_NS
     assert made.pause_ns(0) == PAUSE_NS
     assert made.pause_ns(END_NS - 1) == 1
-    assert made.left_ns(END_NS) == made.left_ns(END_NS + 5) == 0
+    assert made.remaining_ns(END_NS) == made.remaining_ns(END_NS + 5) == 0
     assert made.response.error == E.UNAVAILABLE, "nobody was asked"
     assert made.response.operationId == b"o" * 16
 

@@ -114,7 +114,7 @@ class Held:
     def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
         self._world.say(f"image {old.index} to {new.index}")
 
-    def metadata_heard(self, sent_ns: int, lease_ns: int) -> None:
+    def heartbeat_answered(self, sent_ns: int, lease_ns: int) -> None:
         self.heard.append(sent_ns)
 
     def led_partitions(self) -> list[Any]:

@@ -181,7 +181,7 @@ async def test_node_passes_a_message_for_a_partition_to_the_replica_manager_with
         ("Partitions.serves", question),
         ("Partitions.services_of", "s", 3),
         ("services.record_states", report),
-        ("Partitions.metadata_heard", 55, 7),
+        ("Partitions.heartbeat_answered", 55, 7),
     ]
     assert services.given == ()
     told.clear()
@@ -282,7 +282,7 @@ async def test_node_on_a_nats_server_without_authentication_logs_one_warning(
     monkeypatch.setattr(sidecar.node.node, "was_open_nats_reported", lambda: said)
     built.links.all = lambda: [one, other]
     built.told.clear()
-    built.node._look_at_rights(built.links)
+    built.node._watch_permissions(built.links)
     assert built.told == [
         ("one.on_denial", built.node._rights.record_denial),
         ("other.on_denial", built.node._rights.record_denial),

@@ -165,7 +165,7 @@ async def test_settings_reload_divides_limits_between_worker_processes(told: Tol
     rows = {row["name"]: row["value"] for row in reloading.setting_rows()}
     assert rows["scrub_bytes_per_s"] == 1000, "what is shown is the node's"
     worker = SettingsReloader(divided_settings(several), None, told.parts, told.prove)
-    worker.take_over(each)
+    worker.apply_settings(each)
     assert told.rates == [500, 500]
 
 
@@ -278,7 +278,7 @@ async def test_settings_reload_detects_changed_content_of_a_credentials_file(tol
     file.write_bytes(nkeys.encode_seed(bytes([1]) * 32, nkeys.PREFIX_BYTE_USER))
     assert await reloading.reload() == ReloadResult(("credentials.nkey_seed_file",), ())
     assert told.keys == [settings.credentials]
-    worker.take_over(told.others[-1])
+    worker.apply_settings(told.others[-1])
     assert told.keys == [settings.credentials] * 2, "its other processes too"
     file.write_bytes(b"no seed")
     with pytest.raises(ConfigError, match="nkey_seed_file"):

@@ -47,12 +47,12 @@ def test_health_report_has_one_line_per_check_with_the_reason() -> None:
 
 def test_health_synced_stays_true_after_all_partitions_were_in_sync() -> None:
     synced = ReplicaSyncCheck()
-    assert not synced.look([(A, True)], opened=False).ok
-    assert "1 of 2 have not caught up yet, s/1" in synced.look([(A, True), (B, False)], opened=True).why
-    assert not synced.look([(A, False), (B, False)], opened=True).ok
-    assert synced.look([(A, False), (B, True)], opened=True).ok, "each has been in sync once"
-    assert synced.look([(A, False), (B, False)], opened=True).ok, "a later lag takes nothing out of service"
+    assert not synced.update([(A, True)], opened=False).ok
+    assert "1 of 2 have not caught up yet, s/1" in synced.update([(A, True), (B, False)], opened=True).why
+    assert not synced.update([(A, False), (B, False)], opened=True).ok
+    assert synced.update([(A, False), (B, True)], opened=True).ok, "each has been in sync once"
+    assert synced.update([(A, False), (B, False)], opened=True).ok, "a later lag takes nothing out of service"
 
 
 def test_health_synced_is_true_without_partitions() -> None:
-    assert ReplicaSyncCheck().look([], opened=True).ok
+    assert ReplicaSyncCheck().update([], opened=True).ok

@@ -108,7 +108,7 @@ CALLS: dict[type[Any], Any] = {
     do.ReportPromotion: lambda e, feed: [("proposals.report_promotion", (KEY, e))],
     do.ReplayLog: lambda e, feed: [("replay.run", (ANY,))],
     do.StartServing: lambda e, feed: [("replication.start", ())],
-    do.OpenSubject: lambda e, feed: [("standby.take_over", (ANY,))],
+    do.OpenSubject: lambda e, feed: [("standby.replay", (ANY,))],
     do.RaiseHighWatermark: lambda e, feed: [
         ("log.raise_high_watermark", (e.high_watermark,)), ("ingest.committed", (e.high_watermark,)),
         ("derived.committed", (e.high_watermark,)),

@@ -109,7 +109,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> FlushScheduler:
     monkeypatch.setattr("sidecar.partition.flushing._run_timed", lambda flush: flush.run() or 0)
     place = FlushScheduler()
     while not place.on_loop:
-        place.took_in_thread(0.0, 0)
+        place.record_thread_flush(0.0, 0)
     return place
 
 
@@ -199,7 +199,7 @@ async def test_log_flusher_truncation_or_failure_waits_for_a_hanging_flush(
     cut, failing = Bench(pool, place=fast), Bench(pool, place=fast)
     for bench in (cut, failing):
         while not fast.on_loop:
-            fast.took_in_thread(0.0, 0)
+            fast.record_thread_flush(0.0, 0)
         bench.gate.clear()
         bench.append()
         bench.append()

@@ -446,7 +446,7 @@ async def test_replica_manager_extends_leases_twice_per_lease_length() -> None:
     half_ns = round(config.lease_s * 1e9 / 2)
     first = 10 * half_ns
     for sent_ns in (first, first + 1, first + half_ns - 1, first + half_ns, first + half_ns + 1, first + 2 * half_ns):
-        partitions.metadata_heard(sent_ns)
+        partitions.heartbeat_answered(sent_ns)
         for _ in range(3):
             await asyncio.sleep(0)
     assert heard == [first, first + half_ns, first + 2 * half_ns]

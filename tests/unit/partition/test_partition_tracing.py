@@ -138,7 +138,7 @@ def test_tracing_of_acks_without_a_waiting_publisher_creates_no_span(partition: 
     partition.executing.send_acks = lambda effect: None  # type: ignore[method-assign]
     partition.do(do.SendAcks(policy=AckPolicy.LEADER, through_offset=11, leader_epoch=4))
     partition.now_ns += LATER_NS
-    partition.node.look()
+    partition.node.export_due()
     assert not partition.trees, "it still waits for its ack"
 
 

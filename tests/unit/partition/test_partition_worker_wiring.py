@@ -85,7 +85,7 @@ class Wired:
             elif name == "ReplicationHandler":
                 part.step_over = "lets go"
             elif name == "ReadSubjects":
-                part.give_states = lambda giver: None
+                part.set_state_server = lambda giver: None
             elif name == "derived_state":
                 part.ids, part.join = "the ids", self.joined.append
             elif name == "Flusher":

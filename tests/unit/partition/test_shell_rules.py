@@ -182,19 +182,19 @@ def test_partition_service_timers_run_only_with_a_service(monkeypatch: pytest.Mo
     assert world.timers == [(now_ns + session_ns // 2, services._check)], "it was heard since"
     now_ns += session_ns // 2
     world.timers.clear()
-    services._tell_others()
+    services._broadcast_states()
     services._expire()
     assert services._check not in armed(world), "the last one is forgotten"
     assert armed(world)[-1] is services._report, "which others are told soon"
     assert services.report() == []
-    assert [gone["service"] for gone in services.services_that_left()] == ["bank"]
+    assert [gone["service"] for gone in services.left_services()] == ["bank"]
 
 
 def test_partition_service_report_is_sent_to_each_other_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     world.say(hello(position=4, version=6))
     world.sent.clear()
-    world.services._tell_others()
+    world.services._broadcast_states()
     assert [subject for subject, _ in world.sent] == ["liftpy.notify.n2", "liftpy.notify.n3"]
     first, second = (frames.decode(frame, service_pb2.ServiceReport) for _, frame in world.sent)
     assert first == second
@@ -216,7 +216,7 @@ def test_partition_service_report_is_sent_half_as_often_while_unchanged_and_heal
         return found
 
     def told() -> list[float]:
-        services._tell_others()
+        services._broadcast_states()
         return waits()
 
     world.say(hello(position=4))

@@ -42,7 +42,7 @@ def ids(window_ns: int = WINDOW, room: int = ROOM, now_ns: Callable[[], int] = l
 def take(
     made: RecentIds, base_offset: int, last_offset: int, timestamp_ns: int, ids: dict[int, bytes], *, empty: bool = False
 ) -> None:
-    made.take(NewBatch(base_offset, last_offset, timestamp_ns, 0 if empty else last_offset - base_offset + 1, ids))
+    made.add_batch(NewBatch(base_offset, last_offset, timestamp_ns, 0 if empty else last_offset - base_offset + 1, ids))
 
 
 def test_dedup_window_of_the_documented_example_expires_ids_at_the_documented_times() -> None:

@@ -41,7 +41,7 @@ class Bench:
         if ruling.finding is Finding.APPEND:
             stamp = ProducerSequences(producer, epoch, sequence + ruling.known, columns, ruling.known)
             last = self.end + count - ruling.known - 1
-            self.producers.take(NewBatch(self.end, last, 1, last + 1 - self.end, {}, stamp))
+            self.producers.add_batch(NewBatch(self.end, last, 1, last + 1 - self.end, {}, stamp))
             self.end = last + 1
         return ruling.finding
 
@@ -143,7 +143,7 @@ def test_producer_without_records_is_rejected_unless_it_starts_at_sequence_zero(
 
 def test_producer_query_after_the_highest_epoch_returns_epoch_zero() -> None:
     bench = Bench()
-    bench.producers.take(NewBatch(0, 0, 1, 1, {}, ProducerSequences(P, 65_535, 0, columns_of())))
+    bench.producers.add_batch(NewBatch(0, 0, 1, 1, {}, ProducerSequences(P, 65_535, 0, columns_of())))
     assert [bench.desk.ask(ProducerRequest(P, who)).epoch for who in (OLD, NEW, OLD)] == [0, 1, 2]  # type: ignore[union-attr]
     assert bench.send(2, 1, OLD) is Finding.APPEND
     assert bench.send(65_535, 2, NEW) is Finding.FENCED
@@ -161,6 +161,6 @@ def test_producer_query_above_the_producer_limit_evicts_an_unused_producer_or_re
     assert bench.desk.ask(ProducerRequest(3, NEW)) is not Finding.FULL, "who is known needs no room"
     full = ProducerRegistry(Producers(0, 1))
     full.ask(ProducerRequest(1, OLD))
-    full._producers.take(NewBatch(0, 0, 1, 1, {}, ProducerSequences(2, 0, 0, columns_of())))
+    full._producers.add_batch(NewBatch(0, 0, 1, 1, {}, ProducerSequences(2, 0, 0, columns_of())))
     assert full.judge(Claim(1, 0, 0, 1, False, None, OLD), columns_of()) == BatchCheck(Finding.FULL)
     assert (max_producers(10 * STATE_BYTES), max_producers(1)) == (10, 1)

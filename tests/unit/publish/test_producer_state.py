@@ -65,7 +65,7 @@ def take(producers: Producers, batch: RecordBatch, *, whole: bool = True) -> Non
     head = batch.header
     numbering = ProducerSequences(head.producer_id, head.producer_epoch, head.base_sequence, batch.columns if whole else None)
     told = NewBatch(head.base_offset, head.last_offset, head.timestamp_ns, head.record_count, {}, numbering)
-    producers.take(told)
+    producers.add_batch(told)
 
 
 def check_of(records: list[Rec]) -> int:

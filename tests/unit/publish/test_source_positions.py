@@ -73,7 +73,7 @@ class Bench:
         claim = Claim(P, epoch, sequence, count, reset, None, 1, name, position)
         ruling = self.producers.judge(claim, batch.columns)
         if ruling.finding is Finding.APPEND:
-            self.producers.take(_new_batch_of(batch))
+            self.producers.add_batch(_new_batch_of(batch))
             self.end += count
         return ruling
 
@@ -224,7 +224,7 @@ def test_producer_state_size_counts_long_names_and_uids() -> None:
             data = build_batch(
                 [b"v"], base_offset=producer * 6 + n, producer_id=producer + 1, base_sequence=n, note=note.encode()
             )
-            producers.take(_new_batch_of(parse_batch(data)))
+            producers.add_batch(_new_batch_of(parse_batch(data)))
             producers.committed(producer * 6 + n)
     gc.collect()
     before, _ = tracemalloc.get_traced_memory()
@@ -249,7 +249,7 @@ def test_producer_processes_that_reread_their_source_store_each_record_once_in_o
         if ruling.finding is Finding.APPEND:
             assert ruling.known == 0
             told = _new_batch_of(batch)
-            bench.producers.take(told._replace(base_offset=bench.end, last_offset=bench.end + head.record_count - 1))
+            bench.producers.add_batch(told._replace(base_offset=bench.end, last_offset=bench.end + head.record_count - 1))
             bench.end += head.record_count
             log.append(batch)
 

@@ -117,7 +117,7 @@ class Bench:
         self.replica.role = RoleName.LEADER
         self.standby.review()
         found: list[FailoverBacklog | None] = []
-        self.standby.take_over(found.append)
+        self.standby.replay(found.append)
         return found
 
     def leads(self, *, gone: bool = True) -> FailoverBacklog:
@@ -293,7 +293,7 @@ def test_standby_message_with_a_stored_message_id_is_passed_on_to_deduplication(
     bench.heard(b"again", reply=b"_INBOX.c.", headers=b"NATS/1.0\r\nNats-Msg-Id: x\r\n\r\n")
     bench.heard(b"later", reply=b"_INBOX.c.", after_ns=MS)
     bench.shows(b"later", after_ns=MS)
-    bench.ids.take(NewBatch(0, 0, bench.now_ns, 1, {0: b"x"}))
+    bench.ids.add_batch(NewBatch(0, 0, bench.now_ns, 1, {0: b"x"}))
     assert values(bench.leads()) == [b"again"]
 
 

@@ -80,7 +80,7 @@ def write(log: Log, state: LogState, of: str = OF) -> str:
 def known(state: LogState, names: list[str]) -> list[Any]:
     while not state.is_complete:
         state.replay()
-    while not state.look_back():
+    while not state.index_backwards():
         pass
     found = [(state.ids.find(name.encode(), 0), state.subjects.find(f"s.{name}")) for name in names]
     return [*found, state.ids.last_id, state.producers.state_of(7), state.producers.state_of(8)]
@@ -296,7 +296,7 @@ def test_state_file_with_an_incomplete_subject_index_continues_the_backward_read
     again.on_lacking = lambda: told.append(1)
     assert restore_state(again, log, OF) == {}
     assert (again.subjects.state, told) == ("reading", [1])
-    while not again.look_back():
+    while not again.index_backwards():
         pass
     assert [again.last_of(f"s.{name}") for name in "abcd"] == [8, 9, 10, -1]
 
@@ -532,7 +532,7 @@ def test_state_transfer_to_two_alternating_readers_gives_each_a_complete_state(s
             now_ns += round(seconds * NS_PER_S)
             append(log, state, [f"late{log.log_end_offset}"])
             commit(log, state, log.log_end_offset - 1)
-            piece = giver.give(question, 700)
+            piece = giver.read_piece(question, 700)
             if asker in whole or piece is None:
                 continue
             if not piece.position:

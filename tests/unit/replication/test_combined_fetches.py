@@ -322,14 +322,14 @@ class Node:
 
     def turn(self, *, intervals: float = 1.0) -> list[CombinedFetchRequest]:
         self.now_ns += round(self.quiet.interval_ns * intervals)
-        questions, ended = self.quiet.due(self.now_ns)
+        questions, ended = self.quiet.start_turn(self.now_ns)
         self.ended += [each for end in ended for each in end.fetches]
         return questions
 
     def answered_turn(self) -> list[CombinedFetchRequest]:
         questions = self.turn()
         for question in questions:
-            assert self.quiet.take_ended(question, ()) is None
+            assert self.quiet.process_answer(question, ()) is None
         return questions
 
 
@@ -379,11 +379,11 @@ def test_combined_fetches_send_a_request_every_round_even_for_one_partition() ->
 def test_combined_fetches_end_only_for_partitions_that_the_leader_does_not_confirm() -> None:
     node = Node(9)
     question = node.turn()[0]
-    ended = node.quiet.take_ended(question, {0, 2})
+    ended = node.quiet.process_answer(question, {0, 2})
     assert ended is not None
     assert ended.fetches == (question.fetches[0], question.fetches[2])
     assert len(node.quiet) == 7
-    assert node.quiet.take_ended(question, {1}) is None, "the answer repeated"
+    assert node.quiet.process_answer(question, {1}) is None, "the answer repeated"
     assert len(node.quiet) == 7
 
 
@@ -393,7 +393,7 @@ def test_combined_fetches_repeat_a_lost_request_in_the_next_round() -> None:
     again = node.turn()
     assert lost.fetches in [question.fetches for question in again]
     for question in again:
-        node.quiet.take_ended(question, ())
+        node.quiet.process_answer(question, ())
     assert not node.ended
     assert lost.fetches not in [question.fetches for question in node.turn()]
 
@@ -407,10 +407,10 @@ def test_combined_fetches_to_a_node_end_after_two_unanswered_rounds() -> None:
     for _ in range(2):
         for question in node.turn():
             if question.leader == "n3":
-                node.quiet.take_ended(question, ())
+                node.quiet.process_answer(question, ())
         assert not node.ended
     node.now_ns += node.quiet.interval_ns
-    _, (ended,) = node.quiet.due(node.now_ns)
+    _, (ended,) = node.quiet.start_turn(node.now_ns)
     assert set(ended.fetches) == set(node.fetches)
     assert ended.heard_ns == heard_ns
     assert len(node.quiet) == 1, "the other leader's node has answered"
@@ -420,7 +420,7 @@ def test_combined_fetches_end_if_one_of_several_requests_is_never_answered() -> 
     node = Node(4 * MAX_PER_QUESTION)
     for _ in range(4):
         for question in node.turn()[1:]:
-            node.quiet.take_ended(question, ())
+            node.quiet.process_answer(question, ())
     assert len(node.ended) == 4 * MAX_PER_QUESTION
 
 
@@ -437,11 +437,11 @@ def test_combined_fetches_to_a_silent_node_accept_its_partitions_again_only_afte
 def test_combined_fetches_end_at_once_without_responders() -> None:
     node = Node(9)
     question = node.turn()[0]
-    ended = node.quiet.take_unanswered(question)
+    ended = node.quiet.process_no_responders(question)
     assert ended is not None
     assert set(ended.fetches) == set(node.fetches)
     assert len(node.quiet) == 0
-    assert node.quiet.take_unanswered(question) is None
+    assert node.quiet.process_no_responders(question) is None
     assert node.quiet.add(fetch(1), "n2", node.now_ns)
 
 
@@ -459,7 +459,7 @@ def test_combined_fetches_response_does_not_end_a_partition_whose_fetch_was_repl
     newer = fetch(before.key.partition, request_id=99)
     node.quiet.remove(before.key)
     node.quiet.add(newer, "n2", node.now_ns)
-    ended = node.quiet.take_ended(question, {0})
+    ended = node.quiet.process_answer(question, {0})
     assert ended is not None
     assert ended.fetches == ()
     assert len(node.quiet) == 6

@@ -184,7 +184,7 @@ def test_batch_above_the_message_limit_is_sent_in_fragments() -> None:
         assert (head.nextOffset, head.pieceTotal, head.piecePosition) == (2, size, sum(sizes[:-1]))
         piece = frames.piece_in(head, memoryview(body))
         assert piece is not None
-        whole = assembly.take(piece)
+        whole = assembly.add_piece(piece)
     assert sizes[:-1] == [4096 - 1024] * (len(sizes) - 1), "a quarter is left for the head"
     assert bytes(whole) == b"".join(source.log.read(2, 1, end_offset=4).chunks)
     assert shell.counters["pieces of batches sent"] == len(sizes)

@@ -389,7 +389,7 @@ def test_filtered_large_batch_is_sent_in_fragments(shell: Shell) -> None:
             assert len(body) < 5000
             piece = frames.piece_in(head, body)
             assert piece is not None
-            whole = assembly.take(piece)
+            whole = assembly.add_piece(piece)
         assert [record.offset for record in split_batches(whole)[0].records()] == list(range(3, 33, 2))
 
 

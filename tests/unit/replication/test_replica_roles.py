@@ -169,7 +169,7 @@ def test_combined_fetches_to_a_silent_node_end_and_are_not_repeated() -> None:
     assert quiet.add(waits, "n2", now_ns)
     for turn in range(MISSES + 2):
         now_ns += quiet.interval_ns
-        questions, ended = quiet.due(now_ns)
+        questions, ended = quiet.start_turn(now_ns)
         assert [question.leader for question in questions] == (["n2"] if turn < MISSES else [])
         assert [each.fetches for each in ended] == ([(waits,)] if turn == MISSES else [])
     assert len(quiet) == 0

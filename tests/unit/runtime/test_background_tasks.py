@@ -119,7 +119,7 @@ LOOPS: dict[str, tuple[type, str, str]] = {
     "checkpoints": (Housekeeping, "_checkpoints", "housekeeping"),
     "retention": (Housekeeping, "_retention", "housekeeping"),
     "compaction": (Housekeeping, "_compact", "housekeeping"),
-    "the space check": (Housekeeping, "_look_for_space", "housekeeping"),
+    "the space check": (Housekeeping, "_check_space", "housekeeping"),
     "heartbeats": (Heartbeats, "_one_beat", "heartbeats"),
     "a checkpoint in its thread": (Log, "checkpoint", "_checkpoint_ended"),
 }
@@ -171,7 +171,7 @@ async def test_node_with_a_storage_error_of_one_partition_keeps_running(
 ONE_SHOTS: dict[str, tuple[type, str]] = {
     "proposals": (Proposals, "_send"),
     "asking for": (Probes, "_ask"),
-    "looking for": (ControllerActions, "_look_for"),
+    "looking for": (ControllerActions, "_probe"),
     "following the feed": (FeedSubscriber, "_ask_for_what_is_missing"),
 }
 

@@ -270,12 +270,12 @@ def test_service_emit_to_an_unknown_route_is_rejected() -> None:
     machine.start(None)
     machine.change_role(Role.LEADER, 1)
     machine.apply([Record(0, 1, None, b"x", (), "", None, 1)])
-    assert [dict(outbox.headers_of(o)).get("Lift-Output-To") for o in outbox.take(0, 9)] == [b"alerts", None]
+    assert [dict(outbox.headers_of(o)).get("Lift-Output-To") for o in outbox.read(0, 9)] == [b"alerts", None]
     follower = Outbox(SOURCE)
     again = ServiceMachine(Alarm(), Identity("bank", "in", "u1", 0), snapshot_interval_records=100, outbox=follower)
     again.start(None)
     again.apply([Record(0, 1, None, b"x", (), "", None, 1)])
-    for number, made in enumerate(outbox.take(0, 9)):
+    for number, made in enumerate(outbox.read(0, 9)):
         follower.check_output(Record(number, 1, made.key, made.value, tuple(outbox.headers_of(made)), "out", None, 1))
     assert follower.compared_end == 2
     machine.routes = set()

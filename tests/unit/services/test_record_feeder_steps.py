@@ -32,7 +32,7 @@ class Emitting:
     def wake(self) -> None:
         self.said.append("wake")
 
-    def look_again(self) -> None:
+    def reread_end(self) -> None:
         self.said.append("look again")
 
 
@@ -307,7 +307,7 @@ async def test_service_record_feeder_that_missed_a_skip_decision_rewinds_before_
         raise DecisionMissedError(Unit(12))
 
     monkeypatch.setattr(node.feeder, "_take", missed)
-    await node.feeder._take_or_undo([])
+    await node.feeder._apply_or_undo([])
     assert (node.store.positions(), node.machine.position) == ([10], 10)
     assert (list(node.machine._skips), node.told.said) == ([Unit(12)], ["look again"])
 
@@ -320,16 +320,16 @@ async def test_service_record_feeder_counts_repeated_failures_of_one_record(node
         raise raised[0]
 
     monkeypatch.setattr(node.feeder, "_take", poisoned)
-    await node.feeder._take_or_undo([])
+    await node.feeder._apply_or_undo([])
     first = node.feeder._failing
     assert (first.unit, first.tries, first.scanned, first.undone) == (Unit(5), 1, 6, True)
     assert (node.feeder.problem, node.feeder.failing) == (str(raised[0]), first)
     first.undone = False
     del raised[0]
-    await node.feeder._take_or_undo([])
+    await node.feeder._apply_or_undo([])
     assert (node.feeder._failing, first.tries, first.undone) == (first, 2, True)
     del raised[0]
-    await node.feeder._take_or_undo([])
+    await node.feeder._apply_or_undo([])
     assert node.feeder._failing is not first
     assert (node.feeder._failing.unit, node.feeder._failing.tries, node.feeder._failing.scanned) == (Unit(8), 1, 9)
 

@@ -88,7 +88,7 @@ def machine_of(service: Service, who: Identity = WHO, snapshot: Any = None) -> S
 
 def outputs(machine: ServiceMachine) -> list[bytes]:
     assert machine.outbox is not None
-    return [output.value for output in machine.outbox.take(machine.outbox.first_kept, 10_000)]
+    return [output.value for output in machine.outbox.read(machine.outbox.oldest_number, 10_000)]
 
 
 # ---- the machine -------------------------------------------------------------------------------------------------------------

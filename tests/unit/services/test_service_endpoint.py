@@ -321,7 +321,7 @@ def test_service_endpoint_order_contains_the_lowest_code_version_of_all_replicas
 async def test_service_endpoint_serves_a_service_in_the_same_process_without_nats(world: World) -> None:
     told: list[Any] = []
     join = pb.ServiceHello(service="groups", stream="s", instance=8, position=10)
-    world.desk.said_here(join, "_INBOX.here", told.append)
+    world.desk.process_local(join, "_INBOX.here", told.append)
     assert told == [], "not while it speaks"
     await asyncio.sleep(0)
     (order,) = told
@@ -335,17 +335,21 @@ async def test_service_endpoint_serves_a_service_in_the_same_process_without_nat
     await asyncio.sleep(0)
     for service, instance, ack_id in (("groups", 8, told[-1].ackId), ("bank", 6, world.last(pb.JoinLog).ackId)):
         ack = pb.ServiceAck(service=service, stream="s", instance=instance, ackId=ack_id, position=10, streamUid="u1")
-        world.desk.said_here(ack, "_INBOX.here", told.append)
+        world.desk.process_local(ack, "_INBOX.here", told.append)
     assert world.fed[-1] == events.ReplayFinished(end_offset=12)
     count = len(told)
-    world.desk.said_here(pb.ServiceHello(service="groups", stream="s", instance=8, leaving=True), "_INBOX.here", told.append)
+    world.desk.process_local(
+        pb.ServiceHello(service="groups", stream="s", instance=8, leaving=True), "_INBOX.here", told.append
+    )
     world.become("LEADER", "LEADER_READY", 2)
     await asyncio.sleep(0)
     assert (len(told), world.services._here) == (count, {}), "it hears nothing after its end"
-    world.desk.said_here(pb.ServiceHello(service="groups", stream="t", instance=8), "_INBOX.here", told.append)
+    world.desk.process_local(pb.ServiceHello(service="groups", stream="t", instance=8), "_INBOX.here", told.append)
     await asyncio.sleep(0)
     assert (told[-1].reason, told[-1].instance) == (pb.ServiceRefusal.NO_SUCH_PARTITION, 8)
-    world.desk.said_here(pb.ServiceHello(service="groups", stream="t", instance=8, leaving=True), "_INBOX.here", told.append)
+    world.desk.process_local(
+        pb.ServiceHello(service="groups", stream="t", instance=8, leaving=True), "_INBOX.here", told.append
+    )
     await asyncio.sleep(0)
     assert len(told) == count + 1
 

@@ -56,7 +56,7 @@ def test_service_output_digest_differs_if_bytes_move_between_adjacent_fields() -
 def test_service_output_record_contains_its_own_and_lift_headers_sorted_by_name() -> None:
     outbox = Outbox("u/0", service="bank")
     outbox.add(Output(0, 7, 3, b"v", b"k", (("z", b"1"), ("A", b"2"))))
-    (output,) = outbox.take(0, 1)
+    (output,) = outbox.read(0, 1)
     assert outbox.headers_of(output) == [
         ("A", b"2"),
         ("Lift-Output", b"u/0/7/3"),
@@ -68,7 +68,7 @@ def test_service_output_record_contains_its_own_and_lift_headers_sorted_by_name(
     assert outbox.digest == extend_digest(b"", "u/0/7/3", b"k", b"v", (("A", b"2"), ("z", b"1")))
     plain = Outbox("u/0")
     plain.add(Output(0, 7, 3, b"v", b"k", ()))
-    assert [name for name, _ in plain.headers_of(plain.take(0, 1)[0])] == [
+    assert [name for name, _ in plain.headers_of(plain.read(0, 1)[0])] == [
         "Lift-Output",
         "Lift-Output-Digest",
         "Lift-Output-Number",

@@ -67,7 +67,7 @@ def test_service_health_transfers_leadership_only_to_isr_members_with_recent_rep
     assert after_a_while({"bank": DEAD}, {"n4": {"bank": WELL}})[0] == ""
     wellness = ServicesHealth(seconds(GRACE_S))
     wellness.record_states("n2", {"bank": WELL}, 0)
-    wellness.look({"bank": DEAD}, 0)
+    wellness.unhealthy_services({"bank": DEAD}, 0)
     assert wellness.toward({"bank": DEAD}, OTHERS, seconds(GRACE_S)) == ("", "")
     assert not wellness.knows(seconds(GRACE_S))
 
@@ -86,7 +86,7 @@ def test_service_health_keeps_a_bounded_number_of_reports() -> None:
     wellness = ServicesHealth(seconds(GRACE_S))
     for number in range(100):
         wellness.record_states(f"x{number}", {f"s{n}": WELL for n in range(100)}, 0)
-    assert len(wellness.look({}, 0)) == 0
+    assert len(wellness.unhealthy_services({}, 0)) == 0
     assert len(wellness._ill_since_ns) == MAX_REPORTED == len(wellness._reports)
 
 
@@ -103,17 +103,17 @@ def test_service_health_report_expires_after_4_seconds() -> None:
     assert list(wellness._reports) == ["n3"]
     assert not wellness.knows(seconds(5) + 1)
     wellness.record_states("n2", {"bank": WELL}, 0)
-    assert wellness.look({}, seconds(9)) == [], "what nobody says any more is no service"
+    assert wellness.unhealthy_services({}, seconds(9)) == [], "what nobody says any more is no service"
     assert wellness._ill_since_ns == {}
 
 
 def test_service_health_reports_a_service_as_unhealthy_only_after_the_whole_grace_period() -> None:
     wellness = ServicesHealth(seconds(GRACE_S))
-    assert wellness.look({"bank": DEAD}, seconds(1)) == []
-    assert wellness.look({"bank": DEAD, "till": DEAD}, seconds(5.999)) == []
-    assert wellness.look({"bank": DEAD, "till": DEAD}, seconds(6)) == ["bank"]
-    assert wellness.look({"bank": WELL, "till": DEAD}, seconds(8)) == []
-    assert wellness.look({"bank": DEAD, "till": DEAD}, seconds(11)) == ["till"], "the bank was well meanwhile"
+    assert wellness.unhealthy_services({"bank": DEAD}, seconds(1)) == []
+    assert wellness.unhealthy_services({"bank": DEAD, "till": DEAD}, seconds(5.999)) == []
+    assert wellness.unhealthy_services({"bank": DEAD, "till": DEAD}, seconds(6)) == ["bank"]
+    assert wellness.unhealthy_services({"bank": WELL, "till": DEAD}, seconds(8)) == []
+    assert wellness.unhealthy_services({"bank": DEAD, "till": DEAD}, seconds(11)) == ["till"], "the bank was well meanwhile"
 
 
 def test_service_health_keeps_reports_of_at_most_16_nodes_with_16_services() -> None:

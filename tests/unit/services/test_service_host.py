@@ -406,7 +406,7 @@ async def test_service_output_writer_after_a_role_change_reads_the_output_stream
     async def write(batch: Any) -> None:
         written.append(batch.first.number)
         if batch.first.number == 1:
-            made.look_again()
+            made.reread_end()
 
     made._write, made._must_look = write, False
     await made._send()
@@ -426,7 +426,7 @@ def test_service_outbox_after_a_log_truncation_drops_compared_digests() -> None:
         outbox.add(host_output(number))
     outbox.known = True
     for number in range(3):
-        outbox.wrote(outbox.take(number, 1)[0])
+        outbox.wrote(outbox.read(number, 1)[0])
     outbox.compare_again()
     outbox.restart(0)
     for number in range(3):  # the records of the new log give other outputs

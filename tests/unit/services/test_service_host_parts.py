@@ -64,7 +64,7 @@ class Part:
     def wake(self) -> None:
         self.told.append("wake")
 
-    def look_again(self) -> None:
+    def reread_end(self) -> None:
         self.told.append("look again")
 
 

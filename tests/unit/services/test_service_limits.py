@@ -108,7 +108,7 @@ def test_service_machine_without_records_has_position_zero_in_its_snapshot() -> 
         1,
     )
     assert (machine.role, machine.failed, machine.routes) == (Role.FOLLOWER, False, None)
-    assert (outbox.output_count, outbox.emitted_end, outbox.compared_end, outbox.first_kept) == (0, 0, 0, 0)
+    assert (outbox.output_count, outbox.emitted_end, outbox.compared_end, outbox.oldest_number) == (0, 0, 0, 0)
     assert (outbox.digest, outbox.known, outbox.diverged, outbox.must_rewind) == (b"", False, "", False)
 
 
@@ -266,7 +266,7 @@ def test_service_machine_with_a_full_outbox_blocks_only_the_leader() -> None:
     assert machine.apply(records).count == 2
     machine.change_role(Role.FOLLOWER, 2)
     assert machine.apply(records).count == 3
-    assert [outbox.first_kept, outbox.waiting_count] == [3, 2]
+    assert [outbox.oldest_number, outbox.waiting_count] == [3, 2]
     assert Output(0, 0, 0, b"abc", b"de", (("fg", b"hij"),)).size_bytes == 3 + 2 + 2 + 3 + 128
 
 

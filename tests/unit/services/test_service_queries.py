@@ -30,9 +30,9 @@ def query(body: bytes = b"q", position: int | None = None, at_s: float = 0.0) ->
 # ---- the desk --------------------------------------------------------------------------------------------------------
 def test_service_pending_query_waits_for_the_high_watermark_at_its_arrival() -> None:
     desk, early, late = PendingQueries(), query(), query()
-    assert desk.take(early)
+    assert desk.try_add(early)
     asked = desk.without_position()
-    assert desk.take(late), "it came after the question had left"
+    assert desk.try_add(late), "it came after the question had left"
     desk.set_position(asked, 7)
     assert desk.without_position() == [late]
     assert desk.ready(6) == []
@@ -43,7 +43,7 @@ def test_service_pending_query_waits_for_the_high_watermark_at_its_arrival() -> 
 
 def test_service_pending_query_with_a_position_needs_no_leader() -> None:
     desk, one = PendingQueries(), query(position=3)
-    assert desk.take(one)
+    assert desk.try_add(one)
     assert desk.without_position() == []
     assert desk.ready(2) == []
     assert desk.ready(3) == [one]
@@ -53,15 +53,15 @@ def test_service_pending_query_with_a_position_needs_no_leader() -> None:
 def test_service_pending_queries_are_limited_in_number_bytes_and_wait_time() -> None:
     desk = PendingQueries(max_queries=2, max_bytes=10, patience_s=2.0)
     first, second = query(b"12345", at_s=1.0), query(b"12345", at_s=1.5)
-    assert desk.take(first)
-    assert desk.take(second)
-    assert not desk.take(query(b""))
-    assert desk.take_expired(2.9) == []
-    assert desk.take_expired(3.0) == [first]
-    assert not desk.take(query(b"123456", at_s=3.0))
-    assert desk.take(query(b"12345", at_s=3.0))
+    assert desk.try_add(first)
+    assert desk.try_add(second)
+    assert not desk.try_add(query(b""))
+    assert desk.pop_expired(2.9) == []
+    assert desk.pop_expired(3.0) == [first]
+    assert not desk.try_add(query(b"123456", at_s=3.0))
+    assert desk.try_add(query(b"12345", at_s=3.0))
     assert desk.drop([first, second]) == [second]
-    assert desk.take(query(b"12345", at_s=3.0)), "what is gone takes no room"
+    assert desk.try_add(query(b"12345", at_s=3.0)), "what is gone takes no room"
 
 
 @pytest.mark.parametrize(("header", "position"), [(None, None), ("0", 0), ("41", 41), ("9" * 19, int("9" * 19))])

@@ -186,7 +186,7 @@ async def test_service_effect_runner_includes_hanging_threads_in_the_thread_limi
     bench.runner._begin(bench.machine)
     running = [one.task for one in bench.runner._tries.values() if one.task is not None]
     assert len(running) == begun
-    bench.runner._give_up()
+    bench.runner._cancel_all()
     assert (bench.runner._tries, bench.runner.problem) == ({}, "")
     await asyncio.gather(*running, return_exceptions=True)
     assert all(task.cancelled() for task in running)
@@ -439,7 +439,7 @@ async def test_service_query_server_without_a_leader_rejects_only_queries_that_w
     server._machine = lambda: None
     server._desk.take(third)
     await server._answer_ready()
-    assert server._desk.take_expired(math.inf) == [third], "there is no state: it waits"
+    assert server._desk.pop_expired(math.inf) == [third], "there is no state: it waits"
 
 
 # ---- replies ---------------------------------------------------------------------------------------------------------------

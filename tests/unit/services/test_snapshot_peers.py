@@ -500,5 +500,5 @@ async def test_service_snapshot_fetch_from_a_too_slow_node_continues_with_anothe
 
     bus.spoil = late
     offer = snapshots.SnapshotOffer("n2", 30, digest, old.store._path(30).stat().st_size, 0)
-    assert await new.fetcher._take(offer) is taken
+    assert await new.fetcher._download(offer) is taken
     assert new.store.positions() == ([30] if taken else [])

@@ -215,10 +215,10 @@ async def test_metadata_thread_barrier_returns_after_watchers_received_its_image
 # ---- the desk --------------------------------------------------------------------------------------------------------------
 def test_request_rate_limit_refills_with_time_up_to_its_maximum() -> None:
     allowance = RequestRateLimit(per_s=2, at_once=3)
-    assert [allowance.take(0) for _ in range(4)] == [True, True, True, False]
-    assert [allowance.take(NS // 2) for _ in range(2)] == [True, False]
-    assert not allowance.take(0)
-    assert [allowance.take(100 * NS) for _ in range(4)] == [True, True, True, False]
+    assert [allowance.try_acquire(0) for _ in range(4)] == [True, True, True, False]
+    assert [allowance.try_acquire(NS // 2) for _ in range(2)] == [True, False]
+    assert not allowance.try_acquire(0)
+    assert [allowance.try_acquire(100 * NS) for _ in range(4)] == [True, True, True, False]
 
 
 async def test_concurrent_request_limit_is_per_sender_and_released_after_the_last_request() -> None:

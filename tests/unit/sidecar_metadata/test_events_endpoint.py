@@ -59,7 +59,7 @@ async def test_cluster_events_endpoint_returns_pages_of_events_after_a_position(
     await bus.desk.open()
     bus.desk.trail.note_entry(4, some(4, MOST_ANSWERED + 1, 10))
     for _ in range(2):
-        bus.desk.look()
+        bus.desk.publish_new()
     said = await bus.ask(b"")
     assert (len(said["events"]), said["more"], said["index"], said["begins"]) == (MOST_ANSWERED, True, 4, 0)
     said = await bus.ask(b'{"after": [4, 498]}')
@@ -96,15 +96,15 @@ def test_cluster_events_endpoint_of_the_metadata_leader_publishes_only_recent_ev
     bus = Bus()
     bus.leads = False
     bus.desk.trail.note_entry(1, some(1, 1))
-    bus.desk.look()
+    bus.desk.publish_new()
     assert not bus.sent
     bus.leads = True
-    bus.desk.look()
+    bus.desk.publish_new()
     assert not bus.sent, "it was another's to tell"
     bus.desk.trail.note_entry(2, some(2, 1, time.time_ns() - 10**12))
     bus.desk.trail.note_entry(3, some(3, MOST_AT_ONCE + 1))
     for _ in range(3):
-        bus.desk.look()
+        bus.desk.publish_new()
     assert len(bus.sent) == MOST_AT_ONCE + 1
     assert {subject for subject, _ in bus.sent} == {"ns.events.election"}
     assert (bus.sent[0][1]["index"], bus.sent[-1][1]["number"]) == (3, MOST_AT_ONCE)
@@ -112,9 +112,9 @@ def test_cluster_events_endpoint_of_the_metadata_leader_publishes_only_recent_ev
 
 def test_cluster_events_endpoint_counts_events_dropped_by_its_full_buffer() -> None:
     bus = Bus()
-    bus.desk.look()
+    bus.desk.publish_new()
     assert not bus.desk.counters
     for index in range(5000):
         bus.desk.trail.note_entry(index, some(index, 0))
-    bus.desk.look()
+    bus.desk.publish_new()
     assert bus.desk.counters == {BEYOND: 5000 - 4096}

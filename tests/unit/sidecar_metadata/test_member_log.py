@@ -42,7 +42,7 @@ def test_raft_member_log_passes_each_applied_entry_to_the_feed(opened: Opened) -
     for index in (2, 3):
         assert pb.ControlResponse.FromString(opened.apply(index)).error == pb.ControlResponse.OK
     assert opened.feed.index == opened.log.image.index == 3
-    (entry,) = opened.feed.take()
+    (entry,) = opened.feed.take_entries()
     told = [record.nodeRegistered.nodeId for record in entry.records if record.HasField("nodeRegistered")]
     assert told == ["d2", "d3"]
 

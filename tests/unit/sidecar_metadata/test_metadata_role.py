@@ -39,7 +39,7 @@ class Part:
         self.started = asyncio.Event()
         self.started.set()
         self.watcher: Callable[[ClusterImage, ClusterImage], None] = lambda *_: None
-        self.is_member, self.has_voted, self.left_at, self.controllers = True, False, 0, ControllerList()
+        self.is_member, self.has_voted, self.removed_at, self.controllers = True, False, 0, ControllerList()
         for name, value in given.items():
             setattr(self, name, value)
 
@@ -147,7 +147,7 @@ async def test_metadata_role_of_a_removed_controller_starts_the_feed_before_the_
     bench.members, bench.feeds = [member], [feed]
     await bench.role.start()
     assert (bench.joined, bench.role.decides) == ([None], True)
-    member.is_member, member.left_at = False, 6
+    member.is_member, member.removed_at = False, 6
     await until(lambda: feed.calls == ["start"])
     assert bench.role.current is member, "until it knows something"
     assert not bench.role.decides
@@ -362,7 +362,7 @@ def test_metadata_role_logs_once_per_minute_that_its_settings_differ_from_the_ra
         now_s[0] += after_s
         part.image = an_image(5, *voters, at=at)
         caplog.clear()
-        bench.role._say_where_settings_differ()
+        bench.role._warn_if_settings_differ()
         return len(caplog.records)
 
     assert says(0, "n1", "n2", at=0) == 0, "nobody has changed them"

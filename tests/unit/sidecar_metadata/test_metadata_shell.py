@@ -379,7 +379,7 @@ async def test_metadata_feed_subscriber_applies_a_snapshot_and_calls_watchers_fo
     arrived = follower.listening["ns.feed"]
     driver.register("n3")
     producer.entry_applied(driver.index, driver.fsm.last_records)
-    for entry in producer.take():
+    for entry in producer.take_entries():
         await arrived(SimpleNamespace(data=frames.seal(entry)))
     assert set(node.image.nodes) == {"n1", "n2", "n3"}
     assert shown[1:] == [(driver.index - 1, driver.index)]
@@ -496,7 +496,7 @@ async def test_metadata_proposal_executor_reports_results_of_node_probes_until_c
     monkeypatch.setattr(orders_module, "is_absent", is_absent)
     member = Member(ProbeNode("n1"), ProbeNode("n2"), ProbeNode("n3"))
     orders = some_orders(member, None)
-    orders.look()
+    orders.run_due()
     await until(lambda: len(looked) == 3 and len(orders._tasks) == 1)
     assert member.told == [("tick", False, True), ("looked for", "n1", False), ("looked for", "n2", True)]
     async with asyncio.timeout(30):

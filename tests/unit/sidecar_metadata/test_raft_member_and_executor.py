@@ -100,7 +100,7 @@ async def test_metadata_proposal_executor_executes_each_kind_of_decision(shell: 
     monkeypatch.setattr(sidecar.metadata.member, "is_absent", absent)
     entry = pb.FeedEntry(index=4)
     shell.rules.decisions = [PublishEntry(entry), ProbeNode("gone"), ProbeNode("there"), CatchUp()]
-    shell.orders.look()
+    shell.orders.run_due()
     await until(lambda: len(shell.rules.told) == 2 and shell.caught_up)
     assert shell.fed == [entry]
     assert sorted(shell.rules.told) == [("gone", True), ("there", False)]
@@ -190,18 +190,18 @@ async def test_raft_member_resigns_as_metadata_leader_before_a_leadership_transf
 
 
 async def test_raft_member_tick_checks_probation_and_executes_decisions(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = made.calls(monkeypatch, (made.log.probation, "look"), (made.member._orders, "look"))
+    told = made.calls(monkeypatch, (made.log.probation, "run_due"), (made.member._orders, "run_due"))
     leaders: list[tuple[str, int]] = []
     monkeypatch.setattr(made.member._forwarder, "leader_is", lambda *leadership: leaders.append(leadership))
     made.member._process_tick()
-    assert sorted(told) == ["look", "look"]
+    assert sorted(told) == ["run_due", "run_due"]
     assert leaders == [(made.log.leader_id, made.log.term)], "what the one before has not answered is asked again"
 
 
 async def test_raft_member_tick_calls_image_watchers_once_before_decisions(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
     made.member.watch(lambda old, new: shown.append((old.index, new.index)))
-    monkeypatch.setattr(made.member._orders, "look", lambda: shown.append("decisions"))
+    monkeypatch.setattr(made.member._orders, "run_due", lambda: shown.append("decisions"))
     made.member._process_tick()
     made.log.fsm.image = replace(made.log.fsm.image, index=5)
     made.member._process_tick()

@@ -14,7 +14,7 @@ from liftpy.nats.blocking_connection import ConnectionClosedError
 from liftpy.spark import range_reader
 from liftpy.spark.process_connection import ProcessConnection
 from liftpy.spark.range_reader import FetchRules, RetryingRequests
-from liftpy.spark.schema import left_out
+from liftpy.spark.schema import omitted_parts
 from tests.sim.fake_node import FakeNode
 from tests.unit.spark.test_spark_fetching import fill, offsets, planned, read_range
 
@@ -133,12 +133,12 @@ def test_spark_pipelined_fetch_requests_only_the_selected_columns(link: ProcessC
     stream = node.add_stream("orders")
     for base in range(0, 2000, 100):
         stream.partitions[0].append(build_batch([b"x" * 1000] * 100, keys=[b"k"] * 100, base_offset=base, leader_epoch=1))
-    rules = FetchRules(left_out=left_out(("offset", "timestamp")))
+    rules = FetchRules(left_out=omitted_parts(("offset", "timestamp")))
     pieces = [piece for found in read_range(link, planned(0, 2000), rules) for piece in found]
     assert [offset for piece in pieces for offset in piece.offsets().tolist()] == list(range(2000))
     assert sum(piece.batch.header.size_bytes for piece in pieces) < 20_000
     assert all(piece.batch.columns.keys is None for piece in pieces)
-    assert left_out(("value",)) == 0, "all or nothing: the rest is little beside the values"
+    assert omitted_parts(("value",)) == 0, "all or nothing: the rest is little beside the values"
 
 
 async def test_blocking_connection_raises_no_responders_or_connection_closed_without_an_answer(

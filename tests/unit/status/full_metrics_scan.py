@@ -50,7 +50,7 @@ def walked(workers: Iterable[Any], labels: StreamLabels, now_ns: int) -> dict[st
 
 def kept(here: IncrementalFigures, now_ns: int) -> dict[str, Any]:
     """Return these values from the incremental metrics."""
-    for _ in here.look():
+    for _ in here.update():
         pass
     sums = {
         label: dict(zip(NAMES, (*one.often, *one.seldom, *one.shown), strict=True)) for label, one in here.by_label.items()

@@ -19,7 +19,7 @@ from liftpy.core.observe.app_rows import NO_MEMBERS, instance_row, joined_servic
 from liftpy.core.observe.history import NAMES, History, asked_rows
 from liftpy.core.observe.merge_metrics import together
 from liftpy.core.observe.node_summary import ASKED, NodeSummary
-from liftpy.core.observe.page_model import figure, look_up
+from liftpy.core.observe.page_model import figure, value_at
 from liftpy.core.observe.timeline import MARKS, MOST_MARKS, fits, marks, marks_of
 from liftpy.errors import UnavailableError
 from sidecar.status import cluster_poller, pages
@@ -199,7 +199,7 @@ async def test_dashboard_page_shows_the_same_numbers_as_its_json(path: str) -> N
     found = Figures(text).figures
     assert len(found) >= 3
     for name, (kind, said) in found.items():
-        assert said == figure(kind, look_up(shown, name)), name
+        assert said == figure(kind, value_at(shown, name)), name
     if path == "/":
         assert found["cluster.now.records_in_s"][1] == figure("rate", 3 * 1234)
         assert found["cluster.metadata.term"][1] == "4"
@@ -448,7 +448,7 @@ async def test_dashboard_marks_a_silent_node_and_keeps_its_history() -> None:
     cluster, clock = Cluster(), Clock()
     for second in range(int(WALL_S) - 20, int(WALL_S)):
         for history in cluster.histories.values():
-            history.put(second, [5.0] * len(NAMES))
+            history.add_values(second, [5.0] * len(NAMES))
     site, made = a_site(cluster, clock)
     await body(site, "/")
     rows = json.loads(await body(site, "/api/history.json", b"step=1"))
@@ -467,14 +467,14 @@ async def test_dashboard_shows_the_history_of_a_node_killed_before_the_first_vie
     began = int(WALL_S) - 60
     for second in range(began, int(WALL_S) - 20):
         for history in cluster.histories.values():
-            history.put(second, [5.0] * len(NAMES))
+            history.add_values(second, [5.0] * len(NAMES))
     made = cluster_poller.ClusterPoller(
         "liftpy", cluster, own=("n1", cluster.histories["n1"]), now=lambda: clock.now_s, wall=lambda: clock.wall_s
     )
-    await made.take_histories()
+    await made.copy_histories()
     for second in range(int(WALL_S) - 20, int(WALL_S)):
         for node in ("n1", "n2"):
-            cluster.histories[node].put(second, [5.0] * len(NAMES))
+            cluster.histories[node].add_values(second, [5.0] * len(NAMES))
     cluster.silent.add("n3")
     cluster.events = [{"time_ns": (int(WALL_S) - 15) * NS_PER_S, "index": 1, "number": 0, "kind": "node_fenced", "node": "n3"}]
     cluster.states = {"n1": "live", "n2": "live", "n3": "fenced"}
@@ -490,7 +490,7 @@ async def test_dashboard_of_a_later_node_shows_the_stored_history_of_a_killed_no
     cluster, clock = Cluster(), Clock()
     cluster.keepers["n2", "n3"] = kept = History()
     for second in range(int(WALL_S) - 60, int(WALL_S) - 20):
-        kept.put(second, [5.0] * len(NAMES))
+        kept.add_values(second, [5.0] * len(NAMES))
     cluster.silent.add("n3")
     cluster.states["n3"] = "fenced"
     own = ("n1", cluster.histories["n1"])

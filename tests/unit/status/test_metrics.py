@@ -124,7 +124,7 @@ class Held(list[Any]):
         self.copy_pace, self.derived = CatchupThrottle(copied_bytes=31), NodeStateMemory()
 
     @property
-    def heard_bytes(self) -> int:
+    def standby_bytes(self) -> int:
         return sum(worker.standby.heard.size_bytes for worker in self)
 
 

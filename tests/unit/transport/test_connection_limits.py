@@ -161,10 +161,10 @@ async def test_dropped_publishes_are_logged_once_per_interval(
     for number in range(10):
         made.count(f"s/{number}", "overloaded", number + 1)
     assert [text.rpartition("subject: ")[2] for text in caplog.messages] == ["3 of s/0: overloaded"]
-    made._say()  # the timer's time has come
+    made._log_drops()  # the timer's time has come
     assert caplog.messages[1].endswith("10 of s/9: overloaded, 9 of s/8: overloaded, 8 of s/7: overloaded, 7 of s/6: overloaded, "
         "6 of s/5: overloaded, 5 of s/4: overloaded, 4 of s/3: overloaded, 3 of s/2: overloaded, and 2 more")  # fmt: skip
-    made._say()
+    made._log_drops()
     assert len(caplog.messages) == 2, "there is nothing to say"
     assert made._timer is None
     made.count("s/1", "below_min_isr", 1)

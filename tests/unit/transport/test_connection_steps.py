@@ -306,23 +306,23 @@ async def test_subscription_confirmation_is_retried_with_longer_timeouts_and_rep
 ) -> None:
     told: list[str] = []
     errors = [nats.errors.ConnectionClosedError(), TimeoutError(), OSError(), OSError(), OSError()]
-    settling = Settling(bus, monkeypatch, *errors, lambda: bus.when_heard(lambda: told.append("late")))
+    settling = Settling(bus, monkeypatch, *errors, lambda: bus.when_subscribed(lambda: told.append("late")))
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
         if len(slept) == 1:
-            bus.when_heard(lambda: told.append("third"))
+            bus.when_subscribed(lambda: told.append("third"))
 
     monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep))
-    bus.when_heard(lambda: told.append("first"))
-    bus.when_heard(lambda: told.append("second"))
+    bus.when_subscribed(lambda: told.append("first"))
+    bus.when_subscribed(lambda: told.append("second"))
     assert len(settling.tasks) == 1
     await settling.end()
     assert told == ["first", "second", "third", "late"]
     assert settling.asked == [1.0, 2.0, 4.0, 8.0, 16.0, 16.0, 16.0]
     assert (slept, len(settling.tasks), bus._unheard) == ([0.1] * 5, 1, [])
-    bus.when_heard(lambda: told.append("next"))
+    bus.when_subscribed(lambda: told.append("next"))
     await settling.end()
     assert (told[4:], settling.asked[7:]) == (["next"], [1.0])
 
@@ -334,7 +334,7 @@ async def test_subscription_on_a_closed_connection_is_never_confirmed(bus: Any, 
         monkeypatch.setattr(BusConnection, "is_closed", True)
 
     monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep))
-    bus.when_heard(lambda: pytest.fail("it was not heard"))
+    bus.when_subscribed(lambda: pytest.fail("it was not heard"))
     await settling.end()
     assert settling.asked == [1.0]
 

@@ -33,7 +33,7 @@ def replicate(desk: Desk, offset: int, assembly: Assembly) -> bytes:
         (frame,) = desk.bus.take("liftpy.inbox.n2.f")
         assert len(frame) <= desk.bus.max_payload
         if frames.is_piece(frame):
-            whole = assembly.take(frames.decode_replication_piece(frame).piece)
+            whole = assembly.add_piece(frames.decode_replication_piece(frame).piece)
             if whole is not None:
                 return bytes(whole)
         else:

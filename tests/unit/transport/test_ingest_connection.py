@@ -192,7 +192,7 @@ async def test_ingest_connection_loss_is_processed_after_the_bytes_buffered_befo
     assert did == [("Gate",), ("LoadShedding",), ("DisconnectLoss", "s1", 7)]
     assert (bus._parser.lost, bus._arrived.is_set()) == (1, True)
     bus._append(message(b"new"))
-    await bus._take_some()
+    await bus._process_some()
     assert did[3:] == [("DisconnectLoss", 3)], "all that it had brought was looked at"
     assert (bus._parser.lost, bench.got, bus.waiting_bytes) == (0, [b"new"], 0)
 
@@ -207,11 +207,11 @@ async def test_ingest_connection_turn_parses_a_bounded_number_of_bytes(bench: Be
     bus, pieces = bench.bus, bench.parsing()
     bus._append(bytes(300 * KIB))
     bus._append(bytes(10))
-    await bus._take_some()
+    await bus._process_some()
     assert pieces == [(64 * KIB, False)] * 4
     assert (bus.taken_bytes, bus.waiting_bytes, bus._position) == (256 * KIB, 44 * KIB + 10, 256 * KIB)
     assert bus._room.is_set()
-    await bus._take_some()
+    await bus._process_some()
     assert pieces[4:] == [(44 * KIB, False), (10, False)]
     assert (bus.taken_bytes, bus.waiting_bytes, bus._position, len(bus._chunks)) == (300 * KIB + 10, 0, 0, 0)
 
@@ -220,10 +220,10 @@ async def test_ingest_connection_turn_ends_after_its_time_limit(bench: Bench) ->
     bus, pieces = bench.bus, bench.parsing(each_ns=2 * MS)
     for _ in range(5):
         bus._append(bytes(1000))
-    await bus._take_some()
+    await bus._process_some()
     assert len(pieces) == 2
     bench.takes = False
-    await bus._take_some()
+    await bus._process_some()
     assert len(pieces) == 2, "nor more than partitions can hold"
 
 
@@ -248,7 +248,7 @@ async def test_ingest_connection_pump_yields_to_the_event_loop_after_each_parsed
         bench.takes = True
 
     bench.monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep))
-    bus._idle, bus._make_room, bus._take_some = idle, make_room, take_some
+    bus._idle, bus._make_room, bus._process_some = idle, make_room, take_some
     bench.takes = False
     with pytest.raises(ZeroDivisionError):
         await bus._pump()

@@ -103,7 +103,7 @@ async def test_ingest_connection_requests_server_statistics_only_with_a_large_ba
     for held, question in ((1023, 0), (1024, 1), (1500, 2)):
         node.held_bytes = held
         await inflow._make_room()
-        assert (len(asked), inflow.left_out) == (question, 0)
+        assert (len(asked), inflow.dropped_unread) == (question, 0)
     assert len(roomy) == 3
     monkeypatch.setattr(type(inflow), "is_connected", False)
     await inflow._make_room()

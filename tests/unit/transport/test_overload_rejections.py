@@ -230,18 +230,18 @@ async def test_ingest_connection_rejects_publishes_while_its_unread_bytes_are_to
     assert bus._parser._refusers == {b"2": door}
     pieces = bench.parsing(each_ns=10 * MS)  # one in a turn
     bus._append(bytes(2 * PIECE_BYTES))
-    await bus._take_some()
+    await bus._process_some()
     assert (room.waited_ns, bus._parser.pauses) == (0, False)
     bench.now_ns += 101 * MS
     bus._append(bytes(PIECE_BYTES))
-    await bus._take_some()
+    await bus._process_some()
     assert (room.waited_ns, room.is_late, bus._parser.pauses) == (101 * MS, True, True)
-    await bus._take_some()
+    await bus._process_some()
     assert (room.is_late, bus._parser.pauses, len(pieces)) == (False, False, 3)
     room.limit_bytes = 100
-    room.look(NodePublishMemory(unread=100))
+    room.update(NodePublishMemory(unread=100))
     bus._append(bytes(10))
-    await bus._take_some()
+    await bus._process_some()
     assert bus._parser.pauses, "without room, too"
 
 
@@ -253,7 +253,7 @@ async def test_ingest_connection_with_an_empty_buffer_accepts_publishes_again(mo
     bench.bus._append(bytes(2))
     room.update_wait(2, 0, bench.now_ns)
     bench.now_ns += 101 * MS
-    await bench.bus._take_some()
+    await bench.bus._process_some()
     assert (room.is_late, bench.bus._parser.pauses, bench.bus.waiting_bytes) == (True, True, 0)
     bench.bus._arrived.set()
     idle = asyncio.ensure_future(bench.bus._idle())
@@ -272,7 +272,7 @@ async def test_ingest_connection_turn_parses_more_bytes_while_most_messages_are_
     bench.bus._append(bytes(20 * PIECE_BYTES))
     room.update_wait(20 * PIECE_BYTES, 0, bench.now_ns)
     bench.now_ns += waited_ms * MS
-    await bench.bus._take_some()
+    await bench.bus._process_some()
     assert len(pieces) == taken
 
 
@@ -294,7 +294,7 @@ def _is_late(bench: OverloadedIngest) -> None:
 
 
 def _has_no_room(bench: OverloadedIngest) -> None:
-    bench.node.look(NodePublishMemory(uncommitted=100))
+    bench.node.update(NodePublishMemory(uncommitted=100))
 
 
 def _many_wait(bench: OverloadedIngest) -> None:

@@ -288,7 +288,7 @@ async def test_data_path_grace_timer_is_cancelled_when_the_connections_stop(
             told.append(("link", name, is_up))
             return self.answer
 
-        def due(self, now_ns: int) -> bool | None:
+        def check_timeout(self, now_ns: int) -> bool | None:
             told.append(("due", "", False))
             return self.answer
 

@@ -22,7 +22,7 @@ from sidecar.transport import connections, ingest_connection, liveness
 from sidecar.transport.connections import NodeConnections, open_links
 from sidecar.transport.credentials import Keys
 from sidecar.transport.ingest_connection import ConnectionStats, DisconnectLoss, SocketThread
-from sidecar.transport.liveness import QUESTION, Probes, is_absent, look_for
+from sidecar.transport.liveness import QUESTION, Probes, is_absent, probe_process
 
 
 # ---- receiving ---------------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ async def test_node_is_absent_only_if_its_status_request_has_no_responders(answe
             raise answer
 
     bus: Any = SimpleNamespace(request=request)
-    assert await look_for(bus, Subjects("space"), "n1") is sign
+    assert await probe_process(bus, Subjects("space"), "n1") is sign
     assert await is_absent(bus, Subjects("space"), "n1") is (sign is EarlierProcessSign.ABSENT)
     assert asked == [("space.status.n1", QUESTION, 0.5)] * 2
 

@@ -168,14 +168,14 @@ def test_read_response_fragment_encoded_and_decoded_is_equal() -> None:
 def test_batch_assembly_reports_its_received_fragment_until_reset() -> None:
     assembly = Assembly()
     assert assembly.held == PartialBatch(0, 0)
-    assert assembly.take(Piece(5, 6, 0, memoryview(b"abc"))) is None
+    assert assembly.add_piece(Piece(5, 6, 0, memoryview(b"abc"))) is None
     assert assembly.held == PartialBatch(3, 5)
-    assert bytes(assembly.take(Piece(5, 6, 3, memoryview(b"def"))) or b"") == b"abcdef"
+    assert bytes(assembly.add_piece(Piece(5, 6, 3, memoryview(b"def"))) or b"") == b"abcdef"
     assert assembly.held == PartialBatch(0, 0)
-    assembly.take(Piece(5, 6, 0, memoryview(b"abc")))
+    assembly.add_piece(Piece(5, 6, 0, memoryview(b"abc")))
     assembly.forget()
     assert assembly.held == PartialBatch(0, 0)
-    assert assembly.take(Piece(5, 6, 3, memoryview(b"def"))) is None
+    assert assembly.add_piece(Piece(5, 6, 3, memoryview(b"def"))) is None
 
 
 @pytest.mark.parametrize(

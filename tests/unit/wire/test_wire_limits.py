@@ -301,14 +301,14 @@ def test_replication_fragment_encoded_and_decoded_is_equal() -> None:
 def test_batch_assembly_drops_fragments_that_declare_another_batch_size() -> None:
     assembly = Assembly()
     first = Piece(1, 6, 0, memoryview(b"abc"))
-    assert assembly.take(first) is None
-    assert assembly.take(Piece(1, 7, 3, memoryview(b"def"))) is None, "of another size"
+    assert assembly.add_piece(first) is None
+    assert assembly.add_piece(Piece(1, 7, 3, memoryview(b"def"))) is None, "of another size"
     assert assembly.held.position == 3
-    whole = assembly.take(Piece(1, 6, 3, memoryview(b"def")))
+    whole = assembly.add_piece(Piece(1, 6, 3, memoryview(b"def")))
     assert whole is not None
     assert assembly.held.position == 0, "it begins anew"
-    assert assembly.take(Piece(1, 6, 3, memoryview(b"xyz"))) is None
-    assert assembly.take(Piece(1, 6, 0, memoryview(b"uvwxyz"))) is not None
+    assert assembly.add_piece(Piece(1, 6, 3, memoryview(b"xyz"))) is None
+    assert assembly.add_piece(Piece(1, 6, 0, memoryview(b"uvwxyz"))) is not None
     assert bytes(whole) == b"abcdef"
 
 

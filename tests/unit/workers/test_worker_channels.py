@@ -194,7 +194,7 @@ async def test_worker_process_metadata_ignores_the_answer_to_a_cancelled_proposa
 def test_worker_process_metadata_has_the_new_image_before_it_calls_watchers() -> None:
     group, seen = RelayedGroup(lambda kind, token, body: None), list[bool]()
     group.watch(lambda old, new: seen.append(group.image is new))
-    group.entry_told(cluster.FeedEntry(previousIndex=0, index=4).SerializeToString())
+    group.apply_entry(cluster.FeedEntry(previousIndex=0, index=4).SerializeToString())
     assert seen == [True]
 
 
@@ -269,13 +269,13 @@ async def test_status_of_a_worker_process_that_stops_answering_is_its_last_answe
     monkeypatch.setattr("sidecar.workers.worker_process.ANSWER_S", 20)
     hand, _, _ = _hand()
     hand.data_received(encode(FrameKind.PONG))
-    looking = asyncio.ensure_future(hand.look({"what": "page"}))
+    looking = asyncio.ensure_future(hand.request_status({"what": "page"}))
     await asyncio.sleep(0)
     hand.data_received(encode(FrameKind.TOLD, 1, b'{"pid": 7}'))
     assert await looking == {"pid": 7, "answers": True}
     monkeypatch.setattr("sidecar.workers.worker_process.ANSWER_S", 0)
-    assert await hand.look({"what": "page"}) == {"pid": 7, "answers": False}
-    assert await hand.look({"what": "figures"}) == {"answers": False}
+    assert await hand.request_status({"what": "page"}) == {"pid": 7, "answers": False}
+    assert await hand.request_status({"what": "figures"}) == {"answers": False}
 
 
 async def test_worker_process_that_failed_or_stops_gets_no_further_requests() -> None:

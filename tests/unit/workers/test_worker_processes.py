@@ -284,10 +284,10 @@ async def test_worker_process_metadata_applies_only_consecutive_feed_entries() -
     group = RelayedGroup(lambda kind, token, body: said.append((kind, token, body)))
     shown: list[int] = []
     group.watch(lambda old, new: shown.append(new.index))
-    group.entry_told(cluster.FeedEntry(previousIndex=0, index=4).SerializeToString())
+    group.apply_entry(cluster.FeedEntry(previousIndex=0, index=4).SerializeToString())
     for wrong in (3, 5):
         with pytest.raises(ProtocolError):
-            group.entry_told(cluster.FeedEntry(previousIndex=wrong, index=9).SerializeToString())
+            group.apply_entry(cluster.FeedEntry(previousIndex=wrong, index=9).SerializeToString())
     assert (shown, group.image.index) == ([4], 4)
     asking = asyncio.ensure_future(group.propose(cluster.ControlRequest(barrier=cluster.Barrier()), 2.5))
     await asyncio.sleep(0)
@@ -411,13 +411,13 @@ def test_worker_process_receives_a_lease_after_the_image_of_the_lease() -> None:
     (hand,) = workers.handles
     channel = _Channel()
     hand.connection_made(channel)  # type: ignore[arg-type]
-    workers.metadata_heard(1, 7)
+    workers.heartbeat_answered(1, 7)
     assert channel.said == [], "before it knows of anything there are no leases"
     group: Any = _Group()
     workers.begin(9, group)
     (watcher,) = group.watchers
     watcher(group.image, ClusterImage(index=5))
-    workers.metadata_heard(2, 7)
+    workers.heartbeat_answered(2, 7)
     watcher(None, ClusterImage(index=4))
     said = [(frame.kind, frame.token) for frame in channel.said]
     assert said == [

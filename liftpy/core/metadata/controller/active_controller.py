@@ -5,7 +5,7 @@ replicas. The surrounding code (the shell) does all input and output:
 
 - It reports when this node becomes or stops being metadata leader, and passes each new image.
 - It calls ``answer`` for each request before the request is logged.
-- It proposes the requests that ``due`` returns, and sends the questions of ``take_questions`` over NATS.
+- It proposes the requests that ``take_due`` returns, and sends the questions of ``take_leader_checks`` over NATS.
 
 The state of this module is lost when the metadata leader changes. State that must survive is in the log.
 """
@@ -277,37 +277,37 @@ class ActiveController:
         """Record that NATS reported no responders for this node, so that its session ends soon."""
         self._sessions.record_no_responders(node_id)
 
-    def take_questions(self) -> list[LeaderCheck]:
+    def take_leader_checks(self) -> list[LeaderCheck]:
         """Return the questions to send now, which ask nodes about a leader that was reported as silent.
 
         Each question is returned once.
         """
-        return self._failure_reports.take_questions()
+        return self._failure_reports.take_leader_checks()
 
     def record_testimony(self, question: LeaderCheck, testimony: ProbeResult) -> None:
         """Record the answer of a node to a question about a reported leader. The caller does not report a missing answer."""
         self._failure_reports.record_testimony(question, testimony)
 
-    def due(self, now_ns: int) -> list[pb.ControlRequest]:
+    def take_due(self, now_ns: int) -> list[pb.ControlRequest]:
         """Return the requests that the metadata leader proposes now. Changes of partitions are combined into batches.
 
         A planned transfer is a request of its own, because its leader is asked first (``stepping_aside``).
         """
         preferred, waiting, moving = (
-            self._preferred.due(self._image, now_ns),
-            self._waiting.due(now_ns),
-            self._moving.due(now_ns),
+            self._preferred.take_due(self._image, now_ns),
+            self._waiting.take_due(now_ns),
+            self._moving.take_due(now_ns),
         )
         transfers = [message for message in moving if isinstance(message, pb.ElectLeader)]
-        alone: Sequence[Proposable] = (*self._sessions.due(now_ns), *preferred, *waiting, *transfers)
+        alone: Sequence[Proposable] = (*self._sessions.take_due(now_ns), *preferred, *waiting, *transfers)
         copies = [message for message in moving if not isinstance(message, pb.ElectLeader)]
-        many: Sequence[Proposable] = (*self._timers.due(now_ns), *self._failure_reports.due(now_ns), *copies)
+        many: Sequence[Proposable] = (*self._timers.take_due(now_ns), *self._failure_reports.take_due(now_ns), *copies)
         requests = [control_request(message) for message in many]
         batches = [batch_of(requests[first : first + SENT_TOGETHER]) for first in range(0, len(requests), SENT_TOGETHER)]
         return [*(control_request(message) for message in alone), *batches]
 
     def next_deadline_ns(self) -> int | None:
-        """Return the monotonic time at which ``due`` must be called at the latest. None: only an event can make a request due."""
+        """Return the monotonic time at which ``take_due`` must be called at the latest. None: only an event can make a request due."""
         machines = (self._sessions, self._timers, self._failure_reports, self._preferred, self._waiting, self._moving)
         deadlines = [machine.next_deadline_ns() for machine in machines]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)

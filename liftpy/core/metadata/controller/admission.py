@@ -119,9 +119,9 @@ class RequestRateLimit:
         self._at_once = self._left = float(at_once)
         self._seen_ns = 0
 
-    def take(self, now_ns: int) -> bool:
+    def try_acquire(self, now_ns: int) -> bool:
         """Take one token for a request. Return whether there was a token, so that the request is allowed."""
-        self._look(now_ns)
+        self._refill(now_ns)
         if self._left < 1:
             return False
         self._left -= 1
@@ -129,10 +129,10 @@ class RequestRateLimit:
 
     def wait_ms(self, now_ns: int) -> int:
         """Return the milliseconds until one more request is allowed. 0: now."""
-        self._look(now_ns)
+        self._refill(now_ns)
         return 0 if self._left >= 1 else int((1 - self._left) / self._per_ns / 1_000_000) + 1
 
-    def _look(self, now_ns: int) -> None:
+    def _refill(self, now_ns: int) -> None:
         self._left = min(self._at_once, self._left + max(0, now_ns - self._seen_ns) * self._per_ns)
         self._seen_ns = now_ns
 
@@ -161,8 +161,8 @@ class RequestRates:
         self._of[principal] = own
         wait_ms = max(own.wait_ms(now_ns), self._in_all.wait_ms(now_ns))
         if not wait_ms:
-            own.take(now_ns)
-            self._in_all.take(now_ns)
+            own.try_acquire(now_ns)
+            self._in_all.try_acquire(now_ns)
         return wait_ms
 
 
@@ -249,7 +249,7 @@ def _reply_subject(arrival: RequestContext) -> Rejection | None:
 
 def _flood(arrival: RequestContext) -> Rejection | None:
     """Reject a request above the rate limit without an answer, because decoding and answering take time."""
-    return None if arrival.is_registered or arrival.limits.allowance.take(arrival.now_ns) else Rejection(None, FLOODED)
+    return None if arrival.is_registered or arrival.limits.allowance.try_acquire(arrival.now_ns) else Rejection(None, FLOODED)
 
 
 def _envelope(arrival: RequestContext) -> Rejection | None:

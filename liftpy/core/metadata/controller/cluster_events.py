@@ -546,7 +546,7 @@ def last_place_of(records: Sequence[bytes | None]) -> tuple[int, int] | None:
 class EventLog:
     """Decides which events of ``trail`` must still be written to the event stream.
 
-    The shell reads the tail while it is None and calls ``set_tail``. It publishes the events of ``due``. Then it calls
+    The shell reads the tail while it is None and calls ``set_tail``. It publishes the events of ``take_due``. Then it calls
     ``record_stored``, or ``forget_tail`` after a failure.
     """
 
@@ -574,7 +574,7 @@ class EventLog:
         """True if there are events that are not in the event stream yet."""
         return self.tail is None or self._trail.newest > self.tail.place
 
-    def due(self, most: int) -> list[dict[str, Any]]:
+    def take_due(self, most: int) -> list[dict[str, Any]]:
         """Return up to ``most`` events that must be written to the event stream next, as JSON objects."""
         if self.tail is None:
             return []

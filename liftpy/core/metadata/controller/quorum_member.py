@@ -277,7 +277,7 @@ class QuorumMember:
             if self.is_active:
                 self.resign()
         elif self._term != self._log.term:
-            decided += self._take_over()
+            decided += self._begin_leadership()
         else:
             decided += self._tick_active(now_ns, online)
         return decided
@@ -289,7 +289,7 @@ class QuorumMember:
             return NS_PER_S
         return min(deadline_ns - now_ns, NS_PER_S)
 
-    def _take_over(self) -> list[Decision]:
+    def _begin_leadership(self) -> list[Decision]:
         """Return the barrier that a new metadata leader proposes before its duties.
 
         When the barrier is applied, all earlier committed entries are applied, too.
@@ -310,7 +310,7 @@ class QuorumMember:
         view = self._log.view()
         deadline_ns = None if view.halted else self._duties.next_deadline_ns()
         if deadline_ns is not None and deadline_ns <= now_ns and self._own_proposals < MAX_DUTY_PROPOSALS:
-            for request in self._duties.due(now_ns):
+            for request in self._duties.take_due(now_ns):
                 self._own_proposals += 1
                 decided.append(ProposedEntry(request, own=True))
             deadline_ns = self._duties.next_deadline_ns()
@@ -320,11 +320,11 @@ class QuorumMember:
             decided.append(ProposedEntry(barrier, own=True))
         if online:
             decided += self._node_probes(now_ns)
-        for question in self._duties.take_questions():
+        for question in self._duties.take_leader_checks():
             if online and len(self._asking) < MAX_QUESTIONS:
                 self._asking.add(question)
                 decided.append(question)
-        birth = self._level_bootstrap.due(image, view, now_ns)
+        birth = self._level_bootstrap.take_due(image, view, now_ns)
         if birth is not None:
             self._own_proposals += 1
             decided.append(ProposedEntry(birth, own=True))
@@ -354,7 +354,7 @@ class QuorumMember:
         return [ProbeNode(node_id) for node_id in late]
 
     def _feed_entries(self, now_ns: int) -> list[Decision]:
-        entries = self._feed.take()
+        entries = self._feed.take_entries()
         if not entries and now_ns - self._head_at_ns >= HEAD_EVERY_NS:
             entries = [self._feed.head()]
         if entries:

@@ -125,10 +125,10 @@ class ReassignmentPlanner:
             self._plan_at_ns = self._earliest_ns if self._plan_at_ns is None else min(self._plan_at_ns, self._earliest_ns)
 
     def next_deadline_ns(self) -> int | None:
-        """Return the monotonic time at which ``due`` must be called at the latest. None: only a changed image needs a call."""
+        """Return the monotonic time at which ``take_due`` must be called at the latest. None: only a changed image needs a call."""
         return self._plan_at_ns if self._image is not None else None
 
-    def due(self, now_ns: int) -> list[Proposed]:
+    def take_due(self, now_ns: int) -> list[Proposed]:
         """Return the moves of replicas and leaderships that the metadata leader proposes now."""
         image = self._image
         if image is None or self._plan_at_ns is None or now_ns < self._plan_at_ns:
@@ -274,7 +274,7 @@ class ReassignmentPlanner:
             if node_id in replicas and step.must_be_replaced(node_id):
                 kept = [n for n in target if n != node_id]
                 other = spare.pop(0) if spare else None
-                other = other or self._destination_nodes(step).take(kept, replicas, strictly=stream.placement == RACK_STRICT)
+                other = other or self._destination_nodes(step).choose(kept, replicas, strictly=stream.placement == RACK_STRICT)
                 target[number] = other or node_id
         to_come = [node_id for node_id in target if node_id not in replicas]
         to_come.sort(key=lambda node_id: node_id == partition.joining)
@@ -302,7 +302,7 @@ class ReassignmentPlanner:
             return
         lost = partition.wants_next
         kept = [node_id for node_id in partition.target if node_id != lost]
-        other = self._destination_nodes(step).take(kept, partition.replicas, strictly=stream.placement == RACK_STRICT)
+        other = self._destination_nodes(step).choose(kept, partition.replicas, strictly=stream.placement == RACK_STRICT)
         if other is not None and self._propose(step, place):
             yield _reassign(place, tuple(other if n == lost else n for n in partition.target), partition.moved_for)
 
@@ -394,7 +394,7 @@ class ReassignmentPlanner:
         for number, node_id in enumerate(partition.replicas):
             if step.must_be_replaced(node_id):
                 kept = [n for n in target if n != node_id and not step.must_be_replaced(n)]
-                other = self._destination_nodes(step).take(kept, target, strictly=stream.placement == RACK_STRICT)
+                other = self._destination_nodes(step).choose(kept, target, strictly=stream.placement == RACK_STRICT)
                 target[number] = other or node_id
         return tuple(target)
 

@@ -93,5 +93,5 @@ class SingleLogGroup(ABC):
 
     def apply_due(self) -> None:
         """Commit and apply the requests that the metadata leader proposes by itself now."""
-        for request in self.duties.due(self.now_ns()):
+        for request in self.duties.take_due(self.now_ns()):
             self.apply(request)

@@ -502,7 +502,7 @@ class UnplacedStreams:
         elif any(getattr(before, of) is not getattr(image, of) for of in ("nodes", "waiting", "replica_counts")):
             self._look_at_ns = self._earliest_ns
 
-    def due(self, now_ns: int) -> list[pb.PlaceStream]:
+    def take_due(self, now_ns: int) -> list[pb.PlaceStream]:
         """Return the placement requests that the metadata leader proposes now."""
         image = self._image
         if image is None or self._look_at_ns is None or now_ns < self._look_at_ns:
@@ -534,5 +534,5 @@ class UnplacedStreams:
         return found
 
     def next_deadline_ns(self) -> int | None:
-        """Return the monotonic time at which ``due`` must be called at the latest. None: only a changed image needs a call."""
+        """Return the monotonic time at which ``take_due`` must be called at the latest. None: only a changed image needs a call."""
         return self._look_at_ns if self._image is not None else None
