@@ -93,11 +93,11 @@ def test_bench_ack_counter_counts_each_ack_once_for_any_split_of_the_bytes() -> 
     for cut in range(len(whole) + 1):
         acks, answers = Acks(), CountedAnswers()
         for piece in (whole[:cut], whole[cut:]):
-            acks.count(piece, stamp + 2_000_000)
-            answers.count(piece)
+            acks.add(piece, stamp + 2_000_000)
+            answers.add(piece)
         assert (acks.count, acks.times_ns, answers.acked) == (3, [2_000_000, 2_000_000], 3), cut
     with pytest.raises(SystemExit, match="rejected"):
-        Acks().count(b'MSG _INBOX.open.x 1 12\r\n{"error":{}}\r\n', 0)
+        Acks().add(b'MSG _INBOX.open.x 1 12\r\n{"error":{}}\r\n', 0)
 
 
 def test_bench_liftbridge_publisher_sends_protobuf_envelopes() -> None:
@@ -120,7 +120,7 @@ def test_bench_liftbridge_ack_counter_counts_each_ack_once_for_any_split_of_the_
     for cut in range(len(whole) + 1):
         answers = CountedAnswers(LIFTBRIDGE)
         for piece in (whole[:cut], whole[cut:]):
-            answers.count(piece)
+            answers.add(piece)
         assert (answers.acked, answers.refused) == (2, refused), cut
     assert field(1, b"x" * 300)[:3] == b"\x0a\xac\x02"
 
