@@ -23,7 +23,7 @@ def read_before(s: Stage, node: str, publish: Publish, reply: Reply) -> None:
         shell.ingest._check_messages([(b"", inbox, payload, block)])
 
 
-def test_publish_at_a_deposed_leader_gets_no_ack_and_no_error() -> None:
+def test_publish_to_a_former_leader_gets_no_ack_and_no_error() -> None:
     with Stage() as s:
         a, b = s.leader, s.followers[0]
         s.publish(1)

@@ -40,7 +40,7 @@ def test_leader_report_with_three_followers_is_logged_with_term_and_time_of_the_
         (ABSENT, ABSENT, False), (None, None, False), (DOES_NOT, None, False), (DOES_NOT, ABSENT, False),
     ],
 )  # fmt: skip
-def test_reported_leader_that_does_not_serve_is_deposed_if_the_reporter_is_reachable(
+def test_reported_leader_that_does_not_serve_is_replaced_if_the_reporter_is_reachable(
     of_accused: ProbeResult | None, of_witness: ProbeResult | None, proposed: bool
 ) -> None:
     cluster, accusations = accused()

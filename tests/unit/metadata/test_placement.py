@@ -194,7 +194,7 @@ def test_placement_least_loaded_prefers_the_fewest_replicas_then_leaders() -> No
     assert placed(nodes, "least-loaded", 3, 1) == [("d",), ("c",), ("d",)]  # 10 / 5 is as few as b's 2, and d leads fewer
 
 
-def test_placement_accepts_a_start_position_of_any_size() -> None:
+def test_placement_with_a_huge_start_position_equals_the_placement_with_its_remainder() -> None:
     for policy in ("round-robin", "rack", "rack-strict"):
         nodes = in_racks({"x": range(3), "y": range(3, 6), "z": range(6, 9)})
         period = 9 * 7

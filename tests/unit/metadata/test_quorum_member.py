@@ -244,7 +244,7 @@ def test_metadata_leader_bounds_its_probes_in_flight(monkeypatch: pytest.MonkeyP
     assert [d for d in made.tick() if isinstance(d, LeaderCheck)] == questions[MAX_QUESTIONS:]
 
 
-def test_metadata_leader_bounds_its_proposals_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_leader_limits_its_proposals_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Member()
     made.lead()
     monkeypatch.setattr(made.member._duties, "next_deadline_ns", lambda: 0)

@@ -185,7 +185,7 @@ def test_reassignment_planner_keeps_the_old_replica_if_the_joined_replacement_di
     assert moved.driver.partition().replicas == ("a", "b", "c")
 
 
-def test_reassignment_planner_reducing_replicas_keeps_a_leaving_replica_if_another_dies() -> None:
+def test_reassignment_planner_reducing_replicas_keeps_a_replica_to_remove_if_another_dies() -> None:
     moved = _of_three()
     moved.down("b")
     reassign(moved, "a", "b", reason=pb.FACTOR)

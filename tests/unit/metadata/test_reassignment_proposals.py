@@ -92,7 +92,7 @@ def test_reassignment_planner_cancels_a_move_after_its_reason_ended() -> None:
 
 
 @pytest.mark.parametrize("gone", [{"fenced": "c"}, {"leaving": "c"}, {"nodes": "abd"}])
-def test_reassignment_planner_continues_a_move_while_the_leaving_replica_is_missing(gone: dict[str, Any]) -> None:
+def test_reassignment_planner_continues_a_move_while_the_replica_to_remove_is_missing(gone: dict[str, Any]) -> None:
     isr = ("a", "b") if "leaving" not in gone else ("a", "b", "c")
     planner = Planner(image_of(a_partition(isr=isr, **MOVES), **gone))
     assert planner.look() == [pb.BeginCopy(stream="s", uid="u1", partition=0, epoch=6, node="d")]

@@ -104,7 +104,7 @@ def test_memory_budget_is_under_pressure_from_a_rejection_until_its_limit_recove
     assert not room.is_pressed
 
 
-def test_unacked_publishes_count_as_late_above_half_of_the_limit_until_below_a_quarter() -> None:
+def test_ack_delay_above_half_of_the_limit_counts_as_overload_until_below_a_quarter() -> None:
     made, late_ns = AckDelay(), 1000 * MS
     at_ns = 10_000 * MS
     waits = (0, 251, 500, 501, 251, 250, 251, 500, 501)
@@ -122,12 +122,12 @@ def seen_in_a_calm(steps: Iterable[tuple[int, int]]) -> list[bool]:
     return [made.check((at_ms - waited_ms) * MS, at_ms * MS, 1000 * MS, is_pressed=False) for at_ms, waited_ms in steps]
 
 
-def test_unacked_publishes_without_memory_pressure_are_late_if_their_queue_advances_but_stays_old() -> None:
+def test_ack_delay_without_memory_pressure_counts_as_overload_if_the_queue_advances_but_stays_old() -> None:
     steps = [(10_000 + 50 * step, 1001) for step in range(9)]
     assert seen_in_a_calm(steps) == [False] * 7 + [True] * 2, "it moved at 50 for the first time, and more than 250 later again"
 
 
-def test_unacked_publishes_without_memory_pressure_are_not_late_while_a_follower_is_dead() -> None:
+def test_ack_delay_without_memory_pressure_is_no_overload_while_a_follower_is_dead() -> None:
     same = [(10_000 + 50 * step, 50 * step) for step in range(200)]
     assert not any(seen_in_a_calm(same)), "the oldest is the same one all the time"
     moved_first = [(9000 + 50 * step, 1001) for step in range(4)] + [
@@ -136,7 +136,7 @@ def test_unacked_publishes_without_memory_pressure_are_not_late_while_a_follower
     assert not any(seen_in_a_calm(moved_first))
 
 
-def test_unacked_publishes_without_memory_pressure_are_not_late_while_a_backlog_drains() -> None:
+def test_ack_delay_without_memory_pressure_is_no_overload_while_a_backlog_drains() -> None:
     """A follower stopped for 3 s. Then the backlog needs 200 ms to become shorter than a second."""
     still = [(10_000 + 50 * step, 50 * step) for step in range(60)]
     drains = [(13_000 + 10 * step, 3000 - 100 * step) for step in range(21)]

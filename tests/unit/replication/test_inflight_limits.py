@@ -87,7 +87,7 @@ def test_leader_above_its_queue_limit_rejects_or_drops_publishes() -> None:
     assert leader.sent() == [do.DropPublishes(token=token, reason=do.RejectReason.OVERLOADED)], "without a lease nobody is told"
 
 
-def test_conditional_publish_at_the_inflight_limit_is_rejected_while_plain_publishes_are_queued() -> None:
+def test_conditional_publish_at_the_inflight_limit_is_rejected_while_other_publishes_are_queued() -> None:
     leader = Stepped("a", SMALL).leads()
     leader.fetch("b", -1)
     for _ in range(4):

@@ -334,7 +334,7 @@ async def test_service_record_feeder_counts_repeated_failures_of_one_record(node
     assert (node.feeder._failing.unit, node.feeder._failing.tries, node.feeder._failing.scanned) == (Unit(8), 1, 9)
 
 
-async def test_service_record_feeder_clears_the_failing_record_after_the_record_is_applied(node: Any) -> None:
+async def test_service_record_feeder_after_applying_a_record_that_failed_clears_its_failure(node: Any) -> None:
     await node.feeder.restart(0)
     node.feeder._failing = what = failing(5)
     applied(node, 5)

@@ -293,13 +293,13 @@ def test_service_endpoint_sends_agreed_snapshot_digests_to_a_service_that_fetche
 
 
 @pytest.mark.parametrize(("leader", "turn"), [("n1", 0), ("n2", 1), ("n3", 1), ("", 1)])
-def test_service_endpoint_order_contains_the_snapshot_turn_of_the_node(world: World, leader: str, turn: int) -> None:
+def test_service_endpoint_instruction_contains_the_snapshot_turn_of_the_node(world: World, leader: str, turn: int) -> None:
     world.replica.state.leader = leader
     world.say(hello())
     assert world.last(pb.JoinLog).turn == turn
 
 
-def test_service_endpoint_order_contains_the_lowest_code_version_of_all_replicas(world: World) -> None:
+def test_service_endpoint_instruction_contains_the_lowest_code_version_of_all_replicas(world: World) -> None:
     def report(node: str, version: int) -> pb.ServiceReport:
         states = [pb.ServiceReport.State(service="bank", position=50, life=3, version=version)]
         return pb.ServiceReport(node=node, stream="s", streamUid="u1", services=states)

@@ -438,7 +438,7 @@ def test_service_outbox_after_a_log_truncation_drops_compared_digests() -> None:
 
 
 # ---- what sessions say in full -----------------------------------------------------------------------------------------------
-def test_service_sessions_order_and_refusal_contain_all_fields() -> None:
+def test_service_sessions_instruction_and_rejection_contain_all_fields() -> None:
     s = sessions()
     view = replace(FOLLOWS, log_start_offset=4, high_watermark=8)
     (tell,) = s.hello(hello(instance=5, position=2), "_INBOX.a", view, 0)

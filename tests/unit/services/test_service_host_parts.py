@@ -270,7 +270,7 @@ async def test_service_host_leadership_ends_when_the_lease_expires(running: Any,
     assert not server._leads()
 
 
-async def test_service_host_passes_an_order_to_record_feeder_and_snapshot_keeper(
+async def test_service_host_passes_an_instruction_to_record_feeder_and_snapshot_keeper(
     running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, bus, _ = running

@@ -54,7 +54,7 @@ def replays(effects: list[Any]) -> list[ServicesReplayed]:
     return [e for e in effects if isinstance(e, ServicesReplayed)]
 
 
-def test_service_sessions_repeat_the_follower_order_until_the_order_changes() -> None:
+def test_service_sessions_repeat_the_follower_instruction_until_it_changes() -> None:
     s = sessions()
     (first,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
     assert (first.role, first.stopPosition, first.streamUid, first.leaseMs) == (pb.SERVICE_FOLLOWER, -1, "u1", 1500)
@@ -95,7 +95,7 @@ def test_service_sessions_promotion_waits_for_each_service() -> None:
     assert replays(s.ack(acked(two, 11), CANDIDATE)) == [ServicesReplayed(10, True)]
 
 
-def test_service_sessions_ignore_an_ack_of_an_earlier_order_or_instance() -> None:
+def test_service_sessions_ignore_an_ack_of_an_earlier_instruction_or_instance() -> None:
     s = sessions("bank")
     (old,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
     (order,) = joined(s.replay(CANDIDATE, 0))
@@ -408,7 +408,7 @@ def test_service_sessions_next_promotion_waits_for_a_service_that_replayed_in_ti
     assert {report["service"]: report["excused"] for report in s.report(9)} == {"a": False, "b": True}
 
 
-def test_service_sessions_in_a_new_epoch_send_a_new_order_for_an_equal_role() -> None:
+def test_service_sessions_in_a_new_epoch_send_a_new_instruction_for_an_equal_role() -> None:
     s = sessions()
     (first,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
     assert s.role_changed(FOLLOWS) == []
@@ -443,7 +443,7 @@ def test_service_sessions_keep_a_bounded_number_of_ended_services() -> None:
     assert [g["service"] for g in s.missing_services(9, 0)] == [f"s{number}" for number in range(2, MAX_SERVICES + 2)]
 
 
-def test_service_sessions_ack_of_an_order_without_stop_position_does_not_complete_the_replay() -> None:
+def test_service_sessions_ack_of_an_instruction_without_stop_position_does_not_complete_the_replay() -> None:
     s = sessions()
     (order,) = joined(s.hello(hello(), "_INBOX.a", replace(FOLLOWS, leader_epoch=2), 0))
     s.ack(acked(order, 10), replace(FOLLOWS, leader_epoch=2))
@@ -451,7 +451,7 @@ def test_service_sessions_ack_of_an_order_without_stop_position_does_not_complet
     assert (again.role, again.stopPosition) == (pb.SERVICE_FOLLOWER, 10), "it has replayed nothing for this epoch"
 
 
-def test_service_sessions_send_no_refusal_to_a_leaving_service() -> None:
+def test_service_sessions_send_no_rejection_to_a_service_that_stops() -> None:
     s = sessions()
     assert s.hello(hello("no name!", leaving=True), "_INBOX.a", FOLLOWS, 0) == []
     assert s.hello(hello(leaving=True), "_INBOX.a", FOLLOWS, 0) == []

@@ -88,7 +88,7 @@ async def test_connection_buffers_acks_up_to_a_bound_and_counts_the_dropped_acks
     assert (sending.stats["out_msgs"], sending.stats["out_bytes"]) == (6, 2 * bound)
 
 
-async def test_connection_has_room_only_if_a_message_of_max_payload_fits_into_its_buffer(sending: Any) -> None:
+async def test_connection_accepts_data_only_if_a_message_of_max_payload_fits_into_its_buffer(sending: Any) -> None:
     sending.waiting = 4000
     assert sending.has_room
     sending.waiting = 4001

@@ -266,7 +266,9 @@ STREAM = b"".join(
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2, 3, 7, 61, 250, 4096, len(STREAM)])
-async def test_ingest_parser_in_overload_delivers_requests_and_counts_dropped_plain_messages(chunk_bytes: int) -> None:
+async def test_ingest_parser_in_overload_delivers_requests_and_counts_dropped_messages_without_reply_subject(
+    chunk_bytes: int,
+) -> None:
     connection = Connection()
     got: list[bytes] = []
     counted = {1: 0, 2: 0}

@@ -147,7 +147,7 @@ def test_ingest_parser_in_overload_waits_for_the_rest_of_a_message() -> None:
         assert made.parser._needed_bytes == (len(ASKS) if cut >= ASKS.index(b"\n") + 1 else 0)
 
 
-def test_ingest_parser_in_overload_delivers_consecutive_envelopes_and_rejects_the_next_plain_request() -> None:
+def test_ingest_parser_in_overload_delivers_consecutive_envelopes_and_rejects_the_next_request_without_envelope() -> None:
     made = OverloadedParser()
     enveloped = b"MSG ev 1 _INBOX.r %d\r\n%b\r\n" % (len(MAGIC), MAGIC)
     calls: list[int] = []
@@ -314,7 +314,9 @@ def _waits_for_its_commit(bench: OverloadedIngest) -> None:
 
 
 @pytest.mark.parametrize("why", [_is_late, _has_no_room, _many_wait, _much_waits, _waits_for_its_commit])
-def test_overload_rejects_publishes_while_the_node_is_late_or_a_queue_is_full(why: Callable[[OverloadedIngest], None]) -> None:
+def test_overload_rejects_publishes_while_the_queue_delay_is_above_its_limit_or_a_queue_is_full(
+    why: Callable[[OverloadedIngest], None],
+) -> None:
     bench = OverloadedIngest()
     door = bench.ingest._overload
     assert not door.refuses()
@@ -340,7 +342,7 @@ def test_overload_rejects_publishes_for_slow_commits_only_under_memory_pressure(
     assert not door.refuses()
 
 
-def test_overload_rejects_publishes_for_late_acks_even_without_memory_pressure() -> None:
+def test_overload_with_acks_above_the_delay_limit_rejects_publishes_even_without_memory_pressure() -> None:
     """At the start of a flood the queue is before the commit, and few bytes wait unread."""
     bench = OverloadedIngest()
     door = bench.ingest._overload

@@ -418,7 +418,7 @@ def test_role_permissions_equal_the_subjects_of_its_table_rows() -> None:
 
 
 # ---- numbers -----------------------------------------------------------------------------------------------------------------
-def test_strict_json_rejects_numbers_that_are_not_plain_integers() -> None:
+def test_strict_json_rejects_numbers_that_are_not_integers() -> None:
     assert [whole_number(n, 0, 3) for n in (0, 3)] == [0, 3]
     for wrong in (-1, 4, True, False, 1.0, "1", None):
         with pytest.raises(ValueError, match="not a whole number"):
