@@ -77,7 +77,7 @@ class QueryServer:
         self._machine = machine
         self._hears = hears
         self._caught_up = caught_up
-        self._desk = PendingQueries()
+        self._pending = PendingQueries()
         self.answered_count = 0
         self.refused_count = 0
         """Number of rejected queries, including those on which ``on_query`` raised an error."""
@@ -99,7 +99,7 @@ class QueryServer:
     @property
     def waiting_count(self) -> int:
         """Number of queries that wait for their answer."""
-        return len(self._desk)
+        return len(self._pending)
 
     def wake(self) -> None:
         """Check now which queries can be answered, and whether the state has still caught up."""
@@ -119,7 +119,7 @@ class QueryServer:
             finally:
                 with contextlib.suppress(Exception):
                     await subscription.unsubscribe()
-            for query in self._desk.pop_expired(math.inf):
+            for query in self._pending.pop_expired(math.inf):
                 await self._refuse(query.reply, QueryRejectedError(why))
 
     async def _message_arrived(self, message: Any) -> None:
@@ -130,7 +130,7 @@ class QueryServer:
         except QueryFailedError as error:
             await self._refuse(message.reply, error)
             return
-        if not self._desk.try_add(Query(message.data, message.reply, time.monotonic(), at_least)):
+        if not self._pending.try_add(Query(message.data, message.reply, time.monotonic(), at_least)):
             await self._refuse(
                 message.reply, QueryRejectedError("Too many queries wait on this node. Retry later, or query fewer at a time.")
             )
@@ -143,17 +143,17 @@ class QueryServer:
         try:
             while True:
                 if placing is None or placing.done():
-                    queries = self._desk.without_position()
+                    queries = self._pending.without_position()
                     placing = asyncio.create_task(self._place(queries)) if queries else None
                 await self._answer_ready()
-                expired = self._desk.pop_expired(time.monotonic())
+                expired = self._pending.pop_expired(time.monotonic())
                 for query in expired:
                     await self._refuse(query.reply, QueryRejectedError(_BEHIND))
                 if expired:
                     return _BEHIND
                 if not self._hears():
                     return f"nothing is heard from node {self._settings.node}, which feeds the state here"
-                if not len(self._desk):
+                if not len(self._pending):
                     self._arrival.clear()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(_IDLE_LOOK_S):
@@ -171,9 +171,9 @@ class QueryServer:
         await self._count_partitions()
         try:
             bounds = await self._client.bounds(self._settings.stream, self._settings.partition, options=_ASKING)
-            self._desk.set_position(queries, bounds.end_offset)
+            self._pending.set_position(queries, bounds.end_offset)
         except LiftError as error:
-            for query in self._desk.drop(queries):
+            for query in self._pending.drop(queries):
                 await self._refuse(
                     query.reply,
                     QueryRejectedError(
@@ -185,7 +185,7 @@ class QueryServer:
     async def _answer_ready(self) -> None:
         machine = self._machine()
         if machine is not None and not machine.failed:  # otherwise the machine is being restored, and the queries wait for that
-            for query in self._desk.ready(machine.position):
+            for query in self._pending.ready(machine.position):
                 await self._answer_one(machine, query)
 
     async def _answer_one(self, machine: ServiceMachine, query: Query) -> None:

@@ -7,7 +7,7 @@ and its later answers are fenced. A failover replays nothing. This module starts
 new replica on this node, and ends it when the replica leaves. It restarts a failed coordinator, later each time, while
 the node continues.
 
-The messages between a coordinator and its node, and its reads, do not use NATS (``ServiceDesk.process_local``), so an idle
+The messages between a coordinator and its node, and its reads, do not use NATS (``ServiceHandler.process_local``), so an idle
 coordinator costs next to nothing. Everything else goes over NATS, on one connection for all coordinators. Requests of
 members may delay replication by at most ``STEP_S`` at once, because both run on one event loop.
 

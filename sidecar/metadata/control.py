@@ -1,4 +1,4 @@
-"""ControlDesk: receives the control requests of nodes, operators and clients, each kind of sender on its own subject.
+"""ControlHandler: receives the control requests of nodes, operators and clients, each kind of sender on its own subject.
 
 ``liftpy.core.metadata.controller.admission`` has the checks that each request must pass.
 """

@@ -124,7 +124,7 @@ class RaftMember(MetadataGroup):
             connection, subjects, self._member, log, self._driver, self._feed, self._catch_up, self._transfer
         )
         self._forwarder = Forwarder(connection, subjects, node_id)
-        self._desk = ControlHandler(
+        self._handler = ControlHandler(
             connection,
             subjects,
             is_inbox,
@@ -147,7 +147,7 @@ class RaftMember(MetadataGroup):
         elif old == _LEADER:
             logger.info("%s no longer leads the metadata group", self.node_id)
             self._member.resign()
-        self._desk.follow_leadership()
+        self._handler.follow_leadership()
 
     # ---- every tick ----------------------------------------------------------------------------------------------------
     def _send(self, receiver: str, frame: bytes) -> None:
@@ -230,7 +230,7 @@ class RaftMember(MetadataGroup):
     @property
     def counters(self) -> dict[str, int]:
         """Numbers of problems and other occurrences on this controller, such as rejected messages and stale frames, by kind."""
-        found: Counter[str] = self._log.transport.sessions.counters + self._outgoing.counters + self._desk.counters
+        found: Counter[str] = self._log.transport.sessions.counters + self._outgoing.counters + self._handler.counters
         found.update(self._feed.counters + self._member.counters + self._events.counters)
         if self._event_writer is not None:
             found.update(self._event_writer.counters)
@@ -251,7 +251,7 @@ class RaftMember(MetadataGroup):
         inbox = self._subjects.raft_inbox(self.node_id)
         guard = RequestGuard("raft frame", self._outgoing.counters)
         self._listener = self._connection.listen(inbox, guard.handler(self._frame_received))
-        await self._desk.open()
+        await self._handler.open()
         await self._events.open()
         if self._event_writer is not None:
             self._event_writer.start()
@@ -333,7 +333,7 @@ class RaftMember(MetadataGroup):
         if self._listener is not None:
             self._listener.close()
         await self._feed.close()
-        await self._desk.close()
+        await self._handler.close()
         await self._events.close()
         await self._orders.close()
         try:

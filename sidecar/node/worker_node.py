@@ -52,7 +52,7 @@ _FINISH_S = 1.0
 
 
 class _WorkerStatusHandler(StatusHandler):
-    """Status desk of a worker. It answers no requests itself, because the first process of the node answers for all processes."""
+    """Status handler of a worker. It answers no requests itself, because the first process of the node answers for all processes."""
 
     def __init__(self, settings: NodeSettings, counters: Counter[str], sampled: Callable[[Said], None]) -> None:
         super().__init__(settings, counters)

@@ -424,16 +424,16 @@ class StatusHandler:
 class NodeStatusRequester:
     """Sends status requests to nodes. It answers requests to its own node without NATS (implements ``NodesAsker``)."""
 
-    def __init__(self, own: str, bus: BusConnection, subjects: Subjects, desk: StatusHandler) -> None:
+    def __init__(self, own: str, bus: BusConnection, subjects: Subjects, handler: StatusHandler) -> None:
         self._own = own
         self._bus = bus
         self._subjects = subjects
-        self._desk = desk
+        self._handler = handler
 
     async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
         """Send the question ``asked`` to a node, and return its answer as decoded JSON. Raises LiftError."""
         if node == self._own:
-            return object_of(node, await self._desk.answer(asked))
+            return object_of(node, await self._handler.answer(asked))
         try:
             answer = await self._bus.request(self._subjects.status(check_name(node, "node")), asked, timeout=timeout_s)
         except (nats.errors.Error, OSError, TimeoutError) as error:
@@ -442,7 +442,7 @@ class NodeStatusRequester:
 
     async def node_ids(self) -> list[str]:
         """Return the ids of all nodes that the image of this node has."""
-        reporter = self._desk.reporter
+        reporter = self._handler.reporter
         return sorted(reporter.group.image.nodes) if reporter is not None else []
 
 

@@ -65,9 +65,9 @@ class _Unknown:
 
 def _removed(data: bytes) -> dict[str, Any]:
     """What is answered to whoever asks to remove directories."""
-    desk: Any = status_desk.StatusHandler.__new__(status_desk.StatusHandler)
-    desk.unknown = _Unknown()
-    asking = desk._remove_data(data)
+    handler: Any = status_desk.StatusHandler.__new__(status_desk.StatusHandler)
+    handler.unknown = _Unknown()
+    asking = handler._remove_data(data)
     try:
         asking.send(None)
     except StopIteration as end:
@@ -78,25 +78,25 @@ def _removed(data: bytes) -> dict[str, Any]:
 
 
 def _desk_with_events() -> Any:
-    desk: Any = status_desk.StatusHandler.__new__(status_desk.StatusHandler)
-    desk.events = NodeEvents("n1", lambda: 9, lambda: 7)
-    return desk
+    handler: Any = status_desk.StatusHandler.__new__(status_desk.StatusHandler)
+    handler.events = NodeEvents("n1", lambda: 9, lambda: 7)
+    return handler
 
 
 def _node_events(data: bytes) -> dict[str, Any] | None:
     """The events of a node that an operator asks for."""
-    desk = _desk_with_events()
-    desk.events.add("records_read", detail="a query")
-    answer: dict[str, Any] | None = desk.node_events_answer(data)
+    handler = _desk_with_events()
+    handler.events.add("records_read", detail="a query")
+    answer: dict[str, Any] | None = handler.node_events_answer(data)
     json.dumps(answer).encode()
     return answer
 
 
 def _records_read(data: bytes) -> dict[str, Any] | None:
     """The event of a person who reads records, as an operator is shown it."""
-    desk = _desk_with_events()
-    answer: dict[str, Any] | None = desk.records_read_answer(data)
-    shown = desk.events.after(-1, 0, 9)
+    handler = _desk_with_events()
+    answer: dict[str, Any] | None = handler.records_read_answer(data)
+    shown = handler.events.after(-1, 0, 9)
     assert len(shown["events"]) == (answer is not None)
     assert len(json.dumps(shown)) < 16_000
     return answer

@@ -131,7 +131,7 @@ def put_back_times(replica: Replica) -> None:
         return
     if not isinstance(role, LeaderRole | CandidateRole):
         return
-    for progress in role.desk.followers.values():
+    for progress in role.handler.followers.values():
         progress.caught_up_ns = progress.last_fetch_ns = progress.last_asked_ns = progress.last_request_ns = NOW
         progress.mark_ns, progress.progressed_ns, progress.told_high_watermark = NOW, 0, -2
         progress.doubted_ns, progress.owed_ns = None, 0
@@ -212,7 +212,7 @@ class Cells:
                 if isinstance(role, FollowerRole):
                     ids |= {(cell.name, role._request_id), (cell.name, role._idle_request_id)}
                 elif isinstance(role, LeaderRole | CandidateRole):
-                    ids |= {(name, progress.last_request_id) for name, progress in role.desk.followers.items()}
+                    ids |= {(name, progress.last_request_id) for name, progress in role.handler.followers.items()}
             found = self._ids[number] = tuple(pair for pair in ids if pair[1])
         return found
 
@@ -228,7 +228,7 @@ class Cells:
                 if isinstance(role, FollowerRole):
                     role._request_id, role._idle_request_id = own[role._request_id], own[role._idle_request_id]
                 elif isinstance(role, LeaderRole | CandidateRole):
-                    for name, progress in role.desk.followers.items():
+                    for name, progress in role.handler.followers.items():
                         progress.last_request_id = {0: 0, **numbers[name]}[progress.last_request_id]
             found = self._renamed[number, key] = self.add(cell)
         return found
@@ -239,12 +239,12 @@ class Cells:
         if found is None:
             cell = STRUCTURE.copy(self[number])
             role = cell.replica._role if cell.replica is not None else None
-            desk = role.desk if isinstance(role, LeaderRole | CandidateRole) else None
+            handler = role.handler if isinstance(role, LeaderRole | CandidateRole) else None
             for name, rid in cell.kept:
-                if (name, rid) in ids and desk is not None:
-                    desk.waiters.forget(name)
+                if (name, rid) in ids and handler is not None:
+                    handler.waiters.forget(name)
             cell.kept = tuple(pair for pair in cell.kept if pair not in ids)
-            for name, progress in desk.followers.items() if desk is not None else ():
+            for name, progress in handler.followers.items() if handler is not None else ():
                 if (name, progress.last_request_id) in ids:
                     progress.last_request_id = 0
             found = self._renamed[number, ids] = self.add(cell)
@@ -273,7 +273,7 @@ def _options(cell: Cell) -> list[tuple[Any, ...]]:
         found.append(("wake",))
     role = replica._role
     if isinstance(role, LeaderRole):
-        found += [("lags", name) for name in sorted(role.desk.followers) if name in replica.state.isr]
+        found += [("lags", name) for name in sorted(role.handler.followers) if name in replica.state.isr]
         if deadlines.is_set(ev.Deadline.ISR_CHANGE):
             found.append(("unanswered",))
     elif isinstance(role, CandidateRole) and deadlines.is_set(ev.Deadline.PROMOTION):
@@ -338,7 +338,7 @@ class Shell:
 
     def _lags(self, follower: str) -> None:
         assert self.cell.replica is not None
-        self.cell.replica._role.desk.followers[follower].caught_up_ns = _LONG_AGO  # type: ignore[attr-defined]
+        self.cell.replica._role.handler.followers[follower].caught_up_ns = _LONG_AGO  # type: ignore[attr-defined]
         self.cell.replica._shared.deadlines._at_ns[ev.Deadline.LAG] = NOW
         self.feed(ev.DeadlineReached(kind=ev.Deadline.LAG))
 

@@ -263,7 +263,7 @@ class Ingest:
         self._log_end_offset = log_end_offset
         self._may = ReplyPolicy(may_refuse, may_refuse_for_now or may_refuse, room, may_leave)
         self._derived = derived
-        self._desk = ProducerRegistry(derived.producers)
+        self._registry = ProducerRegistry(derived.producers)
         self._takes = takes
         self.reader = MessageDecoder(acks.key, subject, policy, inboxes, codec)
         self.counters = IngestCounters(on_drop=on_drop, times=times or PublishTimes())
@@ -439,7 +439,7 @@ class Ingest:
         self._tokens.clear()
         self._pending_ids.clear()
         self._derived.ids.in_hand.hold(0)
-        self._desk.begin()
+        self._registry.begin()
         self._again_count = 0
 
     def _is_full(self) -> bool:
@@ -603,9 +603,9 @@ class Ingest:
         if asked.acked is not None and self._derived.has_lost(*asked.acked):
             self._refuse(publishers, RECORDS_LOST)
             return
-        given = self._desk.ask(asked)
+        given = self._registry.ask(asked)
         if isinstance(given, Finding):
-            self._refuse(publishers, self._desk.why_not(given))
+            self._refuse(publishers, self._registry.why_not(given))
             return
         envelope_of(publishers).producer = given.as_pb
         self._await_stored_ack(StoredId(-1, given.last_offset), publishers)
@@ -618,7 +618,7 @@ class Ingest:
         """
         published, publishers = columns.batch, columns.publishers
         assert published is not None
-        ruling = self._desk.judge(claim, published.columns)
+        ruling = self._registry.judge(claim, published.columns)
         envelope = envelope_of(publishers)
         if ruling.finding is Finding.DUPLICATE:
             self.counters.duplicates += claim.record_count
@@ -629,7 +629,7 @@ class Ingest:
             return None
         if ruling.finding is not Finding.APPEND:
             envelope.producer = client_pb2.ProducerState(nextSequence=ruling.next_sequence)
-            self._refuse(publishers, self._desk.why_not(ruling.finding))
+            self._refuse(publishers, self._registry.why_not(ruling.finding))
             return None
         known = envelope.known_records = ruling.known
         if known:
@@ -648,7 +648,7 @@ class Ingest:
         """
         if columns.claim is None or columns.batch is None:
             return False
-        ruling = self._desk.judge(columns.claim, columns.batch.columns)
+        ruling = self._registry.judge(columns.claim, columns.batch.columns)
         if ruling.finding is Finding.DUPLICATE:
             return True
         if ruling.finding is not Finding.APPEND or not ruling.known:
@@ -663,7 +663,7 @@ class Ingest:
     def _is_known(self, claim: Claim, columns: MessageColumns) -> bool:
         """Return whether some records of a producer's batch are already stored."""
         assert columns.batch is not None
-        return self._desk.judge(claim, columns.batch.columns).known > 0
+        return self._registry.judge(claim, columns.batch.columns).known > 0
 
     def _await_stored_ack(self, stored: StoredId, publishers: Publishers) -> None:
         """Send the ack of the record ``stored`` also to this publisher, which repeated the record.

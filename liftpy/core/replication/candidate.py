@@ -25,7 +25,7 @@ class CandidateRole(ReplicaRole):
 
     def __init__(self, shared: ReplicaContext, now_ns: int) -> None:
         super().__init__(shared, LeaderPhase.LOG_REPLICATION)
-        self.desk = FetchHandler(shared, self.leader_epoch, now_ns)
+        self.handler = FetchHandler(shared, self.leader_epoch, now_ns)
         self._persisted = False
         self._replayed_end_offset = 0  # exclusive: derived state covers the log below it
 
@@ -49,7 +49,7 @@ class CandidateRole(ReplicaRole):
         ``epoch_rose``: True if the partition's Epoch is higher. A finished promotion is then reported again, with the new
         Epoch.
         """
-        self.desk.partition_changed(now_ns)
+        self.handler.partition_changed(now_ns)
         if epoch_rose and self.phase is LeaderPhase.INIT:
             self._report(now_ns, out)  # the last report named the Epoch before
 
@@ -110,19 +110,19 @@ class CandidateRole(ReplicaRole):
         The fetched position is recorded. It has an effect on the high watermark only when this replica leads.
         """
         if self.phase is LeaderPhase.LOG_REPLICATION:
-            self.desk.record_request(event.replica, event.leader_epoch, now_ns)
+            self.handler.record_request(event.replica, event.leader_epoch, now_ns)
             super().fetch_received(event, now_ns, out)
             return
-        reason = self.desk.fetch_received(event, now_ns)
+        reason = self.handler.fetch_received(event, now_ns)
         if reason is not None:
             self.refuse(event.token, reason, out)
-        elif self.desk.answer(event, now_ns, out):
-            self.desk.send_high_watermark(event.replica, out)  # what it needs to know of a candidate is that it is there
+        elif self.handler.answer(event, now_ns, out):
+            self.handler.send_high_watermark(event.replica, out)  # what it needs to know of a candidate is that it is there
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
         """Answer the epoch query of a follower, which compares its log with the candidate's log before it fetches."""
         if self.phase is LeaderPhase.LOG_REPLICATION:
-            self.desk.record_request(event.replica, event.current_epoch, now_ns)
+            self.handler.record_request(event.replica, event.current_epoch, now_ns)
             super().epoch_query_received(event, now_ns, out)
         else:
-            self.desk.epoch_query_received(event, now_ns, out)
+            self.handler.epoch_query_received(event, now_ns, out)

@@ -172,16 +172,16 @@ _RELEASE_BYTES = 1024 * 1024
 class LeaderRole(ReplicaRole):
     """Role of the replica that leads a partition.
 
-    ``desk``: fetch handler of the candidate that becomes the leader, with its followers. None: the role creates a new one.
+    ``handler``: fetch handler of the candidate that becomes the leader, with its followers. None: the role creates a new one.
     """
 
     name = RoleName.LEADER
 
-    def __init__(self, shared: ReplicaContext, now_ns: int, desk: FetchHandler | None = None) -> None:
+    def __init__(self, shared: ReplicaContext, now_ns: int, handler: FetchHandler | None = None) -> None:
         super().__init__(shared, LeaderPhase.REPLAY)
         self.epoch_start_offset = shared.log.log_end_offset
         """Offset of the first record of this LeaderEpoch, inclusive. It is set before anything is appended."""
-        self.desk = desk or FetchHandler(shared, self.leader_epoch, now_ns)
+        self.handler = handler or FetchHandler(shared, self.leader_epoch, now_ns)
         self.isr_change = IsrChange()
         self.flushes = SlowFlushes(shared.config)
         self._stays_until_ns = now_ns + (nanoseconds(shared.config.min_leadership_s) if shared.state.leaderships > 1 else 0)
@@ -192,7 +192,7 @@ class LeaderRole(ReplicaRole):
         self.pausing = PauseEnforcer(shared)
         self._probe_after_ns = nanoseconds(shared.config.follower_ping_delay_s)
         self._lag_interval_ns = nanoseconds(shared.config.max_lag_time_s) // _LAG_CHECKS_PER_LAG_TIME
-        self.was_candidate = desk is not None
+        self.was_candidate = handler is not None
         self._acked_leader_through = shared.log.newest_offset  # inclusive: SendAcks(LEADER) has gone out up to here
         self._acked_all_through = shared.log.newest_offset  # inclusive: who waits for an earlier one's comes as a duplicate
 
@@ -203,7 +203,7 @@ class LeaderRole(ReplicaRole):
         A promoted candidate has already replayed its log. Publishes are accepted after the replay.
         """
         super().enter(now_ns, out)
-        self.desk.partition_changed(now_ns)
+        self.handler.partition_changed(now_ns)
         if self.was_candidate:
             self.to_phase(LeaderPhase.INIT, out)
         else:
@@ -222,7 +222,7 @@ class LeaderRole(ReplicaRole):
         """
         if self.phase is not LeaderPhase.INIT:
             return
-        if self.desk.is_free_to_speak(now_ns):
+        if self.handler.is_free_to_speak(now_ns):
             self.shared.deadlines.cancel(Deadline.PROMOTION, out)
             self._open(now_ns, out)
             self._advance(now_ns, out)
@@ -261,7 +261,7 @@ class LeaderRole(ReplicaRole):
 
         ``epoch_rose``: True if the partition's Epoch is higher, so that no earlier ISR change is open.
         """
-        self.desk.partition_changed(now_ns)
+        self.handler.partition_changed(now_ns)
         self.flushes.keep(self.shared.state.holders)
         if epoch_rose:
             self.isr_change.record_new_epoch()
@@ -334,7 +334,7 @@ class LeaderRole(ReplicaRole):
                 token=event.token, base_offset=base_offset, leader_epoch=self.leader_epoch, timestamp_ns=event.received_wall_ns
             )
         )
-        self.desk.appended(out)
+        self.handler.appended(out)
 
     def _release(self, out: Effects) -> None:
         """Append delayed publishes in their order, up to the limit of uncommitted bytes."""
@@ -359,7 +359,7 @@ class LeaderRole(ReplicaRole):
         have stored the rejected message.
         """
         settled = self._commits_by_quorum and self.log.high_watermark >= self.epoch_start_offset
-        return self.shared.lease.is_current(now_ns) and (settled or self.desk.heirs_have_joined)
+        return self.shared.lease.is_current(now_ns) and (settled or self.handler.heirs_have_joined)
 
     def may_refuse_for_now(self, now_ns: int) -> bool:
         """Return whether publishers may get a negative ack for a reason of this node only, such as a full queue.
@@ -377,9 +377,9 @@ class LeaderRole(ReplicaRole):
 
     def _advance(self, now_ns: int, out: Effects) -> None:
         """Raise the HW to the offset that the commit policy allows. Then send the acks for committed records."""
-        if not self.desk.is_free_to_speak(now_ns):
+        if not self.handler.is_free_to_speak(now_ns):
             return
-        held, log, positions = self.shared.held, self.log, self.desk.positions()
+        held, log, positions = self.shared.held, self.log, self.handler.positions()
         offset = min(
             new_high_watermark(
                 held.config.commit_policy,
@@ -397,7 +397,7 @@ class LeaderRole(ReplicaRole):
         if offset > log.high_watermark:
             self.shared.raise_high_watermark(min(offset, log.flushed_newest_offset), out)
             self.intake.committed(log.high_watermark)
-            if self.desk.has_stale_followers(now_ns):
+            if self.handler.has_stale_followers(now_ns):
                 self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
         if log.high_watermark < log.flushed_newest_offset and self._probe_after_ns:
             self.shared.deadlines.set_earlier(Deadline.PROBE, now_ns + self._probe_after_ns, out)
@@ -413,7 +413,7 @@ class LeaderRole(ReplicaRole):
             return
         silent = [
             (replica, progress)
-            for replica, progress in self.desk.followers.items()
+            for replica, progress in self.handler.followers.items()
             if replica in state.isr
             and (progress.position is None or progress.position < log.flushed_newest_offset)
             and now_ns - progress.last_fetch_ns >= self._probe_after_ns
@@ -430,7 +430,7 @@ class LeaderRole(ReplicaRole):
 
         Ignore the report if the follower has fetched since it was requested.
         """
-        progress = self.desk.followers.get(event.replica)
+        progress = self.handler.followers.get(event.replica)
         if progress is None or not progress.probed:
             return
         progress.absences += 1
@@ -458,19 +458,19 @@ class LeaderRole(ReplicaRole):
 
         An invalid fetch is rejected.
         """
-        before = self.desk.newest_offset_of(event.replica)
-        if (reason := self.desk.fetch_received(event, now_ns)) is not None:
+        before = self.handler.newest_offset_of(event.replica)
+        if (reason := self.handler.fetch_received(event, now_ns)) is not None:
             self.refuse(event.token, reason, out)
             self._open_when_free(now_ns, out)
             return
         self._open_when_free(now_ns, out)
-        if event.flush_ns and self.desk.newest_offset_of(event.replica) != before:
+        if event.flush_ns and self.handler.newest_offset_of(event.replica) != before:
             self.flushes.flushed(event.replica, event.flush_ns, now_ns, in_isr=event.replica in self.shared.held.isr)
         self._advance(now_ns, out)
-        if self.desk.answer(event, now_ns, out):
+        if self.handler.answer(event, now_ns, out):
             self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
         self._release(out)
-        lost = not self._commits_by_quorum and isr.has_lost(self.desk.followers[event.replica], self.log.high_watermark)
+        lost = not self._commits_by_quorum and isr.has_lost(self.handler.followers[event.replica], self.log.high_watermark)
         if lost or event.replica not in self.shared.held.isr:
             self._review_isr(now_ns, out)
 
@@ -483,12 +483,12 @@ class LeaderRole(ReplicaRole):
 
         If it does not wait, send nothing. The follower then fetches again.
         """
-        if self.desk.still_waits(event, now_ns):
+        if self.handler.still_waits(event, now_ns):
             out.append(ConfirmQuiet(token=event.token))
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
         """Answer a follower's epoch query with the last offset of the requested epoch in this log."""
-        self.desk.epoch_query_received(event, now_ns, out)
+        self.handler.epoch_query_received(event, now_ns, out)
         self._open_when_free(now_ns, out)
 
     def _want_notice(self, at_ns: int, out: Effects) -> None:
@@ -500,10 +500,10 @@ class LeaderRole(ReplicaRole):
         Followers that have not fetched in this epoch get NewLeadershipTerm. Followers at the log end get the HW, in the answer
         to a waiting fetch or as CommitPosition.
         """
-        log, told = self.log, self.desk.send_high_watermark_to_stale(now_ns - _NOTICE_DELAY_NS, out)
-        if any(self.desk.followers[replica].position is None for replica in told):
+        log, told = self.log, self.handler.send_high_watermark_to_stale(now_ns - _NOTICE_DELAY_NS, out)
+        if any(self.handler.followers[replica].position is None for replica in told):
             self._want_notice(now_ns + nanoseconds(self.shared.config.notice_interval_s), out)
-        if (owed_ns := self.desk.stale_since_ns()) is not None:
+        if (owed_ns := self.handler.stale_since_ns()) is not None:
             self._want_notice(owed_ns + _NOTICE_DELAY_NS, out)
         if told:
             out.append(
@@ -527,7 +527,7 @@ class LeaderRole(ReplicaRole):
         wanted = isr.wanted_isr(
             self.shared.node_id,
             held.isr,
-            self.desk.followers,
+            self.handler.followers,
             self.shared.live,
             high_watermark=self.log.high_watermark,
             epoch_start_offset=self.epoch_start_offset,
@@ -540,7 +540,7 @@ class LeaderRole(ReplicaRole):
             min_isr=held.min_isr,
             slow_disks=slow,
         )
-        followers, high_watermark = self.desk.followers, self.log.high_watermark
+        followers, high_watermark = self.handler.followers, self.log.high_watermark
         heirs = frozenset() if self._commits_by_quorum else held.isr | held.may_lead
         lost = isr.have_lost(followers, heirs, high_watermark)
         evicted = self._may_go(wanted, now_ns)
@@ -575,11 +575,11 @@ class LeaderRole(ReplicaRole):
         """
         state = self.shared.state
         leaving = next_to_go(state, wanted, self.shared.held.min_isr)
-        if not leaving or self.phase is not LeaderPhase.READY or not self.desk.is_free_to_speak(now_ns):
+        if not leaving or self.phase is not LeaderPhase.READY or not self.handler.is_free_to_speak(now_ns):
             return ""
         if leaving == self.shared.node_id or not self._commits_by_quorum:
             return leaving
-        start_offset, positions = self.epoch_start_offset, self.desk.positions()
+        start_offset, positions = self.epoch_start_offset, self.handler.positions()
         return leaving if majority_holds(state, leaving, positions, self.log.high_watermark, start_offset) else ""
 
     def _replicas_after(self, wanted: frozenset[str], evicted: str) -> frozenset[str] | None:
@@ -600,7 +600,7 @@ class LeaderRole(ReplicaRole):
         if now_ns < self._asks_again_ns:
             return
         lag_ns = nanoseconds(self.shared.config.max_lag_time_s)
-        followers, live = self.desk.followers, self.shared.live
+        followers, live = self.handler.followers, self.shared.live
         toward = heir(self.shared.state, (r for r, p in followers.items() if r in live and now_ns - p.caught_up_ns < lag_ns))
         if toward:
             self._asks_again_ns = now_ns + _HAND_OVER_AGAIN_NS
@@ -644,7 +644,7 @@ class LeaderRole(ReplicaRole):
     def _check_lag(self, late_ns: int, now_ns: int, out: Effects) -> None:
         interval_ns = self._lag_interval_ns
         if late_ns > interval_ns:  # this process stood still: their fetches lie in its queues, they are not to blame
-            for progress in self.desk.followers.values():
+            for progress in self.handler.followers.values():
                 progress.caught_up_ns += late_ns
                 progress.last_asked_ns += late_ns
         if unreachable := self._why_unreachable(now_ns):
@@ -662,7 +662,7 @@ class LeaderRole(ReplicaRole):
 
         0: check at every event, because a change is open. Idle partitions therefore need no regular checks.
         """
-        state, log, followers = self.shared.state, self.log, self.desk.followers.values()
+        state, log, followers = self.shared.state, self.log, self.handler.followers.values()
         everything = log.high_watermark == log.newest_offset and len(state.isr) == len(state.replicas) and not state.target
         change = self.isr_change
         if not everything or change.in_flight or change.unsettled or self.shared.data_path_down_ns is not None or not followers:
@@ -698,7 +698,7 @@ class LeaderRole(ReplicaRole):
         members = [replica for replica in state.replicas if replica in state.isr and replica != shared.node_id]
         toward = successor(
             self.flushes.fast(members, now_ns),
-            self.desk.followers,
+            self.handler.followers,
             shared.live,
             needed=len(state.replicas) // 2 + 1 if self._commits_by_quorum else max(shared.held.min_isr, isr.STAY_AT_LEAST),
             now_ns=now_ns,
@@ -730,7 +730,7 @@ class LeaderRole(ReplicaRole):
     def _silent_ns(self, now_ns: int) -> int:
         """Return the time since the last request of any live follower, in nanoseconds. 0: fewer than two followers are live."""
         counted = self.shared.live.keys() & self.shared.state.replicas  # a learner may take its time
-        asked_ns = [p.last_asked_ns for replica, p in self.desk.followers.items() if replica in counted]
+        asked_ns = [p.last_asked_ns for replica, p in self.handler.followers.items() if replica in counted]
         return now_ns - max(asked_ns) if len(asked_ns) > 1 else 0
 
     def _may_be_deaf(self, now_ns: int) -> bool:

@@ -338,7 +338,7 @@ class Replica:
         role, shared = self._role, self._shared
         if not isinstance(role, LeaderRole) or not shared.held.has_standby:
             return ""
-        asked_ns = {replica: progress.last_asked_ns for replica, progress in role.desk.followers.items()}
+        asked_ns = {replica: progress.last_asked_ns for replica, progress in role.handler.followers.items()}
         return standby_successor_of(shared.node_id, shared.held.isr, shared.live, asked_ns)
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
@@ -392,7 +392,7 @@ class Replica:
         if not isinstance(role, LeaderRole):
             return 0, 0, ()
         newest, least, since_ns = self._shared.log.flushed_newest_offset, None, 0
-        for progress in role.desk.followers.values():
+        for progress in role.handler.followers.values():
             position = progress.position
             if position is not None and position < newest:
                 if least is None:
@@ -415,7 +415,7 @@ class Replica:
                 role.flushes.last_ns(replica) / 1e6,
                 role.flushes.is_slow(replica, now_ns),
             )
-            for replica, progress in role.desk.followers.items()
+            for replica, progress in role.handler.followers.items()
         )
 
     # ---- the one way in --------------------------------------------------------------------------------------------
@@ -565,7 +565,7 @@ class Replica:
         if state.status is PartitionStatus.CANDIDATE_FOUND:
             return CandidateRole(shared, now_ns)
         promoted = isinstance(role, CandidateRole) and same_epoch and role.phase is LeaderPhase.INIT
-        return LeaderRole(shared, now_ns, role.desk if promoted and isinstance(role, CandidateRole) else None)
+        return LeaderRole(shared, now_ns, role.handler if promoted and isinstance(role, CandidateRole) else None)
 
     def _become(self, role: ReplicaRole, now_ns: int, out: Effects) -> None:
         if isinstance(role, LeaderRole) and role.was_candidate:

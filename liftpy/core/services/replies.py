@@ -15,7 +15,7 @@ The table has only commands with a reply, and forgets the oldest beyond its limi
 than that is applied again.
 
 Worked example: record 17 is the command c1. The LEADER fails before it answers. The client sends c1 again as record 30.
-The new LEADER has answered 17 from its desk when it was promoted, and answers 30 from the table: the same bytes, one
+The new LEADER has answered 17 from its buffer when it was promoted, and answers 30 from the table: the same bytes, one
 effect.
 """
 

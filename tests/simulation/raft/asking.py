@@ -63,7 +63,7 @@ class Asking:
         )
 
     def _arrived(self, number: int, member: SimMember, sent: bytes) -> None:
-        """As ``ControlDesk``: whoever leads answers; where nobody does, others say what they know."""
+        """As ``ControlHandler``: whoever leads answers; where nobody does, others say what they know."""
         request = pb.ControlRequest.FromString(sent)
         request.sender = self._who
         if not member.log.leads:

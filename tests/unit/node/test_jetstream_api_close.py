@@ -18,10 +18,10 @@ from sidecar.transport.credentials import Keys
 async def test_jetstream_api_closed_during_its_connect_leaves_no_task() -> None:
     settings = NodeSettings("n1", Path("unused"), nats=(f"nats://127.0.0.1:{free_ports(1)[0]}",), jetstream_api="liftpy")
     bus: Any = None  # it listens once it is connected
-    desk = JetStreamHandler(bus, settings, InboxRule(DEFAULT_INBOX_PREFIXES), Counter(), Keys(Credentials()))
+    handler = JetStreamHandler(bus, settings, InboxRule(DEFAULT_INBOX_PREFIXES), Counter(), Keys(Credentials()))
     before = asyncio.all_tasks()
-    desk.open()
+    handler.open()
     (connecting,) = asyncio.all_tasks() - before
     await asyncio.sleep(0)
-    await desk.close()
+    await handler.close()
     assert connecting.done()

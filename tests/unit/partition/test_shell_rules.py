@@ -26,7 +26,7 @@ from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.worker import PartitionWorker
 from sidecar.runtime import clock
 from sidecar.runtime.timers import Timer, Timers
-from tests.scripts.desk import FakeBus
+from tests.scripts.replication_bench import FakeBus
 from tests.unit.partition.shell_parts import KEY, Clocked, worker
 from tests.unit.partition.test_housekeeping_rounds import FakeWorker, FakeWorkers
 from tests.unit.partition.test_replica_manager import RecordingWorker, partitions

@@ -165,8 +165,8 @@ def test_dedup_window_of_an_idle_log_expires_ids_by_the_wall_clock() -> None:
 def test_node_with_full_dedup_memory_rejects_new_producers_and_accepts_known_producers() -> None:
     node = NodeStateMemory(8 * STATE_BYTES)
     producers = Producers(0, 100, 0, node)
-    desk = ProducerRegistry(producers)
-    assert isinstance(desk.ask(ProducerRequest(1, 7)), ProducerGrant)
+    registry = ProducerRegistry(producers)
+    assert isinstance(registry.ask(ProducerRequest(1, 7)), ProducerGrant)
     take(producers, 0, producer=1)
     producers.committed(0)
     given_bytes = node.size_bytes - STATE_BYTES
@@ -174,29 +174,29 @@ def test_node_with_full_dedup_memory_rejects_new_producers_and_accepts_known_pro
     neighbour = Share(node, "ids")
     neighbour.hold(7 * STATE_BYTES - node.size_bytes)
     assert producers.is_full
-    assert desk.ask(ProducerRequest(2, 7)) is Finding.FULL
-    assert len(desk) == 1
+    assert registry.ask(ProducerRequest(2, 7)) is Finding.FULL
+    assert len(registry) == 1
     claim = Claim(1, 0, 1, 1, instance=7)
-    assert desk.judge(claim, COLUMNS).finding is Finding.APPEND
-    unfit = desk.why_not(Finding.FULL)
+    assert registry.judge(claim, COLUMNS).finding is Finding.APPEND
+    unfit = registry.why_not(Finding.FULL)
     assert (unfit.reason, "node_dedup_state_bytes" in unfit.detail, node.refused) == (
         RejectReason.OVERLOADED,
         True,
         {"producers": 1},
     )
     neighbour.hold(node.bound_bytes - TAIL_BYTES - STATE_BYTES - given_bytes + 1)
-    assert desk.judge(claim, COLUMNS).finding is Finding.FULL, "not even what is above HW has room"
-    assert desk.judge(claim, COLUMNS).next_sequence == 1
-    assert desk.judge(Claim(1, 0, 0, 1, instance=7), COLUMNS).finding is Finding.DUPLICATE
+    assert registry.judge(claim, COLUMNS).finding is Finding.FULL, "not even what is above HW has room"
+    assert registry.judge(claim, COLUMNS).next_sequence == 1
+    assert registry.judge(Claim(1, 0, 0, 1, instance=7), COLUMNS).finding is Finding.DUPLICATE
     neighbour.hold(0)
-    desk.begin()
+    registry.begin()
     assert node.size_bytes == STATE_BYTES
 
 
 def test_producer_evicted_for_memory_is_rejected_as_unknown_until_its_expiry() -> None:
     node = NodeStateMemory(2 * STATE_BYTES + TAIL_BYTES)
     producers = Producers(100, 10, 0, node)
-    desk = ProducerRegistry(producers)
+    registry = ProducerRegistry(producers)
     for offset, producer in enumerate((1, 2, 3)):
         take(producers, offset, producer=producer, time=1000 + offset)
         producers.committed(offset)
@@ -205,15 +205,15 @@ def test_producer_evicted_for_memory_is_rejected_as_unknown_until_its_expiry() -
     assert not producers.can_be_whole
     node.bound_bytes = 1 << 20
     assert producers.can_be_whole, "its log would tell"
-    assert desk.ask(ProducerRequest(1, 7)) is Finding.FULL
-    assert "can't be told from a new one" in desk.why_not(Finding.FULL).detail
+    assert registry.ask(ProducerRequest(1, 7)) is Finding.FULL
+    assert "can't be told from a new one" in registry.why_not(Finding.FULL).detail
     take(producers, 3, producer=2, time=1099)
     producers.committed(3)
     assert not producers.is_whole
     take(producers, 4, producer=2, time=1100)
     producers.committed(4)
     assert (producers.is_whole, producers.can_be_whole) == (True, False)
-    assert isinstance(desk.ask(ProducerRequest(1, 7)), ProducerGrant)
+    assert isinstance(registry.ask(ProducerRequest(1, 7)), ProducerGrant)
 
 
 def test_producer_state_without_expiry_is_incomplete_after_an_eviction_until_rebuilt() -> None:

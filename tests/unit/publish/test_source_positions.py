@@ -57,7 +57,7 @@ class Bench:
     end: int = 0
 
     def __post_init__(self) -> None:
-        self.desk = ProducerRegistry(self.producers)
+        self.registry = ProducerRegistry(self.producers)
 
     def publish(
         self,
@@ -118,8 +118,8 @@ def test_producer_with_another_name_or_source_position_than_stored_is_rejected(
     bench.publish(0, at(4, 2), name="me")
     assert bench.state == ("me", at(4, 2))
     assert bench.publish(1, position, epoch=1, name=name).finding is finding
-    bench.desk.begin()
-    asked = bench.desk.ask(ProducerRequest(P, 9, 1, name, position))
+    bench.registry.begin()
+    asked = bench.registry.ask(ProducerRequest(P, 9, 1, name, position))
     if finding is Finding.APPEND:
         assert isinstance(asked, ProducerGrant)
     else:
@@ -137,23 +137,23 @@ def test_producer_with_sequences_may_use_source_positions_only_after_a_reset() -
 
 def test_producers_with_the_same_id_and_other_names_conflict_before_a_record_is_stored() -> None:
     """Two members of a group differ: the one of the later generation continues."""
-    desk = Bench().desk
-    assert desk.ask(ProducerRequest(P, 1, 0, "me")) == ProducerGrant(0, 0, RollingDigest(), False, -1)
-    assert desk.ask(ProducerRequest(P, 2, 0, "you")) is Finding.CONFLICT
-    assert desk.ask(ProducerRequest(P, 3, 0, "me", at(0, 4))) != Finding.CONFLICT
-    assert desk.ask(ProducerRequest(P, 4, 0, "me", at(0, 3))) is Finding.FENCED
-    desk.begin()
-    assert isinstance(desk.ask(ProducerRequest(P, 2, 0, "you")), ProducerGrant), "nothing of the other is in the log"
+    registry = Bench().registry
+    assert registry.ask(ProducerRequest(P, 1, 0, "me")) == ProducerGrant(0, 0, RollingDigest(), False, -1)
+    assert registry.ask(ProducerRequest(P, 2, 0, "you")) is Finding.CONFLICT
+    assert registry.ask(ProducerRequest(P, 3, 0, "me", at(0, 4))) != Finding.CONFLICT
+    assert registry.ask(ProducerRequest(P, 4, 0, "me", at(0, 3))) is Finding.FENCED
+    registry.begin()
+    assert isinstance(registry.ask(ProducerRequest(P, 2, 0, "you")), ProducerGrant), "nothing of the other is in the log"
 
 
 def test_producer_state_response_contains_the_source_position() -> None:
     bench = Bench()
     bench.publish(0, at(4, 2), name="me")
-    given = bench.desk.ask(ProducerRequest(P, 9, 0, "me", at(0, 2)))
+    given = bench.registry.ask(ProducerRequest(P, 9, 0, "me", at(0, 2)))
     assert isinstance(given, ProducerGrant)
     assert (given.position, given.next_sequence) == (at(4, 2), 1)
     assert given.as_pb.position == at(4, 2).message()
-    fresh = Bench().desk.ask(ProducerRequest(P, 9))
+    fresh = Bench().registry.ask(ProducerRequest(P, 9))
     assert isinstance(fresh, ProducerGrant)
     assert not fresh.as_pb.HasField("position")
 
@@ -245,7 +245,7 @@ def test_producer_processes_that_reread_their_source_store_each_record_once_in_o
     def hear(process: int, position: SourcePosition, batch: RecordBatch, digest: RollingDigest) -> None:
         head = batch.header
         claim = Claim(P, head.producer_epoch, head.base_sequence, head.record_count, False, digest, process, "", position)
-        ruling = bench.desk.judge(claim, batch.columns)
+        ruling = bench.registry.judge(claim, batch.columns)
         if ruling.finding is Finding.APPEND:
             assert ruling.known == 0
             told = _new_batch_of(batch)
@@ -254,7 +254,7 @@ def test_producer_processes_that_reread_their_source_store_each_record_once_in_o
             log.append(batch)
 
     for process in range(1, 400):
-        given = bench.desk.ask(ProducerRequest(P, process, 0, "", at(0)))
+        given = bench.registry.ask(ProducerRequest(P, process, 0, "", at(0)))
         assert isinstance(given, ProducerGrant)
         position = -1 if given.position is None else given.position.offset
         if position == source - 1:
@@ -277,7 +277,7 @@ def test_producer_processes_that_reread_their_source_store_each_record_once_in_o
             if rng.random() < 0.3:
                 wire.insert(rng.randrange(len(wire) + 1), sent)
         if rng.random() < 0.2:  # another leads, whose log may be shorter
-            bench.desk.begin()
+            bench.registry.begin()
             for lost in [log.pop() for _ in range(rng.randrange(3)) if log]:
                 bench.end -= lost.record_count
             bench.producers.cut(bench.end)

@@ -186,7 +186,7 @@ def confirms(leader: Stepped, question: ev.QuietFetchReceived, after_s: float = 
 
 def test_combined_fetch_confirmed_by_the_leader_counts_as_a_fetch() -> None:
     leader = leader_with_a_quiet_follower()
-    progress = leader.replica._role.desk.followers["b"]
+    progress = leader.replica._role.handler.followers["b"]
     assert confirms(leader, asked(), after_s=3)
     assert progress.caught_up_ns == progress.last_fetch_ns == progress.last_asked_ns == leader.now_ns
     assert (progress.position, progress.last_request_id) == (2, 80)
@@ -209,7 +209,7 @@ def test_combined_fetch_confirmed_by_the_leader_counts_as_a_fetch() -> None:
 )
 def test_combined_fetch_whose_values_differ_from_the_waiting_fetch_is_not_confirmed(other: dict[str, object]) -> None:
     leader = leader_with_a_quiet_follower()
-    progress = leader.replica._role.desk.followers["b"]
+    progress = leader.replica._role.handler.followers["b"]
     before = progress.caught_up_ns
     assert not confirms(leader, asked(**other), after_s=3)
     assert progress.caught_up_ns == before
@@ -272,7 +272,7 @@ def test_fetch_of_a_follower_after_an_hour_of_combined_fetches_is_accepted() -> 
         assert confirms(leader, asked(), after_s=3)
     leader.fetch("b", 2, request_id=80 + 3600 * S, awaits_more=True)
     assert leader.has(do.KeepFetch)
-    assert leader.replica._role.desk.followers["b"].last_request_id == 80 + 3600 * S
+    assert leader.replica._role.handler.followers["b"].last_request_id == 80 + 3600 * S
 
 
 def test_leader_whose_followers_use_combined_fetches_checks_their_lag_rarely() -> None:

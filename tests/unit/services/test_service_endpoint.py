@@ -57,7 +57,9 @@ class World:
             report_ended=self.ended.append,
         )
         find = {("s", 0): self.services}
-        self.desk = ServiceHandler(bus, Subjects(), "n1", InboxRule(("_INBOX.",)), lambda *name: find.get(name), self.counters)
+        self.handler = ServiceHandler(
+            bus, Subjects(), "n1", InboxRule(("_INBOX.",)), lambda *name: find.get(name), self.counters
+        )
 
     def _send(self, subject: str, pieces: tuple[bytes, ...]) -> None:
         self.sent.append((subject, b"".join(pieces)))
@@ -321,7 +323,7 @@ def test_service_endpoint_instruction_contains_the_lowest_code_version_of_all_re
 async def test_service_endpoint_serves_a_service_in_the_same_process_without_nats(world: World) -> None:
     told: list[Any] = []
     join = pb.ServiceHello(service="groups", stream="s", instance=8, position=10)
-    world.desk.process_local(join, "_INBOX.here", told.append)
+    world.handler.process_local(join, "_INBOX.here", told.append)
     assert told == [], "not while it speaks"
     await asyncio.sleep(0)
     (order,) = told
@@ -335,19 +337,19 @@ async def test_service_endpoint_serves_a_service_in_the_same_process_without_nat
     await asyncio.sleep(0)
     for service, instance, ack_id in (("groups", 8, told[-1].ackId), ("bank", 6, world.last(pb.JoinLog).ackId)):
         ack = pb.ServiceAck(service=service, stream="s", instance=instance, ackId=ack_id, position=10, streamUid="u1")
-        world.desk.process_local(ack, "_INBOX.here", told.append)
+        world.handler.process_local(ack, "_INBOX.here", told.append)
     assert world.fed[-1] == events.ReplayFinished(end_offset=12)
     count = len(told)
-    world.desk.process_local(
+    world.handler.process_local(
         pb.ServiceHello(service="groups", stream="s", instance=8, leaving=True), "_INBOX.here", told.append
     )
     world.become("LEADER", "LEADER_READY", 2)
     await asyncio.sleep(0)
     assert (len(told), world.services._here) == (count, {}), "it hears nothing after its end"
-    world.desk.process_local(pb.ServiceHello(service="groups", stream="t", instance=8), "_INBOX.here", told.append)
+    world.handler.process_local(pb.ServiceHello(service="groups", stream="t", instance=8), "_INBOX.here", told.append)
     await asyncio.sleep(0)
     assert (told[-1].reason, told[-1].instance) == (pb.ServiceRefusal.NO_SUCH_PARTITION, 8)
-    world.desk.process_local(
+    world.handler.process_local(
         pb.ServiceHello(service="groups", stream="t", instance=8, leaving=True), "_INBOX.here", told.append
     )
     await asyncio.sleep(0)

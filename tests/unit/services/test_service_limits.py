@@ -225,19 +225,19 @@ def test_service_log_timers_moved_many_times_do_not_grow_the_heap() -> None:
 
 
 def test_service_pending_queries_have_default_limits_of_number_bytes_and_wait_time() -> None:
-    desk = PendingQueries()
-    assert (desk._max_queries, desk._max_bytes, desk._patience_s) == (1024, 8 * MIB, 2.0)
+    buffer = PendingQueries()
+    assert (buffer._max_queries, buffer._max_bytes, buffer._patience_s) == (1024, 8 * MIB, 2.0)
 
 
 def test_service_answer_table_and_pending_replies_have_default_limits() -> None:
-    table, desk = AnswerTable(), ReplyBuffer()
+    table, buffer = AnswerTable(), ReplyBuffer()
     assert (table._max_answers, table._max_bytes) == (10_000, 4 * MIB)
-    assert (desk._max_replies, desk._max_bytes) == (4096, 8 * MIB)
-    desk.add(Reply(0, "_INBOX.a", b"", at_ns=0, leader_epoch=1))
-    desk.add(Reply(1, "_INBOX.a", b"", at_ns=60 * 10**9, leader_epoch=1))
-    assert len(desk) == 2
-    desk.add(Reply(2, "_INBOX.a", b"", at_ns=60 * 10**9 + 1, leader_epoch=1))
-    assert (len(desk), desk.next(None)) == (2, Reply(1, "_INBOX.a", b"", at_ns=60 * 10**9, leader_epoch=1))
+    assert (buffer._max_replies, buffer._max_bytes) == (4096, 8 * MIB)
+    buffer.add(Reply(0, "_INBOX.a", b"", at_ns=0, leader_epoch=1))
+    buffer.add(Reply(1, "_INBOX.a", b"", at_ns=60 * 10**9, leader_epoch=1))
+    assert len(buffer) == 2
+    buffer.add(Reply(2, "_INBOX.a", b"", at_ns=60 * 10**9 + 1, leader_epoch=1))
+    assert (len(buffer), buffer.next(None)) == (2, Reply(1, "_INBOX.a", b"", at_ns=60 * 10**9, leader_epoch=1))
     assert message_id_of(Record(0, 0, None, b"", (("Nats-Msg-Id", b"x" * 256),), "", None, 1)) == "x" * 256
     assert message_id_of(Record(0, 0, None, b"", (("Nats-Msg-Id", b"x" * 257),), "", None, 1)) == ""
 
@@ -249,12 +249,12 @@ def test_service_answer_table_without_space_drops_the_oldest_answers_and_frees_t
     for name in "abcde":
         table.add(Answer(0, name, b"v"))
     assert [table.get(name) is not None for name in "abcde"] == [False, False, True, True, True]
-    desk = ReplyBuffer(max_replies=10, max_bytes=3 * (64 + 9 + 1))
+    buffer = ReplyBuffer(max_replies=10, max_bytes=3 * (64 + 9 + 1))
     for offset in range(5):
-        desk.add(Reply(offset, "_INBOX.a1", b"v", leader_epoch=1))
-    assert (len(desk), desk._kept_bytes) == (3, 3 * 74)
-    desk.restart()
-    assert (len(desk), desk._kept_bytes) == (0, 0)
+        buffer.add(Reply(offset, "_INBOX.a1", b"v", leader_epoch=1))
+    assert (len(buffer), buffer._kept_bytes) == (3, 3 * 74)
+    buffer.restart()
+    assert (len(buffer), buffer._kept_bytes) == (0, 0)
 
 
 def test_service_machine_with_a_full_outbox_blocks_only_the_leader() -> None:

@@ -27,41 +27,41 @@ def query(body: bytes = b"q", position: int | None = None, at_s: float = 0.0) ->
     return Query(body, "reply", at_s, position)
 
 
-# ---- the desk --------------------------------------------------------------------------------------------------------
+# ---- the pending --------------------------------------------------------------------------------------------------------
 def test_service_pending_query_waits_for_the_high_watermark_at_its_arrival() -> None:
-    desk, early, late = PendingQueries(), query(), query()
-    assert desk.try_add(early)
-    asked = desk.without_position()
-    assert desk.try_add(late), "it came after the question had left"
-    desk.set_position(asked, 7)
-    assert desk.without_position() == [late]
-    assert desk.ready(6) == []
-    assert desk.ready(7) == [early]
-    assert desk.ready(100) == [], "nobody has said how far the log was when the late one came"
-    assert len(desk) == 1
+    pending, early, late = PendingQueries(), query(), query()
+    assert pending.try_add(early)
+    asked = pending.without_position()
+    assert pending.try_add(late), "it came after the question had left"
+    pending.set_position(asked, 7)
+    assert pending.without_position() == [late]
+    assert pending.ready(6) == []
+    assert pending.ready(7) == [early]
+    assert pending.ready(100) == [], "nobody has said how far the log was when the late one came"
+    assert len(pending) == 1
 
 
 def test_service_pending_query_with_a_position_needs_no_leader() -> None:
-    desk, one = PendingQueries(), query(position=3)
-    assert desk.try_add(one)
-    assert desk.without_position() == []
-    assert desk.ready(2) == []
-    assert desk.ready(3) == [one]
-    assert not len(desk)
+    pending, one = PendingQueries(), query(position=3)
+    assert pending.try_add(one)
+    assert pending.without_position() == []
+    assert pending.ready(2) == []
+    assert pending.ready(3) == [one]
+    assert not len(pending)
 
 
 def test_service_pending_queries_are_limited_in_number_bytes_and_wait_time() -> None:
-    desk = PendingQueries(max_queries=2, max_bytes=10, patience_s=2.0)
+    pending = PendingQueries(max_queries=2, max_bytes=10, patience_s=2.0)
     first, second = query(b"12345", at_s=1.0), query(b"12345", at_s=1.5)
-    assert desk.try_add(first)
-    assert desk.try_add(second)
-    assert not desk.try_add(query(b""))
-    assert desk.pop_expired(2.9) == []
-    assert desk.pop_expired(3.0) == [first]
-    assert not desk.try_add(query(b"123456", at_s=3.0))
-    assert desk.try_add(query(b"12345", at_s=3.0))
-    assert desk.drop([first, second]) == [second]
-    assert desk.try_add(query(b"12345", at_s=3.0)), "what is gone takes no room"
+    assert pending.try_add(first)
+    assert pending.try_add(second)
+    assert not pending.try_add(query(b""))
+    assert pending.pop_expired(2.9) == []
+    assert pending.pop_expired(3.0) == [first]
+    assert not pending.try_add(query(b"123456", at_s=3.0))
+    assert pending.try_add(query(b"12345", at_s=3.0))
+    assert pending.drop([first, second]) == [second]
+    assert pending.try_add(query(b"12345", at_s=3.0)), "what is gone takes no room"
 
 
 @pytest.mark.parametrize(("header", "position"), [(None, None), ("0", 0), ("41", 41), ("9" * 19, int("9" * 19))])

@@ -157,14 +157,14 @@ def test_raft_member_log_status_of_a_follower_has_the_leader_and_its_own_positio
 async def test_raft_member_control_endpoint_reads_known_nodes_and_leadership_from_the_member(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk = made.member._desk
-    assert not desk._is_known("d1")
+    handler = made.member._handler
+    assert not handler._is_known("d1")
     made.log.fsm.image = replace(made.log.fsm.image, nodes={"d1": None})  # type: ignore[dict-item]
-    assert desk._is_known("d1")
-    assert not desk._is_known("d2")
-    assert not desk._leads()
+    assert handler._is_known("d1")
+    assert not handler._is_known("d2")
+    assert not handler._leads()
     made.log.core._SyncObj__raftState = 2
-    assert desk._leads()
+    assert handler._leads()
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -212,7 +212,7 @@ async def test_metadata_thread_barrier_returns_after_watchers_received_its_image
     assert shown[1:] == [(9, 9)], "another image, of which the same is known"
 
 
-# ---- the desk --------------------------------------------------------------------------------------------------------------
+# ---- the handler --------------------------------------------------------------------------------------------------------------
 def test_request_rate_limit_refills_with_time_up_to_its_maximum() -> None:
     allowance = RequestRateLimit(per_s=2, at_once=3)
     assert [allowance.try_acquire(0) for _ in range(4)] == [True, True, True, False]

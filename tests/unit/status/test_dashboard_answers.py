@@ -279,7 +279,7 @@ async def test_status_scan_of_many_partitions_yields_to_the_event_loop_every_2_m
 
 async def test_dashboard_answer_is_computed_at_most_four_times_per_second_for_all_waiting_requests() -> None:
     now, made, heard = [100.0], [], []
-    desk = AnswerRateLimit(lambda: now[0])
+    handler = AnswerRateLimit(lambda: now[0])
 
     def make(name: str) -> Any:
         async def work() -> bytes:
@@ -289,7 +289,7 @@ async def test_dashboard_answer_is_computed_at_most_four_times_per_second_for_al
         return work
 
     def ask(name: str) -> None:
-        desk.ask(name.encode(), make(name), heard.append)
+        handler.ask(name.encode(), make(name), heard.append)
 
     async def until(count: int) -> None:
         async with asyncio.timeout(10):
@@ -360,7 +360,7 @@ async def test_dashboard_answers_limit_waiting_requests_and_are_computed_again_a
     unheard: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: unheard.append(context))
     now, made, heard = [100.0], [], []
-    desk = AnswerRateLimit(lambda: now[0])
+    handler = AnswerRateLimit(lambda: now[0])
 
     def ask(name: str) -> None:
         async def work() -> bytes:
@@ -369,16 +369,16 @@ async def test_dashboard_answers_limit_waiting_requests_and_are_computed_again_a
                 raise KeyError("the stream was deleted meanwhile")
             return name.encode()
 
-        desk.ask(name.encode(), work, heard.append)
+        handler.ask(name.encode(), work, heard.append)
 
     for number in range(9):
         ask(f"q{number}")
     async with asyncio.timeout(10):
-        while desk._works:
+        while handler._works:
             now[0] += 1
             await asyncio.sleep(0)
     assert made == [f"q{number}" for number in range(6)], "who asks beyond hears nothing"
-    assert (len(heard), len(desk._kept), unheard) == (5, 3, [])
+    assert (len(heard), len(handler._kept), unheard) == (5, 3, [])
     now[0] += 60
     ask("later")
     async with asyncio.timeout(10):

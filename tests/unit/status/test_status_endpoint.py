@@ -292,12 +292,12 @@ def test_status_presence_request_before_a_report_exists_is_answered(asked: Any) 
 
 
 async def test_status_settings_reload_request_with_another_payload_or_reply_subject_is_ignored(asked: Any) -> None:
-    bus, desk, _ = asked
+    bus, handler, _ = asked
 
     async def on_reload() -> dict[str, Any]:
         return {"applied": ["log_level"], "wait": []}
 
-    desk.on_reload = on_reload
+    handler.on_reload = on_reload
 
     async def told(reply: bytes, payload: bytes) -> Any:
         bus.sent.clear()

@@ -1,4 +1,4 @@
-"""Desk: the NATS side of one partition's leader, for scripts about what the simulated network has no layer for.
+"""ReplicationBench: the NATS side of one partition's leader, for scripts about what the simulated network has no layer for.
 
 The shipped ``Ingest``, ``PendingAcks``, ``ReplicationHandler`` and ``ReadSubjects`` over a real ``Log`` in memory; the bus is
 a list of what would be sent, and the core is a stand-in that appends at once and commits when the script says so.
@@ -107,7 +107,7 @@ class FakeListener:
     leave = close
 
 
-class Desk:
+class ReplicationBench:
     """``uid``: of the stream. ``may_refuse``: whether the leader's lease is current. Has to be made on an event loop."""
 
     def __init__(self, bus: FakeBus | None = None, *, uid: str = "uid-1", may_refuse: bool = True, **config: Any) -> None:
@@ -183,19 +183,19 @@ class _Source:
 
     compacted, leads, may_serve, leader, leader_epoch = False, True, True, "n1", EPOCH
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, bench: ReplicationBench) -> None:
+        self._handler = bench
 
     @property
     def log(self) -> Log:
-        return self._desk.log
+        return self._handler.log
 
     @property
     def high_watermark(self) -> int:
-        return self._desk.log.high_watermark
+        return self._handler.log.high_watermark
 
     def may_answer_latest(self, now_ns: int) -> bool:
         return True
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        return self._desk.judgement
+        return self._handler.judgement
