@@ -279,7 +279,7 @@ class Producer:
         return min(found.pop(), self.partitions) if found else self.partitions
 
     @property
-    def skipped_records(self) -> int:
+    def left_out(self) -> int:
         """Number of records of the round that were not sent, because they were stored before."""
         return sum(course.repeat.passed for course in self._courses)
 

@@ -400,7 +400,7 @@ class SyncProducer(_SyncContextManager[Producer]):
     resends = _Attribute[int](Producer.resends)
     begin_after = _Attribute[int](Producer.begin_after)
     round_partitions = _Attribute[int](Producer.round_partitions)
-    left_out = _Attribute[int](Producer.skipped_records)
+    left_out = _Attribute[int](Producer.left_out)
     next_sequence = _calling(Producer.next_sequence)
     send = _waiting_as(SyncReceipt[PublishAck], Producer.send)
     send_many = _waiting_as(SyncReceipt[list[ManyAck]], Producer.send_many)

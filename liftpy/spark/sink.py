@@ -470,7 +470,7 @@ async def send_round(
                 await sender.send(in_order(own) if options.by_content else own, producer.round_partitions)
             await producer.end_round()
             ranges = await sender.ranges()
-        sent = WriteResult(sent.rows + sender.rows, sent.known + producer.skipped_records, (*sent.ranges, *ranges))
+        sent = WriteResult(sent.rows + sender.rows, sent.known + producer.left_out, (*sent.ranges, *ranges))
     return sent
 
 

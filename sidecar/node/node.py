@@ -153,7 +153,7 @@ class Node:
         self._folder: DataDirectory | None = None
         self._identity: NodeFile | None = None
         self._memory = PublishMemory(settings, self.share.of)
-        self._drops = Drops()
+        self._drops, self._timers = Drops(), Timers()
         self._links: NodeConnections | None = None
         self._thread: GroupThread | None = None
         self._membership: Membership | None = None
@@ -163,7 +163,6 @@ class Node:
         self._quiet: FetchCombiner | None = None
         self._housekeeping: Housekeeping | None = None
         self._scrub: Scrub | None = None
-        self._timers = Timers()
         self._flush_times = NodeFlushTimes(self.counters, self.instruments.flushes)
         self._flush_place = FlushScheduler()
         self._flush_beside = FlushThread(self._flush_place)
@@ -174,7 +173,7 @@ class Node:
             settings.data / "groups",
             self.counters,
             self._reads_of,
-            self._pass_service_message,
+            self._pass_message,
             self.share,
             self._bounds,
             self._keys,
@@ -213,7 +212,7 @@ class Node:
             self.settings.nats, self.subjects, self.settings.node_id, credentials, works=links is not None and links.are_up
         )
 
-    def _pass_service_message(self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, told: Told) -> None:
+    def _pass_message(self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, told: Told) -> None:
         """Pass a message of a replicated service, which runs in this process, to the node.
 
         ``told``: function that receives the answer. The message gets no answer before the partitions are open.

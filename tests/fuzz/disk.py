@@ -280,7 +280,7 @@ def decoders() -> list[Decoder]:
             s,
             lambda f: b"LFPJ\1\0\0\0" + epoch_promises.encode_promises(f),
             _mend_promises,
-            covers=("liftpy.core.log.epoch_promises:decode_promises", "liftpy.core.log.epoch_promises:_take"),
+            covers=("liftpy.core.log.epoch_promises:decode_promises", "liftpy.core.log.epoch_promises:_add_promises"),
         ),
         Decoder(
             "service effects",

@@ -188,7 +188,7 @@ def pieces_of_any_batch() -> Patches:
         self.forget()
         return whole
 
-    return [method(Assembly, "take", take)]
+    return [method(Assembly, "add_piece", take)]
 
 
 def poison_raises() -> Patches:

@@ -307,7 +307,7 @@ def replay_share(plan: ReplayPlan, tasks: int, share: ReplayShare) -> ShareDone:
         try:
             records = _send(link, producer, plan, share, options, plan.rate / tasks)
             link.call(producer.end_round(), 4 * _PATIENCE_S)
-            known = producer.skipped_records
+            known = producer.left_out
         finally:
             link.call(producer.close(), 4 * _PATIENCE_S)
     return ShareDone(planned.stream, planned.partition, planned.start_offset, planned.end_offset, records, known)
@@ -334,7 +334,7 @@ def _send(
             )
             link.call(_send_rows(producer, rows), 4 * _PATIENCE_S + rows.nbytes / _SLOWEST_BYTES_S)
             sent += rows.num_rows
-            time.sleep(pause_s(sent - producer.skipped_records, rate, time.monotonic() - began_s))
+            time.sleep(pause_s(sent - producer.left_out, rate, time.monotonic() - began_s))
     return sent
 
 

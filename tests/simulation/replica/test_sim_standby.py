@@ -45,7 +45,7 @@ WANTED = (
 
 
 def nothing_is_recognised() -> Patches:
-    return [patch.object(NewestRecords, "take", lambda self, key, heard_ns: None)]
+    return [patch.object(NewestRecords, "pop_match", lambda self, key, heard_ns: None)]
 
 
 def what_is_committed_alone_is_recognised() -> Patches:

@@ -448,7 +448,7 @@ def test_top_requests_node_names_until_known_and_then_requests_each_node() -> No
         await looking.poll()
         assert looking.knows_any
         nodes.named = None
-        await looking.look()
+        await looking.poll()
 
     asyncio.run(looked())
     assert nodes.asked == ["n1", "n2", "n1", "n2", "n3"], "n1 names n3"

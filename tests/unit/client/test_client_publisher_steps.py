@@ -58,7 +58,7 @@ class Wire:
         self.posted: list[Any] = []
         self.fails: list[Exception] = []
         self.denied: Any = None
-        self.on_close: Any = None
+        self.close_callback: Any = None
         self.settled = 0
         self.on_settle: Any = lambda: None
         self.reconnected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -78,8 +78,8 @@ class Wire:
         return lambda: setattr(self, "denied", None)
 
     def on_close(self, callback: Any) -> Any:
-        self.on_close = callback
-        return lambda: setattr(self, "on_close", None)
+        self.close_callback = callback
+        return lambda: setattr(self, "close_callback", None)
 
     async def listen(self, subject: str, callback: Any, timeout_s: float) -> Any:
         self.listened.append((subject, timeout_s))

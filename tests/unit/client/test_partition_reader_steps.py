@@ -437,7 +437,7 @@ def test_consumer_with_after_epoch_and_a_start_that_is_no_offset_raises_config_e
 
 
 async def test_read_range_returns_the_records_of_the_planned_range() -> None:
-    reader = a_reader(must_be_usable=lambda: None, tell_of_close=lambda callback: lambda: None)
+    reader = a_reader(must_be_usable=lambda: None, on_close=lambda callback: lambda: None)
     Asked(reader, ([batch(0, 3)], {"hw": 9}), ([batch(3, 4)], {"hw": 9}))
     progress = ReadProgress("s", 0, 1, 5, floor_high_watermark=4)
     assert offsets([piece async for piece in read_range(reader, progress)]) == [1, 2, 3, 4]

@@ -38,7 +38,7 @@ class Log:
             max_payload_bytes=1 << 20,
             counters=Counter(),
             must_be_usable=lambda: None,
-            tell_of_close=lambda callback: lambda: None,
+            on_close=lambda callback: lambda: None,
         )
         self.reader = PartitionReader(transport, Subjects("x"), "s", 0, options)
         self.reader._answer = self.answer  # type: ignore[method-assign]

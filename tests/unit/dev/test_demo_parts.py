@@ -254,7 +254,7 @@ class Watched:
         self.stuck = False
         self.admin = self
 
-    def say(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         self.paces.append(int(line))
 
     async def lines(self) -> AsyncIterator[str]:
@@ -364,7 +364,7 @@ async def test_demo_spark_step_reports_a_result_that_differs_from_the_local_resu
     class Job:
         said: list[str]
 
-        def say(self, line: str) -> None:
+        def write_line(self, line: str) -> None:
             self.said.append(line)
 
         async def expect(self, line: str, timeout_s: float) -> None:

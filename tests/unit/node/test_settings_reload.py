@@ -53,7 +53,7 @@ class Told:
         self.partitions: Any = Held(counts=SimpleNamespace(labels=self.labels), copy_pace=self.pace)
         self.traced: list[str] = []
         self.missing: ConfigError | None = None
-        self.tracing: Any = SimpleNamespace(check=self.check, take_over=self.trace)
+        self.tracing: Any = SimpleNamespace(check=self.check, apply_settings=self.trace)
         self.hosts: list[tuple[str, ...]] = []
         self.preferred: list[float] = []
         self.others: list[NodeSettings] = []

@@ -122,10 +122,10 @@ async def test_replica_manager_passes_heartbeats_to_leaders_only(monkeypatch: py
     held = SimpleNamespace(partition_metadata=lambda partition, quotas, lease_ns: partition)
     monkeypatch.setattr(node, "_find_in_image", lambda key: (held, SimpleNamespace()))
     node.heartbeat_answered(7)
-    node._tell(one)
+    node._update_worker(one)
     assert one.events == ["told", MetadataHeard(sent_ns=7)], "a new leader knows its lease at once"
     one.leads = False
-    node._tell(one)
+    node._update_worker(one)
     assert one.events[2:] == ["told"]
     assert one.key not in node._leading
     node.heartbeat_answered(1 << 62)

@@ -39,7 +39,7 @@ from tests.unit.services.test_service_endpoint import World, hello
 async def test_replica_manager_delivers_no_events_to_partitions_removed_from_the_metadata() -> None:
     one = RecordingWorker(KEY, leads=True)
     node = partitions(one)
-    node._tell(one)
+    node._update_worker(one)
     assert (one.events, node._leading) == ([], {})
 
 
@@ -50,13 +50,13 @@ async def test_replica_manager_passes_the_last_heartbeat_to_a_new_leader() -> No
         SimpleNamespace(partition_metadata=lambda state, quotas, lease_ns: ("held", state)),
         "state",
     )
-    node._tell(one)
+    node._update_worker(one)
     assert (one.events, node._leading) == (["told"], {KEY: one})
     node._heard = events.MetadataHeard(sent_ns=5)
-    node._tell(one)
+    node._update_worker(one)
     assert one.events == ["told", "told", node._heard]
     one.leads = False
-    node._tell(one)
+    node._update_worker(one)
     assert (one.events[3:], node._leading) == (["told"], {})
 
 

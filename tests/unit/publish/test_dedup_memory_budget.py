@@ -33,7 +33,7 @@ BATCH_BYTES = 296
 def take(part: Any, offset: int, *, time: int = 1000, message_id: bytes = b"", producer: int = 0, subject: str = "") -> None:
     numbering = ProducerSequences(producer, 0, 0, COLUMNS) if producer else None
     stored = build_batch([b"v"], base_offset=offset, subjects=[subject]) if subject else b""
-    whole = part._add_batch if isinstance(part, LogState) else part.take
+    whole = part._add_batch if isinstance(part, LogState) else part.add_batch
     whole(NewBatch(offset, offset, time, 1, {offset: message_id} if message_id else {}, numbering, stored))
 
 

@@ -229,13 +229,13 @@ def on_probation(folder: Path, peers: list[Any], **more: Any) -> tuple[Any, Core
 def test_raft_group_first_start_with_only_a_majority_of_controllers_requires_the_operator_option(tmp_path: Path) -> None:
     peers = [peer("b"), peer("c", heard=False)]
     made, core = on_probation(tmp_path, peers)
-    made.look()
+    made.end_if_complete()
     assert (made.over, core.told) == (False, [])
     made, core = on_probation(tmp_path, peers, majority=True)
-    made.look()
+    made.end_if_complete()
     assert (made.over, made.has_been_member, core.told) == (True, True, [0, "flushed", "ends"])
     assert (tmp_path / MARKER).read_bytes() == b"a\n"
-    made.look()
+    made.end_if_complete()
     assert core.told == [0, "flushed", "ends"], "once"
     again, core = on_probation(tmp_path, peers)
     assert (again.over, again.has_been_member, core.on_probation) == (True, True, False)
@@ -245,7 +245,7 @@ def test_raft_group_first_start_sets_the_vote_to_the_highest_term_of_a_peer(tmp_
     peers = [peer("b"), peer("c")]
     peers[0].term, peers[1].term = 6, 4
     made, core = on_probation(tmp_path, peers)
-    made.look()
+    made.end_if_complete()
     assert core.told == [6, "flushed", "ends"]
 
 

@@ -38,7 +38,7 @@ def a_link(name: str, number: int, *, connected: bool = True) -> Any:
         bursts=3,
         cuts=cuts,
         overflow=overflow,
-        left_out=7,
+        dropped_unread=7,
     )
 
 

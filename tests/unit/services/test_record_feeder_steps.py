@@ -91,11 +91,11 @@ async def test_service_record_feeder_rewinds_if_the_record_before_its_snapshot_h
     await node.feeder.restart(0)
     await saved(node, 10)
     await node.feeder.restart(0)
-    await node.feeder._take(slices(9, 1, 1))
+    await node.feeder._apply_slices(slices(9, 1, 1))
     assert (node.machine.position, node.services[-1].values) == (11, ["x"] * 10 + ["v"])
     assert [at for at, _ in node.keeper.digests] == [10]
     await node.feeder.restart(0)
-    await node.feeder._take(slices(9, 2, 2))
+    await node.feeder._apply_slices(slices(9, 2, 2))
     assert (node.machine.position, node.feeder._cut) == (10, 9)
     assert node.keeper.digests == [], "it is of another log"
 
@@ -306,7 +306,7 @@ async def test_service_record_feeder_that_missed_a_skip_decision_rewinds_before_
     async def missed(_: object) -> None:
         raise DecisionMissedError(Unit(12))
 
-    monkeypatch.setattr(node.feeder, "_take", missed)
+    monkeypatch.setattr(node.feeder, "_apply_slices", missed)
     await node.feeder._apply_or_undo([])
     assert (node.store.positions(), node.machine.position) == ([10], 10)
     assert (list(node.machine._skips), node.told.said) == ([Unit(12)], ["look again"])
@@ -319,7 +319,7 @@ async def test_service_record_feeder_counts_repeated_failures_of_one_record(node
     async def poisoned(_: object) -> None:
         raise raised[0]
 
-    monkeypatch.setattr(node.feeder, "_take", poisoned)
+    monkeypatch.setattr(node.feeder, "_apply_slices", poisoned)
     await node.feeder._apply_or_undo([])
     first = node.feeder._failing
     assert (first.unit, first.tries, first.scanned, first.undone) == (Unit(5), 1, 6, True)
@@ -403,14 +403,14 @@ async def test_service_record_feeder_of_the_leader_counts_read_bytes_and_wakes_t
     await node.feeder.restart(0)
     came = slices(0, 1, 1, 1)
     size_bytes = sum(piece.batch.header.size_bytes for piece in came)
-    await node.feeder._take(came)
+    await node.feeder._apply_slices(came)
     assert node.keeper._fresh_bytes == size_bytes > 0
     assert (node.machine.position, node.told.said) == (3, ["wake"])
 
 
 async def test_service_record_feeder_of_a_follower_does_not_wake_the_output_writer(node: Any) -> None:
     await node.feeder.restart(0)
-    await node.feeder._take(slices(0, 1, 1, 1))
+    await node.feeder._apply_slices(slices(0, 1, 1, 1))
     assert (node.machine.position, node.told.said) == (3, [])
 
 
@@ -458,7 +458,7 @@ async def test_service_record_feeder_applies_no_more_records_after_a_truncation_
 
     asyncio.get_running_loop().call_soon(turn)
     node.feeder._progress.next_offset = 6
-    await node.feeder._take(slices(0, *[1] * 6))
+    await node.feeder._apply_slices(slices(0, *[1] * 6))
     assert node.machine.position == position
     if meanwhile is None:
         assert turns[:5] == [1, 2, 3, 4, 5]

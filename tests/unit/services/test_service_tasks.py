@@ -425,19 +425,19 @@ async def test_service_query_server_without_a_leader_rejects_only_queries_that_w
 
     server._client = SimpleNamespace(bounds=bounds, stream=stream)
     first, second = Query(b"", "_INBOX.r1", 0.0), Query(b"", "_INBOX.r2", 0.0)
-    server._pending.take(first)
-    server._pending.take(second)
+    server._pending.try_add(first)
+    server._pending.try_add(second)
     server._pending.drop([second])
     await server._place([first, second])
     assert asked == [(("orders", 3), 1.0, 0.5)]
     why = b"Cannot determine the committed offset: UNAVAILABLE: nobody leads. Retry later, or accept an older state (--at-least 0)."
     assert bus.said == [("_INBOX.r1", why, {"Lift-Error": "QUERY_REJECTED", "Lift-Node": "n1"})]
-    server._pending.take(third := Query(b"x", "_INBOX.r3", 0.0, position=1))
+    server._pending.try_add(third := Query(b"x", "_INBOX.r3", 0.0, position=1))
     await server._answer_ready()
     assert (server.waiting_count, bus.said[-1][:2]) == (0, ("_INBOX.r3", b"xx"))
     assert third.position == 1
     server._machine = lambda: None
-    server._pending.take(third)
+    server._pending.try_add(third)
     await server._answer_ready()
     assert server._pending.pop_expired(math.inf) == [third], "there is no state: it waits"
 

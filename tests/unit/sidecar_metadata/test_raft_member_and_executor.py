@@ -79,7 +79,7 @@ class Shell:
         self.fed: list[pb.FeedEntry] = []
         self.caught_up = 0
         log: Any = SimpleNamespace(probation=SimpleNamespace(over=True), image=None)
-        feed: Any = SimpleNamespace(put=self.fed.append)
+        feed: Any = SimpleNamespace(publish_entry=self.fed.append)
         connection: Any = SimpleNamespace(is_connected=True)
         self.orders = ControllerActions(connection, Subjects("space"), self.rules, log, self.driver, feed, self._catch_up)
 
@@ -190,11 +190,11 @@ async def test_raft_member_resigns_as_metadata_leader_before_a_leadership_transf
 
 
 async def test_raft_member_tick_checks_probation_and_executes_decisions(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = made.calls(monkeypatch, (made.log.probation, "run_due"), (made.member._orders, "run_due"))
+    told = made.calls(monkeypatch, (made.log.probation, "end_if_complete"), (made.member._orders, "run_due"))
     leaders: list[tuple[str, int]] = []
     monkeypatch.setattr(made.member._forwarder, "leader_is", lambda *leadership: leaders.append(leadership))
     made.member._process_tick()
-    assert sorted(told) == ["run_due", "run_due"]
+    assert sorted(told) == ["end_if_complete", "run_due"]
     assert leaders == [(made.log.leader_id, made.log.term)], "what the one before has not answered is asked again"
 
 

@@ -155,7 +155,7 @@ def test_dashboard_services_answer_has_totals_or_one_row_per_instance() -> None:
     figures = {"service": "sums", "role": "LEADER", "failing": False, "position": 5, "lag": 1, "snapshot": 2, "problem": ""}
     gone = {**figures, "service": "old", "role": "GONE", "ending": "diverged", "problem": "differs"}
     worker.services = SimpleNamespace(
-        report=lambda: [figures], services_that_left=lambda: [gone], services_that_ended=list, known=True
+        report=lambda: [figures], left_services=lambda: [gone], services_that_ended=list, known=True
     )
     reporter = a_cluster(worker, shown_worker("_groups", 0))
     rows = asked(the_answers(reporter), services_question())["rows"]

@@ -81,7 +81,7 @@ def a_worker(stream: str = "s", partition: int = 0, role: RoleName = RoleName.LE
             worst_lag=lambda now_ns: (23 + partition, 24 * 10**9, 1),
         ),
         "fetches": SimpleNamespace(fragment_reassembly_bytes=25),
-        "services": SimpleNamespace(report=list, services_that_left=list, known=False),
+        "services": SimpleNamespace(report=list, left_services=list, known=False),
         "set_aside": (), "executor": SimpleNamespace(storage_failed=False), **more,
     })  # fmt: skip
 

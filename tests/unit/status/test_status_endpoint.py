@@ -114,7 +114,7 @@ def a_worker(stream: str = "s", partition: int = 3) -> Any:
         standby=SimpleNamespace(report=lambda: {"held_bytes": 130, "appended": 131}),
         fetches=SimpleNamespace(fragment_reassembly_bytes=117),
         executor=SimpleNamespace(storage_failed=True),
-        services=SimpleNamespace(report=lambda: [{"lag": 118}], services_that_left=lambda: [{"lag": 119}]),
+        services=SimpleNamespace(report=lambda: [{"lag": 118}], left_services=lambda: [{"lag": 119}]),
     )
 
 
@@ -370,7 +370,7 @@ def test_status_page_above_the_message_size_lists_fewer_partitions_and_sets_its_
 def test_status_request_for_the_metrics_history_returns_rows(asked: Any) -> None:
     _, made, ask = asked
     for second in (5_000, 5_001):
-        made.history.put(second, [float(number) for number in range(24)])
+        made.history.add_values(second, [float(number) for number in range(24)])
     answer = json.loads(ask(b"_INBOX.a", json.dumps(question(1, 5_000)).encode()))
     rows = rows_of(answer["history"])
     assert rows is not None

@@ -259,7 +259,7 @@ async def test_connection_sends_the_answers_to_messages_of_one_socket_read_in_fe
         return take(data)
 
     assert bus._receiver is not None
-    monkeypatch.setattr(bus._receiver, "_process_arrived", counted)
+    monkeypatch.setattr(bus._receiver, "_take", counted)
     asked = [b"%d" % number for number in range(2000)]
     for word in asked:
         other.send("few.asked", (word,))

@@ -25,7 +25,7 @@ async def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 # ---- what has come -----------------------------------------------------------------------------------------------------------
 async def test_ingest_connection_with_an_empty_buffer_parses_a_read_at_once(bench: Bench) -> None:
     bus, data = bench.bus, message(b"1")
-    assert bus._take(data) is None
+    assert bus._process_arrived(data) is None
     assert bench.got == [b"1"]
     await bus._process_data(data)
     assert bench.got == [b"1", b"1"]
@@ -45,7 +45,7 @@ async def test_ingest_connection_buffers_a_read_that_is_large_or_follows_buffere
     bus._parsing = why == "something is being parsed"
     bench.takes = why != "the gate"
     parsed = bench.parsing()
-    assert bus._take(data) is data
+    assert bus._process_arrived(data) is data
     assert (bus._arrived_bytes, bus.taken_bytes) == (before, 0)
     await bus._process_data(data)
     assert parsed == []
@@ -74,10 +74,10 @@ async def test_ingest_connection_reports_its_largest_backlog_in_bytes(bench: Ben
 async def test_ingest_connection_does_not_start_the_socket_thread_after_a_read_that_ends_with_a_ping(bench: Bench) -> None:
     looked: list[int] = []
     bench.monkeypatch.setattr(bench.bus, "_hand_over", lambda: looked.append(1) or False)
-    assert bench.bus._take(message(b"1") + b"PING\r\n") == b""
+    assert bench.bus._process_arrived(message(b"1") + b"PING\r\n") == b""
     assert looked == []
     bench.bus._parser.reset()
-    assert bench.bus._take(message(b"2")) is None
+    assert bench.bus._process_arrived(message(b"2")) is None
     assert looked == [1]
 
 
@@ -334,7 +334,7 @@ async def test_ingest_connection_counts_dropped_messages_per_subscription(bench:
     bench.bus.listen("two", lambda *_: None)
     bench.bus._append(message(b"1") * 3 + message(b"wants an answer", b"_INBOX.a") + message(b"", subject=b"two", sid=2))
     await bench.bus._leave_out(1)
-    assert (bench.given_up, bench.bus.left_out, bench.got) == ([3], 4, [b"wants an answer"])
+    assert (bench.given_up, bench.bus.dropped_unread, bench.got) == ([3], 4, [b"wants an answer"])
 
 
 async def test_ingest_connection_counts_dropped_messages_for_the_new_handler_after_a_takeover(bench: Bench) -> None:

@@ -102,7 +102,7 @@ async def test_socket_thread_wakes_the_event_loop_once_for_several_reads(bench: 
     bus._pings_outstanding = 2
     bus._append_from_thread(b"ab")
     bus._append_from_thread(b"c")
-    assert (list(bus._chunks), bus.waiting_bytes, calls) == ([b"ab", b"c"], 3, [bus._tell])
+    assert (list(bus._chunks), bus.waiting_bytes, calls) == ([b"ab", b"c"], 3, [bus._wake_reader])
     assert not bus._arrived.is_set(), "an event is no thing of threads"
     calls[0]()
     assert (bus._arrived.is_set(), bus._pings_outstanding) == (True, 0)
@@ -113,7 +113,7 @@ async def test_socket_thread_wakes_the_event_loop_once_for_several_reads(bench: 
         raise RuntimeError("closed")
 
     bus._loop = SimpleNamespace(call_soon_threadsafe=gone)
-    bus._tell()
+    bus._wake_reader()
     bus._append_from_thread(b"e")
     assert bus.waiting_bytes == 5
 

@@ -156,8 +156,8 @@ def leaving() -> ParserBench:
     made: Any = ParserBench(IngestParser)
     made.parser.leaving_out = True
     made.given_up = []
-    made.parser.tell(1, lambda count: made.given_up.append((1, count)))
-    made.parser.tell(2, lambda count: made.given_up.append((2, count)))
+    made.parser.on_dropped(1, lambda count: made.given_up.append((1, count)))
+    made.parser.on_dropped(2, lambda count: made.given_up.append((2, count)))
     return made
 
 

@@ -245,12 +245,12 @@ async def test_connection_read_resets_the_outstanding_pings(monkeypatch: pytest.
         return data == b"all of it"
 
     made._parser.feed = feed
-    assert made._take(b"all of it") is None
+    assert made._process_arrived(b"all of it") is None
     assert (made._pings_outstanding, done) == (0, [1])
-    assert made._take(b"a part") == b"", "the reading task goes on"
+    assert made._process_arrived(b"a part") == b"", "the reading task goes on"
     assert done == [1, 2]
     monkeypatch.setattr(type(made), "is_closed", True)
-    assert made._take(b"late") is None
+    assert made._process_arrived(b"late") is None
     assert fed == [b"all of it", b"a part"]
 
 
