@@ -187,7 +187,7 @@ def test_words_check_finds_a_planted_sentence(planted: str) -> None:
     assert findings(iter([("page", f"The leader stores the record. {planted}")]))["page"]
 
 
-def test_words_check_accepts_plain_sentences() -> None:
+def test_words_check_accepts_simple_sentences() -> None:
     plain = "The node drops publishes without reply subject, and counts them. Set --nats or LIFTPY_NATS. What does it cost?"
     assert findings(iter([("page", plain)])) == {}
 

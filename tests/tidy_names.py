@@ -22,7 +22,7 @@ _FIXTURES = "pytest finds fixtures by their names"
 _FAULTS = "for tests of applications"
 UNREFERENCED = {
     "liftpy.renamed.RenamedModules.create_module": "Python calls it",
-    "liftpy.client.awaitable_context.Opening.throw": "coroutines have it: asyncio cancels by it",
+    "liftpy.client.awaitable_context.AwaitableContext.throw": "coroutines have it: asyncio cancels by it",
     "liftpy.nats.parser.StrictConnection._process_connect_init": _NATS,
     "liftpy.nats.parser.StrictConnection._process_info": _NATS,
     "liftpy.client.batch_view.BatchSlice.to_pandas": "for applications",
@@ -31,7 +31,7 @@ UNREFERENCED = {
     "liftpy.core.metadata.checks.check_image": _CHECKS,
     "liftpy.core.metadata.checks.check_step": _CHECKS,
     "liftpy.core.log.storage.MemoryStorage.fail_after": "for tests",
-    "sidecar.tracing.exporting._Collected.on_end": "OpenTelemetry's SDK calls it",
+    "sidecar.tracing.exporting._SpanCollector.on_end": "OpenTelemetry's SDK calls it",
     "liftpy.testing.services.ServiceTest.run_effects": "for tests of applications",
     "liftpy.testing.services.run_in_child": "a line for another interpreter names it",
     "liftpy.spark.session.java_available": "for tests and applications: whether Spark can start here",
@@ -102,8 +102,8 @@ UNREAD = {
     "liftpy.core.wire.envelope.MessageType.STATUS_RESPONSE": _CODE,
     "sidecar.cli.help.HelpGroup.command_class": "click reads it",
     "sidecar.transport.connection.BusConnection._pings_outstanding": _SETS,
-    "sidecar.transport.ingest_connection.Inflow._pings_outstanding": _SETS,
-    "sidecar.runtime.memory.Garbage.full_collection_count": _FOR_TESTS,
+    "sidecar.transport.ingest_connection.IngestConnection._pings_outstanding": _SETS,
+    "sidecar.runtime.memory.GarbageCollection.full_collection_count": _FOR_TESTS,
 }
 """Attribute -> why it is stored though nothing that is shipped reads it."""
 

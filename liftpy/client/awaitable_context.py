@@ -1,4 +1,4 @@
-"""``Opening``: a call that you can ``await``, or use with ``async with`` to also close the result."""
+"""``AwaitableContext``: a call that you can ``await``, or use with ``async with`` to also close the result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 _T = TypeVar("_T", bound=AbstractAsyncContextManager[Any])
 
 
-class Opening(Coroutine[Any, Any, _T], Generic[_T]):
+class AwaitableContext(Coroutine[Any, Any, _T], Generic[_T]):
     """The result of a call such as ``connect``: await it for the object, or use it with ``async with`` to also close the object.
 
     Use it once.

@@ -14,7 +14,7 @@ from nats.aio.client import Client as NatsConnection
 from liftpy import renamed
 from liftpy.client import positions
 from liftpy.client.admin import Admin
-from liftpy.client.awaitable_context import Opening
+from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.cursor import Cursor
@@ -25,7 +25,7 @@ from liftpy.client.group_admin import Cursors, GroupCoordinator, Groups, Queues
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.iteration import Iteration
 from liftpy.client.metadata_requests import MetadataRequests
-from liftpy.client.multi_consumer import ManyConsumer, Place, Places, bounded_ahead
+from liftpy.client.multi_consumer import ManyConsumer, Place, StreamAccess, bounded_ahead
 from liftpy.client.partition_sender import ProducerOptions, Source, check_answers, name_for
 from liftpy.client.positions import Bounds, Position, Start, Until, check_partition, checked_until
 from liftpy.client.positions import resolve_start as _resolved
@@ -63,7 +63,7 @@ def connect(
     timeout_s: float = 5.0,
     trace: bool | TracerProvider = False,
     **nats_options: Any,
-) -> Opening[Client]:
+) -> AwaitableContext[Client]:
     """Connect to a liftpy cluster through NATS.
 
     Args:
@@ -89,7 +89,7 @@ def connect(
             await client.create_stream("orders", "shop.orders", exist_ok=True)
             ack = await client.publish("orders", b"one", key=b"k")
     """
-    return Opening(_connect(nats, namespace, credentials, name, timeout_s, trace, nats_options))
+    return AwaitableContext(_connect(nats, namespace, credentials, name, timeout_s, trace, nats_options))
 
 
 async def _connect(
@@ -316,7 +316,7 @@ class Client:
                 (stream.name, p.partition) for stream in await self.admin.list_streams(internal=True) for p in stream.partitions
             ]
 
-        return ManyConsumer(Places(places, made), names, begin_at, positions)
+        return ManyConsumer(StreamAccess(places, made), names, begin_at, positions)
 
     def read_range(
         self,
@@ -511,7 +511,7 @@ class Client:
 
     def publisher(
         self, stream: str, partition: int = 0, *, subject: str = "", options: PublishOptions | None = None
-    ) -> Opening[Publisher]:
+    ) -> AwaitableContext[Publisher]:
         """Open a publisher that keeps many messages in flight.
 
         Args:
@@ -535,7 +535,7 @@ class Client:
                 for number in range(1000):
                     await publisher.send(b"%d" % number)
         """
-        return Opening(self._publisher(stream, partition, subject, options or PublishOptions()))
+        return AwaitableContext(self._publisher(stream, partition, subject, options or PublishOptions()))
 
     async def _publisher(self, stream: str, partition: int, subject: str, options: PublishOptions) -> Publisher:
         check_published(stream)
@@ -559,7 +559,7 @@ class Client:
         options: ProducerOptions | None = None,
         partitioner: Partitioner = "key",
         source: Source | None = None,
-    ) -> Opening[Producer]:
+    ) -> AwaitableContext[Producer]:
         """Open a producer that stores each record once and in order.
 
         The producer sends records in batches with sequence numbers. It retries a batch without creating duplicates,
@@ -589,7 +589,7 @@ class Client:
                 await producer.send(b"one", key=b"k")
                 await producer.send_many([b"two", b"three"])
         """
-        return Opening(self._producer(stream, name_for(id, source), options or ProducerOptions(), partitioner, source))
+        return AwaitableContext(self._producer(stream, name_for(id, source), options or ProducerOptions(), partitioner, source))
 
     async def _producer(
         self, stream: str, name: str, options: ProducerOptions, how: Partitioner, of: Source | None
@@ -616,7 +616,7 @@ class Client:
         options: GroupOptions | None = None,
         on_assigned: Hook | None = None,
         on_revoked: Hook | None = None,
-    ) -> Opening[Group]:
+    ) -> AwaitableContext[Group]:
         """Join a consumer group and read the partitions that it assigns.
 
         The members of a group share the partitions of its streams. The group commits the position of each partition, so
@@ -647,9 +647,9 @@ class Client:
                     print(record.stream, record.partition, record.value)
         """
         made = Group(self, name, streams, instance, options or GroupOptions(), on_assigned, on_revoked)
-        return Opening(made.open())
+        return AwaitableContext(made.open())
 
-    def cursor(self, name: str, stream: str) -> Opening[Cursor]:
+    def cursor(self, name: str, stream: str) -> AwaitableContext[Cursor]:
         """Open a named position in a stream that the cluster stores.
 
         A cursor serves one reader at a time. The process that opened it last holds it: commits of an earlier holder are
@@ -672,9 +672,9 @@ class Client:
                 async for record in await cursor.consume(until="end"):
                     await cursor.commit(record.offset + 1)
         """
-        return Opening(Cursor(self, name, stream).open())
+        return AwaitableContext(Cursor(self, name, stream).open())
 
-    def queue(self, stream: str, group: str, *, options: QueueOptions | None = None) -> Opening[Queue]:
+    def queue(self, stream: str, group: str, *, options: QueueOptions | None = None) -> AwaitableContext[Queue]:
         """Join a work queue and receive its records one by one.
 
         The workers of a queue share the records of a stream. Each record goes to one worker at a time. A worker acks,
@@ -700,7 +700,7 @@ class Client:
                     print(job.record.value)
                     await job.ack()
         """
-        return Opening(Queue(self, stream, group, options or QueueOptions()).open())
+        return AwaitableContext(Queue(self, stream, group, options or QueueOptions()).open())
 
     def processing(self, stream: str, what: Record | BatchSlice, *, partition: int = 0) -> AbstractContextManager[Any]:
         """Create a trace span ``process STREAM`` around the processing of a record or slice.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from liftpy.client.admin import Admin
-from liftpy.client.awaitable_context import Opening
+from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.consumer import Consumer
 from liftpy.client.group_admin import Groups
 from liftpy.client.producer import Producer
@@ -32,4 +32,4 @@ class ClientHome(Protocol):
     def publish(self) -> Callable[..., Coroutine[Any, Any, Any]]: ...
 
     @property
-    def producer(self) -> Callable[..., Opening[Producer]]: ...
+    def producer(self) -> Callable[..., AwaitableContext[Producer]]: ...

@@ -31,7 +31,7 @@ AWAY_S = 10.0
 """Time for which a failed replica is not chosen, in seconds."""
 
 
-class Nearest:
+class ReplicaSelector:
     """Chooses the closest replica for a reader.
 
     Args:
@@ -66,7 +66,7 @@ class Nearest:
         if not fit and now >= self._look_at:
             self._look_at = now + LOOK_EVERY_S
             with contextlib.suppress(LiftError, TimeoutError):
-                await asyncio.wait_for(self._look(), _LOOK_S)
+                await asyncio.wait_for(self._refresh(), _LOOK_S)
             fit = self._fit(now)
         return node if node in fit or not fit else secrets.choice(fit)
 
@@ -79,7 +79,7 @@ class Nearest:
         fit = [node for node in self._near if self._away_until.get(node, 0.0) <= now]
         return [node for node in fit if node in self._here] or fit
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         in_sync = (await self._partition()).isr
         here, there = await self._nodes_near(self._rack)
         self._near, self._here = [node for node in in_sync if node in here or node in there], here

@@ -20,15 +20,15 @@ from typing import Any, Literal
 
 from liftpy.client import positions
 from liftpy.client.batch_view import BatchSlice
-from liftpy.client.closest_replica import Nearest
-from liftpy.client.iteration import Fetch, HandedOn, Item, Iteration, ReadAhead, whole
+from liftpy.client.closest_replica import ReplicaSelector
+from liftpy.client.iteration import Fetch, Item, Iteration, LastItem, ReadAhead, whole
 from liftpy.client.positions import Bounds, FromEnd, Position, Start, Until
 from liftpy.client.progress import (
     FINAL,
     BackwardProgress,
+    ErrorConfirmation,
     NotServedError,
     ReadProgress,
-    SecondOpinion,
     bounds_of,
     check_head,
     must_agree,
@@ -102,7 +102,7 @@ It is called once per answer or attempt, never per record. Errors that it raises
 """
 
 
-class Teller:
+class ReadEventEmitter:
     """Creates the ReadEvents of one partition and passes them to ``on_event``. It does nothing if ``on_event`` is None."""
 
     def __init__(self, on_event: OnEvent | None, stream: str, partition: int) -> None:
@@ -112,7 +112,7 @@ class Teller:
         self._say_at = 0.0
         self._node = ""
 
-    def tell(
+    def emit(
         self, kind: EventKind, node: str = "", *, records: int = 0, size_bytes: int = 0, took_s: float = 0.0, detail: str = ""
     ) -> None:
         """Pass a ReadEvent with these values to ``on_event``. An exception of ``on_event`` is only logged."""
@@ -136,9 +136,9 @@ class Teller:
             return
         before, self._node = self._node, node
         if before and before != node:
-            self.tell(EventKind.MOVED, node, detail=before)
+            self.emit(EventKind.MOVED, node, detail=before)
         if records:
-            self.tell(EventKind.ANSWERED, node, records=records, size_bytes=size_bytes, took_s=took_s)
+            self.emit(EventKind.ANSWERED, node, records=records, size_bytes=size_bytes, took_s=took_s)
 
 
 logger = logging.getLogger("liftpy.client")
@@ -225,7 +225,7 @@ class PartitionReader:
         partition: int,
         options: ReadOptions,
         exists: Callable[[], Coroutine[Any, Any, object]] | None = None,
-        nearest: Nearest | None = None,
+        nearest: ReplicaSelector | None = None,
     ) -> None:
         """Create the reader.
 
@@ -249,7 +249,7 @@ class PartitionReader:
         self.partition = partition
         self.options = options
         self.node = options.node
-        self._teller = Teller(options.on_event, stream, partition)
+        self._teller = ReadEventEmitter(options.on_event, stream, partition)
         self._has_warned = False
         self._max_bytes = min(options.max_bytes, transport.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
 
@@ -297,7 +297,7 @@ class PartitionReader:
             ProtocolError: Every replica sent a malformed answer.
             CorruptionError: Every replica sent damaged records.
         """
-        opinion = SecondOpinion()
+        opinion = ErrorConfirmation()
         async for attempt in retry_attempts(self.options.patience_s, reads=True):
             with attempt:
                 if self._nearest is not None:
@@ -306,13 +306,15 @@ class PartitionReader:
                 try:
                     return await self._fetch_from(asked, progress, opinion, min(max_bytes or self._max_bytes, self._max_bytes))
                 except LiftError as error:
-                    self._teller.tell(EventKind.FAILED, asked, detail=f"{error.code}: {error}")
+                    self._teller.emit(EventKind.FAILED, asked, detail=f"{error.code}: {error}")
                     if self._nearest is not None:
                         self._nearest.note_failure(asked)
                     raise
         raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
-    async def _fetch_from(self, asked: str, progress: ReadProgress, opinion: SecondOpinion, max_bytes: int) -> list[BatchSlice]:
+    async def _fetch_from(
+        self, asked: str, progress: ReadProgress, opinion: ErrorConfirmation, max_bytes: int
+    ) -> list[BatchSlice]:
         """Send one read request to the node ``asked`` ('': any replica), check the answer and return its slices.
 
         ``opinion``: makes sure that a second node confirms a final error. After a failure, ``node`` is the replica to ask next.
@@ -437,7 +439,7 @@ class PartitionReader:
         request.streamUid = check_uid(uid)
         if not request.HasField("rangeEnd"):
             request.minHighWatermark = -1
-        node, opinion = self.options.node, SecondOpinion()
+        node, opinion = self.options.node, ErrorConfirmation()
         async for attempt in retry_attempts(self.options.patience_s, reads=True):
             with attempt:
                 asked, node = node, self.options.node
@@ -491,7 +493,7 @@ class PartitionReader:
                 return
             self._ask_at = now + _EXISTS_S
             self._existing = asyncio.create_task(self._exists(), name=f"does {self.stream} exist")
-            self._existing.add_done_callback(_looked_at)
+            self._existing.add_done_callback(_retrieve_error)
         asking = self._existing
         await asyncio.wait([asking], timeout=_HEDGE_S)
         if asking.done():
@@ -525,21 +527,21 @@ class PartitionReader:
                 done.discard(again)
                 if done:
                     break
-                self._teller.tell(EventKind.RECONNECTED if renewed else EventKind.SILENT, node)
+                self._teller.emit(EventKind.RECONNECTED if renewed else EventKind.SILENT, node)
                 patience_s = _HEDGE_S
             answer: bytes = (done or await _first(asked)).pop().result()
             return answer
         finally:
             for task in asked:
                 task.cancel()  # its answer is not needed any more
-                task.add_done_callback(_looked_at)
+                task.add_done_callback(_retrieve_error)
 
 
 async def _first(asked: set[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
     return (await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED))[0]
 
 
-def _looked_at(task: asyncio.Future[Any]) -> None:
+def _retrieve_error(task: asyncio.Future[Any]) -> None:
     """Read the error of a task whose result is not needed, so that asyncio does not log the error."""
     if not task.cancelled():
         task.exception()
@@ -615,7 +617,7 @@ class Consumer:
         """State of the read at its start. None before ``begin`` and after ``seek``."""
         self._fetched: ReadProgress | None = None
         """Progress of the running iteration: the next offset to fetch."""
-        self._handed_on = HandedOn()
+        self._handed_on = LastItem()
         self._iteration: weakref.ref[Iteration[Any]] | None = None
         self._one: Iteration[Record] | None = None
         """Iteration from which ``getone`` and ``getmany`` take records."""

@@ -61,7 +61,7 @@ class Cursor:
         stream = await self._client.stream(self.stream)
         self._uid = stream.uid
         self._home = partition_of(self.name, len(home.partitions))
-        answer = await self._say(open=pb.OpenCursor())
+        answer = await self._send_command(open=pb.OpenCursor())
         self._generation = answer.generation
         return self
 
@@ -119,7 +119,7 @@ class Cursor:
         at = pb.GroupPosition(
             stream=key.stream, uid=key.uid, partition=partition, position=offset, leaderEpoch=epoch, generation=self._generation
         )
-        answer = await self._say(commit=pb.CommitPositions(positions=[at]))
+        answer = await self._send_command(commit=pb.CommitPositions(positions=[at]))
         if answer.positions:
             raise ConfigError(
                 f"Cursor {self.name}: cannot commit {offset}, because {answer.positions[0].position} is already "
@@ -205,7 +205,7 @@ class Cursor:
             f"Stream {self.stream} was deleted and created again after cursor {self.name} was opened. Open the cursor again."
         )
 
-    async def _say(self, **what: Any) -> pb.GroupAnswer:
+    async def _send_command(self, **what: Any) -> pb.GroupAnswer:
         answer = await ask_coordinator(self._client.services, self._home, pb.GroupCommand(group=self.name, **what), _TIMEOUT_S)
         self._check(answer.code, answer.detail)
         return answer

@@ -186,7 +186,7 @@ class Addressing:
         self._ask_at = 0.0
         self._wait_s = _FIRST_WAIT_S
         self.unknown = False
-        """True if the metadata group does not know the stream or partition. Call ``look`` before the next send."""
+        """True if the metadata group does not know the stream or partition. Call ``refresh`` before the next send."""
 
     def sure(self) -> None:
         """Note that the partition has answered, so the address is right. Pauses between requests for the address become short again."""
@@ -205,13 +205,13 @@ class Addressing:
 
     async def _forget_address(self) -> None:
         try:
-            await self.look()
+            await self.refresh()
         except (NotFoundError, ConfigError) as error:
             self._lost(error)
         except LiftError:
             pass  # no answer, or no permission to ask: the address stays
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Request the address now and store it. Raises NotFoundError, ConfigError and the errors of requests."""
         assert self._find is not None
         try:

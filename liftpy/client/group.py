@@ -25,15 +25,15 @@ from liftpy.client.client_home import ClientHome
 from liftpy.client.consumed import ConsumedRecord, GroupBatch, records_of
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.coordinator import GroupRejectedError, ask_coordinator, name_of
-from liftpy.client.iteration import Following
+from liftpy.client.iteration import ResultIterator
 from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.positions import Position, Start
-from liftpy.client.stream_copy import Copying, PartitionFor, Transform
+from liftpy.client.stream_copy import GroupCopy, PartitionFor, Transform
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups import commands
 from liftpy.core.groups.commands import partition_of
 from liftpy.core.groups.group import ADDED_LATER
-from liftpy.core.groups.member import MemberEvent, MemberMachine, PartitionAsked, PartitionGained, PartitionLost
+from liftpy.core.groups.member import MemberEvent, MemberMachine, PartitionAssigned, PartitionLost, PartitionRevoked
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.errors import ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
@@ -92,10 +92,10 @@ class GroupOptions:
             raise ConfigError(f"Invalid start = {self.start!r}. Use 'earliest' or 'new'.")
 
 
-class _Pump:
+class _PartitionFetcher:
     """Background task that reads one partition of this member. At most one slice is queued for the application."""
 
-    def __init__(self, gained: PartitionGained) -> None:
+    def __init__(self, gained: PartitionAssigned) -> None:
         self.gained = gained
         self.taken = asyncio.Event()
         self.consumer: Consumer | None = None
@@ -136,10 +136,10 @@ class Group:
         self._hooks = on_assigned, on_revoked
         self._machine: MemberMachine | None = None
         self._partition = 0
-        self._pumps: dict[PartitionKey, _Pump] = {}
+        self._pumps: dict[PartitionKey, _PartitionFetcher] = {}
         self._leaving: dict[PartitionKey, int] = {}
         """Partitions to release after the application has finished their batches, with their generations."""
-        self._ready: deque[tuple[_Pump, BatchSlice]] = deque()
+        self._ready: deque[tuple[_PartitionFetcher, BatchSlice]] = deque()
         self._handed: GroupBatch | None = None
         """The batch that an iteration returned last, as a whole or record by record."""
         self._records: Iterator[ConsumedRecord] | None = None
@@ -221,7 +221,7 @@ class Group:
                 await self._commit(machine, self._done, _ANSWER_S)
             goodbye = None if self._instance else machine.leave()
             if goodbye is not None:
-                await self._say(goodbye, _ANSWER_S)
+                await self._send_command(goodbye, _ANSWER_S)
         except LiftError as error:  # the session ends by itself, and what was not committed comes again
             self.counters["unsaid"] += 1
             logger.warning("group %s: not left in order: %s", self.name, error)
@@ -289,7 +289,7 @@ class Group:
                 print(batch.key.stream, batch.slice.values())
                 await group.commit()
         """
-        return Following(self._next_batch)
+        return ResultIterator(self._next_batch)
 
     async def _next_batch(self) -> GroupBatch | None:
         part = self._rest_of_batch()
@@ -374,7 +374,7 @@ class Group:
                 await group.into("bills", lambda record: [(record.key, record.value)])
         """
         session_s = self._options.session_s
-        copying = Copying(
+        copying = GroupCopy(
             self._client, self, target, transform, partition_for=partition_for, options=options, session_s=session_s
         )
         await copying.run()
@@ -480,14 +480,14 @@ class Group:
             commit_at_s = time.monotonic() + every_s
             while True:
                 self._wake.clear()
-                await self._give_up(machine)
+                await self._release_partitions(machine)
                 if time.monotonic() >= commit_at_s:
                     commit_at_s = time.monotonic() + every_s
                     self._pass_over()
                     self._note_finished(self._past)
                     await self._try_commit(machine, self._done)
                 if time.monotonic() - self._looked_s >= _STREAMS_S:
-                    await self._look_at_streams(machine)
+                    await self._refresh_streams(machine)
                 longest_s = _AGAIN_S if self._leaving and not self._in_hand else 1.0
                 await _wait(self._wake, max(0.0, min(longest_s, commit_at_s - time.monotonic())))
         except Exception as error:  # an error of a callback, or a bug: the iteration raises it
@@ -495,7 +495,7 @@ class Group:
 
     async def _beat(self, machine: MemberMachine, command: pb.GroupCommand) -> None:
         try:
-            answer = await self._say(command, _ANSWER_S)
+            answer = await self._send_command(command, _ANSWER_S)
         except LiftError as error:
             self.counters["unanswered"] += 1
             logger.debug("group %s: %s", self.name, error)
@@ -507,10 +507,10 @@ class Group:
         gained: list[PartitionKey] = []
         gone: list[PartitionKey] = []
         for event in events:
-            if isinstance(event, PartitionGained):
+            if isinstance(event, PartitionAssigned):
                 self._begin(event)
                 gained.append(event.key)
-            elif isinstance(event, PartitionAsked):
+            elif isinstance(event, PartitionRevoked):
                 self._leaving[event.key] = event.generation
                 self._stop(event.key)
                 self._wake.set()
@@ -540,7 +540,7 @@ class Group:
         if hook is not None and keys:
             hook(keys)
 
-    async def _give_up(self, machine: MemberMachine) -> None:
+    async def _release_partitions(self, machine: MemberMachine) -> None:
         """Release the partitions that the member must give up, if the application has finished their batches.
 
         The positions are committed first. ``machine``: state of the membership.
@@ -582,7 +582,7 @@ class Group:
                 if command is None:
                     refused += some
                     continue
-                answer = await self._say(command, timeout_s)
+                answer = await self._send_command(command, timeout_s)
                 if answer.code not in (pb.GROUP_OK, pb.GROUP_STALE):
                     raise GroupRejectedError(
                         f"Group {self.name}: the coordinator rejected the request: {name_of(answer.code)} {answer.detail}. "
@@ -594,7 +594,7 @@ class Group:
                 self._committed.update({key: at for key, at in some.items() if key in owned - bad and key in self._done})
         return refused
 
-    async def _say(self, command: pb.GroupCommand, timeout_s: float) -> pb.GroupAnswer:
+    async def _send_command(self, command: pb.GroupCommand, timeout_s: float) -> pb.GroupAnswer:
         return await ask_coordinator(self._client.services, self._partition, command, timeout_s)
 
     def _fail(self, error: Exception) -> None:
@@ -615,19 +615,19 @@ class Group:
             if stream.partitions
         ]
 
-    async def _look_at_streams(self, machine: MemberMachine) -> None:
+    async def _refresh_streams(self, machine: MemberMachine) -> None:
         try:
             machine.reads(await self._known_streams())
         except LiftError as error:
             self.counters["unanswered"] += 1
             logger.debug("group %s: %s", self.name, error)
 
-    def _begin(self, gained: PartitionGained) -> None:
+    def _begin(self, gained: PartitionAssigned) -> None:
         self._stop(gained.key)
         self._leaving.pop(gained.key, None)
         self._done.pop(gained.key, None)
         self._committed.pop(gained.key, None)
-        pump = self._pumps[gained.key] = _Pump(gained)
+        pump = self._pumps[gained.key] = _PartitionFetcher(gained)
         pump.task = asyncio.create_task(self._pump(pump), name=f"{self.name} reads {gained.key.stream}/{gained.key.partition}")
 
     def _stop(self, key: PartitionKey) -> None:
@@ -635,7 +635,7 @@ class Group:
         if pump is not None and pump.task is not None:
             pump.task.cancel()
 
-    async def _pump(self, pump: _Pump) -> None:
+    async def _pump(self, pump: _PartitionFetcher) -> None:
         key, position = pump.gained.key, pump.gained.position
         epoch = pump.gained.leader_epoch if position > 0 else 0
         start: Start = Position(key.uid, position, epoch) if position >= 0 else self._start_of(pump.gained)
@@ -660,7 +660,7 @@ class Group:
         except Exception as error:  # never in silence: what can't be read on is the application's to decide
             self._fail(error)
 
-    def _start_of(self, gained: PartitionGained) -> Start:
+    def _start_of(self, gained: PartitionAssigned) -> Start:
         """Return where to start in a new partition without a committed position.
 
         A partition that was created after the member joined starts at its first record.
@@ -672,7 +672,7 @@ class Group:
         was_there = known is not None and known.uid == key.uid and key.partition < known.partitions
         return self._options.start if was_there else "earliest"
 
-    async def _read(self, pump: _Pump, consumer: Consumer) -> None:
+    async def _read(self, pump: _PartitionFetcher, consumer: Consumer) -> None:
         bounds = await consumer.begin()
         if bounds.uid != pump.gained.key.uid:
             raise NotFoundError(f"Stream {pump.gained.key.stream} was deleted and created again. Join the group again.")

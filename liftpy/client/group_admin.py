@@ -52,7 +52,7 @@ class GroupSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberOfGroup:
+class GroupMemberInfo:
     """One member of a group.
 
     Attributes:
@@ -75,7 +75,7 @@ class MemberOfGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordsOut:
+class UnackedRecords:
     """Delivered but unacked records of one worker of a queue.
 
     Attributes:
@@ -117,7 +117,7 @@ class QueueFigures:
     held: int
     acknowledged: int
     ranges: int
-    holders: tuple[RecordsOut, ...] = ()
+    holders: tuple[UnackedRecords, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class GroupDescription:
     """
 
     summary: GroupSummary
-    members: tuple[MemberOfGroup, ...]
+    members: tuple[GroupMemberInfo, ...]
     positions: dict[PartitionKey, int]
     queues: tuple[QueueFigures, ...] = ()
 
@@ -141,13 +141,13 @@ _SUMMARY = MessageCodec(
     GroupSummary, pb.GroupSummary, renamed={"name": "group"}, apart=("generation", "cursor"), local=("partition",)
 )
 _MEMBER = MessageCodec(
-    MemberOfGroup,
+    GroupMemberInfo,
     pb.MemberView,
     renamed={"name": "member"},
     apart=("owned", "sessionMs", "silentMs"),
     local=("owned", "silent_s", "session_s"),
 )
-MessageCodec(RecordsOut, pb.QueueHolder, renamed={"worker": "member"})  # _QUEUE finds it by the class
+MessageCodec(UnackedRecords, pb.QueueHolder, renamed={"worker": "member"})  # _QUEUE finds it by the class
 _QUEUE = MessageCodec(QueueFigures, pb.QueueView, apart=("stream", "uid", "partition"), local=("key",))
 
 
@@ -231,13 +231,13 @@ class GroupCoordinator:
             pb.GroupPosition(stream=key.stream, uid=key.uid, partition=key.partition, position=position)
             for key, position in sorted(positions.items())
         ]
-        await self.tell(pb.GroupCommand(group=check_name(name, "group"), reset=pb.ResetPositions(positions=at)))
+        await self.send_command(pb.GroupCommand(group=check_name(name, "group"), reset=pb.ResetPositions(positions=at)))
 
     async def delete(self, name: str) -> None:
         """Delete a group without members, or a cursor."""
-        await self.tell(pb.GroupCommand(group=check_name(name, "group"), delete=pb.DeleteGroup()))
+        await self.send_command(pb.GroupCommand(group=check_name(name, "group"), delete=pb.DeleteGroup()))
 
-    async def tell(self, command: pb.GroupCommand) -> None:
+    async def send_command(self, command: pb.GroupCommand) -> None:
         """Send a command to the coordinator of its group or cursor.
 
         Raise NotFoundError or GroupRejectedError if the coordinator rejects it.
@@ -487,7 +487,7 @@ class Cursors:
             stream = await client.stream("orders")
             await client.cursors.set("nightly", {stream.key(0): 100})
         """
-        await self._coordinator.tell(pb.GroupCommand(group=check_name(name, "cursor"), open=pb.OpenCursor()))
+        await self._coordinator.send_command(pb.GroupCommand(group=check_name(name, "cursor"), open=pb.OpenCursor()))
         await self._coordinator.reset(name, positions)
 
     async def delete(self, name: str) -> None:

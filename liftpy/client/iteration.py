@@ -24,13 +24,13 @@ Fetch = Callable[[], Awaitable[list[BatchSlice] | None]]
 """Function that fetches the next slices. An empty list: no new records. None: the end of the read."""
 
 
-class Home(Protocol):
+class ReadConnection(Protocol):
     """Methods of the NATS connection that a read calls."""
 
     def must_be_usable(self) -> None:
         """Raise ClientClosedError if the client is closed, or ConfigError in another event loop than the client's."""
 
-    def tell_of_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call ``callback`` when the client closes. Return a function that removes the callback."""
 
 
@@ -40,7 +40,7 @@ class ReadAhead:
     ``depth``: maximum number of queued answers. ``begin``: function that starts the read once and returns its fetch function.
     """
 
-    def __init__(self, name: str, home: Home, depth: int, begin: Callable[[], Awaitable[Fetch]]) -> None:
+    def __init__(self, name: str, home: ReadConnection, depth: int, begin: Callable[[], Awaitable[Fetch]]) -> None:
         self._name = name
         self._home = home
         self._begin = begin
@@ -143,7 +143,7 @@ class ReadAhead:
                 ready.get_nowait()
             ready.put_nowait(ClientClosedError(f"The client was closed while {name} was read. Open a new client to continue."))
 
-        self._forget = self._home.tell_of_close(closed)
+        self._forget = self._home.on_close(closed)
 
     async def close(self) -> None:
         """Stop fetching, and wait until the background tasks have ended."""
@@ -207,7 +207,7 @@ def whole(piece: BatchSlice) -> Iterator[BatchSlice]:
     return iter((piece,))
 
 
-class HandedOn:
+class LastItem:
     """Stores the last item that an iteration has returned to the application (``last``).
 
     The position of a consumer follows this item. Items that were only fetched do not count.
@@ -219,7 +219,7 @@ class HandedOn:
         self.last: Record | BatchSlice | None = None
 
 
-class Following(Generic[_T]):
+class ResultIterator(Generic[_T]):
     """Asynchronous iterator over the results of the function ``following``, until it returns None.
 
     The iterator itself has no state, so it may be dropped at any time.
@@ -248,11 +248,11 @@ class Iteration(Generic[Item]):
     """
 
     def __init__(
-        self, ahead: ReadAhead, unfold: Callable[[BatchSlice], Iterator[Item]], handed_on: HandedOn | None = None
+        self, ahead: ReadAhead, unfold: Callable[[BatchSlice], Iterator[Item]], handed_on: LastItem | None = None
     ) -> None:
         self._ahead = ahead
         self._unfold: Callable[[BatchSlice], Iterator[Item]] = unfold
-        self._handed_on = HandedOn() if handed_on is None else handed_on
+        self._handed_on = LastItem() if handed_on is None else handed_on
         self._items: Iterator[Item] = iter(())
         """Remaining items of the current slice.
 
@@ -299,12 +299,12 @@ class Iteration(Generic[Item]):
             self.interrupted = False
             if piece is None:
                 raise StopAsyncIteration
-            self._take_up(piece)
+            self._begin_slice(piece)
             for item in self._items:
                 self._handed_on.last = item
                 return item
 
-    def _take_up(self, piece: BatchSlice) -> None:
+    def _begin_slice(self, piece: BatchSlice) -> None:
         """Begin to return the items of ``piece``.
 
         If its records cannot be decoded, the slice goes back into the queue, so that no record is skipped.
@@ -324,7 +324,7 @@ class Iteration(Generic[Item]):
             if piece is None:
                 break
             try:
-                self._take_up(piece)
+                self._begin_slice(piece)
             except LiftError:
                 break  # for the next call
         if found:

@@ -76,7 +76,7 @@ class JsRefusal(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsQuestion:
+class JsRequest:
     """One JetStream read request.
 
     ``sequence``: first sequence, from 1. 0: none. ``subjects``: subject filter. ``last``: return the newest matching
@@ -129,7 +129,7 @@ def kind_of(rest: str) -> tuple[Kind, str]:
     return (_OF_STREAM[found], rest[len(found) :]) if found else (Kind.OTHER, "")
 
 
-def parse_question(rest: str, body: bytes) -> JsQuestion:
+def parse_question(rest: str, body: bytes) -> JsRequest:
     """Parse a request on ``$JS.<domain>.API.<rest>`` with a JSON body. Raise JsRefusal if it is not valid."""
     kind, tail = kind_of(rest)
     if kind is Kind.OTHER:
@@ -140,11 +140,11 @@ def parse_question(rest: str, body: bytes) -> JsQuestion:
         raise JsRefusal(503, 0, "No Responders")
     if kind in (Kind.INFO, Kind.CONSUMER_NAMES, Kind.CONSUMER_LIST):
         stream, partition = ("", 0) if kind is Kind.INFO else _stream(kind, tail)
-        return JsQuestion(kind=kind, stream=stream, partition=partition)
+        return JsRequest(kind=kind, stream=stream, partition=partition)
     name, _, subject = tail.partition(".")
     stream, partition = ("", 0) if kind in (Kind.NAMES, Kind.LIST) else _stream(kind, name)
     if kind is Kind.DIRECT and subject:
-        return JsQuestion(kind=kind, stream=stream, partition=partition, subjects=(_subject(kind, subject),), last=True)
+        return JsRequest(kind=kind, stream=stream, partition=partition, subjects=(_subject(kind, subject),), last=True)
     if subject:
         raise JsRefusal(404, 10059, "stream not found")
     fields = _fields(kind, body)
@@ -227,15 +227,15 @@ def _moment(kind: Kind, text: object) -> int:
     return min(max(at_ns, 0), _LAST_NS)  # years 1 and 9999 are before and after every record
 
 
-def _list_question(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsQuestion:
+def _list_question(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsRequest:
     if fields.get("subjects_filter") or fields.get("deleted_details"):
         raise _bad(kind, "bad request: subjects_filter and deleted_details are not supported")
     subject = _subject(kind, fields["subject"]) if "subject" in fields else ""
     offset = _number(kind, fields, "offset")
-    return JsQuestion(kind=kind, stream=stream, partition=partition, page_offset=offset, subject=subject)
+    return JsRequest(kind=kind, stream=stream, partition=partition, page_offset=offset, subject=subject)
 
 
-def _get(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsQuestion:
+def _get(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsRequest:
     """Return the record selection in the JSON ``fields`` of a get request.
 
     As in nats-server, a request must have exactly one kind of selection. Otherwise JsRefusal is raised.
@@ -254,7 +254,7 @@ def _get(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> 
     if multi and not (isinstance(multi, list) and len(multi) <= MAX_SUBJECTS):
         raise _bad(kind, "bad request")
     named = multi or [subject for subject in (last, following) if subject]
-    return JsQuestion(
+    return JsRequest(
         kind=kind,
         stream=stream,
         partition=partition,
@@ -298,7 +298,7 @@ class JsAnswer(NamedTuple):
     headers: bytes = b""
 
 
-class JsPlace(NamedTuple):
+class JsPartition(NamedTuple):
     """One partition that is shown as a JetStream stream.
 
     ``first_ns``, ``last_ns``: timestamps of the first and the last record, in ns since 1970. None: there are no records.
@@ -343,7 +343,7 @@ def account(domain: str, streams: int) -> JsAnswer:
     return _json(Kind.INFO, **nothing, streams=streams, consumers=0, limits=limits, domain=domain, api=api)
 
 
-def page(kind: Kind, question: JsQuestion, total: int, items: Sequence[Any]) -> JsAnswer:
+def page(kind: Kind, question: JsRequest, total: int, items: Sequence[Any]) -> JsAnswer:
     """Return the answer with one page of a list of streams or consumers.
 
     ``question``: the request with the number of the first entry. ``total``: number of entries of the whole list. ``items``: entries of
@@ -355,13 +355,13 @@ def page(kind: Kind, question: JsQuestion, total: int, items: Sequence[Any]) -> 
     return _json(kind, **numbers, **{what: list(items)})
 
 
-def stream_info(place: JsPlace, now_ns: int) -> JsAnswer:
+def stream_info(place: JsPartition, now_ns: int) -> JsAnswer:
     """Return the answer to a request for information about the stream ``place``. ``now_ns``: current time, in ns since 1970."""
     leader = {"cluster": {"leader": place.bounds.leader}} if place.bounds.leader else {}
     return _json(Kind.STREAM, total=0, offset=0, limit=0, **describe_stream(place, now_ns), **leader)
 
 
-def describe_stream(place: JsPlace, now_ns: int) -> dict[str, Any]:
+def describe_stream(place: JsPartition, now_ns: int) -> dict[str, Any]:
     """Return the JetStream configuration and state of a stream, as a JSON object. ``now_ns``: current time, in ns since 1970.
 
     ``messages`` includes records that compaction removed. ``bytes`` is always 0, because the size is not known.
@@ -515,7 +515,7 @@ class StatelessReads:
         except LiftError as error:
             yield rejection_answer(kind, _late(kind, str(error)[:200]))
 
-    async def _answers(self, question: JsQuestion) -> AsyncIterator[JsAnswer]:
+    async def _answers(self, question: JsRequest) -> AsyncIterator[JsAnswer]:
         match question.kind:
             case Kind.INFO:
                 yield account(self.domain, len(await self._places()))
@@ -534,13 +534,13 @@ class StatelessReads:
     async def _places(self) -> list[tuple[StreamInfo, int]]:
         return places(await self.client.admin.list_streams())
 
-    async def _stream(self, question: JsQuestion) -> tuple[StreamInfo, int]:
+    async def _stream(self, question: JsRequest) -> tuple[StreamInfo, int]:
         stream = await self.client.stream(question.stream)
         if question.partition >= len(stream.partitions):
             raise _Ends(not_found(question.kind))
         return stream, question.partition
 
-    async def _list(self, question: JsQuestion) -> JsAnswer:
+    async def _list(self, question: JsRequest) -> JsAnswer:
         found = [
             (stream, partition)
             for stream, partition in await self._places()
@@ -556,14 +556,14 @@ class StatelessReads:
             question.kind, question, len(found), [describe_stream(place, now_ns) for place in await asyncio.gather(*asked)]
         )
 
-    async def _place(self, stream: StreamInfo, partition: int) -> JsPlace:
+    async def _place(self, stream: StreamInfo, partition: int) -> JsPartition:
         bounds = await self.client.bounds(stream.name, partition, options=_OPTIONS)
         first = last = None
         if bounds.high_watermark >= bounds.log_start_offset:
             first = await self._first(self._forwards(stream.name, partition, bounds, bounds.log_start_offset, ()))
             last = await self._first(self._backwards(stream.name, partition, bounds, bounds.high_watermark, ()))
         times = (None if record is None else record.timestamp_ns for record in (first, last))
-        return JsPlace(stream, partition, bounds, *times)
+        return JsPartition(stream, partition, bounds, *times)
 
     # ---- records -----------------------------------------------------------------------------------------------------
     def _forwards(
@@ -596,7 +596,7 @@ class StatelessReads:
             await _close(records)
         return None
 
-    async def _records(self, question: JsQuestion) -> AsyncIterator[JsAnswer]:
+    async def _records(self, question: JsRequest) -> AsyncIterator[JsAnswer]:
         stream, partition = await self._stream(question)
         name, subject = name_of(stream.name, partition), data_subject(stream.subject, partition)
         bounds = await self.client.bounds(stream.name, partition, options=_OPTIONS)
@@ -609,7 +609,7 @@ class StatelessReads:
         async for part in parts:
             yield part
 
-    async def _one(self, question: JsQuestion, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
+    async def _one(self, question: JsRequest, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
         stream, partition, wanted = question.stream, question.partition, question.subjects
         if question.last:
             found = await self._first(self._backwards(stream, partition, bounds, bounds.high_watermark, wanted))
@@ -624,13 +624,13 @@ class StatelessReads:
             raise _Ends(_not_found(question.kind))
         yield direct(name, found, subject) if question.kind is Kind.DIRECT else message(found, subject)
 
-    async def _start(self, question: JsQuestion) -> int:
+    async def _start(self, question: JsRequest) -> int:
         """Return the offset from which on the requested record is searched."""
         if question.start_ns is None:
             return question.sequence - 1
         return await self.client.offset_at(question.stream, question.partition, question.start_ns, options=_OPTIONS)
 
-    async def _batch(self, question: JsQuestion, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
+    async def _batch(self, question: JsRequest, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
         """Yield the answers to a batch get: the matching records in log order, and a final status line.
 
         ``name``: JetStream name of the partition. ``subject``: subject to show for records without one. ``Nats-Num-Pending`` is exact
@@ -655,7 +655,7 @@ class StatelessReads:
             raise _Ends(_not_found(question.kind))
         yield status(204, "EOB", ("Nats-Num-Pending", pending), ("Nats-Last-Sequence", last))
 
-    async def _newest_of_each(self, question: JsQuestion, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
+    async def _newest_of_each(self, question: JsRequest, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
         """Yield the newest record of each subject that matches the request, in log order, up to the requested end.
 
         ``name``: JetStream name of the partition. ``subject``: subject to show for records without one. The whole log is read, unless
@@ -690,7 +690,7 @@ class StatelessReads:
         rest = ("Nats-Num-Pending", len(chosen) - len(chosen[:limit])), ("Nats-Last-Sequence", last)
         yield status(204, "EOB", *rest, ("Nats-UpTo-Sequence", newest + 1))
 
-    async def _up_to(self, question: JsQuestion, bounds: Bounds) -> int:
+    async def _up_to(self, question: JsRequest, bounds: Bounds) -> int:
         """Return the offset of the newest record that the answer may contain, inclusive. The request may set an end."""
         newest = bounds.high_watermark
         if question.up_to_ns is not None:

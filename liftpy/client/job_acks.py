@@ -22,7 +22,7 @@ MAX_RANGES = 2000
 """Maximum number of ranges in one command. A command of this size is well below its limit in bytes."""
 
 
-class Leased(Protocol):
+class LeasedRecord(Protocol):
     """A record that a queue worker has received and not yet settled."""
 
     @property
@@ -36,11 +36,11 @@ class Leased(Protocol):
         """Number that the coordinator gave to this delivery of the record."""
 
 
-J = TypeVar("J", bound=Leased)
+J = TypeVar("J", bound=LeasedRecord)
 
 
 @dataclass(slots=True, eq=False)
-class _Telling(Generic[J]):
+class _SettlementBatch(Generic[J]):
     """Settlements of some jobs that wait to be sent. Each settlement covers one partition."""
 
     jobs: Sequence[J]
@@ -58,34 +58,34 @@ class Settlements(Generic[J]):
     def __init__(self, name: str, say: Callable[[list[pb.Settlement]], Awaitable[list[pb.LostRange]]]) -> None:
         self._name = name
         self._say = say
-        self._told: deque[_Telling[J]] = deque()
+        self._told: deque[_SettlementBatch[J]] = deque()
         self._telling: asyncio.Task[None] | None = None
 
-    def tell(self, jobs: Sequence[J], asked: list[pb.Settlement]) -> asyncio.Future[list[J]]:
+    def settle(self, jobs: Sequence[J], asked: list[pb.Settlement]) -> asyncio.Future[list[J]]:
         """Queue the settlements ``asked`` of ``jobs`` to be sent.
 
         Returns:
             A future of the jobs that this worker no longer owns. The caller may ignore it.
         """
-        told = _Telling(jobs, asked, asyncio.get_running_loop().create_future())
+        told = _SettlementBatch(jobs, asked, asyncio.get_running_loop().create_future())
         told.done.add_done_callback(lambda done: done.cancelled() or done.exception())
         if not asked:
             told.done.set_result([])
             return told.done
         self._told.append(told)
         if self._telling is None or self._telling.done():
-            self._telling = asyncio.get_running_loop().create_task(self._tell_all(), name=f"settlements of {self._name}")
+            self._telling = asyncio.get_running_loop().create_task(self._send_all(), name=f"settlements of {self._name}")
         return told.done
 
-    async def all_told(self) -> None:
+    async def wait_until_sent(self) -> None:
         if self._telling is not None:
             await self._telling
 
-    async def _tell_all(self) -> None:
+    async def _send_all(self) -> None:
         while self._told:
             some = self._next()
             try:
-                lost = await self._tell_some([one for told in some for one in told.settlements])
+                lost = await self._send_some([one for told in some for one in told.settlements])
             except BaseException as error:
                 if not isinstance(error, LiftError):  # the task ends, so the other settlements fail, too
                     some += self._told
@@ -100,7 +100,7 @@ class Settlements(Generic[J]):
                 if not told.done.done():
                     told.done.set_result([job for job in told.jobs if is_in(job, lost)])
 
-    def _next(self) -> list[_Telling[J]]:
+    def _next(self) -> list[_SettlementBatch[J]]:
         some = [self._told.popleft()]
         ranges, count = _size(some[0])
         while self._told:
@@ -111,7 +111,7 @@ class Settlements(Generic[J]):
             some.append(self._told.popleft())
         return some
 
-    async def _tell_some(self, settlements: list[pb.Settlement]) -> list[pb.LostRange]:
+    async def _send_some(self, settlements: list[pb.Settlement]) -> list[pb.LostRange]:
         lost: list[pb.LostRange] = []
         alike = combine_settlements(settlements)
         for at in range(0, len(alike), commands.MAX_SETTLEMENTS):
@@ -119,7 +119,7 @@ class Settlements(Generic[J]):
         return lost
 
 
-def _size(told: _Telling[Any]) -> tuple[int, int]:
+def _size(told: _SettlementBatch[Any]) -> tuple[int, int]:
     return sum(len(one.ranges) for one in told.settlements), len(told.settlements)
 
 
@@ -159,7 +159,7 @@ def settlement(
     )  # fmt: skip
 
 
-def ranges_of(jobs: Sequence[Leased]) -> list[pb.RecordRange]:
+def ranges_of(jobs: Sequence[LeasedRecord]) -> list[pb.RecordRange]:
     """Return the offset ranges of ``jobs``. Adjacent records with an equal lease are one range.
 
     If a record occurs twice, the range has its newest lease.
@@ -193,7 +193,7 @@ def gaps(part: pb.GrantedRange, offsets: Sequence[int]) -> list[pb.RecordRange]:
     return found
 
 
-def is_in(job: Leased, lost: Iterable[pb.LostRange]) -> bool:
+def is_in(job: LeasedRecord, lost: Iterable[pb.LostRange]) -> bool:
     """Return whether the record of ``job`` is in one of the ranges ``lost``, which this worker no longer owns."""
     place = job.key.stream, job.key.partition
     return any((one.stream, one.partition) == place and one.start <= job.record.offset < one.end for one in lost)

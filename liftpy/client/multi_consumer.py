@@ -17,7 +17,7 @@ from typing import Any
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.consumed import ConsumedBatch, ConsumedRecord, records_of
 from liftpy.client.consumer import Consumer, ReadOptions
-from liftpy.client.iteration import Following, Iteration
+from liftpy.client.iteration import Iteration, ResultIterator
 from liftpy.client.positions import Position
 from liftpy.core.base.ids import check_name, is_internal, quote
 from liftpy.core.base.strict_json import load_json
@@ -38,7 +38,7 @@ Place = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class StreamAccess:
     """Functions that a ManyConsumer needs from the client.
 
     ``places``: lists all partitions. ``consumer``: opens a Consumer of a partition, at a start, with a maximum read-ahead in bytes.
@@ -120,7 +120,7 @@ class ManyConsumer:
     """
 
     def __init__(
-        self, home: Places, names: Iterable[str], start: Any, positions: Mapping[Place, Position] | None = None
+        self, home: StreamAccess, names: Iterable[str], start: Any, positions: Mapping[Place, Position] | None = None
     ) -> None:
         self._home = home
         self._names = tuple(names)
@@ -148,7 +148,7 @@ class ManyConsumer:
         """Slice whose records cannot be decoded. It is returned again, so that no later record is delivered before it."""
 
     async def __aenter__(self) -> ManyConsumer:
-        await self._look()
+        await self._refresh_partitions()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -184,7 +184,7 @@ class ManyConsumer:
         """
         self._paused.difference_update(places)
 
-    async def _look(self) -> None:
+    async def _refresh_partitions(self) -> None:
         """List the partitions and start to read the new ones. Do nothing if the last call was less than ``LOOK_EVERY_S`` ago."""
         now = asyncio.get_running_loop().time()
         if now < self._look_at:
@@ -217,7 +217,7 @@ class ManyConsumer:
         Returns:
             An asynchronous iterator of ConsumedBatch. It ends when ``until`` is reached in all partitions.
         """
-        return Following(self.next)
+        return ResultIterator(self.next)
 
     async def next(self) -> ConsumedBatch | None:
         """Return the next slice, from the partition that waited longest.
@@ -239,7 +239,7 @@ class ManyConsumer:
         self._waiting, closes = True, self._closes
         try:
             while True:
-                await self._look()
+                await self._refresh_partitions()
                 if self._closes != closes:
                     return None
                 self._arm()
@@ -277,7 +277,7 @@ class ManyConsumer:
             self._coming[asyncio.create_task(_next(iteration), name=f"next of {place[0]}/{place[1]}")] = place
 
     def __aiter__(self) -> AsyncIterator[ConsumedRecord]:
-        return Following(self.next_record)
+        return ResultIterator(self.next_record)
 
     def next_fetched(self) -> ConsumedRecord | None:
         """Return the next record of the current slice, without waiting. None at the end of the slice."""
@@ -304,7 +304,7 @@ class ManyConsumer:
         Returns:
             The positions by (stream, partition), for ``client.consume_many(positions=...)``.
         """
-        await self._look()
+        await self._refresh_partitions()
         waiting = {place: task for task, place in self._coming.items()}
         found = {}
         for place, reader in self._readers.items():
@@ -330,7 +330,7 @@ class ManyConsumer:
 
     async def lag(self) -> dict[Place, int]:
         """Return the number of committed offsets after the position, for each (stream, partition)."""
-        await self._look()
+        await self._refresh_partitions()
         behind = await asyncio.gather(*(reader.lag() for reader in self._readers.values()))
         return dict(zip(self._readers, behind, strict=True))
 

@@ -84,7 +84,7 @@ class BatchResult(NamedTuple):
     known_records: int = 0
 
 
-class Refusal(Enum):
+class BatchRejection(Enum):
     """Reason for which a leader rejects a batch."""
 
     AGAIN = "again"
@@ -98,7 +98,7 @@ class Refusal(Enum):
 
 
 @dataclass(slots=True, kw_only=True)
-class _Open:
+class _FillingBatch:
     """The batch that is being filled. ``since``: time of its first record, as a time of the event loop in seconds."""
 
     ticket: Any
@@ -161,7 +161,7 @@ class PartitionQueue:
         """True while the producer has no epoch for this partition. The queue sends nothing until then."""
         self._hurries = False
         """True if incomplete batches are sent without waiting for more records."""
-        self._open = _Open(ticket=new_ticket())
+        self._open = _FillingBatch(ticket=new_ticket())
         self._parcels: deque[ProducerBatch] = deque()
         self._out_count = 0  # of the first parcels: sent since the lane has gone back last, or placed
         self._pause_s = FIRST_PAUSE_S
@@ -326,7 +326,7 @@ class PartitionQueue:
             return whole
         return start if self._open.values else bisect_right(positions, positions[start])
 
-    def _batch_with_room(self, size_bytes: int) -> _Open:
+    def _batch_with_room(self, size_bytes: int) -> _FillingBatch:
         """Return the open batch. Close it first and open another one if ``size_bytes`` more do not fit."""
         gathered = self._open
         full = len(gathered.values) >= self._batch_records or gathered.size_bytes + size_bytes > self._batch_bytes
@@ -344,7 +344,7 @@ class PartitionQueue:
         self._hurries = True
 
     def _close(self) -> None:
-        gathered, self._open = self._open, _Open(ticket=self._new_ticket())
+        gathered, self._open = self._open, _FillingBatch(ticket=self._new_ticket())
         count = len(gathered.values)
         batch = build_batch(
             gathered.values,
@@ -460,7 +460,9 @@ class PartitionQueue:
             self._out_count = max(self._out_count - 1, 0)
         return told
 
-    def refused(self, sequence: int, attempt: int, refusal: Refusal, now: float, due: int = 0, after_s: float = 0.0) -> bool:
+    def refused(
+        self, sequence: int, attempt: int, refusal: BatchRejection, now: float, due: int = 0, after_s: float = 0.0
+    ) -> bool:
         """Process a rejection of a batch.
 
         Args:
@@ -477,10 +479,10 @@ class PartitionQueue:
         out = next((parcel for parcel in islice(self._parcels, self._out_count) if parcel.sequence == sequence), None)
         if out is None or out.placed is not None or attempt != out.attempt:
             return True  # that was before it went back
-        if refusal is Refusal.FINAL:
+        if refusal is BatchRejection.FINAL:
             return False
-        self._asks = refusal is Refusal.UNKNOWN
-        if refusal is Refusal.OUT_OF_ORDER and distance(due, self._parcels[0].sequence) < 0:
+        self._asks = refusal is BatchRejection.UNKNOWN
+        if refusal is BatchRejection.OUT_OF_ORDER and distance(due, self._parcels[0].sequence) < 0:
             return False  # what was answered as stored is not there any more: nothing can follow on it
         self._go_back(now, after_s)
         return True

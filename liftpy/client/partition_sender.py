@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from liftpy.client.encode_publish import Address, Addressing
 from liftpy.client.in_flight import PublishAck
-from liftpy.client.partition_queue import BatchResult, PartitionQueue, ProducerBatch, Refusal
+from liftpy.client.partition_queue import BatchRejection, BatchResult, PartitionQueue, ProducerBatch
 from liftpy.client.retrying import retry_attempts
 from liftpy.client.write_epoch import PlanChangedError, Repeat, Round, offset_in, partitions_in
 from liftpy.core.metadata.image import StreamImage
@@ -36,14 +36,14 @@ from liftpy.nats.transport import Transport, nobody_there
 
 _Ack = client_pb2.Ack
 _REFUSALS = {
-    _Ack.NOT_LEADER: Refusal.AGAIN,
-    _Ack.OVERLOADED: Refusal.AGAIN,
-    _Ack.QUOTA: Refusal.AGAIN,
-    _Ack.BELOW_MIN_ISR: Refusal.AGAIN,
-    _Ack.NO_SPACE: Refusal.AGAIN,
-    _Ack.WRONG_STREAM: Refusal.AGAIN,
-    _Ack.OUT_OF_ORDER: Refusal.OUT_OF_ORDER,
-    _Ack.UNKNOWN_PRODUCER: Refusal.UNKNOWN,
+    _Ack.NOT_LEADER: BatchRejection.AGAIN,
+    _Ack.OVERLOADED: BatchRejection.AGAIN,
+    _Ack.QUOTA: BatchRejection.AGAIN,
+    _Ack.BELOW_MIN_ISR: BatchRejection.AGAIN,
+    _Ack.NO_SPACE: BatchRejection.AGAIN,
+    _Ack.WRONG_STREAM: BatchRejection.AGAIN,
+    _Ack.OUT_OF_ORDER: BatchRejection.OUT_OF_ORDER,
+    _Ack.UNKNOWN_PRODUCER: BatchRejection.UNKNOWN,
 }
 RECORD_BYTES = 16
 """Overhead of a record, and of each header, in a batch: at most this many bytes."""
@@ -399,7 +399,7 @@ class PartitionSender:
                 head = self._head()
                 head.askedProducer, head.producerSequence = self.lane.producer_id, self.lane.unanswered[0]
                 head.producerName = self._errand.name
-                self._say_position(head, 0 if self._errand.round is None else self._errand.round.position.offset)
+                self._add_position(head, 0 if self._errand.round is None else self._errand.round.position.offset)
                 if self._acked is not None:
                     head.producerAckedOffset, head.producerAckedEpoch = self._acked
                 message = await self._transport.exchange(
@@ -414,7 +414,7 @@ class PartitionSender:
                 if ack.ackError == _Ack.OK:
                     return ack.producer
                 self.addressing.doubt()
-                if _REFUSALS.get(ack.ackError) is Refusal.AGAIN:
+                if _REFUSALS.get(ack.ackError) is BatchRejection.AGAIN:
                     raise UnavailableError(
                         f"{self._stream}/{self.partition} rejected the request for now: {ack.detail or ack.ackError}. "
                         "Retry it later."
@@ -425,7 +425,7 @@ class PartitionSender:
                 raise rejection
         raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
-    def _say_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
+    def _add_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
         source = self._errand.source
         if source is not None:
             head.producerPosition.CopyFrom(source._replace(offset=offset).message())
@@ -457,7 +457,7 @@ class PartitionSender:
                     transport.check_server()
                 self._check_patience(loop.time())
                 while (parcel := self.lane.next_to_send(loop.time())) is not None:
-                    await self._put_on_the_wire(parcel)
+                    await self._send_to_nats(parcel)
             except LiftError as error:
                 self._failed(error)
                 return
@@ -485,14 +485,14 @@ class PartitionSender:
                 f"records may be stored. Check the leader with `liftpy status --stream {self._stream}`."
             )
 
-    async def _put_on_the_wire(self, parcel: ProducerBatch) -> None:
+    async def _send_to_nats(self, parcel: ProducerBatch) -> None:
         head = self._head()
         head.producerReset, head.producerDigest = parcel.reset, b"" if parcel.digest is None else parcel.digest.encode()
         if parcel.names:
             head.producerName = self._errand.name
             if (partitioning := self._errand.partitioning()) is not None:
                 head.producerPartitioning.CopyFrom(partitioning.message())
-        self._say_position(head, parcel.position)
+        self._add_position(head, parcel.position)
         reply = f"{self._errand.inbox}.{self.partition}-{parcel.sequence}-{parcel.attempt}"
         payload = frames.batch_publish(head, parcel.batch)
         now = asyncio.get_running_loop().time()
@@ -501,7 +501,7 @@ class PartitionSender:
         except ProtocolError as error:
             raise PublishRejectedError(str(error), "TOO_LARGE") from None
         except UnavailableError as error:
-            self._batch_rejected(parcel.sequence, parcel.attempt, Refusal.AGAIN, error, now)
+            self._batch_rejected(parcel.sequence, parcel.attempt, BatchRejection.AGAIN, error, now)
 
     # ---- answers -------------------------------------------------------------------------------------------------------
     def process_answer(self, sequence: int, attempt: int, message: Any) -> None:
@@ -516,7 +516,7 @@ class PartitionSender:
                 f"`liftpy status --stream {self._stream}`."
             )
             self.addressing.doubt()
-            self._batch_rejected(sequence, attempt, Refusal.AGAIN, error, now)
+            self._batch_rejected(sequence, attempt, BatchRejection.AGAIN, error, now)
             return
         ack = self._ack_in(message)
         if ack is None:
@@ -527,7 +527,7 @@ class PartitionSender:
             return
         if ack.ackError == _Ack.WRONG_STREAM or not ack.streamUid:
             self.addressing.doubt()
-        refusal = _REFUSALS.get(ack.ackError, Refusal.FINAL)
+        refusal = _REFUSALS.get(ack.ackError, BatchRejection.FINAL)
         after_s = ack.retryAfterMs / 1000 if ack.ackError == _Ack.QUOTA else 0.0
         self._batch_rejected(sequence, attempt, refusal, self._rejection(ack), now, ack.producer.nextSequence, after_s)
 
@@ -549,7 +549,14 @@ class PartitionSender:
         self.awake.set()
 
     def _batch_rejected(
-        self, sequence: int, attempt: int, refusal: Refusal, error: LiftError, now: float, due: int = 0, after_s: float = 0.0
+        self,
+        sequence: int,
+        attempt: int,
+        refusal: BatchRejection,
+        error: LiftError,
+        now: float,
+        due: int = 0,
+        after_s: float = 0.0,
     ) -> None:
         self._refusal = error
         if not self.lane.refused(sequence, attempt, refusal, now, due, after_s):

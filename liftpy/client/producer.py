@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from liftpy.client.awaitable_context import Opening
+from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.encode_publish import Address
 from liftpy.client.in_flight import Window
 from liftpy.client.metadata_requests import MetadataRequests
@@ -180,7 +180,7 @@ class Producer:
         self._told = False
         """True if the application has seen the error."""
         self._loop = asyncio.get_running_loop()
-        self._unwatch = [transport.tell_of_denials(self._on_denial), transport.tell_of_close(self._on_close)]
+        self._unwatch = [transport.on_denial(self._on_denial), transport.on_close(self._on_close)]
 
     def _lane(self, partition: int, producer_id: int) -> PartitionQueue:
         options = self._options
@@ -550,8 +550,8 @@ class Producer:
             before = int(ends[start - 1]) if start else 0
             end = max(int(np.searchsorted(ends, before + step_bytes, "right")), start + 1)
             end = min(end, count, start + step_records)
-            if course.repeat.left:
-                end = min(end, start + course.repeat.left)
+            if course.repeat.remaining_skips:
+                end = min(end, start + course.repeat.remaining_skips)
                 course.repeat.leave_out(columns, start, end)
             else:
                 taken = int(ends[end - 1]) - before
@@ -821,7 +821,7 @@ def open_producer(
     id: str = "",
     round: Round | None = None,
     options: ProducerOptions,
-) -> Opening[Producer]:
+) -> AwaitableContext[Producer]:
     """Open a producer that writes one round of records to a stream.
 
     Args:
@@ -838,7 +838,7 @@ def open_producer(
         UnavailableError: No answer in time.
         PublishRejectedError: ``PRODUCER_FENCED``: a later round has begun.
     """
-    return Opening(_open(transport, requests, stream, name_for(id, None), round, options))
+    return AwaitableContext(_open(transport, requests, stream, name_for(id, None), round, options))
 
 
 async def _open(

@@ -45,7 +45,7 @@ _MOST_BEHIND = 8
 _Error = client_pb2.ReadResponse.Error
 _Isolation = client_pb2.ReadRequest.Isolation
 FINAL = (NotFoundError, OffsetOutOfRangeError, LogTruncatedError, TombstonesMissedError)
-"""Errors that end a reader, whichever replica reports them. ``SecondOpinion`` asks a second replica first."""
+"""Errors that end a reader, whichever replica reports them. ``ErrorConfirmation`` asks a second replica first."""
 
 
 class NotServedError(UnavailableError):
@@ -62,7 +62,7 @@ class NotServedError(UnavailableError):
         self.high_watermark = high_watermark
 
 
-class SecondOpinion:
+class ErrorConfirmation:
     """Requires that a second node, or the leader, confirms an error that would end a reader.
 
     So a single wrong answer cannot end a reader.
@@ -208,7 +208,7 @@ class ReadProgress:
             self.compacted = False
         piece = frames.piece_in(head, body)
         if piece is not None:
-            whole = self.assembly.take(piece)
+            whole = self.assembly.add_piece(piece)
             if whole is None:
                 self._answered_by(head)
                 return []
@@ -464,14 +464,14 @@ class BackwardProgress(ReadProgress):
             return []
         piece = frames.piece_in(head, body)
         if piece is not None:
-            whole = self.assembly.take(piece)
+            whole = self.assembly.add_piece(piece)
             if whole is None:
                 return []
             body = whole
         self.assembly.forget()
-        return self._take_batches(head, self._split(body, head.node), whole_answer=piece is None)
+        return self._slice_batches(head, self._split(body, head.node), whole_answer=piece is None)
 
-    def _take_batches(
+    def _slice_batches(
         self, head: client_pb2.ReadResponse, batches: list[RecordBatch], *, whole_answer: bool
     ) -> list[BatchSlice]:
         slices: list[BatchSlice] = []

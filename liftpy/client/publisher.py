@@ -28,7 +28,7 @@ from liftpy.client.in_flight import PROBE_S, PROBING_S, InFlight, MessageIds, Pu
 from liftpy.config import AckPolicy
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.envelope import MAX_DIGITS, Ordinary
+from liftpy.core.wire.envelope import MAX_DIGITS, FastEnvelope
 from liftpy.core.wire.headers import HeadersLike
 from liftpy.errors import (
     ClientClosedError,
@@ -165,7 +165,7 @@ class Publisher:
         self._options = options
         self._addressing = Addressing(address, find, self._use_new_address, self._connection_lost)
         self._ids = MessageIds()
-        self._made: Ordinary | None = None
+        self._made: FastEnvelope | None = None
         self._window = Window(options.window, options.window_bytes)
         self._in_flight: dict[int, InFlight] = {}
         self._refused: set[int] = set()
@@ -192,7 +192,7 @@ class Publisher:
         """True if an ack has arrived on this address. A later permission error then does not apply to earlier messages."""
         self._opening = asyncio.Lock()
         self._closed = False
-        self._unwatch = [transport.tell_of_denials(self._on_denial), transport.tell_of_close(self._on_close)]
+        self._unwatch = [transport.on_denial(self._on_denial), transport.on_close(self._on_close)]
         self.foreign_answers = 0
         """Number of answers on the stream's subject from other senders than the partition. They do not count as acks."""
         self._last_foreign = ""
@@ -253,7 +253,7 @@ class Publisher:
             raise ConfigError("A message without an ack has no result. Use post() instead of send().")
         self._must_be_open()
         if self._addressing.unknown:
-            await self._addressing.look()
+            await self._addressing.refresh()
         if not self._addressing.address.answers:
             raise ConfigError(
                 f"Stream {self._stream} has the ack policy none and sends no acks. Use post(), or publish with ack NONE."
@@ -293,7 +293,7 @@ class Publisher:
             address is not self._addressing.address
             or not self._transport.hand_over(address.subject, payload, f"{self._inbox}.{number}")
         ) and (self._transport.has_room or await self._room(number, message)):
-            await self._put_on_the_wire(number, message)
+            await self._send_to_nats(number, message)
         return message.answer
 
     async def post(
@@ -328,7 +328,7 @@ class Publisher:
         """
         self._must_be_open()
         if self._addressing.unknown:
-            await self._addressing.look()
+            await self._addressing.refresh()
         await self._posts.send(self._addressing.address, value, key, headers, addressed=addressed)
 
     @overload
@@ -496,8 +496,8 @@ class Publisher:
             headers = headers_with_conditions(headers, msg_id, expected_last)
         return envelope_of(self._stream, self._partition, uid, value, key, headers, ack, runs=True)
 
-    def _form(self, uid: str, ack: AckPolicy) -> Ordinary:
-        self._made = Ordinary(self._stream, self._partition, uid, ack, runs=True)
+    def _form(self, uid: str, ack: AckPolicy) -> FastEnvelope:
+        self._made = FastEnvelope(self._stream, self._partition, uid, ack, runs=True)
         return self._made
 
     def _must_be_open(self) -> None:
@@ -538,11 +538,11 @@ class Publisher:
             return False
         except BaseException:
             if number in self._in_flight:
-                self._take_future(number).cancel()
+                self._pop_future(number).cancel()
             raise
         return number in self._in_flight  # False: it was closed or given up during the wait
 
-    async def _put_on_the_wire(self, number: int, message: InFlight) -> None:
+    async def _send_to_nats(self, number: int, message: InFlight) -> None:
         address = self._addressing.address
         if message.uid not in ("", address.uid):
             if message.maybe_stored:
@@ -626,7 +626,7 @@ class Publisher:
             if refused:
                 refused.discard(number)
             if number == self._first:
-                self._first_is_taken()
+                self._send_waiting()
             count += 1
             size_bytes += message.size_bytes
             answer = message.answer
@@ -638,7 +638,7 @@ class Publisher:
             self._addressing.sure()
             self._window.leave(size_bytes, count)
 
-    def _first_is_taken(self) -> None:
+    def _send_waiting(self) -> None:
         """Send all messages that wait for another attempt, because the leader has accepted the first one."""
         self._taken, self._first, now = True, -1, asyncio.get_running_loop().time()
         for other in map(self._in_flight.__getitem__, self._refused):
@@ -710,7 +710,7 @@ class Publisher:
                 message.resend_at = min(message.resend_at, now + PROBE_S)
             self._refused.add(number)
 
-    def _take_future(self, number: int) -> asyncio.Future[PublishAck]:
+    def _pop_future(self, number: int) -> asyncio.Future[PublishAck]:
         """Remove message ``number`` from the messages in flight and return its future.
 
         The future may already be done, because its caller canceled it.
@@ -730,7 +730,7 @@ class Publisher:
                 f"(message_id). Last error: {error}",
                 message.message_id.decode(),
             )
-        answer = self._take_future(number)
+        answer = self._pop_future(number)
         if answer.done():
             return
         answer.set_exception(error)
@@ -845,7 +845,7 @@ class Publisher:
         elif now >= message.resend_at and self._transport.has_room:
             message.resend_at, message.deadline, message.refusal = 0.0, message.deadline_from(now), None
             self._refused.discard(number)
-            await self._put_on_the_wire(number, message)
+            await self._send_to_nats(number, message)
 
 
 def _was_looked_at(failed: asyncio.Future[PublishAck]) -> bool:

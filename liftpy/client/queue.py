@@ -5,11 +5,11 @@ it was granted, and sends many acks in one command. When ``ack`` returns, the ac
 delivered again. A worker returns a record to the application only while the ack wait of the record is valid by the
 worker's own clock.
 
-``TakePace`` decides how many records a worker prefetches: as many as it processed per 0.25 s in the last takes, at most
+``PrefetchLimit`` decides how many records a worker prefetches: as many as it processed per 0.25 s in the last takes, at most
 ``ahead``. The first takes, and the first after a pause, prefetch nothing. Example: if a record takes 5 ms, the rate is
 200 per second and the worker prefetches 50. If a record takes 2 s, it prefetches none.
 
-``NextKeys`` holds the key digests of the next records of an ordered queue.
+``KeyDigests`` holds the key digests of the next records of an ordered queue.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _PAUSE_NS = 2_000_000_000
 _NS_PER_S = 1_000_000_000
 
 
-class TakePace:
+class PrefetchLimit:
     """Decides how many records a worker prefetches, from the rate at which the application takes records.
 
     ``most``: maximum number of records. Times are monotonic, in nanoseconds.
@@ -90,7 +90,7 @@ _AHEAD = 256
 """Number of keys that a worker sends in addition to the wanted records. Records of busy keys are skipped."""
 
 
-class NextKeys:
+class KeyDigests:
     """Digests of the keys of the next records of an ordered queue, one per offset, from offset ``start`` on.
 
     A digest has 8 bytes. There are at most ``MAX_KEYS`` of them.
@@ -317,7 +317,7 @@ class Job:
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
+class _QueuePartition:
     """One partition that the queue worker reads.
 
     ``ended``: log end (exclusive) at which the coordinator had no more records. -1: not known. ``again_ns``: monotonic time at which
@@ -327,7 +327,7 @@ class _Place:
     log: QueueLog
     ended: int = -1
     again_ns: int = 0
-    keys: NextKeys = field(default_factory=NextKeys)
+    keys: KeyDigests = field(default_factory=KeyDigests)
 
     @property
     def key(self) -> PartitionKey:
@@ -362,7 +362,7 @@ class Queue:
         self._client, self._options = client, options
         self._member = secrets.token_hex(16)
         self._partition = 0
-        self._places: deque[_Place] = deque()
+        self._places: deque[_QueuePartition] = deque()
         self._at_open: set[PartitionKey] = set()
         """Partitions that existed when the queue was opened. ``start="new"`` applies only to these."""
         self._look_at_ns = 0
@@ -371,7 +371,7 @@ class Queue:
         """Fetched jobs that are not delivered yet."""
         self._coming: asyncio.Task[None] | None = None
         """Task that takes more records from the coordinator. At most one runs."""
-        self._pace = TakePace(options.ahead)
+        self._pace = PrefetchLimit(options.ahead)
         self._wanted = 1
         """Number of records that the last take requested."""
         self._touched_ns = 0
@@ -405,7 +405,7 @@ class Queue:
     def _know(self, stream: StreamInfo) -> None:
         known = {place.key: place for place in self._places}
         found = [stream.key(partition.partition) for partition in stream.partitions]
-        self._places = deque(known.get(key) or _Place(self._log_of(key)) for key in found)
+        self._places = deque(known.get(key) or _QueuePartition(self._log_of(key)) for key in found)
         for place in known.keys() - set(found):
             known[place].log.close()
         self._look_at_ns = _now_ns() + (_STREAM_NS if found else round(_ASK_AGAIN_S * 1e9))
@@ -436,13 +436,13 @@ class Queue:
             await asyncio.wait(self._burials, timeout=_LEAVE_S)
         await end_tasks([self._coming, *self._burials, *(place.log.close() for place in self._places)])
         try:
-            await self._give_back()
-            await self._settlements.all_told()
+            await self._return_prefetched()
+            await self._settlements.wait_until_sent()
         except LiftError as error:  # they come again all the same, later
             self.counters["unsaid"] += 1
             logger.warning("queue %s: not left in order: %s", self.name, error)
 
-    def _give_back(self) -> asyncio.Future[list[Job]]:
+    def _return_prefetched(self) -> asyncio.Future[list[Job]]:
         """Return the prefetched records to the queue, for other workers. The future is done when the coordinator has answered."""
         jobs, self._ready = list(self._ready), deque()
         return self._begin_settling(pb.SETTLE_RELEASE, jobs)
@@ -494,7 +494,7 @@ class Queue:
             try:
                 if coming is None:
                     tries += 1
-                    coming = self._run_shielded(self._take_somewhere(max_records))
+                    coming = self._run_shielded(self._request_from_any(max_records))
                 await asyncio.wait({coming})
                 if not coming.cancelled():
                     coming.result()
@@ -533,9 +533,9 @@ class Queue:
             self.counters["not brought"] += 1
         self._touched_ns = _now_ns()
         if self._untouched is None and self._ready and not self._closed:
-            self._untouched = asyncio.get_running_loop().call_later(UNTOUCHED_S, self._look_whether_touched)
+            self._untouched = asyncio.get_running_loop().call_later(UNTOUCHED_S, self._return_if_untouched)
 
-    def _look_whether_touched(self) -> None:
+    def _return_if_untouched(self) -> None:
         """Return the prefetched jobs to the queue if the application has taken none for ``UNTOUCHED_S`` seconds.
 
         Else check again later.
@@ -544,48 +544,48 @@ class Queue:
         left_s = UNTOUCHED_S - (_now_ns() - self._touched_ns) / 1e9
         if left_s <= 0 and self._ready:
             self.counters["given back"] += len(self._ready)
-            self._give_back()
+            self._return_prefetched()
         elif self._ready:
-            self._untouched = asyncio.get_running_loop().call_later(left_s, self._look_whether_touched)
+            self._untouched = asyncio.get_running_loop().call_later(left_s, self._return_if_untouched)
 
-    async def _take_somewhere(self, wanted: int) -> None:
+    async def _request_from_any(self, wanted: int) -> None:
         """Request ``wanted`` records from one partition after the other, until one has some.
 
         Raises GroupRejectedError if no partition has records and the coordinator rejected a request.
         """
         refused: GroupRejectedError | None = None
         if _now_ns() >= self._look_at_ns:
-            await self._look_for_partitions()
+            await self._refresh_partitions()
         for _ in range(len(self._places)):
             if not self._places:
                 break
             place = self._places[0]
             self._places.rotate(-1)
             try:
-                if await self._take_of(place, wanted):
+                if await self._request_from(place, wanted):
                     return
             except GroupRejectedError as error:
                 refused = error
         if refused is not None:
             raise refused
 
-    async def _take_of(self, place: _Place, wanted: int) -> bool:
+    async def _request_from(self, place: _QueuePartition, wanted: int) -> bool:
         """Request records of one partition. Return whether it had some, or whether it must be asked again at once.
 
         ``wanted``: number of records that the application needs now.
         """
         log = place.log
         if log.bounds is None or not log.has_more or _now_ns() >= place.again_ns > 0:
-            bounds = await log.look()
+            bounds = await log.refresh_bounds()
             if bounds.uid != log.key.uid:
-                return await self._look_anew()
+                return await self._refresh_stream()
         if not place.is_due(_now_ns()):
             return False
         sent_ns = _now_ns()
         wanted = min(wanted + self._pace.ahead(sent_ns), commands.MAX_TAKE)
         answer = await self._ask(place, wanted)
         if answer.code == pb.GROUP_STALE:
-            return await self._look_anew()
+            return await self._refresh_stream()
         if answer.granted:
             await self._receive(place, answer, sent_ns, wanted)
             return True
@@ -596,19 +596,19 @@ class Queue:
             )
         return False
 
-    async def _look_anew(self) -> bool:
+    async def _refresh_stream(self) -> bool:
         self._know(await self._client.stream(self.stream))
         return False
 
-    async def _look_for_partitions(self) -> None:
+    async def _refresh_partitions(self) -> None:
         self._look_at_ns = _now_ns() + round(_ASK_AGAIN_S * 1e9)
         try:
-            await self._look_anew()
+            await self._refresh_stream()
         except (UnavailableError, OutcomeUnknownError) as error:  # those that are known go on
             self.counters["not looked"] += 1
             logger.debug("queue %s: %s", self.name, error)
 
-    def _note_end(self, place: _Place, answer: pb.GroupAnswer) -> None:
+    def _note_end(self, place: _QueuePartition, answer: pb.GroupAnswer) -> None:
         """Store that the coordinator has no more records of the partition, and when to ask it again.
 
         ``answer``: answer to the request.
@@ -636,7 +636,7 @@ class Queue:
         else:
             await asyncio.sleep(wait_s)
 
-    async def _ask(self, place: _Place, wanted: int) -> pb.GroupAnswer:
+    async def _ask(self, place: _QueuePartition, wanted: int) -> pb.GroupAnswer:
         """Ask the coordinator for up to ``wanted`` records of a partition, and return its answer.
 
         For an ordered queue, the request has the keys of the next records.
@@ -644,20 +644,20 @@ class Queue:
         while True:
             bounds = place.log.bounds
             assert bounds is not None
-            asked = self._take_request(place, wanted)
+            asked = self._build_request(place, wanted)
             if not self._options.order_by_key:
-                return await self._say(take=asked)
+                return await self._send_command(take=asked)
             await place.keys.read_on(place.log, bounds, wanted)
             asked.ordered, asked.keysFrom = True, place.keys.start
             asked.keys.extend(place.keys.digests)
-            answer = await self._say(take=asked)
+            answer = await self._send_command(take=asked)
             if answer.code != pb.GROUP_OK:
                 return answer
             moved = place.keys.begin(answer.takenBelow)
             if answer.granted or not moved or answer.takenBelow >= asked.logEnd:
                 return answer
 
-    def _take_request(self, place: _Place, wanted: int) -> pb.TakeRecords:
+    def _build_request(self, place: _QueuePartition, wanted: int) -> pb.TakeRecords:
         options, key, bounds = self._options, place.key, place.log.bounds
         assert bounds is not None
         begin = bounds.end_offset if options.start == "new" and key in self._at_open else bounds.log_start_offset
@@ -670,7 +670,7 @@ class Queue:
             maxAckPending=options.max_ack_pending, maxMemberPending=options.max_own_pending,
         )  # fmt: skip
 
-    async def _receive(self, place: _Place, answer: pb.GroupAnswer, sent_ns: int, wanted: int) -> None:
+    async def _receive(self, place: _QueuePartition, answer: pb.GroupAnswer, sent_ns: int, wanted: int) -> None:
         """Fetch the records that the coordinator has granted in ``answer``, and queue them as jobs for the application.
 
         ``sent_ns``: time at which the request was sent. ``wanted``: number of requested records.
@@ -679,13 +679,13 @@ class Queue:
         try:
             self._ready.extend(await self._fetch(place.log, list(answer.granted), sent_ns + answer.waitMs * commands.NS_PER_MS))
         except NotFoundError:  # made again, or deleted: then that is said
-            await self._look_anew()
+            await self._refresh_stream()
         count = sum(part.end - part.start for part in answer.granted)
         if count < wanted and len(answer.granted) < commands.MAX_GRANTED_RANGES and not place.log.has_more:
             self._note_end(place, answer)
 
     async def _receive_along(
-        self, place: _Place, coming: asyncio.Future[pb.GroupAnswer | None], sent_ns: int, wanted: int
+        self, place: _QueuePartition, coming: asyncio.Future[pb.GroupAnswer | None], sent_ns: int, wanted: int
     ) -> None:
         """Process the records that the coordinator has granted together with the answer to an ack.
 
@@ -717,11 +717,11 @@ class Queue:
                     found += jobs
         except BaseException:
             rest = [pb.RecordRange(start=part.start, end=part.end, lease=part.lease) for part in granted]
-            self._settlements.tell((), [settlement(pb.SETTLE_RELEASE, key, rest)])
+            self._settlements.settle((), [settlement(pb.SETTLE_RELEASE, key, rest)])
             raise
         if done:
             self.counters["gone or dead"] += sum(part.end - part.start for part in done)
-            self._settlements.tell((), [settlement(pb.SETTLE_ACK, key, done)])
+            self._settlements.settle((), [settlement(pb.SETTLE_ACK, key, done)])
         if dead:
             burial = asyncio.create_task(self._bury_all(key, dead, over_ns), name=f"dead letters of {self.name}")
             self._burials.add(burial)
@@ -880,7 +880,7 @@ class Queue:
             for ranges in [ranges_of(some)]
             for at in range(0, len(ranges), MAX_RANGES)
         ]
-        return self._settlements.tell(jobs, asked)
+        return self._settlements.settle(jobs, asked)
 
     async def _settle_and_take(self, settlements: list[pb.Settlement]) -> list[pb.LostRange]:
         """Send settlements, and return the offset ranges that this worker no longer owns.
@@ -889,9 +889,9 @@ class Queue:
         """
         settle = pb.SettleRecords(member=self._member, settlements=settlements)
         along = self._along(settlements, _now_ns())
-        answer = None if along is None else await self._say_both(settle, *along)
+        answer = None if along is None else await self._send_with_settlements(settle, *along)
         if answer is None:
-            answer = await self._say(settle=settle)
+            answer = await self._send_command(settle=settle)
             if answer.code not in (pb.GROUP_OK, pb.GROUP_STALE):
                 raise GroupRejectedError(
                     f"Queue {self.name}: the coordinator rejected the ack: {answer.detail}. The record may be delivered "
@@ -903,7 +903,9 @@ class Queue:
                 place.ended = -1  # they come again, or the next records of their keys are free
         return list(answer.lost)
 
-    async def _say_both(self, settle: pb.SettleRecords, place: _Place, take: pb.TakeRecords) -> pb.GroupAnswer | None:
+    async def _send_with_settlements(
+        self, settle: pb.SettleRecords, place: _QueuePartition, take: pb.TakeRecords
+    ) -> pb.GroupAnswer | None:
         """Send settlements and a request for records of ``place`` in one command, and return the answer.
 
         None: the coordinator rejected the command. Acks may be sent again safely.
@@ -912,13 +914,13 @@ class Queue:
         self._run_shielded(self._receive_along(place, coming, _now_ns(), take.maxRecords))
         answer: pb.GroupAnswer | None = None
         try:
-            answer = await self._say(settle=settle, take=take)
+            answer = await self._send_command(settle=settle, take=take)
         finally:
             if not coming.done():
                 coming.set_result(answer)
         return answer if answer.code in (pb.GROUP_OK, pb.GROUP_STALE, pb.GROUP_FULL) else None
 
-    def _along(self, settlements: list[pb.Settlement], now_ns: int) -> tuple[_Place, pb.TakeRecords] | None:
+    def _along(self, settlements: list[pb.Settlement], now_ns: int) -> tuple[_QueuePartition, pb.TakeRecords] | None:
         """Return the partition and the request for records to send together with ``settlements``. None: request no records."""
         ahead = self._pace.ahead(now_ns)
         busy = self._closed or self._coming is not None or self._options.order_by_key or not self._places
@@ -928,10 +930,10 @@ class Queue:
             place = self._places[0]
             self._places.rotate(-1)
             if place.log.has_more and place.is_due(now_ns):
-                return place, self._take_request(place, min(max(ahead, self._wanted), commands.MAX_TAKE))
+                return place, self._build_request(place, min(max(ahead, self._wanted), commands.MAX_TAKE))
         return None
 
-    async def _say(self, **what: Any) -> pb.GroupAnswer:
+    async def _send_command(self, **what: Any) -> pb.GroupAnswer:
         self._number += 1
         command = pb.GroupCommand(group=self.name, number=self._number, **what)
         return await ask_coordinator(self._client.services, self._partition, command, _COMMAND_S)

@@ -100,7 +100,7 @@ class QueueLog:
         """True if this worker knows of committed records above all records that it was granted."""
         return self.end_offset > self.granted_below
 
-    async def look(self) -> Bounds:
+    async def refresh_bounds(self) -> Bounds:
         """Ask the leader for the bounds of the partition, and store and return them.
 
         The bounds of a stream that was created again have another ``uid`` and are not stored.
@@ -129,7 +129,7 @@ class QueueLog:
             try:
                 fresh = [known] if known is not None else await self._fetch(start, end, alone=alone)
             except OffsetOutOfRangeError:  # retention was faster
-                start = max(start + 1, (await self.look()).log_start_offset)
+                start = max(start + 1, (await self.refresh_bounds()).log_start_offset)
                 continue
             for one in fresh:
                 if start < end:

@@ -154,7 +154,7 @@ async def _once(
                 while not answer.done():
                     done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                     if ack in done and not answer.done():
-                        _look_at(ack.result(), subject, command)
+                        _raise_if_rejected(ack.result(), subject, command)
                     if renewed in done and not answer.done():  # the command, or its answer, may be lost
                         raise RequestTimeoutError(
                             f"The connection to NATS was lost before service {command.service} answered on {subject}. Call "
@@ -169,7 +169,7 @@ async def _once(
         return _read_answer(answer.result(), command)
 
 
-def _look_at(message: Any, subject: str, command: Command) -> None:
+def _raise_if_rejected(message: Any, subject: str, command: Command) -> None:
     """Raise the error if ``message`` is the rejection of a command. Return otherwise, also for an answer of another partition [A9].
 
     ``subject``: subject of the command, for the error text.

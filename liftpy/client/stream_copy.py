@@ -50,7 +50,7 @@ _FAREWELLS = 3
 """Number of sessions for which the member retries after such a rejection while it owns the partition."""
 
 
-class CopyingMember(Protocol):
+class CopySource(Protocol):
     """Methods and attributes of a group member that a copy uses."""
 
     name: str
@@ -63,7 +63,7 @@ class CopyingMember(Protocol):
     def generation_of(self, key: PartitionKey) -> int | None: ...
 
 
-class Copying:
+class GroupCopy:
     """The work of ``Group.into``: copies the records of a group member to another stream, until ``run`` is canceled.
 
     ``transform``: returns the results of a record. ``partition_for``: function of (key, number of partitions) that returns the
@@ -71,7 +71,7 @@ class Copying:
     """
 
     def __init__(
-        self, client: ClientHome, group: CopyingMember, target: str, transform: Transform, *,
+        self, client: ClientHome, group: CopySource, target: str, transform: Transform, *,
         partition_for: PartitionFor | None, options: ProducerOptions | None, session_s: float,
     ) -> None:  # fmt: skip
         self.client, self.group, self.target, self.transform = client, group, target, transform
@@ -79,7 +79,7 @@ class Copying:
         self.patience_s = _FAREWELLS * session_s
         self.room = asyncio.Event()
         self.in_hand = 0
-        self._running: dict[tuple[PartitionKey, int], tuple[_Course, asyncio.Task[None]]] = {}
+        self._running: dict[tuple[PartitionKey, int], tuple[_PartitionCopy, asyncio.Task[None]]] = {}
 
     async def run(self) -> None:
         """Run until the group is closed. Raises the errors of reads, the transform and the producers."""
@@ -104,29 +104,29 @@ class Copying:
                     part, taking = taking.result(), None
                     if part is None:
                         return
-                    self._give(part)
+                    self._assign(part)
         finally:
             left: list[asyncio.Task[Any]] = [task for _, task in self._running.values()]
             left += [] if taking is None else [taking]
             await end_tasks(left)  # one error is raised, the others are of the same kind
 
-    def _give(self, part: GroupBatch) -> None:
+    def _assign(self, part: GroupBatch) -> None:
         which = part.key, part.generation
         if which not in self._running:
-            course = _Course(self, *which)
+            course = _PartitionCopy(self, *which)
             name = f"{self.group.name} copies {part.key.stream}/{part.key.partition}"
             self._running[which] = course, asyncio.create_task(course.run(), name=name)
         self.in_hand += 1
         self._running[which][0].add(part)
 
 
-class _Course:
+class _PartitionCopy:
     """Copy of one source partition while this member owns it: its batches without acks, and its producer.
 
     ``generation``: number of the ownership.
     """
 
-    def __init__(self, home: Copying, key: PartitionKey, generation: int) -> None:
+    def __init__(self, home: GroupCopy, key: PartitionKey, generation: int) -> None:
         self._home = home
         self._key = key
         self._generation = generation

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from liftpy.client.batch_view import BatchSlice
-from liftpy.client.closest_replica import Nearest
+from liftpy.client.closest_replica import ReplicaSelector
 from liftpy.client.consumer import PartitionReader, ReadOptions, read_range
 from liftpy.client.encode_publish import Address
 from liftpy.client.factories import ClientFactories
@@ -90,7 +90,7 @@ class StreamDirectory:
         async def now() -> PartitionState:
             return partition_state(await self.current_stream(stream), partition)
 
-        nearest = Nearest(chosen.near, now, self.requests.nodes_near) if chosen.near or chosen.nearest else None
+        nearest = ReplicaSelector(chosen.near, now, self.requests.nodes_near) if chosen.near or chosen.nearest else None
         return self.factories.reader(self.requests.transport, self.requests.subjects, stream, partition, chosen, now, nearest)
 
     def read(self, progress: ReadProgress, options: ReadOptions | None = None) -> Iteration[BatchSlice]:

@@ -151,7 +151,7 @@ class _Synchronous(Generic[_W]):
         self._wrapped = wrapped
 
 
-class _Closable(_Synchronous[_W]):
+class _SyncContextManager(_Synchronous[_W]):
     """Synchronous object with a ``with`` block. Leaving the block does what leaving the ``async with`` block does."""
 
     def __enter__(self) -> Self:
@@ -340,7 +340,7 @@ async def _shielded(coming: Awaitable[_T]) -> _T:
     return await (asyncio.shield(coming) if isinstance(coming, asyncio.Future) else coming)
 
 
-class SyncPublisher(_Closable[Publisher]):
+class SyncPublisher(_SyncContextManager[Publisher]):
     """Publishes messages to one partition and keeps many in flight.
 
     Create it with ``client.publisher``. Leaving the ``with`` block waits for all acks and raises the first error.
@@ -376,7 +376,7 @@ class SyncPublisher(_Closable[Publisher]):
     close = _sync_method(Publisher.close)
 
 
-class SyncProducer(_Closable[Producer]):
+class SyncProducer(_SyncContextManager[Producer]):
     """Stores each record of one stream once and in order per partition.
 
     Create it with ``client.producer``. Leaving the ``with`` block waits for all acks and raises the first error. Use
@@ -473,7 +473,7 @@ class SyncConsumer(_Synchronous[Consumer]):
                 self._last = None
 
 
-class SyncManyConsumer(_Closable[ManyConsumer]):
+class SyncManyConsumer(_SyncContextManager[ManyConsumer]):
     """Reads many partitions as one. Iterate over it for records, or over ``batches()``.
 
     Create it with ``client.consume_many`` and use it with ``with``. Only one thread may read at a time.
@@ -508,7 +508,7 @@ class SyncManyConsumer(_Closable[ManyConsumer]):
             yield found
 
 
-class SyncCursor(_Closable[Cursor]):
+class SyncCursor(_SyncContextManager[Cursor]):
     """A named position in a stream. The process that opened it last holds it.
 
     Create it with ``client.cursor``.
@@ -532,7 +532,7 @@ class SyncCursor(_Closable[Cursor]):
 
 
 # ---- groups and queues -----------------------------------------------------------------------------------------------
-class SyncGroup(_Closable[Group]):
+class SyncGroup(_SyncContextManager[Group]):
     """One member of a consumer group. Iterate over it for records, or over ``batches()``.
 
     Create it with ``client.group``. Asking for the next record finishes the one before.
@@ -602,7 +602,7 @@ def _settling(
     return _named(call, method)
 
 
-class SyncQueue(_Closable[Queue]):
+class SyncQueue(_SyncContextManager[Queue]):
     """One worker of a work queue. Iterate over it to get jobs. The loop ends when the queue is closed.
 
     Create it with ``client.queue``. A LeaseLostError has the jobs of the asynchronous queue.

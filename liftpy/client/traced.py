@@ -30,7 +30,7 @@ from liftpy.client.iteration import Item, whole
 from liftpy.client.partition_queue import BatchResult, PartitionQueue
 from liftpy.client.partition_sender import ANONYMOUS, BatchFuture
 from liftpy.client.producer import Producer
-from liftpy.client.progress import ReadProgress, SecondOpinion
+from liftpy.client.progress import ErrorConfirmation, ReadProgress
 from liftpy.client.publisher import Publisher
 from liftpy.core.observe.trace_context import SpanBudget, TraceContext, bears_one, created_in, with_context
 from liftpy.core.observe.tracing import MOST_READ_LINKS, names_one, sampled_in
@@ -43,7 +43,7 @@ DROPPED = "spans dropped"
 """Name of the counter of spans that the client did not make because of its limit."""
 
 
-class Sending:
+class SendSpan:
     """Span for sending one message or batch. It ends when the ack or the error arrives."""
 
     __slots__ = ("_span",)
@@ -96,7 +96,7 @@ class ClientSpans:
         """Count a span for received records as dropped, because the client has reached its limit."""
         self._counters[DROPPED] += 1
 
-    def sending(self, stream: str, partition: int, pairs: Pairs) -> tuple[Pairs, Sending | None]:
+    def sending(self, stream: str, partition: int, pairs: Pairs) -> tuple[Pairs, SendSpan | None]:
         """Start a span for a message to a partition. Return (headers to send, span). The span is None if the message is not traced.
 
         ``pairs``: headers of the message.
@@ -113,7 +113,7 @@ class ClientSpans:
             pairs = with_context(
                 pairs, TraceContext(made.trace_id, made.span_id, int(made.trace_flags)), made.trace_state.to_header()
             )
-        return pairs, None if span is None else Sending(span)
+        return pairs, None if span is None else SendSpan(span)
 
     def record_delivery(
         self, stream: str, partition: int, created: Sequence[TraceContext], arrived_ns: int, offset: int, count: int
@@ -238,7 +238,7 @@ class TracedPublisher(Publisher):
             span.end_span()
 
 
-def _end_with_ack(span: Sending, coming: asyncio.Future[PublishAck]) -> None:
+def _end_with_ack(span: SendSpan, coming: asyncio.Future[PublishAck]) -> None:
     if coming.cancelled():
         span.end_span(asyncio.CancelledError("the application canceled the wait for the ack"))
         return
@@ -273,7 +273,7 @@ class TracedProducer(Producer):
         return marked if may_mark else pairs
 
 
-def _end_with_batch(span: Sending, ticket: BatchFuture, coming: asyncio.Future[BatchResult]) -> None:
+def _end_with_batch(span: SendSpan, ticket: BatchFuture, coming: asyncio.Future[BatchResult]) -> None:
     if ticket.record_count:
         span.set_record_count(ticket.record_count)
     if coming.cancelled():
@@ -288,7 +288,9 @@ def _end_with_batch(span: Sending, ticket: BatchFuture, coming: asyncio.Future[B
 class TracedReader(PartitionReader):
     """Reader that stores in each batch when it arrived, for spans."""
 
-    async def _fetch_from(self, asked: str, progress: ReadProgress, opinion: SecondOpinion, max_bytes: int) -> list[BatchSlice]:
+    async def _fetch_from(
+        self, asked: str, progress: ReadProgress, opinion: ErrorConfirmation, max_bytes: int
+    ) -> list[BatchSlice]:
         slices = await super()._fetch_from(asked, progress, opinion, max_bytes)
         now_ns = time.time_ns()
         for piece in slices:
@@ -343,7 +345,7 @@ def _headers_of(piece: BatchSlice) -> HeadersColumn | None:
         return None
 
 
-class TracedMaking(ClientFactories):
+class TracedFactories(ClientFactories):
     """Creates publishers, producers, readers and consumers with traces.
 
     ``provider``: tracer provider. None: the global one.

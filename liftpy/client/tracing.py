@@ -23,7 +23,7 @@ def making_of(trace: bool | TracerProvider) -> ClientFactories:
             f"Invalid trace of type {type(trace).__name__}. Use True, False or a TracerProvider of OpenTelemetry."
         )
     try:
-        from liftpy.client.traced import TracedMaking
+        from liftpy.client.traced import TracedFactories
     except ImportError as error:
         raise ConfigError(f"trace=True needs OpenTelemetry. Install it with `pip install 'liftpy[trace]'`. ({error})") from None
-    return TracedMaking(None if trace is True else trace)
+    return TracedFactories(None if trace is True else trace)

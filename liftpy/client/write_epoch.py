@@ -108,19 +108,19 @@ class Repeat:
     digest: RollingDigest = field(default_factory=RollingDigest)
 
     @property
-    def left(self) -> int:
+    def remaining_skips(self) -> int:
         """Number of the following records that must be skipped, because they are stored already."""
         return self.stored - self.passed
 
     def leave_out(self, columns: RecordColumns, start: int, end: int) -> None:
         """Skip the records from ``start`` (inclusive) to ``end`` (exclusive), because they are stored already.
 
-        At most ``left`` records may be skipped. Raises PublishRejectedError if the stored records differ from the
+        At most ``remaining_skips`` records may be skipped. Raises PublishRejectedError if the stored records differ from the
         skipped ones.
         """
         self.digest = self.digest.over(columns.cut(start, end), 0, end - start)
         self.passed += end - start
-        if not self.left and self.expected is not None and self.digest != self.expected:
+        if not self.remaining_skips and self.expected is not None and self.digest != self.expected:
             raise self._diverged_error("other records are already stored")
 
     def check_whole(self) -> None:
@@ -128,7 +128,7 @@ class Repeat:
 
         Raise PublishRejectedError if more are stored.
         """
-        if self.left:
+        if self.remaining_skips:
             raise self._diverged_error(f"{self.stored} records are already stored, but this attempt has {self.passed}")
 
     @staticmethod

@@ -114,7 +114,7 @@ class BlockingConnection:
     def _run(self) -> None:
         try:
             while not self.closed:
-                self._take(self._next_line())
+                self._process_line(self._next_line())
         except Exception as error:  # after any unexpected data the connection ends, and callers use another one
             if not self.closed:
                 _logger.info("blocking NATS connection closed error=%s: opening another one with the next request", error)
@@ -140,7 +140,7 @@ class BlockingConnection:
         line, self._rest = self._rest[:eol], self._rest[eol + 2 :]
         return line
 
-    def _take(self, line: bytes) -> None:
+    def _process_line(self, line: bytes) -> None:
         fields = line.split(b" ")
         if fields[0] in (b"MSG", b"HMSG"):
             self._message(fields)

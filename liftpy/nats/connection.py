@@ -155,8 +155,8 @@ class ClientConnection(StrictConnection):
     """Receiver of the current connection. None: before the handshake, or if nats-py itself reads."""
 
     async def _read_loop(self) -> None:
-        """Process the data that ``_take`` leaves for the reading task."""
-        self._receiver = receiver = await receive(self, self._take, _LEFT_BYTES)
+        """Process the data that ``_process_arrived`` leaves for the reading task."""
+        self._receiver = receiver = await receive(self, self._process_arrived, _LEFT_BYTES)
         try:
             await super()._read_loop()
         finally:
@@ -168,7 +168,7 @@ class ClientConnection(StrictConnection):
     async def _read(self) -> bytes:
         return await (self._receiver.read() if self._receiver is not None else super()._read())
 
-    def _take(self, data: bytes) -> bytes | None:
+    def _process_arrived(self, data: bytes) -> bytes | None:
         """Process arrived data. Return None, or b"" if the reading task must process data that needs an await."""
         if self.is_closed or self.is_reconnecting:
             return None  # the data belongs to a closed connection

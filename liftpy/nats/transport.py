@@ -216,12 +216,12 @@ class Transport:
                 "asyncio.run_coroutine_threadsafe()."
             )
 
-    def tell_of_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call ``callback`` when this transport closes. Return a function that withdraws the callback."""
         self._on_close.add(callback)
         return lambda: self._on_close.discard(callback)
 
-    def tell_of_denials(self, callback: Denied) -> Callable[[], None]:
+    def on_denial(self, callback: Denied) -> Callable[[], None]:
         """Call ``callback`` each time NATS denies a publish or subscription. Return a function that withdraws the callback."""
         self._on_denial.add(callback)
         return lambda: self._on_denial.discard(callback)
@@ -399,7 +399,7 @@ class Transport:
         self.must_be_usable()
         denied: list[str] = []
         subscription: Any = None
-        unwatch = self.tell_of_denials(lambda is_publish, where: None if is_publish else denied.append(where))
+        unwatch = self.on_denial(lambda is_publish, where: None if is_publish else denied.append(where))
         try:
             await self.room(self._loop.time() + timeout_s)
             subscription = await _not_swallowed(self.connection.subscribe(subject, cb=callback))
@@ -584,7 +584,7 @@ _NO_RESPONDERS = "503"
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PendingRequest:
     subject: str
     answer: asyncio.Future[Any]
 
@@ -599,7 +599,7 @@ class Answers:
         self._inbox = ""
         self._subscription: Any = None
         self._numbers = count()
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _PendingRequest] = {}
         self.is_open = False
 
     @property
@@ -618,7 +618,7 @@ class Answers:
     def expect(self, subject: str) -> tuple[int, str, asyncio.Future[Any]]:
         """Register a request on ``subject``. Return (its number for ``forget``, its reply subject, the future of its answer)."""
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
-        self._asked[number] = _Asked(subject, answer)
+        self._asked[number] = _PendingRequest(subject, answer)
         return number, f"{self._inbox}.{number}", answer
 
     def forget(self, number: int) -> None:
@@ -659,7 +659,7 @@ class Answers:
             self._fail(asked, error)
 
     @staticmethod
-    def _fail(asked: _Asked, error: LiftError) -> None:
+    def _fail(asked: _PendingRequest, error: LiftError) -> None:
         if not asked.answer.done():
             asked.answer.set_exception(error)
 

@@ -40,7 +40,7 @@ _LONGEST_WAIT_S = 60.0
 
 
 @dataclass(slots=True)
-class _Try:
+class _EffectAttempts:
     """The attempts of one effect. ``task``: running attempt. ``again_s``: monotonic time of the next one, in seconds."""
 
     task: asyncio.Task[None] | None = None
@@ -68,7 +68,7 @@ class EffectRunner:
         self._machine = machine
         self._leads = leads
         self._emitted_end = emitted_end
-        self._tries: dict[int, _Try] = {}
+        self._tries: dict[int, _EffectAttempts] = {}
         self._threads = 0
         self._ticked_s = 0.0
         self._woken = asyncio.Event()
@@ -97,13 +97,13 @@ class EffectRunner:
                     if self._tries:
                         continue
                 else:
-                    self._give_up()
+                    self._cancel_all()
                 rest_s = self._rest_s(machine)
                 self._rests_until_s = time.monotonic() + rest_s
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), rest_s)
         finally:
-            self._give_up()
+            self._cancel_all()
 
     def _rest_s(self, machine: ServiceMachine | None) -> float:
         """Return how long ``run`` waits before it checks for new effects and due timers, in seconds."""
@@ -117,7 +117,7 @@ class EffectRunner:
         allowed_s = self._ticked_s + self._settings.tick_interval_s - time.monotonic()
         return min(max(due_s, allowed_s, _SOON_S), _IDLE_LOOK_S)
 
-    def _give_up(self) -> None:
+    def _cancel_all(self) -> None:
         for one in self._tries.values():
             if one.task is not None:
                 one.task.cancel()
@@ -138,11 +138,11 @@ class EffectRunner:
                 return
             if emitted_end is not None and effect.output_count > emitted_end:
                 return
-            one = self._tries.setdefault(effect.number, _Try())
+            one = self._tries.setdefault(effect.number, _EffectAttempts())
             if one.task is None and now_s >= one.again_s:
                 one.task = asyncio.create_task(self._act(machine, effect, one))
 
-    async def _act(self, machine: ServiceMachine, effect: Effect, one: _Try) -> None:
+    async def _act(self, machine: ServiceMachine, effect: Effect, one: _EffectAttempts) -> None:
         try:
             value = effect.payload if effect.is_offer else await self._run_handler(machine, effect)
             headers = result_headers(machine.identity.service, effect.number)

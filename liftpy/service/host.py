@@ -22,10 +22,10 @@ from typing import Any
 from liftpy.client import Client, ReadOptions
 from liftpy.client.consumer import PartitionReader
 from liftpy.config import NS_PER_S
-from liftpy.core.services.bad_records import Failing, SkipDecision
+from liftpy.core.services.bad_records import FailedUnit, SkipDecision
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.outbox import Outbox
-from liftpy.core.services.replies import ReplyDesk
+from liftpy.core.services.replies import ReplyBuffer
 from liftpy.core.services.rules import NO_PARAMETERS, check_outputs
 from liftpy.core.services.service import DivergedError, Role, Service
 from liftpy.core.services.snapshot import BEGINNING, Identity, Snapshot
@@ -40,7 +40,7 @@ from liftpy.service.bad_record_writer import DecisionWriter, RecordWriter
 from liftpy.service.effect_runner import EffectRunner
 from liftpy.service.output_writer import Emitter, Router
 from liftpy.service.query_server import QueryServer
-from liftpy.service.record_feeder import Decider, Feeder
+from liftpy.service.record_feeder import Feeder, SkipDecisions
 from liftpy.service.reply_sender import Replier
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import ServiceLock, SnapshotFetcher, SnapshotKeeper, SnapshotServer, SnapshotStore
@@ -66,13 +66,13 @@ Say = Callable[[pb.ServiceHello | pb.ServiceAck, str, Told], None]
 
 
 @dataclass(slots=True, kw_only=True)
-class _Serving:
+class _HostParts:
     """Parts of a ServiceHost that stay the same when the state is restored, such as the replies and the runners.
 
     ``emitted``: last seen end of the output stream, and the monotonic time in seconds at which it grew.
     """
 
-    replies: ReplyDesk = field(default_factory=ReplyDesk)
+    replies: ReplyBuffer = field(default_factory=ReplyBuffer)
     queries: QueryServer | None = None
     emitted: tuple[int, float] | None = None
     effects: EffectRunner | None = None
@@ -144,7 +144,7 @@ class ServiceHost:
         self._feeder: Feeder | None = None
         self._keeper: SnapshotKeeper | None = None
         self._fetcher: SnapshotFetcher | None = None
-        self._serving = _Serving(reader_of=reader_of, say=say)
+        self._serving = _HostParts(reader_of=reader_of, say=say)
         self._refusal = ""
         self._stopped = False
         self._ended_by: Exception | str | None = None
@@ -273,7 +273,7 @@ class ServiceHost:
             emitter=self._emitter,
             started=self._machine_started,
             stop_reached=self._stop_reached,
-            decider=Decider(self._is_beside_the_leader, self._decide),
+            decider=SkipDecisions(self._is_beside_the_leader, self._decide),
         )
         await self._feeder.restart(order.startOffset)
         self._spawn(SnapshotServer(*peers, self._keeper).run())
@@ -379,7 +379,7 @@ class ServiceHost:
             return self._heard_s > -math.inf
         return time.monotonic() - self._heard_s < order.leaseMs / 1000
 
-    async def _decide(self, failing: Failing) -> None:
+    async def _decide(self, failing: FailedUnit) -> None:
         """Append the decision to skip the unit of ``failing``, which this service cannot apply, to the log.
 
         All nodes skip it when the decision is committed.
@@ -429,7 +429,7 @@ class ServiceHost:
             )
             self._serving.wake()
             if self._emitter is not None:
-                self._emitter.look_again()
+                self._emitter.reread_end()
             feeder.verify(order.startOffset)
         if order.logEndOffset >= 0 and machine.position > order.logEndOffset:
             feeder.cut_at(order.logEndOffset)
@@ -512,7 +512,7 @@ class ServiceHost:
     def _upgrade_if_due(self) -> None:
         order, machine = self._order, self.machine
         if order is not None and machine is not None and self._leads() and self._is_beside_the_leader():
-            decision = self._upgrader.due(order, machine)
+            decision = self._upgrader.due_decision(order, machine)
             if decision is not None:
                 self._spawn(self._upgrader.decide(machine, *decision))
 
@@ -619,7 +619,7 @@ class Upgrader:
         self._service = settings.service
         self._decided_s = -math.inf
 
-    def due(self, order: pb.JoinLog, machine: ServiceMachine) -> tuple[VersionDecision, bool] | None:
+    def due_decision(self, order: pb.JoinLog, machine: ServiceMachine) -> tuple[VersionDecision, bool] | None:
         """Return the decision to activate a version that the caller should append now. None: no decision is due.
 
         It comes with True if it may be appended only as the first record of the log. At most one decision is due within

@@ -21,8 +21,8 @@ from liftpy.core.services.outbox import (
     Output,
     OutputConflictError,
     OutputMismatchError,
-    Place,
     Route,
+    RouteTarget,
     headers_of,
     number_of,
     partitions_of,
@@ -190,7 +190,7 @@ class Emitter:
         """Let ``run`` check for outputs to write now, because there are new ones or the role has changed."""
         self._wake.set()
 
-    def look_again(self) -> None:
+    def reread_end(self) -> None:
         """Read the end of the output stream before the next output is sent, because the role has changed."""
         self._must_look = True
         self._wake.set()
@@ -319,7 +319,7 @@ class Emitter:
     async def _send(self) -> None:
         outbox = self._outbox
         while self._leads() and not self._must_look:
-            outputs = outbox.take(outbox.emitted_end, self._settings.emit_window)
+            outputs = outbox.read(outbox.emitted_end, self._settings.emit_window)
             if not outputs:
                 return
             batches = list(self._outputs_in_batches(outputs))
@@ -398,7 +398,7 @@ class Router:
         self._leads = leads
         self._fatal = fatal
         self._target: StreamInfo | None = None
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, RouteTarget] = {}
         """Partition of the route's stream -> its end and last output. Empty: not known yet."""
         self._next = 0
         """Offset in the output stream of the next output to process."""
@@ -462,10 +462,10 @@ class Router:
                 f"Stream {self.route.stream} cannot be used for a route. It needs a subject without wildcards, an ack "
                 "policy of leader or all, and no compaction. Choose another stream (--route)."
             )
-        places: dict[int, Place] = {}
+        places: dict[int, RouteTarget] = {}
         for partition in partitions_of(self._settings.partition, instances, len(target.partitions), self.route):
             end_offset = (await self._client.bounds(target.name, partition)).end_offset
-            place = places[partition] = Place(end_offset)
+            place = places[partition] = RouteTarget(end_offset)
             bounds = await self._client.bounds(target.name, partition)
             upper, size = end_offset, 1
             while upper > bounds.log_start_offset and place.last_number < 0:  # the last copies may have been purged
@@ -478,7 +478,7 @@ class Router:
         self._next = min(place.last_number for place in places.values()) + 1
         self._places = places
 
-    async def _write(self, partition: int, place: Place) -> None:
+    async def _write(self, partition: int, place: RouteTarget) -> None:
         target = self._target
         assert target is not None
         to = Destination(target.name, target.uid, partition, data_subject(target.subject, partition))

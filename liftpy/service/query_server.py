@@ -1,6 +1,6 @@
 """Answers queries of a service's state, on ``<ns>.service.<name>.query``.
 
-``QueryDesk`` has the rules. Every process whose state has caught up subscribes in one queue group, so that each query goes
+``PendingQueries`` has the rules. Every process whose state has caught up subscribes in one queue group, so that each query goes
 to one of them. A process that falls behind leaves the group until it has caught up.
 """
 
@@ -24,8 +24,8 @@ from liftpy.core.services.queries import (
     NODE_HEADER,
     PARTITIONS_HEADER,
     POSITION_HEADER,
+    PendingQueries,
     Query,
-    QueryDesk,
     QueryFailedError,
     position_in,
 )
@@ -77,7 +77,7 @@ class QueryServer:
         self._machine = machine
         self._hears = hears
         self._caught_up = caught_up
-        self._desk = QueryDesk()
+        self._pending = PendingQueries()
         self.answered_count = 0
         self.refused_count = 0
         """Number of rejected queries, including those on which ``on_query`` raised an error."""
@@ -98,7 +98,7 @@ class QueryServer:
 
     @property
     def waiting_count(self) -> int:
-        return len(self._desk)
+        return len(self._pending)
 
     def wake(self) -> None:
         """Check now which queries can be answered, and whether the state has still caught up."""
@@ -118,7 +118,7 @@ class QueryServer:
             finally:
                 with contextlib.suppress(Exception):
                     await subscription.unsubscribe()
-            for query in self._desk.take_expired(math.inf):
+            for query in self._pending.pop_expired(math.inf):
                 await self._refuse(query.reply, QueryRejectedError(why))
 
     async def _message_arrived(self, message: Any) -> None:
@@ -129,7 +129,7 @@ class QueryServer:
         except QueryFailedError as error:
             await self._refuse(message.reply, error)
             return
-        if not self._desk.take(Query(message.data, message.reply, time.monotonic(), at_least)):
+        if not self._pending.try_add(Query(message.data, message.reply, time.monotonic(), at_least)):
             await self._refuse(
                 message.reply, QueryRejectedError("Too many queries wait on this node. Retry later, or query fewer at a time.")
             )
@@ -142,17 +142,17 @@ class QueryServer:
         try:
             while True:
                 if placing is None or placing.done():
-                    queries = self._desk.without_position()
+                    queries = self._pending.without_position()
                     placing = asyncio.create_task(self._place(queries)) if queries else None
                 await self._answer_ready()
-                expired = self._desk.take_expired(time.monotonic())
+                expired = self._pending.pop_expired(time.monotonic())
                 for query in expired:
                     await self._refuse(query.reply, QueryRejectedError(_BEHIND))
                 if expired:
                     return _BEHIND
                 if not self._hears():
                     return f"nothing is heard from node {self._settings.node}, which feeds the state here"
-                if not len(self._desk):
+                if not len(self._pending):
                     self._arrival.clear()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(_IDLE_LOOK_S):
@@ -170,9 +170,9 @@ class QueryServer:
         await self._count_partitions()
         try:
             bounds = await self._client.bounds(self._settings.stream, self._settings.partition, options=_ASKING)
-            self._desk.set_position(queries, bounds.end_offset)
+            self._pending.set_position(queries, bounds.end_offset)
         except LiftError as error:
-            for query in self._desk.drop(queries):
+            for query in self._pending.drop(queries):
                 await self._refuse(
                     query.reply,
                     QueryRejectedError(
@@ -184,7 +184,7 @@ class QueryServer:
     async def _answer_ready(self) -> None:
         machine = self._machine()
         if machine is not None and not machine.failed:  # otherwise the machine is being restored, and the queries wait for that
-            for query in self._desk.ready(machine.position):
+            for query in self._pending.ready(machine.position):
                 await self._answer_one(machine, query)
 
     async def _answer_one(self, machine: ServiceMachine, query: Query) -> None:

@@ -19,7 +19,7 @@ from itertools import islice
 from liftpy.client.batch_view import BatchSlice, one_by_one
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.progress import ReadProgress
-from liftpy.core.services.bad_records import BadRecordError, DecisionMissedError, Failing, Next, Unit, decided_unit
+from liftpy.core.services.bad_records import BadRecordError, DecisionMissedError, FailedUnit, NextStep, Unit, decided_unit
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.outbox import Outbox
 from liftpy.core.services.service import Role, Service, ServiceFailedError
@@ -40,14 +40,14 @@ Started = Callable[[ServiceMachine, Snapshot | None], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Decider:
+class SkipDecisions:
     """Two functions of the host with which the feeder decides to skip failed records.
 
     ``may``: returns whether this service runs on the node of the partition's leader. ``decide``: appends the decision.
     """
 
     may: Callable[[], bool]
-    decide: Callable[[Failing], Awaitable[None]]
+    decide: Callable[[FailedUnit], Awaitable[None]]
 
 
 class Feeder:
@@ -65,7 +65,7 @@ class Feeder:
         emitter: Emitter | None,
         started: Started,
         stop_reached: Callable[[], None],
-        decider: Decider | None = None,
+        decider: SkipDecisions | None = None,
     ) -> None:
         self._reader = reader
         self._identity = identity
@@ -77,7 +77,7 @@ class Feeder:
         self._started = started
         self._stop_reached = stop_reached
         self._decider = decider
-        self._failing: Failing | None = None
+        self._failing: FailedUnit | None = None
         """Unit that the service could not apply. None: none."""
         self._decided: set[Unit] = set()
         """Units that the log decides to skip."""
@@ -207,13 +207,13 @@ class Feeder:
             if outbox is not None:
                 outbox.compare_again()
             if self._emitter is not None:
-                self._emitter.look_again()
+                self._emitter.reread_end()
             return True
         # retention has deleted the next records: start from a later snapshot
         if self._machine.position < self._log_start_offset:
             await self.restart(0)
             if self._emitter is not None:
-                self._emitter.look_again()
+                self._emitter.reread_end()
             return True
         if self._disproven:
             self._disproven = False
@@ -221,7 +221,7 @@ class Feeder:
             await self._keeper.set_aside(first_wrong)
             await self.restart(0)
             if self._emitter is not None:
-                self._emitter.look_again()
+                self._emitter.reread_end()
             return True
         if outbox is not None and outbox.must_rewind and self._machine.role is Role.LEADER:
             emitted_end = outbox.emitted_end
@@ -263,7 +263,7 @@ class Feeder:
                     continue  # in the meantime the feeder must verify the previous record, or the log was truncated
                 slices = self._result(done)
                 if slices is not None:
-                    await self._take_or_undo(slices)
+                    await self._apply_or_undo(slices)
         finally:
             _cancel(fetch)
 
@@ -334,21 +334,21 @@ class Feeder:
 
     # ---- bad records --------------------------------------------------------------------------------------------------------
     @property
-    def failing(self) -> Failing | None:
+    def failing(self) -> FailedUnit | None:
         """Record or timer that the service cannot apply now. None: there is none."""
         failing = self._failing
         return failing if failing is not None and self._machine.position <= failing.unit.offset else None
 
-    async def _take_or_undo(self, slices: list[BatchSlice]) -> None:
+    async def _apply_or_undo(self, slices: list[BatchSlice]) -> None:
         try:
-            await self._take(slices)
+            await self._apply_slices(slices)
         except BadRecordError as error:
             logger.error("record not applied service=%s error=%s", self._identity, error)
             self.problem = str(error)
             if self._failing is not None and self._failing.unit == error.unit:
                 self._failing.record_failure(error, time.monotonic())
             else:
-                self._failing = Failing(error, scanned=error.unit.offset + 1)
+                self._failing = FailedUnit(error, scanned=error.unit.offset + 1)
             self._failing.undone = True
         except DecisionMissedError as missed:
             logger.warning("decision missed service=%s unit=%s: restoring a snapshot", self._identity, missed)
@@ -371,12 +371,12 @@ class Feeder:
                 failing,
             )
 
-    async def _do(self, step: Next, failing: Failing) -> None:
-        if step is Next.STOP:
+    async def _do(self, step: NextStep, failing: FailedUnit) -> None:
+        if step is NextStep.STOP:
             raise ServiceFailedError(f"{failing.error}. To skip this record on all nodes: {self._skip_command(failing.unit)}")
-        if step is Next.TRY:
+        if step is NextStep.TRY:
             await self._rebuild(failing.unit)
-        elif step is Next.DECIDE and self._decider is not None:
+        elif step is NextStep.DECIDE and self._decider is not None:
             try:
                 await self._decider.decide(failing)
                 failing.decided_s = time.monotonic()
@@ -400,9 +400,9 @@ class Feeder:
         """Restore the newest snapshot at or below the failed ``unit``, so that the state has no part of the unit."""
         await self.restart(0, lambda snapshot: snapshot.position <= unit.offset)
         if self._emitter is not None:
-            self._emitter.look_again()
+            self._emitter.reread_end()
 
-    async def _scan(self, failing: Failing) -> bool | None:
+    async def _scan(self, failing: FailedUnit) -> bool | None:
         """Search the committed records for a decision to skip the unit of ``failing``, which the service cannot apply.
 
         Return whether there is one. None: the search is not complete.
@@ -441,7 +441,7 @@ class Feeder:
             await self._keeper.save(machine.snapshot())
         return True
 
-    async def _take(self, slices: list[BatchSlice]) -> None:
+    async def _apply_slices(self, slices: list[BatchSlice]) -> None:
         machine = self._machine
         self._keeper.came(sum(piece.batch.header.size_bytes for piece in slices))
         records: Iterator[Record] = (record for piece in one_by_one(slices) for record in piece.records())

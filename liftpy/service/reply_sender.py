@@ -1,4 +1,4 @@
-"""Sends the replies of a LEADER. ``ReplyDesk`` has the rules."""
+"""Sends the replies of a LEADER. ``ReplyBuffer`` has the rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from liftpy.client.service_commands import OFFSET_HEADER, SERVICE_HEADER
 from liftpy.core.services.queries import ERROR_HEADER, NODE_HEADER
-from liftpy.core.services.replies import Reply, ReplyDesk
+from liftpy.core.services.replies import Reply, ReplyBuffer
 from liftpy.core.wire.subjects import InboxRule, publish_answer
 from liftpy.errors import ProtocolError, UnavailableError
 from liftpy.nats.transport import Transport
@@ -36,13 +36,13 @@ class Replier:
         self,
         transport: Transport,
         settings: ServiceSettings,
-        desk: ReplyDesk,
+        buffer: ReplyBuffer,
         leads: Callable[[], bool],
         emitted_end: Callable[[], int | None],
     ) -> None:
         self._transport = transport
         self._settings = settings
-        self._desk = desk
+        self._buffer = buffer
         self._leads = leads
         self._emitted_end = emitted_end
         self._inboxes = InboxRule(settings.reply_prefixes)
@@ -59,20 +59,20 @@ class Replier:
 
     async def run(self) -> None:
         """Send the stored replies while this service is LEADER, forever."""
-        self._desk.on_kept = self.wake
+        self._buffer.on_kept = self.wake
         while True:
             self._woken.clear()
             sent = 0
-            while self._leads() and sent < _MAX_TURN and (reply := self._desk.next(self._emitted_end())) is not None:
+            while self._leads() and sent < _MAX_TURN and (reply := self._buffer.next(self._emitted_end())) is not None:
                 try:
                     await self._send(reply)
                 except UnavailableError:
                     break
-                self._desk.record_sent(reply)
+                self._buffer.record_sent(reply)
                 sent += 1
             if sent:
                 await asyncio.sleep(0)
-            elif self._leads() and len(self._desk):  # the outputs of its record are not written yet
+            elif self._leads() and len(self._buffer):  # the outputs of its record are not written yet
                 await asyncio.sleep(_LOOK_S)
             else:
                 with suppress(TimeoutError):

@@ -35,7 +35,15 @@ from typing import Any
 from liftpy.client import Client
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.outbox import Outbox
-from liftpy.core.services.snapshot import DIGEST_SIZE_BYTES, Identity, Offer, PeerSearch, Snapshot, SnapshotRange, decode
+from liftpy.core.services.snapshot import (
+    DIGEST_SIZE_BYTES,
+    Identity,
+    Snapshot,
+    SnapshotOffer,
+    SnapshotRange,
+    SnapshotSearch,
+    decode,
+)
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.subjects import InboxRule, Subjects, publish_answer, reply_to
@@ -84,7 +92,7 @@ class ServiceLock:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredSnapshot:
     """A stored snapshot. ``digest``: BLAKE2b of the bytes of its file.
 
     ``output_count``: number of outputs up to it. ``size_bytes``: size of its file.
@@ -96,8 +104,8 @@ class Kept:
     size_bytes: int
 
 
-def _stored_snapshot_of(snapshot: Snapshot, data: bytes) -> Kept:
-    return Kept(snapshot.position, snapshot.output_count, _digest(data).digest(), len(data))
+def _stored_snapshot_of(snapshot: Snapshot, data: bytes) -> StoredSnapshot:
+    return StoredSnapshot(snapshot.position, snapshot.output_count, _digest(data).digest(), len(data))
 
 
 def _digest(data: bytes = b"") -> hashlib.blake2b:
@@ -126,7 +134,7 @@ class OpenSnapshot:
             os.close(self._descriptor)
 
 
-class Incoming:
+class SnapshotDownload:
     """Receives the file of a snapshot that is being downloaded. The store does not use it before ``finish``.
 
     Call ``close`` at the end.
@@ -200,7 +208,7 @@ class SnapshotStore:
         found = self.newest_stored(wanted)
         return None if found is None else found[0]
 
-    def newest_stored(self, wanted: Callable[[Snapshot], bool]) -> tuple[Snapshot, Kept] | None:
+    def newest_stored(self, wanted: Callable[[Snapshot], bool]) -> tuple[Snapshot, StoredSnapshot] | None:
         """Return the newest valid snapshot for which ``wanted`` is true, and the facts about its file. None: there is none.
 
         Raises UnknownFormatError if a newer version wrote it.
@@ -238,7 +246,7 @@ class SnapshotStore:
                     found[int(path.stem)] = path
         return [found[position] for position in sorted(found)]
 
-    def save(self, snapshot: Snapshot, compared_end: int) -> Kept:
+    def save(self, snapshot: Snapshot, compared_end: int) -> StoredSnapshot:
         """Store a snapshot durably and read it back, then delete old ones.
 
         The newest few snapshots stay. The newest one at or below ``compared_end`` outputs also stays. A LEADER replays from it if
@@ -268,12 +276,12 @@ class SnapshotStore:
         """Return the open file of the snapshot at ``position``. It stays readable if the store deletes the file later."""
         return OpenSnapshot(self._path(position))
 
-    def receive_snapshot(self, position: int) -> Incoming:
+    def receive_snapshot(self, position: int) -> SnapshotDownload:
         """Return an object that receives another node's snapshot at ``position``. Delete the rest of an earlier attempt."""
         for path in self.folder.glob(f"*{_INCOMING}"):
             with _storage_errors("remove", path):
                 path.unlink(missing_ok=True)
-        return Incoming(self._path(position), self._identity)
+        return SnapshotDownload(self._path(position), self._identity)
 
     def _replace(self, path: Path, data: bytes, snapshot: Snapshot) -> None:
         temporary = path.with_suffix(".tmp")
@@ -379,7 +387,7 @@ class SnapshotKeeper:
         self._settings = settings
         self._outbox = outbox
         self._fetcher = fetcher
-        self._stored: list[Kept] = []
+        self._stored: list[StoredSnapshot] = []
         """Newest snapshots, ascending."""
         self._stored_s = time.monotonic()
         self._fresh_bytes = 0
@@ -393,7 +401,7 @@ class SnapshotKeeper:
         """Place of this node in the order of turns, from the sidecar. 0: the first."""
         self.life = secrets.randbits(62)
         """Number that changes with each restore of the state."""
-        self._began: Kept | None = None
+        self._began: StoredSnapshot | None = None
         """Snapshot from which the state started, until the log has confirmed it. None: there is none."""
         self.digests: list[tuple[int, bytes]] = []
         """Position -> digest of the last snapshots of this process, and of the snapshot from which it started.
@@ -477,11 +485,11 @@ class SnapshotKeeper:
         good = self._compare()
         return good[-1].position if good else 0
 
-    def _compare(self) -> list[Kept]:
+    def _compare(self) -> list[StoredSnapshot]:
         compared_end = self._outbox.compared_end if self._outbox is not None else None
         return [kept for kept in self._stored if compared_end is None or kept.output_count <= compared_end]
 
-    def offers(self) -> list[Kept]:
+    def offers(self) -> list[StoredSnapshot]:
         """Return the newest snapshots that other nodes may download. Their outputs were compared, and they belong to this log."""
         return [kept for kept in self._compare() if kept != self._began][-self._settings.snapshots_kept :]
 
@@ -534,10 +542,10 @@ _MAX_WAITING = 64
 
 
 @dataclass(slots=True)
-class _Held:
+class _OpenSnapshot:
     """An open snapshot that other nodes download. ``used_s``: monotonic time of its last use, in seconds."""
 
-    kept: Kept
+    kept: StoredSnapshot
     file: OpenSnapshot
     used_s: float
 
@@ -564,7 +572,7 @@ class SnapshotServer:
         self.counters: Counter[str] = Counter()
         """Reason -> number of requests without an answer."""
         self._guard = RequestGuard("snapshot", self.counters, self._reject)
-        self._held: dict[bytes, _Held] = {}
+        self._held: dict[bytes, _OpenSnapshot] = {}
         """Digest -> open snapshot, the most recently used one at the end."""
 
     async def run(self) -> None:
@@ -638,7 +646,7 @@ class SnapshotServer:
         held.used_s = time.monotonic()
         return held.file.read(question.start, room)
 
-    def _hold(self, kept: Kept) -> _Held | None:
+    def _hold(self, kept: StoredSnapshot) -> _OpenSnapshot | None:
         """Open the offered snapshot ``kept``, so that it stays readable during a download. None: its file no longer exists.
 
         Above ``_MAX_HELD`` open snapshots, close the least recently used one.
@@ -646,7 +654,7 @@ class SnapshotServer:
         held = self._held.pop(kept.digest, None)
         if held is None:
             try:
-                held = _Held(kept, self._store.open(kept.position), 0.0)
+                held = _OpenSnapshot(kept, self._store.open(kept.position), 0.0)
             except LiftError:
                 return None
         held.used_s = time.monotonic()
@@ -659,7 +667,7 @@ class SnapshotServer:
             self._held.pop(digest, None)
 
 
-# SnapshotFetcher: downloads a snapshot of another node into the own store. ``PeerSearch`` chooses it.
+# SnapshotFetcher: downloads a snapshot of another node into the own store. ``SnapshotSearch`` chooses it.
 
 
 _ANSWER_S = 2.0
@@ -698,7 +706,7 @@ class SnapshotFetcher:
         self._identity = identity
         self._store = store
         self._order = order
-        self._search = PeerSearch()
+        self._search = SnapshotSearch()
         self._took_s: dict[bytes, float] = {}
         """Digest of a downloaded snapshot -> monotonic time of the download in seconds."""
         self.problem = ""
@@ -718,13 +726,13 @@ class SnapshotFetcher:
         )
         now_s = time.monotonic()
         self._took_s = {digest: took_s for digest, took_s in self._took_s.items() if now_s - took_s < _BARRED_S}
-        self._search = PeerSearch(frozenset(self._took_s))
+        self._search = SnapshotSearch(frozenset(self._took_s))
         try:
             while True:
                 self.problem = f"looks for a snapshot beside another node, from {lowest} on"
                 await self._ask_all()
                 while (offer := self._next(lowest, wanted)) is not None:
-                    if await self._take(offer):
+                    if await self._download(offer):
                         return True
                 if time.monotonic() >= give_up_s:
                     self.tried = self._search.explain(self._reach(lowest))
@@ -734,7 +742,7 @@ class SnapshotFetcher:
         finally:
             self.problem = ""
 
-    def _next(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> Offer | None:
+    def _next(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> SnapshotOffer | None:
         order = self._order()
         if order is not None:
             self._search.set_agreed({told.position: (told.digest, told.nodes) for told in order.agreed})
@@ -769,7 +777,7 @@ class SnapshotFetcher:
         except LiftError as error:
             self._search.note_answer(node, f"{error.code}: {error}")
             return
-        told = (Offer(node, one.position, one.digest, one.sizeBytes, one.outputCount) for one in answer.offers)
+        told = (SnapshotOffer(node, one.position, one.digest, one.sizeBytes, one.outputCount) for one in answer.offers)
         self._search.set_offers(node, told)
 
     def _question(self, **more: object) -> pb.PeerSnapshotRequest:
@@ -790,7 +798,7 @@ class SnapshotFetcher:
         return answer
 
     # ---- download ----------------------------------------------------------------------------------------------------------
-    async def _take(self, offer: Offer) -> bool:
+    async def _download(self, offer: SnapshotOffer) -> bool:
         try:
             incoming = await asyncio.to_thread(self._store.receive_snapshot, offer.position)
             try:
@@ -826,7 +834,7 @@ class SnapshotFetcher:
         self._took_s[offer.digest] = time.monotonic()
         return True
 
-    async def _piece(self, offer: Offer, start: int) -> bytes:
+    async def _piece(self, offer: SnapshotOffer, start: int) -> bytes:
         room = min(self._settings.snapshot_chunk_bytes, self._transport.max_payload_bytes // 2)
         question = self._question(position=offer.position, digest=offer.digest, start=start, maxBytes=room)
         for tries_left in reversed(range(_TRIES)):

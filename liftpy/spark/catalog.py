@@ -4,7 +4,7 @@ The metadata group names partitions and replicas. Only leaders return bounds, so
 acked before the query was planned. The catalog caches answers for ``BOUNDS_AGE_S``, because Spark asks about an idle
 stream 80 times a second.
 
-A streaming query uses a ``Watch``. For each partition, one request waits at the leader until more is committed
+A streaming query uses a ``BoundsWatch``. For each partition, one request waits at the leader until more is committed
 (``PartitionReader.bounds``). The watch then sends the next request. So the driver knows new records at once, and an
 idle partition costs one request in ``WAIT_S``. Nodes of older versions answer at once. The watch asks them every
 ``POLL_S``.
@@ -33,8 +33,8 @@ from liftpy.errors import LiftError, LogTruncatedError, NoClusterError, NotFound
 from liftpy.nats.transport import NoRespondersError
 from liftpy.spark.offsets import OffsetSpec, StreamOffsets
 from liftpy.spark.options import Selection, SourceOptions
-from liftpy.spark.planning import PartitionView, RangeQuestion, Views
-from liftpy.spark.process_connection import Link
+from liftpy.spark.planning import PartitionView, RangeRequest, Views
+from liftpy.spark.process_connection import ProcessConnection
 
 WAIT_S = 1.0
 """Maximum time that a leader may wait with its answer, in seconds."""
@@ -50,7 +50,7 @@ AskLeader = Callable[[PartitionView, float], Coroutine[None, None, PartitionView
 """Function of a view and a timeout in seconds. It returns the bounds when the committed end has moved, or after the timeout."""
 
 
-class Watch:
+class BoundsWatch:
     """Keeps the committed ends of the partitions of one streaming query up to date, in the background.
 
     ``ask``: sends a request to a leader that waits for new records. Call ``follow`` and ``end`` on the event loop. Any thread may call
@@ -122,7 +122,7 @@ def _is_behind(view: PartitionView, end: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundsQuestion:
+class BoundsRequest:
     """Request to the leaders for the bounds of partitions.
 
     Attributes:
@@ -135,7 +135,7 @@ class BoundsQuestion:
     ending: OffsetSpec = _ANY
     known: tuple[StreamOffsets, ...] = ()
 
-    def is_known_by(self, earlier: BoundsQuestion) -> bool:
+    def is_known_by(self, earlier: BoundsRequest) -> bool:
         """Return whether the answer to the request ``earlier`` compared all positions that this request has."""
         return all(one in earlier.known for one in self.known)
 
@@ -161,7 +161,7 @@ class Catalog:
 
     def __init__(
         self,
-        link: Link,
+        link: ProcessConnection,
         options: SourceOptions,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
@@ -173,8 +173,8 @@ class Catalog:
         self._clock = clock
         self._wait = wait
         self._streams: tuple[float, tuple[StreamImage, ...]] | None = None
-        self._views: tuple[float, BoundsQuestion, Views] | None = None
-        self._watch = Watch(self._ask_again, clock) if watches else None
+        self._views: tuple[float, BoundsRequest, Views] | None = None
+        self._watch = BoundsWatch(self._ask_again, clock) if watches else None
         self._vouched: deque[StreamOffsets] = deque(maxlen=_VOUCHED)
 
     def views(
@@ -198,13 +198,13 @@ class Catalog:
             UnavailableError: NATS or a leader did not answer in time.
         """
         now_s = self._clock()
-        asked = BoundsQuestion(starting, ending, tuple(known))
+        asked = BoundsRequest(starting, ending, tuple(known))
         timed = starting.timed or ending.timed
         if max_age_s and not timed and (watched := self._watched_views(known)) is not None:
             return watched
         if self._views is not None and not timed and now_s - self._views[0] <= max_age_s and asked.is_known_by(self._views[1]):
             return self._views[2]
-        views = self._link.call(self._look(asked), 4 * self._options.patience_s)
+        views = self._link.call(self._fetch_views(asked), 4 * self._options.patience_s)
         self._views = (now_s, asked, views)
         return views
 
@@ -249,7 +249,7 @@ class Catalog:
                 return views
             self._wait(_BEHIND_WAIT_S)
 
-    def measure(self, questions: Sequence[RangeQuestion]) -> list[RangeFacts]:
+    def measure(self, questions: Sequence[RangeRequest]) -> list[RangeFacts]:
         """Return the size and the batch boundaries of each requested offset range, in order.
 
         For a deleted range the facts are empty.
@@ -258,12 +258,12 @@ class Catalog:
             return []
         return self._link.call(self._measure(questions), 4 * self._options.patience_s)
 
-    async def _measure(self, questions: Sequence[RangeQuestion]) -> list[RangeFacts]:
+    async def _measure(self, questions: Sequence[RangeRequest]) -> list[RangeFacts]:
         patience_s = self._options.patience_s
         transport = await self._link.transport(patience_s)
         subjects, options = self._link.subjects, ReadOptions(patience_s=patience_s)
 
-        async def one(asked: RangeQuestion) -> RangeFacts:
+        async def one(asked: RangeRequest) -> RangeFacts:
             reader = PartitionReader(transport, subjects, *asked.key, options)
             try:
                 return await reader.measure(
@@ -274,7 +274,7 @@ class Catalog:
 
         return list(await asyncio.gather(*(one(asked) for asked in questions)))
 
-    async def _look(self, asked: BoundsQuestion) -> Views:
+    async def _fetch_views(self, asked: BoundsRequest) -> Views:
         views = await self._views_in_time(asked)
         if self._watch is not None:
             self._watch.follow({} if any(view.cut_at is not None for view in views.values()) else views)
@@ -282,7 +282,7 @@ class Catalog:
             self._vouched.extend(asked.known)
         return views
 
-    async def _views_in_time(self, asked: BoundsQuestion) -> Views:
+    async def _views_in_time(self, asked: BoundsRequest) -> Views:
         patience_s = self._options.patience_s
         if self._streams is not None and self._clock() - self._streams[0] <= STREAMS_AGE_S:
             with suppress(NotFoundError, UnavailableError):  # deleted, perhaps made again, since the streams were listed
@@ -310,7 +310,7 @@ class Catalog:
         self._streams = (now_s, streams)
         return streams
 
-    async def _ask_leaders(self, streams: tuple[StreamImage, ...], question: BoundsQuestion, patience_s: float) -> Views:
+    async def _ask_leaders(self, streams: tuple[StreamImage, ...], question: BoundsRequest, patience_s: float) -> Views:
         wanted = self._options.wanted
         transport = await self._link.transport(patience_s)
         subjects, options = self._link.subjects, ReadOptions(patience_s=patience_s)
@@ -349,7 +349,7 @@ async def _view(
     reader: PartitionReader,
     stream: StreamImage,
     partition: PartitionState,
-    asked: BoundsQuestion,
+    asked: BoundsRequest,
 ) -> PartitionView:
     key = (stream.name, partition.partition)
     starting_ns, ending_ns = asked.starting.time_of(key), asked.ending.time_of(key)

@@ -762,7 +762,7 @@ class SourceOptions:
             )
 
     @property
-    def take_recreated(self) -> bool:
+    def accept_recreated(self) -> bool:
         """True if a streaming query continues with a stream that was deleted and created again."""
         return self.recreated_earliest or not self.fail_on_data_loss
 

@@ -349,7 +349,7 @@ def _counts(ranges: list[PlannedRange], min_partitions: int, max_records: int) -
 
 
 @dataclass(frozen=True, slots=True)
-class RangeQuestion:
+class RangeRequest:
     """Request for facts about the offsets from ``start`` to ``end`` (exclusive) of a partition.
 
     The answer has the size of the range. With a step, it also has batch boundaries.
@@ -363,7 +363,7 @@ class RangeQuestion:
     every_records: int = 0
 
 
-Measure = Callable[[Sequence[RangeQuestion]], list[RangeFacts]]
+Measure = Callable[[Sequence[RangeRequest]], list[RangeFacts]]
 """Function that returns an answer to each request, in the order of the requests."""
 
 
@@ -372,19 +372,17 @@ def epochs_before(offsets: Bounds, uids: Mapping[str, str], measure: Measure) ->
 
     ``measure``: function that requests the facts from the leaders.
     """
-    asked = [RangeQuestion(key, uids[key[0]], offset, offset) for key, offset in offsets.items() if offset > 0]
+    asked = [RangeRequest(key, uids[key[0]], offset, offset) for key, offset in offsets.items() if offset > 0]
     return {question.key: facts.end_epoch for question, facts in zip(asked, measure(asked) if asked else [], strict=True)}
 
 
-def about(planned: PlannedRange, start: int | None = None, *, every_bytes: int = 0, every_records: int = 0) -> RangeQuestion:
+def about(planned: PlannedRange, start: int | None = None, *, every_bytes: int = 0, every_records: int = 0) -> RangeRequest:
     """Return a request for the size of the range ``planned``, from the offset ``start`` (None: its first offset) on.
 
     ``every_bytes``, ``every_records``: distance of the batch borders to return. 0: none.
     """
     begin = planned.start_offset if start is None else start
-    return RangeQuestion(
-        (planned.stream, planned.partition), planned.uid, begin, planned.end_offset, every_bytes, every_records
-    )
+    return RangeRequest((planned.stream, planned.partition), planned.uid, begin, planned.end_offset, every_bytes, every_records)
 
 
 def split_at_borders(ranges: list[PlannedRange], min_partitions: int, max_records: int, measure: Measure) -> list[PlannedRange]:
@@ -453,7 +451,7 @@ def end_within_bytes(limit_bytes: int, starts: Bounds, ends: Bounds, uids: Mappi
     ConfigError if nodes are too old to report sizes.
     """
     waiting = [key for key in sorted(ends) if ends[key] > starts.get(key, ends[key])]
-    asked = [RangeQuestion(key, uids[key[0]], starts[key], ends[key]) for key in waiting]
+    asked = [RangeRequest(key, uids[key[0]], starts[key], ends[key]) for key in waiting]
     facts = measure(asked)
     if any(found.size_bytes is None for found in facts):
         raise ConfigError("maxBytesPerTrigger needs nodes that report sizes. Upgrade all nodes, or use maxOffsetsPerTrigger.")

@@ -4,8 +4,9 @@ Spark's workers are synchronous and run one task after the other. So the loop ru
 tasks. This module caches the connections, and no pickled reader contains one. The NATS servers notice a killed worker
 by its closed sockets.
 
-The blocking connection (``Link.line``) carries the answers with records. The shared connection (``Link.transport``) carries everything
-else. It also serves reads that the blocking connection does not support, for example with TLS.
+The blocking connection (``ProcessConnection.line``) carries the answers with records. The shared
+connection (``ProcessConnection.transport``) carries everything else. It also serves reads that
+the blocking connection does not support, for example with TLS.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _LINE_S = 5.0
 """Time limit for opening the blocking connection, in seconds. It is also the pause after a failure."""
 
 
-class Link:
+class ProcessConnection:
     """The connections of this process to one cluster, and their event loop. Any thread may call its methods.
 
     Args:
@@ -179,16 +180,16 @@ def _secret(file: str) -> str:
         ) from error
 
 
-_links: OrderedDict[tuple[int, Access], Link] = OrderedDict()
+_links: OrderedDict[tuple[int, Access], ProcessConnection] = OrderedDict()
 _lock = threading.Lock()
 
 
-def link_to(access: Access) -> Link:
+def link_to(access: Access) -> ProcessConnection:
     """Return the connections of this process to the cluster ``access``. All callers share them. At most MAX_LINKS are kept."""
     key = (os.getpid(), access)
     with _lock:
         if key not in _links:
-            _links[key] = Link(access)
+            _links[key] = ProcessConnection(access)
         _links.move_to_end(key)
         while len(_links) > MAX_LINKS:
             _links.popitem(last=False)[1].close()

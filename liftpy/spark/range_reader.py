@@ -66,8 +66,8 @@ from liftpy.nats.blocking_connection import Answer, BlockingConnection
 from liftpy.spark.failures import with_error_code
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.planning import PlannedRange
-from liftpy.spark.process_connection import Link, link_to, result_of
-from liftpy.spark.schema import COLUMNS, arrow_schema, left_out
+from liftpy.spark.process_connection import ProcessConnection, link_to, result_of
+from liftpy.spark.schema import COLUMNS, arrow_schema, omitted_parts
 
 MAX_ROWS = 16_384
 MAX_BYTES = 16 * 1024 * 1024
@@ -132,7 +132,7 @@ def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterat
         files=not options.read_from_leader,
         expects_files=options.expects_files,
         fail_on_data_loss=options.fail_on_data_loss,
-        left_out=left_out(options.columns),
+        left_out=omitted_parts(options.columns),
     )
     builder = RowBuilder(planned.stream, planned.partition, options.columns)
     link = link_to(options.access)
@@ -144,7 +144,7 @@ def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterat
             raise
 
 
-def _must_be_there(link: Link, planned: PlannedRange, options: SourceOptions) -> None:
+def _must_be_there(link: ProcessConnection, planned: PlannedRange, options: SourceOptions) -> None:
     """Raise DataLossError if the leader says that an unclean election has lost records of the range. Otherwise return."""
     if not planned.last[1]:
         return
@@ -213,7 +213,7 @@ class RangeReader:
 
     def __init__(
         self,
-        link: Link,
+        link: ProcessConnection,
         planned: PlannedRange,
         rules: FetchRules,
         strategies: Sequence[Callable[[RangeReader], Strategy]] | None = None,
@@ -356,7 +356,9 @@ class LocalFiles:
 
     counted_as: ClassVar[str] = FILES
 
-    def __init__(self, reader: RangeReader, find: Callable[[Link, PlannedRange], RangeFiles | None] | None = None) -> None:
+    def __init__(
+        self, reader: RangeReader, find: Callable[[ProcessConnection, PlannedRange], RangeFiles | None] | None = None
+    ) -> None:
         self._reader = reader
         self._find = find or find_offered_files
 
@@ -398,7 +400,7 @@ class LocalFiles:
         return self._reader.accept(found, position)
 
 
-def find_offered_files(link: Link, planned: PlannedRange) -> RangeFiles | None:
+def find_offered_files(link: ProcessConnection, planned: PlannedRange) -> RangeFiles | None:
     """Return the segment files of a replica on this host that has the whole range. None: no replica offers its files now."""
     now_s = time.monotonic()
     asked = [node for node in planned.replicas if link.elsewhere.get(node, 0.0) <= now_s]
@@ -419,7 +421,7 @@ def find_offered_files(link: Link, planned: PlannedRange) -> RangeFiles | None:
     return found
 
 
-async def _ask(link: Link, planned: PlannedRange, nodes: list[str]) -> list[RangeFiles | None]:
+async def _ask(link: ProcessConnection, planned: PlannedRange, nodes: list[str]) -> list[RangeFiles | None]:
     transport = await link.transport(_ASK_S)
 
     async def one(node: str) -> RangeFiles | None:
@@ -600,7 +602,7 @@ class PipelinedRequests:
         if asked.end <= self._reader.position:  # one batch reached past all of it
             line.forget([asked.answer])
             return
-        answer = self._take_answer(line, asked)
+        answer = self._read_answer(line, asked)
         base = None if answer is None else _first_base(answer)
         if base is not None and base > self._reader.position:
             yield self._retried(base)  # the answer before this one was full
@@ -651,7 +653,7 @@ class PipelinedRequests:
             left_out=self._reader.rules.left_out,
         )
 
-    def _take_answer(self, line: BlockingConnection, asked: _Request) -> memoryview | None:
+    def _read_answer(self, line: BlockingConnection, asked: _Request) -> memoryview | None:
         """Wait for the answer to the request ``asked`` and return it. None: it did not arrive in time."""
         try:
             return asked.answer.result(self._timeout_s)
@@ -711,7 +713,7 @@ class _Span:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fetched:
+class _SpanResult:
     """Result of a span.
 
     Attributes:
@@ -751,7 +753,7 @@ class RetryingRequests:
     def blocks(self) -> Generator[list[BatchSlice], None, None]:
         """Yield checked slices, with a few spans in flight. The first answer shows how large spans can be."""
         reader, guess, link, rules = self._reader, SpanGuess(), self._reader.link, self._reader.rules
-        flying: deque[tuple[PlannedRange, concurrent.futures.Future[_Fetched]]] = deque()
+        flying: deque[tuple[PlannedRange, concurrent.futures.Future[_SpanResult]]] = deque()
 
         def request(span: _Span) -> None:
             flying.append((span.planned, link.submit(_fetch_span(link, span))))
@@ -799,7 +801,7 @@ class RetryingRequests:
         return replace(planned, end_offset=end, leader_epoch=max(planned.leader_epoch, now.leader_epoch))
 
 
-async def _fetch_span(link: Link, span: _Span) -> _Fetched:
+async def _fetch_span(link: ProcessConnection, span: _Span) -> _SpanResult:
     planned = span.planned
     options = ReadOptions(max_bytes=span.answer_bytes, wait_s=0.0, patience_s=span.rules.patience_s)
     transport = await link.transport(span.rules.patience_s)
@@ -832,7 +834,7 @@ async def _fetch_span(link: Link, span: _Span) -> _Fetched:
         except UnavailableError:
             await exists()
             raise
-    return _Fetched(pieces, progress.next_offset, progress.node, progress.compacted_end, progress.tombstones)
+    return _SpanResult(pieces, progress.next_offset, progress.node, progress.compacted_end, progress.tombstones)
 
 
 async def _is_there(requests: MetadataRequests, planned: PlannedRange) -> None:

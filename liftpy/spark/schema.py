@@ -44,8 +44,8 @@ def default_columns(*, include_headers: bool, topic: bool) -> tuple[str, ...]:
 
     ``include_headers``: True to include ``headers``. ``topic``: True to include ``topic``.
     """
-    left_out = {*(() if include_headers else ("headers",)), *(() if topic else ("topic",))}
-    return tuple(name for name in COLUMNS if name not in left_out)
+    omitted_parts = {*(() if include_headers else ("headers",)), *(() if topic else ("topic",))}
+    return tuple(name for name in COLUMNS if name not in omitted_parts)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -72,7 +72,7 @@ def check_columns(names: Iterable[str]) -> tuple[str, ...]:
     return checked
 
 
-def left_out(columns: Iterable[str]) -> int:
+def omitted_parts(columns: Iterable[str]) -> int:
     """Return, as bits, the parts of records that nodes need not send for a query of ``columns`` (``liftpy.core.wire.filters``)."""
     wanted = set(columns)
     if "value" in wanted:

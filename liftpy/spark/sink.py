@@ -47,7 +47,7 @@ from liftpy.errors import ConfigError, PublishRejectedError
 from liftpy.nats.transport import Transport
 from liftpy.spark.failures import SourceError, with_error_code
 from liftpy.spark.options import SinkOptions
-from liftpy.spark.process_connection import Link, link_to
+from liftpy.spark.process_connection import ProcessConnection, link_to
 from liftpy.spark.sink_rows import as_binary, by_stream, check_rows, check_schema, in_order, places_of, shares_of
 
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -80,7 +80,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Written(WriterCommitMessage):
+class SinkCommitMessage(WriterCommitMessage):
     """Result of a Spark task that writes to a stream.
 
     Attributes:
@@ -95,7 +95,7 @@ class Written(WriterCommitMessage):
     number: int
     part: int
     attempt: int
-    sent: Sent
+    sent: WriteResult
 
 
 def sink_options(given: dict[str, str], schema: StructType, overwrite: bool) -> SinkOptions:
@@ -224,8 +224,13 @@ def _peek(pipe: io.BufferedReader, count: int) -> bytes:
 
 
 def write_round(
-    link: Link, options: SinkOptions, batches: Iterable[pa.RecordBatch], round: Round, attempt: int, settings: Mapping[str, str]
-) -> Written:
+    link: ProcessConnection,
+    options: SinkOptions,
+    batches: Iterable[pa.RecordBatch],
+    round: Round,
+    attempt: int,
+    settings: Mapping[str, str],
+) -> SinkCommitMessage:
     """Store the rows of a task in a micro-batch, each row once, also if the task runs several times.
 
     Args:
@@ -243,7 +248,7 @@ def write_round(
     with _explain_errors(round, settings):
         rows = gather_rows(whole_input(batches), options)
 
-        async def send() -> Sent:
+        async def send() -> WriteResult:
             transport = await link.transport(options.patience_s)
             return await send_round(
                 transport, MetadataRequests(transport, link.subjects, options.patience_s), options, rows, round
@@ -251,15 +256,17 @@ def write_round(
 
         size_bytes = 0 if rows is None else rows.nbytes
         sent = link.call(send(), 4 * options.patience_s + size_bytes / _SLOWEST_BYTES_S)
-    return Written(round.run, round.number, round.part, attempt, sent)
+    return SinkCommitMessage(round.run, round.number, round.part, attempt, sent)
 
 
-def append(link: Link, options: SinkOptions, batches: Iterable[pa.RecordBatch], part: int, attempt: int) -> Written:
+def append(
+    link: ProcessConnection, options: SinkOptions, batches: Iterable[pa.RecordBatch], part: int, attempt: int
+) -> SinkCommitMessage:
     """Store the rows of a task, each at least once. ``part``: number of the task. ``attempt``: number of its attempt."""
 
-    async def begin() -> Appending:
+    async def begin() -> RowAppender:
         transport = await link.transport(options.patience_s)
-        return Appending(transport, MetadataRequests(transport, link.subjects, options.patience_s), options)
+        return RowAppender(transport, MetadataRequests(transport, link.subjects, options.patience_s), options)
 
     with _explain_errors(None):
         patience_s = 4 * options.patience_s
@@ -270,7 +277,7 @@ def append(link: Link, options: SinkOptions, batches: Iterable[pa.RecordBatch], 
             sent = link.call(appending.end(), patience_s)
         finally:
             link.call(appending.close(), patience_s)
-    return Written("", 0, part, attempt, sent)
+    return SinkCommitMessage("", 0, part, attempt, sent)
 
 
 def _task() -> TaskContext:
@@ -338,18 +345,18 @@ class LiftWriter(DataSourceArrowWriter):
         """Do nothing after a failed write, because stored records stay in the stream."""
 
 
-def check_tasks(link: Link, options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+def check_tasks(link: ProcessConnection, options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
     """Raise SourceError if an earlier run of this micro-batch had more tasks that stored records [A17].
 
     These records are stored twice, because the tasks of ``messages`` have stored all rows. Only the driver knows the number of
     tasks, after the last one.
     """
-    written = [message for message in messages if isinstance(message, Written)]
+    written = [message for message in messages if isinstance(message, SinkCommitMessage)]
     if not written or not written[0].run:
         return
     done = Round(written[0].run, 0, written[0].number)
 
-    async def ask() -> StrangeTask | None:
+    async def ask() -> StaleTask | None:
         transport = await link.transport(options.patience_s)
         requests = MetadataRequests(transport, link.subjects, options.patience_s)
         return await strange_task(
@@ -372,7 +379,7 @@ def check_tasks(link: Link, options: SinkOptions, messages: Sequence[WriterCommi
 
 def summary(messages: Iterable[WriterCommitMessage | None]) -> str:
     """Return a log text about the rows that the tasks stored, from their commit ``messages``."""
-    written = [message for message in messages if isinstance(message, Written)]
+    written = [message for message in messages if isinstance(message, SinkCommitMessage)]
     rows, known = sum(one.sent.rows for one in written), sum(one.sent.known for one in written)
     ranges: list[Range] = sorted(found for one in written for found in one.sent.ranges)
     where = ", ".join(f"{r.stream}/{r.partition} [{r.start_offset}, {r.end_offset}): {r.record_count}" for r in ranges)
@@ -411,7 +418,7 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class WriteResult:
     """Result of writing the rows of a task.
 
     Attributes:
@@ -446,14 +453,14 @@ def gather_rows(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> pa.T
 
 async def send_round(
     transport: Transport, requests: MetadataRequests, options: SinkOptions, rows: pa.Table | None, round: Round
-) -> Sent:
+) -> WriteResult:
     """Store those rows of a task that earlier attempts have not stored. Return the numbers and offsets of the stored rows.
 
     ``round``: query, micro-batch and task. A task without rows also asks the leaders, because an earlier attempt may have had rows.
     """
     names = [(options.stream, None)] if options.stream else []
     shares = names if rows is None else list(by_stream(rows, options.stream))
-    sent = Sent()
+    sent = WriteResult()
     for stream, own in shares:
         name = f"spark/{round.run}/{round.part}"
         chosen = ProducerOptions(patience_s=options.patience_s)
@@ -463,7 +470,7 @@ async def send_round(
                 await sender.send(in_order(own) if options.by_content else own, producer.round_partitions)
             await producer.end_round()
             ranges = await sender.ranges()
-        sent = Sent(sent.rows + sender.rows, sent.known + producer.left_out, (*sent.ranges, *ranges))
+        sent = WriteResult(sent.rows + sender.rows, sent.known + producer.left_out, (*sent.ranges, *ranges))
     return sent
 
 
@@ -497,7 +504,7 @@ class _Sender:
         return [found[partition] for partition in sorted(found)]
 
 
-class StrangeTask(NamedTuple):
+class StaleTask(NamedTuple):
     """A task of an earlier run that stored records of the round, and that the newest run does not have.
 
     Attributes:
@@ -516,8 +523,8 @@ async def strange_task(
     options: SinkOptions,
     done: Round,
     tasks: int,
-    sent: Sequence[Sent],
-) -> StrangeTask | None:
+    sent: Sequence[WriteResult],
+) -> StaleTask | None:
     """Return a task of an earlier run of a micro-batch that the newest run does not have. None: there is no such task.
 
     The records of such a task are stored twice, because the tasks of the newest run have all rows. The search covers the records before
@@ -549,7 +556,7 @@ async def strange_task(
                 start = (await reader.bounds(known.uid))[0].end_offset
             part = await _strange_part(reader, known.uid, start, done, tasks, most_bytes)
             if part is not None:
-                return StrangeTask(name, place.partition, part)
+                return StaleTask(name, place.partition, part)
     return None
 
 
@@ -576,7 +583,7 @@ def _position_of(batch: RecordBatch) -> SourcePosition | None:
     return None if note is None else ProducerNote.decode(note).position
 
 
-class Appending:
+class RowAppender:
     """Writes rows to streams, each row at least once. It opens a producer for each stream. Call ``close`` at the end."""
 
     def __init__(self, transport: Transport, requests: MetadataRequests, options: SinkOptions) -> None:
@@ -599,13 +606,13 @@ class Appending:
             sender = self._senders[stream]
             await sender.send(own, sender.producer.partitions)
 
-    async def end(self) -> Sent:
+    async def end(self) -> WriteResult:
         """Wait until all rows are stored, and return their ranges."""
         ranges: list[Range] = []
         for sender in self._senders.values():
             await sender.producer.flush()
             ranges += await sender.ranges()
-        return Sent(sum(sender.rows for sender in self._senders.values()), 0, tuple(ranges))
+        return WriteResult(sum(sender.rows for sender in self._senders.values()), 0, tuple(ranges))
 
     async def close(self) -> None:
         """Close the producers. Rows without an ack may be stored or not."""

@@ -61,7 +61,7 @@ from liftpy.spark.planning import (
     with_epochs,
     with_moving_ends,
 )
-from liftpy.spark.process_connection import Link, link_to
+from liftpy.spark.process_connection import ProcessConnection, link_to
 from liftpy.spark.range_reader import read_planned
 from liftpy.spark.schema import arrow_schema, check_columns
 from liftpy.spark.sink import LiftStreamWriter, LiftWriter, sink_options
@@ -81,7 +81,7 @@ class CursorWriter:
         clock: Monotonic clock, in seconds.
     """
 
-    def __init__(self, link: Link, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, link: ProcessConnection, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link
         self._name = name
         self._clock = clock
@@ -356,7 +356,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         ``known``: earlier uid of each stream. ``now``: current uid of each stream.
         """
-        if not self.options.take_recreated:
+        if not self.options.accept_recreated:
             check_uids(known, now)
         return made_again(known, now)
 
@@ -393,7 +393,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             views = self._open_catalog().views_reaching(ended.next_offsets, (ended, begun))
             gone = self._made_again(ended.uids, _uids(views))
             again = self._made_again(begun.uids, ended.uids) | gone
-            if not self.options.take_recreated:
+            if not self.options.accept_recreated:
                 check_uids(begun.uids, _uids(views))
             ranges, losses = plan_ranges(
                 views,
@@ -403,7 +403,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             same = {key: epoch for key, epoch in begun.epochs.items() if key[0] not in again}
             ranges = _split(with_epochs(ranges, same, _epochs_of_ends(ended, ranges)), self.options, self._open_catalog())
-        return _input_partitions(ranges, [*losses, *_left_behind(begun, ended, again)])
+        return _input_partitions(ranges, [*losses, *_unread_records(begun, ended, again)])
 
     @staticmethod
     def _epochs_began(begun: StreamOffsets, ended: StreamOffsets) -> Bounds:
@@ -462,7 +462,7 @@ def _split_where_ends_stay(ranges: list[PlannedRange], options: SourceOptions, c
     return sorted([*whole, *pieces], key=lambda one: (one.stream, one.partition, one.start_offset))
 
 
-def _left_behind(begun: StreamOffsets, ended: StreamOffsets, again: set[str]) -> Iterator[str]:
+def _unread_records(begun: StreamOffsets, ended: StreamOffsets, again: set[str]) -> Iterator[str]:
     """Yield texts about unread records of the streams ``again``, which were deleted and created again.
 
     ``begun``, ``ended``: positions at the start and the end of the micro-batch.

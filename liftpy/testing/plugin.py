@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from liftpy.client import Client, connect, sync
-from liftpy.client.awaitable_context import Opening
+from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.errors import LiftError
 from sidecar.dev.nats_server import find_nats_server
 from sidecar.dev.under_test import ClusterUnderTest
@@ -115,10 +115,10 @@ def liftpy_client(liftpy_cluster: ClusterUnderTest) -> Iterator[sync.SyncClient]
 
 
 @pytest.fixture
-def liftpy_connect(liftpy_cluster: ClusterUnderTest) -> Callable[..., Opening[Client]]:
+def liftpy_connect(liftpy_cluster: ClusterUnderTest) -> Callable[..., AwaitableContext[Client]]:
     """A function like ``liftpy.connect`` for this cluster: ``async with liftpy_connect() as client``."""
 
-    def opened(**options: Any) -> Opening[Client]:
+    def opened(**options: Any) -> AwaitableContext[Client]:
         return connect(liftpy_cluster.url, liftpy_cluster.namespace, **options)
 
     return opened

@@ -29,7 +29,7 @@ from liftpy.config import NS_PER_S
 from liftpy.core.services.effects import Effect, result_headers, tick_headers
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.outbox import Outbox, Output
-from liftpy.core.services.replies import Reply, ReplyDesk
+from liftpy.core.services.replies import Reply, ReplyBuffer
 from liftpy.core.services.service import DivergedError, Headers, Role, Service, ServiceFailedError
 from liftpy.core.services.snapshot import Identity, Snapshot, decode
 from liftpy.core.wire.batch import Record
@@ -246,7 +246,7 @@ class ServiceTest:
         for seed in range(1, hash_seeds + 1):
             _compare(told, _in_process(self._factory, self._records, places, seed), "in another process with other hashes")
 
-    def _replay_from(self, place: int, told: _Told) -> None:
+    def _replay_from(self, place: int, told: _RunResult) -> None:
         run = _Run(self._factory, Role.LEADER)
         run.feed(self._records[:place])
         again = run.restart_from_snapshot()
@@ -256,10 +256,10 @@ class ServiceTest:
                 f"{what}: the state after a restore from the snapshot differs. take_snapshot lacks a part of the state."
             )
         again.feed(self._records[place:])
-        end = _Told(
+        end = _RunResult(
             [_output_as_shown(output) for output in again.outputs], {len(self._records): _state(again)}, _replies_of(again)
         )
-        _compare(_Told(told.outputs, {len(self._records): told.states[-1]}, told.replies), end, what)
+        _compare(_RunResult(told.outputs, {len(self._records): told.states[-1]}, told.replies), end, what)
 
 
 class _Run:
@@ -279,7 +279,7 @@ class _Run:
 
     def feed(self, records: Iterable[Record]) -> None:
         self.machine.apply(records)
-        outputs = self._outbox.take(self._outbox.first_kept, self._outbox.waiting_count)
+        outputs = self._outbox.read(self._outbox.oldest_number, self._outbox.waiting_count)
         self.outputs += outputs
         self._outbox.outputs_committed(self._outbox.output_count)
 
@@ -292,7 +292,7 @@ class _Run:
         return again
 
 
-class _Replies(ReplyDesk):
+class _Replies(ReplyBuffer):
     """Stores all replies of a run instead of sending them."""
 
     def __init__(self) -> None:
@@ -308,7 +308,7 @@ Shown = tuple[int, int, str, str | None, list[list[str]]]
 
 
 @dataclass(slots=True)
-class _Told:
+class _RunResult:
     """Result of a run.
 
     ``states``: snapshot after a number of records, as base64, by this number. -1: snapshot at the end.
@@ -339,7 +339,7 @@ def _state(run: _Run) -> str:
     return _text(first)
 
 
-def _run_records(factory: Callable[[], Service], role: Role, records: Sequence[Record], places: Sequence[int]) -> _Told:
+def _run_records(factory: Callable[[], Service], role: Role, records: Sequence[Record], places: Sequence[int]) -> _RunResult:
     """Run a new service instance over ``records``, and return its outputs, replies and snapshots.
 
     ``role``: role of the instance. ``places``: numbers of records after which a snapshot is taken.
@@ -351,14 +351,14 @@ def _run_records(factory: Callable[[], Service], role: Role, records: Sequence[R
         states[place] = _state(run)
     run.feed(records[done:])
     states[-1] = _state(run)
-    return _Told([_output_as_shown(output) for output in run.outputs], states, _replies_of(run))
+    return _RunResult([_output_as_shown(output) for output in run.outputs], states, _replies_of(run))
 
 
 def _replies_of(run: _Run) -> list[tuple[int, str]]:
     return [(reply.offset, _text(reply.value)) for reply in run.replies.all]
 
 
-def _compare(one: _Told, other: _Told, how: str) -> None:
+def _compare(one: _RunResult, other: _RunResult, how: str) -> None:
     for number, (mine, theirs) in enumerate(zip(one.outputs, other.outputs, strict=False)):
         if tuple(mine) != tuple(theirs):
             raise DivergedError(
@@ -392,7 +392,7 @@ def _output_text(shown: Shown) -> str:
 
 
 # ---- in another process --------------------------------------------------------------------------------------------------
-def _in_process(factory: Callable[[], Service], records: Sequence[Record], places: Sequence[int], seed: int) -> _Told:
+def _in_process(factory: Callable[[], Service], records: Sequence[Record], places: Sequence[int], seed: int) -> _RunResult:
     name, module = getattr(factory, "__qualname__", ""), sys.modules.get(getattr(factory, "__module__", ""))
     file = getattr(module, "__file__", None)
     found: Any = module
@@ -427,7 +427,7 @@ def _in_process(factory: Callable[[], Service], records: Sequence[Record], place
     answer = json.loads(child.stdout.splitlines()[-1])
     if "diverged" in answer:
         raise DivergedError(f"The service diverged in another process: {answer['diverged']}")
-    return _Told(
+    return _RunResult(
         [tuple(output) for output in answer["outputs"]], {int(k): v for k, v in answer["states"].items()}, answer["replies"]
     )
 

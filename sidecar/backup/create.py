@@ -45,7 +45,7 @@ from liftpy.core.backup.manifest import (
     state_path,
     writer_of,
 )
-from liftpy.core.backup.pieces import PIECE_BYTES, extend_chain, kept_pieces, missing_files
+from liftpy.core.backup.pieces import PIECE_BYTES, extend_chain, missing_files, reusable_pieces
 from liftpy.core.base.ids import PartitionKey, is_internal
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.snapshot import encode_snapshot
@@ -53,7 +53,7 @@ from liftpy.core.wire.batch import RecordBatch
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError, IncompatibleVersionError, LiftError, NotFoundError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
-from liftpy.spark.pipelines.replica_reads import Away, Damaged, ReplicaAddress, ReplicaReads
+from liftpy.spark.pipelines.replica_reads import DamagedRecordsError, ReplicaAddress, ReplicaReads, ReplicaUnavailableError
 from sidecar.backup.inspect import read_image
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, BackupPace, Store
 from sidecar.runtime.tasks import start_attended
@@ -75,7 +75,7 @@ The limit is twice the time that the copy up to the barrier took.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeOptions:
+class BackupOptions:
     """Options of a backup.
 
     Attributes:
@@ -94,7 +94,7 @@ class TakeOptions:
 
 
 @dataclass(slots=True)
-class TakenBackup:
+class BackupResult:
     """Result of a backup.
 
     ``written_bytes``: size of the new files, in bytes. ``deleted``: names of the streams that were deleted during the backup.
@@ -107,7 +107,7 @@ class TakenBackup:
     deleted: tuple[str, ...] = ()
 
     @property
-    def kept_bytes(self) -> int:
+    def reused_bytes(self) -> int:
         """Size of the pieces of earlier backups that this one uses, in bytes."""
         pieces = (piece for stream in self.manifest.streams for copy in stream.partitions for piece in copy.pieces)
         return sum(piece.file.size_bytes for piece in pieces if writer_of(piece.file.path) != self.manifest.backup)
@@ -140,11 +140,11 @@ async def _in_thread(work: Callable[..., object], *given: object) -> None:
 async def take_backup(
     client: Client,
     store: Store,
-    options: TakeOptions,
+    options: BackupOptions,
     *,
     step: Callable[[str], None] = lambda name: None,
     copied: Callable[[int, int], None] = lambda done, total: None,
-) -> TakenBackup:
+) -> BackupResult:
     """Create a backup of the cluster of ``client`` in ``store``, and return its result.
 
     ``step`` is called with the name of each step. ``copied`` is called with the number of copied partitions and the number of
@@ -159,7 +159,7 @@ async def take_backup(
 class _BackupRun:
     client: Client
     store: Store
-    options: TakeOptions
+    options: BackupOptions
     step: Callable[[str], None]
     copied: Callable[[int, int], None] = lambda done, total: None
     id: str = ""
@@ -168,7 +168,7 @@ class _BackupRun:
     deleted: set[str] = field(default_factory=set)
     pace: BackupPace = field(default_factory=lambda: BackupPace(0))
 
-    async def run(self) -> TakenBackup:
+    async def run(self) -> BackupResult:
         began_s = time.monotonic()
         self.pace = BackupPace(self.options.bytes_per_s)
         earlier = await asyncio.to_thread(self.store.backup_ids)
@@ -195,12 +195,12 @@ class _BackupRun:
             self.store.remove_folder(f"backups/{self.id}")
             self.store.remove(running_path(self.id))
 
-    async def _run(self, began_s: float) -> TakenBackup:
+    async def _run(self, began_s: float) -> BackupResult:
         mark = {"host": socket.gethostname(), "pid": os.getpid(), "since": "?"}
-        await self._put(running_path(self.id), json.dumps(mark).encode())
+        await self._store_file(running_path(self.id), json.dumps(mark).encode())
         before = await asyncio.to_thread(self._before)
         mark["since"] = "" if before is None else before.backup
-        await self._put(running_path(self.id), json.dumps(mark).encode())
+        await self._store_file(running_path(self.id), json.dumps(mark).encode())
 
         self.step("barrier")
         state = await self.client.admin.describe_cluster(linearizable=True)
@@ -216,7 +216,7 @@ class _BackupRun:
         self.step("image")
         snapshot = encode_snapshot(state.image, operations=False)
         image = StoredFile(path=image_path(self.id), size_bytes=len(snapshot), sha256=hashlib.sha256(snapshot).hexdigest())
-        await self._put(image.path, snapshot)
+        await self._store_file(image.path, snapshot)
         self.written_bytes += image.size_bytes
         manifest = Manifest(
             backup=self.id,
@@ -237,9 +237,9 @@ class _BackupRun:
         await _in_thread(self.store.put_manifest, manifest)
         self.step("end")
         await _in_thread(self.store.remove, running_path(self.id))
-        return TakenBackup(manifest, self.written_bytes, time.monotonic() - began_s, tuple(sorted(self.deleted)))
+        return BackupResult(manifest, self.written_bytes, time.monotonic() - began_s, tuple(sorted(self.deleted)))
 
-    async def _put(self, path: str, data: bytes) -> None:
+    async def _store_file(self, path: str, data: bytes) -> None:
         await _in_thread(self.store.put, path, data)
 
     def _before(self) -> Manifest | None:
@@ -450,7 +450,7 @@ class _PartitionCopying:
             end, data = found
             if end >= bounds.log_start_offset:
                 path = state_path(self._home.id, self._stream.name, self._stream.uid, self._number)
-                await self._home._put(path, data)
+                await self._home._store_file(path, data)
                 self._home.written_bytes += len(data)
                 file = StoredFile(path=path, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
                 return Barrier(bounds, StateCopy(file=file, end=end))
@@ -469,7 +469,7 @@ class _PartitionCopying:
                 if found is not None:
                     return found
                 is_old = True
-            except Away as error:
+            except ReplicaUnavailableError as error:
                 said = f"{node}: {error}"
             self._nodes_tried += 1
         if is_old:
@@ -489,13 +489,13 @@ class _PartitionCopying:
                 start = bounds.log_start_offset
             if state is not None:  # a replica had a higher HW than the new leader
                 bounds = replace(bounds, high_watermark=max(bounds.high_watermark, state.end - 1))
-            chain, kept = kept_pieces(before, start, bounds.high_watermark, self._home.options.piece_bytes)
+            chain, kept = reusable_pieces(before, start, bounds.high_watermark, self._home.options.piece_bytes)
             self._compacted_end, self._deletes_end, self._answered = 0, None, ""
             if kept and before is not None:
                 self._compacted_end, self._deletes_end = before.compacted_end, before.deletes_end
             if kept and not await self._goes_on(kept[-1]):
                 self._compacted_end, self._deletes_end, self._answered = 0, None, ""
-                chain, kept = kept_pieces(None, start, bounds.high_watermark, self._home.options.piece_bytes)
+                chain, kept = reusable_pieces(None, start, bounds.high_watermark, self._home.options.piece_bytes)
             try:
                 copy = await self._read_partition(start, bounds.high_watermark, chain, kept)
                 return replace(copy, state=state, knows_dropped=barrier.knows_dropped)
@@ -576,7 +576,7 @@ class _PartitionCopying:
     async def _batches(self, offset: int) -> list[RecordBatch]:
         """Return batches from any replica. The first one contains ``offset``."""
         said = "nobody was asked"
-        damaged: Damaged | None = None
+        damaged: DamagedRecordsError | None = None
         for asked in range(_ROUNDS * len(self._nodes)):
             node = self._nodes[self._nodes_tried % len(self._nodes)]
             reads = self._reads(node)
@@ -584,9 +584,9 @@ class _PartitionCopying:
                 batches = (await reads.batches(offset))[0]
                 self._learn_compaction(reads, node, offset)
                 return batches
-            except Damaged as error:
+            except DamagedRecordsError as error:
                 said, damaged = f"{node}: {error}", error
-            except Away as error:
+            except ReplicaUnavailableError as error:
                 said, damaged = f"{node}: {error}", None
                 if str(error).startswith("OFFSET_OUT_OF_RANGE"):
                     bounds = await self._home.client.bounds(self._stream.name, self._number)

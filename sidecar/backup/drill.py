@@ -15,15 +15,15 @@ from liftpy.core.backup.manifest import Manifest
 from liftpy.core.backup.pieces import why_other_producers
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError
-from liftpy.spark.pipelines.replica_reads import Away, Damaged, ReplicaAddress, ReplicaReads
+from liftpy.spark.pipelines.replica_reads import DamagedRecordsError, ReplicaAddress, ReplicaReads, ReplicaUnavailableError
 from sidecar.backup.inspect import read_image
-from sidecar.backup.restore import Restore, RestoredStream, RestoreOptions, RestoreWish, Tell
+from sidecar.backup.restore import Restore, RestoredStream, RestoreOptions, StreamRestore, Tell
 from sidecar.backup.staging import LogDigest
 from sidecar.backup.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drilled:
+class DrillResult:
     """Result of a restore drill.
 
     ``rto_s``: time until all records were replicated and readable, in seconds. ``rpo_s``: age of the backup, in seconds.
@@ -49,7 +49,7 @@ async def drill(
     options: RestoreOptions,
     step: Callable[[str], None] = lambda name: None,
     tell: Tell = lambda step, unit, done, total: None,
-) -> Drilled:
+) -> DrillResult:
     """Restore the backup ``manifest`` under other stream names, compare the copies with the backup, and return the result.
 
     All restored streams are removed afterwards, except if the process is killed. ``step`` is called with the name of each step.
@@ -60,7 +60,7 @@ async def drill(
     image = read_image(store, manifest)
     name = f"drill-{os.urandom(4).hex()}"
     wishes = [
-        RestoreWish(
+        StreamRestore(
             name=stream.name,
             into=f"{name}-{number}",
             subject=f"{name}.{number}",
@@ -89,7 +89,7 @@ async def drill(
     finally:
         await restore.undo()
     logs = [log for one in done.streams for log in one.logs]
-    return Drilled(
+    return DrillResult(
         backup=manifest.backup,
         streams=len(done.streams),
         partitions=len(logs),
@@ -119,7 +119,7 @@ async def _compare(client: Client, one: RestoredStream, namespace: str) -> None:
                     for batch in batches:
                         found.add(batch)
                 state = await reads.state() if log.state is not None else None
-            except (Damaged, Away) as error:
+            except (DamagedRecordsError, ReplicaUnavailableError) as error:
                 raise CorruptionError(
                     f"Cannot compare {one.wish.name}/{number} on node {node} with the backup: {error}. Run `liftpy backup verify`."
                 ) from None

@@ -28,7 +28,7 @@ The time of the newest backup is needed because the clock of this machine may be
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class BackupEntry:
     """One backup that has a manifest file in the store.
 
     ``manifest`` None: the file cannot be read. ``faults``: problems of file names and sizes. The data itself is not read.
@@ -40,7 +40,7 @@ class Listed:
 
 
 @dataclass(slots=True)
-class Verified:
+class VerifyResult:
     """Result of reading a whole backup. Each of the ``faults`` names a file."""
 
     backup: str
@@ -51,7 +51,7 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
+class PruneResult:
     """Backups that were deleted, or would be deleted. ``waits_for``: running backups that still need some files."""
 
     backups: tuple[str, ...]
@@ -62,16 +62,16 @@ class Pruned:
     """Number of backups in the store before the prune."""
 
 
-def list_backups(store: Store) -> list[Listed]:
+def list_backups(store: Store) -> list[BackupEntry]:
     """Return all backups in ``store`` that have a manifest, oldest first."""
     sizes = store.sizes("pieces") | store.sizes("backups")
     found = []
     for backup in store.backup_ids():
         try:
             manifest = store.manifest(backup)
-            found.append(Listed(backup, manifest, tuple(missing_files(manifest, sizes))))
+            found.append(BackupEntry(backup, manifest, tuple(missing_files(manifest, sizes))))
         except StorageError as error:
-            found.append(Listed(backup, None, (str(error),)))
+            found.append(BackupEntry(backup, None, (str(error),)))
     return found
 
 
@@ -96,13 +96,13 @@ def read_image(store: Store, manifest: Manifest) -> ClusterImage:
     return image
 
 
-def verify_backup(store: Store, manifest: Manifest, tell: Callable[[str], None] = lambda path: None) -> Verified:
+def verify_backup(store: Store, manifest: Manifest, tell: Callable[[str], None] = lambda path: None) -> VerifyResult:
     """Read every byte of a backup, check it, and return the faults.
 
     ``tell`` is called with the path of each file. The checks are digests, the CRC of each batch, the order of offsets and epochs, the
     chains of pieces, and the states of producers.
     """
-    found = Verified(manifest.backup, files=1, size_bytes=manifest.image.size_bytes)
+    found = VerifyResult(manifest.backup, files=1, size_bytes=manifest.image.size_bytes)
     try:
         read_image(store, manifest)
     except LiftError as error:
@@ -131,7 +131,7 @@ def verify_backup(store: Store, manifest: Manifest, tell: Callable[[str], None] 
     return found
 
 
-def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = False, died: Collection[str] = ()) -> Pruned:
+def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = False, died: Collection[str] = ()) -> PruneResult:
     """Remove all but the newest ``keep`` complete backups, and files that no manifest names.
 
     Manifests are removed first. So if a prune fails, the remaining backups are complete, and the next prune finds the other
@@ -189,7 +189,7 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
         for path, backup in left:
             if backup in died or not _may_run(backup, by):
                 store.remove(path)
-    return Pruned(
+    return PruneResult(
         tuple(sorted(doomed)), files, sum(sizes[path] for path in files), tuple(sorted({*running, *ended})), len(listed)
     )
 

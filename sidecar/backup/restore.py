@@ -49,10 +49,10 @@ from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
 from liftpy.core.metadata.placement import DEFAULT_POLICY, MANUAL
 from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
 from sidecar.backup.inspect import read_image
-from sidecar.backup.staging import NOWHERE, StagedLog, Until, give_state, stage
+from sidecar.backup.staging import NOWHERE, RestorePoint, StagedLog, install_state, stage
 from sidecar.backup.store import Store
 from sidecar.dev.cluster import DevNode
-from sidecar.disk.files import FolderStorage, make_folder, sync_folder
+from sidecar.disk.files import DirectoryStorage, make_folder, sync_folder
 from sidecar.runtime.settings import Target, child_environment, credentials_environment, nats_environment, quiet_environment
 
 # The helper of a restore: an ordinary node on the machine of the operator. It runs until the restore ends.
@@ -296,7 +296,7 @@ _CREATED_TOGETHER = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreWish:
+class StreamRestore:
     """One stream to restore: ``name`` in the backup becomes ``into`` on ``subject``.
 
     ``replicas``: number of replicas, 0: as in the backup. ``placement``: placement policy of the stream in the backup. It
@@ -323,7 +323,7 @@ class RestoreOptions:
     """
 
     target: Target
-    until: Until = NOWHERE
+    until: RestorePoint = NOWHERE
     scratch: Path | None = None
     node_config: Path | None = None
     cursors: bool = True
@@ -338,7 +338,7 @@ class RestoredStream:
     default placement policy replaces the policy of the stream. '': the stream keeps its policy.
     """
 
-    wish: RestoreWish
+    wish: StreamRestore
     copy: StreamCopy
     image: StreamImage | None = None
     plan: tuple[tuple[str, ...], ...] = ()
@@ -364,7 +364,7 @@ class RestoredStream:
 
 
 @dataclass(slots=True)
-class Restored:
+class RestoreResult:
     """Result of a restore.
 
     Attributes:
@@ -431,7 +431,7 @@ class Restore:
         client: Client,
         store: Store,
         manifest: Manifest,
-        wishes: list[RestoreWish],
+        wishes: list[StreamRestore],
         options: RestoreOptions,
         step: Callable[[str], None] = lambda name: None,
         tell: Tell = lambda step, unit, done, total: None,
@@ -453,7 +453,7 @@ class Restore:
         self._open: set[str] = set()
         """Names of restored streams that accept publishes. They stay even if the restore fails later."""
 
-    async def run(self, *, keep_closed: bool = False) -> Restored:
+    async def run(self, *, keep_closed: bool = False) -> RestoreResult:
         """Restore the streams and return the result.
 
         ``keep_closed``: True to leave the streams read-only and the helper as their replica, until ``undo``.
@@ -483,12 +483,12 @@ class Restore:
             first_epoch = await self._first_epoch()
             for one in self._streams:
                 await self._create(one, first_epoch)
-                await asyncio.to_thread(self._give, scratch, one)
+                await asyncio.to_thread(self._install_logs, scratch, one)
             self._begin("serve")
             await self._start()
             for one in self._streams:
                 await self._until(partial(self._is_served, one), f"{one.wish.into} is not led by the helper")
-            result = Restored(self._streams, served_s=time.monotonic() - began_s)
+            result = RestoreResult(self._streams, served_s=time.monotonic() - began_s)
             self._begin("replicate")
             await self._move(with_helper=True)
             if not keep_closed:
@@ -680,13 +680,13 @@ class Restore:
                 "LeaderEpochs. Upgrade all controllers, then restore again."
             )
 
-    def _give(self, scratch: Path, one: RestoredStream) -> None:
+    def _install_logs(self, scratch: Path, one: RestoredStream) -> None:
         """Move the staged logs of a stream from ``scratch`` into the data directory of the helper, with their producer state."""
         streams = scratch / "data" / "streams"
         make_folder(streams)
         staged = scratch / "staged" / str(self._streams.index(one))
         for number, log in enumerate(one.logs):
-            give_state(FolderStorage(staged / str(number)), log, PartitionKey(one.wish.into, one.uid, number))
+            install_state(DirectoryStorage(staged / str(number)), log, PartitionKey(one.wish.into, one.uid, number))
         staged.rename(streams / f"{one.wish.into}-{one.uid}")
         sync_folder(streams)
 

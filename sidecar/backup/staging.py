@@ -23,14 +23,14 @@ from liftpy.core.log.storage import Storage
 from liftpy.core.publish.state_file import State, encode_state, state_name, state_owner, why_not
 from liftpy.core.wire.batch import RecordBatch
 from sidecar.backup.store import Store
-from sidecar.disk.files import FolderStorage, make_folder
+from sidecar.disk.files import DirectoryStorage, make_folder
 
 _FLUSH_BYTES = 16 * 1024 * 1024
 _APPEND_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Until:
+class RestorePoint:
     """Point in the backup at which a restore ends.
 
     ``offset``: last offset to restore, inclusive. ``time_ns``: restore only records that are older than this time.
@@ -40,7 +40,7 @@ class Until:
     time_ns: int | None = None
 
 
-NOWHERE = Until()
+NOWHERE = RestorePoint()
 """No end: all records are restored."""
 
 
@@ -88,7 +88,7 @@ def stage(
     copy: PartitionCopy,
     config: StreamConfig,
     folder: Path,
-    until: Until,
+    until: RestorePoint,
     tell: Callable[[str], None],
     purges: Sequence[Purge] = (),
 ) -> StagedLog:
@@ -98,7 +98,7 @@ def stage(
     pending at the time of the backup. Their records are left out.
     """
     make_folder(folder)
-    log, _ = Log.open(FolderStorage(folder), config, now_wall_ns=time.time_ns())
+    log, _ = Log.open(DirectoryStorage(folder), config, now_wall_ns=time.time_ns())
     digest = LogDigest()
     begun = False
     unflushed = 0
@@ -141,7 +141,7 @@ def stage(
     return staged
 
 
-def give_state(storage: Storage, staged: StagedLog, key: PartitionKey) -> None:
+def install_state(storage: Storage, staged: StagedLog, key: PartitionKey) -> None:
     """Write the state of producers and message ids of a staged log into ``storage``, with ``key`` as its partition [A16]."""
     if staged.state is not None:
         storage.replace(state_name(staged.state.end_offset), encode_state(staged.state._replace(of=state_owner(key))))
@@ -166,7 +166,7 @@ def _state(store: Store, copy: PartitionCopy, log: Log) -> tuple[State | None, s
 
 
 def _wanted_batches(
-    store: Store, copy: PartitionCopy, until: Until, tell: Callable[[str], None], asked_ends: list[int]
+    store: Store, copy: PartitionCopy, until: RestorePoint, tell: Callable[[str], None], asked_ends: list[int]
 ) -> Iterator[RecordBatch]:
     """Yield the batches from the log start to the end of the restore. All pieces are read and checked.
 

@@ -37,7 +37,7 @@ _BEFORE_S, _AFTER_S, _OVER_S = 1.0, 2.0, 60.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class BenchOptions:
     """Options of ``liftpy bench``.
 
     ``sizes``: message sizes, in bytes. ``windows``: numbers of messages in flight. ``loads``: publish rates of the latency case,
@@ -52,7 +52,7 @@ class Asked:
 
 
 Row = dict[str, object]
-Case = Callable[[System, Asked], Iterator[Row]]
+Case = Callable[[System, BenchOptions], Iterator[Row]]
 
 
 def _row(case: str, figures: Figures) -> Row:
@@ -67,7 +67,7 @@ def _rate(runs: Sequence[Figures]) -> Figures:
     return found | {name: value for name, value in runs[0].items() if name.endswith("_ms")}
 
 
-def _publishers(system: System, asked: Asked, size_bytes: int, window: int, *, each: int = 1) -> Figures:
+def _publishers(system: System, asked: BenchOptions, size_bytes: int, window: int, *, each: int = 1) -> Figures:
     """Run ``asked.publishers`` publishers at the same time, and return their total rate and CPU time per record.
 
     ``window``: number of messages in flight, over all publishers. ``each``: only every ``each``-th message requests an ack.
@@ -77,14 +77,14 @@ def _publishers(system: System, asked: Asked, size_bytes: int, window: int, *, e
     return _rate(measured_together(commands, None, system.pids))
 
 
-def publish_with_acks(system: System, asked: Asked) -> Iterator[Row]:
+def publish_with_acks(system: System, asked: BenchOptions) -> Iterator[Row]:
     """Publish with an ack for each message, for each message size and each number of messages in flight."""
     for size_bytes in asked.sizes:
         for window in asked.windows:
             yield _row(f"acked, {size_bytes} B, {window:,} in flight", _publishers(system, asked, size_bytes, window))
 
 
-def load_alone(asked: Asked) -> dict[int, Figures]:
+def load_alone(asked: BenchOptions) -> dict[int, Figures]:
     """Measure the publisher against a process that only sends acks, for each message size in bytes.
 
     The values show that the publisher is not the bottleneck of the other cases.
@@ -106,14 +106,14 @@ def load_alone(asked: Asked) -> dict[int, Figures]:
     return found
 
 
-def plain(system: System, asked: Asked) -> Iterator[Row]:
+def plain(system: System, asked: BenchOptions) -> Iterator[Row]:
     """Publish without acks, except for each thousandth message. Its ack shows that all earlier ones are stored."""
     for size_bytes in asked.sizes:
         figures = _publishers(system, asked, size_bytes, PLAIN_WINDOW, each=PLAIN_EACH)
         yield _row(f"plain, {size_bytes} B", figures)
 
 
-def producer(system: System, asked: Asked) -> Iterator[Row]:
+def producer(system: System, asked: BenchOptions) -> Iterator[Row]:
     """Publish with liftpy's producer, JetStream's batches and Kafka's producer. Other systems use their fastest way with acks."""
     for size_bytes in asked.sizes:
         case = _PRODUCER_PEER.format(size_bytes=size_bytes)
@@ -124,13 +124,13 @@ def producer(system: System, asked: Asked) -> Iterator[Row]:
             yield _row(case, _publishers(system, asked, size_bytes, PEAK_WINDOW))
 
 
-def consume(system: System, asked: Asked) -> Iterator[Row]:
+def consume(system: System, asked: BenchOptions) -> Iterator[Row]:
     """Read the published messages from the first one on, with the Python client of each system."""
     for name, words in system.readers(asked.seconds).items():
         yield _row(f"consume, {name}", _rate([measure_process(words, None, system.pids)]))
 
 
-def latency(system: System, asked: Asked) -> Iterator[Row]:
+def latency(system: System, asked: BenchOptions) -> Iterator[Row]:
     """Measure the time until the ack, and until a reader has the record, at fractions of the highest rate of the system."""
     for size_bytes in asked.sizes:
         peak = _publishers(system, asked, size_bytes, PEAK_WINDOW)["per_s"]
@@ -138,7 +138,7 @@ def latency(system: System, asked: Asked) -> Iterator[Row]:
             yield _row(f"latency, {size_bytes} B, {load:.0%} of its peak", _at_rate(system, asked, size_bytes, peak * load))
 
 
-def _at_rate(system: System, asked: Asked, size_bytes: int, rate: float) -> Figures:
+def _at_rate(system: System, asked: BenchOptions, size_bytes: int, rate: float) -> Figures:
     reading = [sys.executable, "-m", "sidecar.bench.arrivals", str(system.ports[-1]), STREAM, system.kind]
     with subprocess.Popen(reading, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
         assert reader.stdout is not None
@@ -152,7 +152,7 @@ def _at_rate(system: System, asked: Asked, size_bytes: int, rate: float) -> Figu
     return figures | {"kept": run["acked"] / run["took_s"] / rate}
 
 
-def idle(system: System, asked: Asked) -> Iterator[Row]:
+def idle(system: System, asked: BenchOptions) -> Iterator[Row]:
     """Measure the CPU use of all processes while nothing is published or read, in cores."""
     time.sleep(_WARM_S)
     before, began = all_cpu_s(system.pids), time.monotonic()
@@ -160,7 +160,7 @@ def idle(system: System, asked: Asked) -> Iterator[Row]:
     yield _row("idle", {"core": (all_cpu_s(system.pids) - before) / (time.monotonic() - began)})
 
 
-def failover(system: System, asked: Asked) -> Iterator[Row]:
+def failover(system: System, asked: BenchOptions) -> Iterator[Row]:
     """Measure the longest time between two acks around a kill -9 of the leader, with one message in flight.
 
     No other case can follow, because the leader is not restarted.
@@ -218,7 +218,7 @@ CASES: dict[str, Case] = {
 
 def warm(system: System) -> None:
     """Warm up the processes of ``system`` with publishes, which also stores messages for the readers."""
-    _publishers(system, Asked(seconds=_WARM_S), 100, PEAK_WINDOW)
+    _publishers(system, BenchOptions(seconds=_WARM_S), 100, PEAK_WINDOW)
 
 
 # CPU time of processes, and processes that print their figures.

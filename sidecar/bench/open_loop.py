@@ -49,7 +49,7 @@ class Acks:
         self.times_ns: list[int] = []
         self._tail = b""
 
-    def take(self, received: bytes, now_ns: int) -> None:
+    def add(self, received: bytes, now_ns: int) -> None:
         """Count the acks in the complete lines of ``received``, and store the latencies up to the time ``now_ns``.
 
         Raises SystemExit if the system has rejected a message.
@@ -91,7 +91,7 @@ def publish(port: int, subject: str, seconds: float, size_bytes: int, rate: floa
                 continue
             if not received:
                 raise SystemExit("The NATS server closed the connection. Run the benchmark again.")
-            acks.take(received, time.monotonic_ns())
+            acks.add(received, time.monotonic_ns())
         took_s = time.monotonic() - began
     return {
         "acked": acks.count,

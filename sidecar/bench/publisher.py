@@ -35,7 +35,7 @@ class CountedAnswers:
         self._dialect, self._tail = dialect, b""
         self._kept_bytes = max(len(dialect.ack), _REFUSAL_BYTES) - 1
 
-    def take(self, received: bytes) -> None:
+    def add(self, received: bytes) -> None:
         data, ack = self._tail + received, self._dialect.ack
         self.refused = self.refused or bool(self._dialect.refused(data))
         self.acked += data.count(ack) - self._tail.count(ack)
@@ -68,7 +68,7 @@ def publish(
             received = connection.recv(1 << 20)
             if not received:
                 raise SystemExit("The NATS server closed the connection. Run the benchmark again.")
-            answers.take(received)
+            answers.add(received)
             if answers.refused:
                 raise SystemExit(f"The system rejected a message: {received[:300]!r}")
             times.append(time.perf_counter() - asked)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.errors import ConfigError
-from sidecar.bench.cases import Asked, Case, Figures, load_alone, warm
-from sidecar.bench.systems import OURS, SYSTEMS, PeersGiven
+from sidecar.bench.cases import BenchOptions, Case, Figures, load_alone, warm
+from sidecar.bench.systems import OURS, SYSTEMS, ComparisonOptions
 
 Say = Callable[[str], None]
 Runs = dict[tuple[str, str], list[Figures]]
@@ -52,9 +52,9 @@ class Results:
 def run(
     systems: Sequence[str],
     cases: Mapping[str, Case],
-    asked: Asked,
+    asked: BenchOptions,
     rounds: int,
-    given: PeersGiven,
+    given: ComparisonOptions,
     say: Say,
     results: Results,
 ) -> None:
@@ -117,9 +117,9 @@ def rows(runs: Runs) -> list[dict[str, Any]]:
 def report(
     systems: Sequence[str],
     cases: Mapping[str, Case],
-    asked: Asked,
+    asked: BenchOptions,
     rounds: int,
-    given: PeersGiven,
+    given: ComparisonOptions,
     say: Say,
     out: Path | None = None,
 ) -> dict[str, Any]:

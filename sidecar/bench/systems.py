@@ -511,7 +511,7 @@ class System(AbstractContextManager["System"], Protocol):
         """Kill the leader of the stream with kill -9. Return the port of a server that still answers."""
 
 
-class _OverNats(ABC):
+class _NatsSystem(ABC):
     """Base class of the systems whose publishers use NATS."""
 
     dialect_name = "plain"
@@ -539,7 +539,7 @@ class _OverNats(ABC):
             return False
 
 
-class Liftpy(_OverNats):
+class Liftpy(_NatsSystem):
     """Three liftpy nodes.
 
     ``nats_servers``: 1 for all, or 3 that form a cluster, one per node. ``delay_s``: network delay of each direction, in seconds.
@@ -590,7 +590,7 @@ class Liftpy(_OverNats):
         return self.ports[0]
 
 
-class JetStream(JetStreamCluster, _OverNats):
+class JetStream(JetStreamCluster, _NatsSystem):
     """JetStream as a system under test, with one server or three."""
 
     kind = "jetstream"
@@ -616,7 +616,7 @@ class JetStream(JetStreamCluster, _OverNats):
         return next(port for other, port in enumerate(self.ports) if other != number)
 
 
-class Liftbridge(LiftbridgeCluster, _OverNats):
+class Liftbridge(LiftbridgeCluster, _NatsSystem):
     """Three Liftbridge servers with default settings, which do not flush. Their readers use gRPC."""
 
     kind = "liftbridge"
@@ -670,7 +670,7 @@ class Kafka(KafkaCluster):
 
 
 @dataclass(frozen=True)
-class PeersGiven:
+class ComparisonOptions:
     """Options of ``liftpy bench`` about the systems to compare with.
 
     ``nats_servers``: number of nats-servers for liftpy and Liftbridge. ``kafka_jars``: directory of Kafka's jars. None: not given.
@@ -688,7 +688,7 @@ class PeersGiven:
         return self.kafka_jars
 
 
-SYSTEMS: dict[str, Callable[[PeersGiven], System]] = {
+SYSTEMS: dict[str, Callable[[ComparisonOptions], System]] = {
     OURS: lambda given: Liftpy(given.nats_servers, delay_s=given.delay_s),
     "jetstream-always": lambda given: JetStream(sync_always=True, delay_s=given.delay_s),
     "jetstream": lambda given: JetStream(sync_always=False, delay_s=given.delay_s),
@@ -701,7 +701,7 @@ SYSTEMS: dict[str, Callable[[PeersGiven], System]] = {
 DEFAULT_SYSTEMS = (OURS, "jetstream-always", "jetstream")
 
 
-def choose_systems(names: tuple[str, ...], given: PeersGiven, say: Callable[[str], None]) -> tuple[str, ...]:
+def choose_systems(names: tuple[str, ...], given: ComparisonOptions, say: Callable[[str], None]) -> tuple[str, ...]:
     """Return the names of the systems to measure: ``names``, or by default all that are installed.
 
     ``say`` is called with a line of text for each system that is skipped. Raises ConfigError if a named system is missing.

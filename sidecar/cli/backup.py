@@ -30,20 +30,20 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.observe.trace_context import SPANS_PER_S, Attributes, SpanBudget
 from liftpy.core.observe.tracing import StepSpans
 from liftpy.errors import ConfigError, LiftError, NotFoundError, StorageError
-from sidecar.backup.create import TakenBackup, TakeOptions, take_backup
-from sidecar.backup.drill import Drilled, drill
-from sidecar.backup.inspect import Listed, list_backups, prune_backups, read_image, verify_backup
+from sidecar.backup.create import BackupOptions, BackupResult, take_backup
+from sidecar.backup.drill import DrillResult, drill
+from sidecar.backup.inspect import BackupEntry, list_backups, prune_backups, read_image, verify_backup
 from sidecar.backup.restore import (
     NOTHING_WIDE,
     Restore,
-    Restored,
     RestoredSetting,
     RestoreOptions,
-    RestoreWish,
+    RestoreResult,
+    StreamRestore,
     cluster_wide_of,
     set_cursors,
 )
-from sidecar.backup.staging import Until
+from sidecar.backup.staging import RestorePoint
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, Store
 from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.options import Duration, Size, connection_options, json_option
@@ -65,7 +65,7 @@ TABLE = {
 """Metrics. Each name begins with ``liftpy_``. Label ``store``: URL of the store."""
 
 
-def write_metrics(path: Path, url: str, found: Sequence[Listed], now_ns: int) -> None:
+def write_metrics(path: Path, url: str, found: Sequence[BackupEntry], now_ns: int) -> None:
     """Write the metrics of a backup store to the file ``path``. Raises StorageError.
 
     ``url``: URL of the store, for a label. ``found``: all backups, oldest first. ``now_ns``: time of the check, in ns since 1970.
@@ -111,7 +111,7 @@ def trace_options(command: F) -> F:
     )(command)  # fmt: skip
 
 
-def said_of(manifest: Manifest) -> Attributes:
+def span_attributes(manifest: Manifest) -> Attributes:
     """Return the id, the numbers of streams and partitions, and the size of a backup, as attributes of a span."""
     return {
         "liftpy.backup": manifest.backup,
@@ -149,7 +149,7 @@ def trace_steps(
         said = (str(error) if isinstance(error, LiftError) else "") or type(error).__name__
         raise
     finally:
-        thread.put(spans.end_all(said))
+        thread.add(spans.end_all(said))
         thread.close()
 
 
@@ -230,9 +230,9 @@ def restore(
     )
 
     with trace_steps("restore", target, trace, trace_endpoint) as spans:
-        spans.attributes = said_of(manifest) | {"liftpy.streams": len(wishes)}
+        spans.attributes = span_attributes(manifest) | {"liftpy.streams": len(wishes)}
 
-        async def work(client: Client) -> Restored:
+        async def work(client: Client) -> RestoreResult:
             with Progress("restore", None, is_shown=not as_json) as progress:
                 return await Restore(client, store, manifest, wishes, options, spans.step, progress.step).run()
 
@@ -255,16 +255,16 @@ def restore(
                 f"{one.wish.into}: the default policy placed its replicas, because its own policy does not fit: {one.unmet_policy}",
                 err=True,
             )
-    _say_states_left_out(done.states_left_out())
-    _say_cursors(done.cursors)
+    _print_states_left_out(done.states_left_out())
+    _print_cursors(done.cursors)
     if any(done.cursors.values()):
         click.echo("Set them later: liftpy backup cursors URL", err=True)
-    _say_settings(done.settings)
+    _print_settings(done.settings)
     click.echo(f"{manifest.backup}: readable after {done.served_s:.1f} s, done after {done.took_s:.1f} s")
     return 0 if done.is_whole else EXIT_PARTLY
 
 
-def _say_states_left_out(said: Mapping[str, str]) -> None:
+def _print_states_left_out(said: Mapping[str, str]) -> None:
     for partition, why in said.items():
         click.echo(
             f"{partition}: producers and message ids of records that were dropped before the backup are not known: {why}. Before you "
@@ -273,11 +273,11 @@ def _say_states_left_out(said: Mapping[str, str]) -> None:
         )
 
 
-def _wish(image: ClusterImage, manifest: Manifest, name: str, into: str, subject: str, replicas: int) -> RestoreWish:
+def _wish(image: ClusterImage, manifest: Manifest, name: str, into: str, subject: str, replicas: int) -> StreamRestore:
     if name not in image.streams or name not in {stream.name for stream in manifest.streams}:
         raise NotFoundError(f"Backup {manifest.backup} has no stream {name!r}. `liftpy backup list --json` shows the streams.")
     was = image.streams[name]
-    return RestoreWish(
+    return StreamRestore(
         name=name,
         into=into,
         subject=subject or was.subject,
@@ -287,28 +287,28 @@ def _wish(image: ClusterImage, manifest: Manifest, name: str, into: str, subject
     )
 
 
-def until_of(text: str | None) -> Until:
+def until_of(text: str | None) -> RestorePoint:
     """Return the end of a restore. ``text``: an offset or a time from the command line, None: no end. Raises ConfigError."""
     found = parse_until(text, datetime.now(UTC), "--until")
     if found is None:
-        return Until()
+        return RestorePoint()
     if isinstance(found, int):
-        return Until(offset=found)
+        return RestorePoint(offset=found)
     if isinstance(found, datetime):
-        return Until(time_ns=timestamp_ns(found))
+        return RestorePoint(time_ns=timestamp_ns(found))
     raise ConfigError(
         f"Invalid value for --until: {found}. Use the last offset to restore, or a time such as 2026-01-31T12:00:00Z."
     )
 
 
-def _say_cursors(said: Mapping[str, str]) -> None:
+def _print_cursors(said: Mapping[str, str]) -> None:
     for cursor, why in said.items():
         click.echo(
             f"{cursor}: " + (f"its positions could not be set: {why}" if why else "continues at its position"), err=bool(why)
         )
 
 
-def _say_settings(said: Sequence[RestoredSetting]) -> None:
+def _print_settings(said: Sequence[RestoredSetting]) -> None:
     for one in said:
         if one.why:
             click.echo(f"{one.name} ({one.words}) could not be set: {one.why}", err=True)
@@ -339,11 +339,11 @@ def cursors_(url: str, backup_id: str, as_json: bool, target: Target) -> int:
     if as_json:
         click.echo(json.dumps(said))
     else:
-        _say_cursors(said)
+        _print_cursors(said)
     return 1 if any(said.values()) else 0
 
 
-def _backup_restore_shown(manifest: Manifest, done: Restored) -> dict[str, object]:
+def _backup_restore_shown(manifest: Manifest, done: RestoreResult) -> dict[str, object]:
     streams = {
         one.wish.into: {
             "uid": one.uid,
@@ -386,9 +386,9 @@ def drill_(
     options = RestoreOptions(target=target, scratch=scratch, node_config=node_config)
 
     with trace_steps("drill", target, trace, trace_endpoint) as spans:
-        spans.attributes = said_of(manifest)
+        spans.attributes = span_attributes(manifest)
 
-        async def work(client: Client) -> Drilled:
+        async def work(client: Client) -> DrillResult:
             with Progress("drill", None, is_shown=not as_json) as progress:
                 return await drill(client, store, manifest, options, spans.step, progress.step)
 
@@ -400,7 +400,7 @@ def drill_(
         return
     what = f"{done.streams} streams, {done.records} records, {done.size_bytes / _MIB:.1f} MiB"
     click.echo(f"{done.backup}: {what} are the same on every replica as in the backup")
-    _say_states_left_out(done.states_left_out)
+    _print_states_left_out(done.states_left_out)
     click.echo(f"RTO {done.rto_s:.1f} s (readable after {done.served_s:.1f} s); compared in {done.compared_s:.1f} s")
     click.echo(f"RPO now {done.rpo_s / 3600:.1f} h")
 
@@ -457,7 +457,7 @@ def create(
 ) -> None:
     """Back up all committed records, the settings of the streams, and the positions of groups and cursors."""
     store = Store.at(url)
-    options = TakeOptions(
+    options = BackupOptions(
         namespace=target.namespace,
         streams=streams,
         since={"last": None, "none": ""}.get(since, since),
@@ -466,7 +466,7 @@ def create(
 
     with trace_steps("backup", target, trace, trace_endpoint) as spans:
 
-        async def work(client: Client) -> TakenBackup:
+        async def work(client: Client) -> BackupResult:
             with Progress("backup", None, unit="partitions") as progress:
 
                 def copied(done: int, total: int) -> None:
@@ -475,14 +475,14 @@ def create(
                 return await take_backup(client, store, options, step=spans.step, copied=copied)
 
         taken = with_client(target, work)
-        spans.attributes = said_of(taken.manifest) | {"liftpy.written_bytes": taken.written_bytes}
+        spans.attributes = span_attributes(taken.manifest) | {"liftpy.written_bytes": taken.written_bytes}
     if as_json:
         shown = _manifest_as_json(taken.manifest) | {"written_bytes": taken.written_bytes, "took_s": round(taken.took_s, 3)}
         click.echo(json.dumps(shown | {"deleted": list(taken.deleted)}))
     else:
         click.echo(
             f"{taken.manifest.backup}: {_contents(taken.manifest)}; {taken.written_bytes / _MIB:.1f} MiB written, "
-            f"{taken.kept_bytes / _MIB:.1f} MiB of earlier backups used, {taken.took_s:.1f} s"
+            f"{taken.reused_bytes / _MIB:.1f} MiB of earlier backups used, {taken.took_s:.1f} s"
         )
         if taken.deleted:
             click.echo(f"not in the backup, because they were deleted while it ran: {', '.join(taken.deleted)}")
@@ -540,7 +540,7 @@ def list_(url: str, max_age_s: float | None, metrics_file: Path | None, as_json:
     return EXIT_DAMAGED if max_age_s is not None and age_s > max_age_s else 0
 
 
-def _row(one: Listed) -> tuple[str, ...]:
+def _row(one: BackupEntry) -> tuple[str, ...]:
     if one.manifest is None:
         return one.backup, "", "", "", f"damaged: {one.faults[0]}"
     state = f"incomplete: {one.faults[0]}" if one.faults else "complete"

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from liftpy.errors import ConfigError
-from sidecar.bench.cases import CASES, Asked
+from sidecar.bench.cases import CASES, BenchOptions
 from sidecar.bench.running import better, draw, report, require_plots
-from sidecar.bench.systems import OURS, SYSTEMS, PeersGiven, choose_systems
+from sidecar.bench.systems import OURS, SYSTEMS, ComparisonOptions, choose_systems
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import Duration, OutputFile, Size, json_option
 
@@ -140,9 +140,9 @@ def bench(
     before. The exit code is 1 if a case failed or the run was interrupted.
     """
     parts = [percent / 100 for percent in _numbers(loads, "--loads")]
-    asked = Asked(seconds, _sizes(sizes), _numbers(windows, "--windows"), publishers, parts)
+    asked = BenchOptions(seconds, _sizes(sizes), _numbers(windows, "--windows"), publishers, parts)
     say = functools.partial(click.echo, err=True)
-    given = PeersGiven(int(nats_servers), kafka_jars, network_delay)
+    given = ComparisonOptions(int(nats_servers), kafka_jars, network_delay)
     named = choose_systems(systems, given, say)
     if plot is not None:
         require_plots()

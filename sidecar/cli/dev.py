@@ -124,7 +124,7 @@ def dev(
         signal.signal(number, lambda *_: stopping.set())
     if nats:
         check_urls(nats.split(","))
-        asyncio.run(_look_in(nats, credentials))
+        asyncio.run(_check_connection(nats, credentials))
     cluster = DevCluster(
         nodes,
         data=data,
@@ -145,14 +145,14 @@ def dev(
         _announce(cluster, as_json)
         supervisor = _Supervisor(cluster, restart_after)
         while not stopping.wait(_WATCH_S):
-            supervisor.look(time.monotonic())
+            supervisor.restart_ended(time.monotonic())
     finally:
         if not as_json:
             click.echo("stopping", err=True)
         cluster.stop()
 
 
-async def _look_in(nats: str, credentials: Credentials) -> None:
+async def _check_connection(nats: str, credentials: Credentials) -> None:
     """Connect once to the NATS server at the URL ``nats``, so that the user sees an error at once.
 
     The nodes would retry forever if the server is missing or rejects the credentials.
@@ -174,7 +174,7 @@ class _Supervisor:
         self._ended_s: dict[str, float] = {}
         self._soon: Counter[str] = Counter()
 
-    def look(self, now_s: float) -> None:
+    def restart_ended(self, now_s: float) -> None:
         """Restart the nodes whose process has ended. Call it about once per second.
 
         ``now_s``: monotonic time, in seconds. Raises UnavailableError if a node ends again and again.

@@ -95,7 +95,7 @@ async def _collect_health(target: Target, level: str, node_id: str | None, probe
 
 
 async def _of_node(cluster: NodeRequests, level: str, node_id: str) -> dict[str, Any]:
-    said = await said_by(cluster, node_id)
+    said = await fetch_health(cluster, node_id)
     return _result(_node_lines(node_id, said, level), silent=said is None)
 
 
@@ -129,7 +129,7 @@ async def _of_cluster(cluster: NodeRequests, target: Target, level: str, probe: 
         return _result([*lines, *map(_reason_line, verdict.reasons)], silent=True, verdict=verdict)
     lines.append(f"[+] metadata group: committed a barrier in {(time.monotonic() - began) * 1000:.1f} ms")
     for name in state.image.live_nodes():
-        lines += _node_lines(name, await said_by(cluster, name), level)
+        lines += _node_lines(name, await fetch_health(cluster, name), level)
     verdict = await judge_cluster(cluster, sorted(state.image.nodes))
     lines += [_reason_line(one) for one in verdict.reasons if level != "live" or one.word in _OF_LIVE]
     if probe:
@@ -141,7 +141,7 @@ def _reason_line(one: Reason) -> str:
     return f"[{'-' if VERDICTS[one.word].makes_unhealthy else '!'}] {one.line}"
 
 
-async def said_by(client: NodeRequests, node_id: str) -> dict[str, Any] | None:
+async def fetch_health(client: NodeRequests, node_id: str) -> dict[str, Any] | None:
     """Return the health that a node reports. None: the node does not answer, or its answer is not usable."""
     try:
         found = await client.node_health(node_id, _TIMEOUT_S)

@@ -23,7 +23,7 @@ from liftpy.errors import ConfigError, DataDirectoryLockedError
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import json_option
 from sidecar.cli.output import Progress, table
-from sidecar.disk.files import FolderStorage
+from sidecar.disk.files import DirectoryStorage
 
 EXIT_DAMAGED = 1
 """The folder of a partition is damaged."""
@@ -40,10 +40,10 @@ def log() -> None:
 folder_argument = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 
 
-def _storage(folder: Path) -> FolderStorage:
+def _storage(folder: Path) -> DirectoryStorage:
     if not folder.is_dir() or not any(file.stem.isdigit() for file in folder.glob("*.log")):
         raise ConfigError(f"{folder} is not a partition directory (no segment files). Give DATA/streams/STREAM-UID/PARTITION.")
-    return FolderStorage(folder)
+    return DirectoryStorage(folder)
 
 
 @log.command(example="liftpy log dump DATA/streams/STREAM-UID/0 --batches")
@@ -183,7 +183,7 @@ def _checkpoint_text(report: PartitionReport) -> str:
     return f"high watermark {c.high_watermark}, log start {c.log_start_offset}, leader epoch {c.persisted_epoch}"
 
 
-def _batch_rows(storage: FolderStorage, report: PartitionReport) -> Iterator[tuple[str, dict[str, Any]]]:
+def _batch_rows(storage: DirectoryStorage, report: PartitionReport) -> Iterator[tuple[str, dict[str, Any]]]:
     for segment in report.segments:
         for position, header in headers(storage, segment.summary.base_offset):
             yield (

@@ -126,7 +126,7 @@ def transfer(stream: str, number: int, node: str, timeout_s: float, as_json: boo
             raise ConfigError(f"{stream}/{number} has no leader. To elect one: liftpy partition elect {stream} {number}")
         return await _move_and_wait(client, image, number, node, timeout_s=timeout_s)
 
-    _say(stream, *with_client(target, work), as_json)
+    _print_result(stream, *with_client(target, work), as_json)
 
 
 @partition.command(example="liftpy partition elect orders 0")
@@ -176,7 +176,7 @@ def elect(
         confirmed = with_client(target, look)
         click.confirm(f"committed records of {stream}/{number} may be LOST permanently: continue?", abort=True, err=True)
 
-    _say(stream, *with_client(target, work), as_json)
+    _print_result(stream, *with_client(target, work), as_json)
 
 
 @partition.command("elect-preferred", example="liftpy partition elect-preferred --stream orders")
@@ -251,7 +251,7 @@ def _json(stream: str, image: PartitionState) -> dict[str, object]:
     }
 
 
-def _say(stream: str, image: PartitionState, took_s: float, as_json: bool) -> None:
+def _print_result(stream: str, image: PartitionState, took_s: float, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**_json(stream, image), "took_s": round(took_s, 3)}))
         return

@@ -103,7 +103,7 @@ class _Report:
 
 
 @dataclass(frozen=True, slots=True)
-class _Manner:
+class _LineOptions:
     """Options that apply to each published line. ``keep_going``: True to continue after a rejected line."""
 
     ack: AckPolicy
@@ -155,7 +155,7 @@ def publish(
     The command stops at the first rejected line. It prints the line and the number of lines sent before it. Exit code 1: at least one
     line was rejected.
     """
-    manner = _Manner(AckPolicy(ack), key, _headers(headers), keep_going)
+    manner = _LineOptions(AckPolicy(ack), key, _headers(headers), keep_going)
 
     report, started = _Report(), time.monotonic()
 
@@ -230,7 +230,9 @@ def _size(file: BinaryIO) -> int | None:
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
-async def _publish_lines(publisher: Publisher, file: BinaryIO, manner: _Manner, report: _Report, progress: Progress) -> None:
+async def _publish_lines(
+    publisher: Publisher, file: BinaryIO, manner: _LineOptions, report: _Report, progress: Progress
+) -> None:
     try:
         async with publisher:  # its end waits for every ack
             try:
@@ -242,7 +244,7 @@ async def _publish_lines(publisher: Publisher, file: BinaryIO, manner: _Manner, 
             report.refused_line(report.sent + 1, error)
 
 
-async def _send_lines(publisher: Publisher, file: BinaryIO, manner: _Manner, report: _Report, progress: Progress) -> None:
+async def _send_lines(publisher: Publisher, file: BinaryIO, manner: _LineOptions, report: _Report, progress: Progress) -> None:
     """Publish each line of ``file`` as it arrives, until the end of the file or the first rejected line."""
     rejected = start_attended(report.rejected.wait())
     lines = _lines(file)
@@ -268,7 +270,7 @@ async def _send_lines(publisher: Publisher, file: BinaryIO, manner: _Manner, rep
         await lines.aclose()
 
 
-async def _send_line(publisher: Publisher, line: bytes, manner: _Manner, report: _Report) -> None:
+async def _send_line(publisher: Publisher, line: bytes, manner: _LineOptions, report: _Report) -> None:
     if manner.ack is AckPolicy.NONE:
         await publisher.post(line, key=manner.key, headers=manner.headers)
         report.sent += 1

@@ -46,7 +46,7 @@ class MoveProgress:
     partitions: int
     """Number of partitions that still move."""
     copying: int
-    left_bytes: int
+    remaining_bytes: int
     """Bytes still to be copied, as far as nodes have reported the size of logs."""
 
 
@@ -56,19 +56,19 @@ class Estimate:
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None
 
-    def seconds(self, now_s: float, left_bytes: int) -> float | None:
+    def seconds(self, now_s: float, remaining_bytes: int) -> float | None:
         """Return the estimated remaining time in seconds, None if unknown.
 
-        ``now_s``: monotonic time. ``left_bytes``: number of bytes that are still to be copied.
+        ``now_s``: monotonic time. ``remaining_bytes``: number of bytes that are still to be copied.
         """
-        if self._first is None or left_bytes > self._first[1]:
-            self._first = (now_s, left_bytes)  # more than there was: it has only begun, or something was added
+        if self._first is None or remaining_bytes > self._first[1]:
+            self._first = (now_s, remaining_bytes)  # more than there was: it has only begun, or something was added
         began_s, first_bytes = self._first
-        done_bytes = first_bytes - left_bytes
-        return left_bytes * (now_s - began_s) / done_bytes if done_bytes > 0 else None
+        done_bytes = first_bytes - remaining_bytes
+        return remaining_bytes * (now_s - began_s) / done_bytes if done_bytes > 0 else None
 
 
-def left_bytes(movement: Movement, reports: NodeReports) -> int:
+def remaining_bytes(movement: Movement, reports: NodeReports) -> int:
     """Return the number of bytes that a move still has to copy, from the log sizes that nodes report. 0 if unknown."""
 
     def held(node_id: str) -> int:
@@ -86,7 +86,7 @@ def progress_of(found: Iterable[Movement], reports: NodeReports) -> MoveProgress
     return MoveProgress(
         partitions=len(moving),
         copying=sum(movement.phase is Phase.COPIES for movement in moving),
-        left_bytes=sum(left_bytes(movement, reports) for movement in moving),
+        remaining_bytes=sum(remaining_bytes(movement, reports) for movement in moving),
     )
 
 
@@ -102,7 +102,7 @@ def movement_json(movement: Movement, reports: NodeReports) -> dict[str, Any]:
         "into": movement.into,
         "out": movement.out,
         "why": movement.why,
-        "left_bytes": left_bytes(movement, reports),
+        "left_bytes": remaining_bytes(movement, reports),
     }
 
 
@@ -129,7 +129,7 @@ async def follow(
         found = [movement for movement in movements(image) if concerns(movement)]
         nodes = {node_id for movement in found for node_id in (*movement.replicas, movement.into)}
         now = progress_of(found, await ask_nodes(client, sorted(nodes & set(image.nodes))))
-        line = sentence(now, estimate.seconds(time.monotonic(), now.left_bytes))
+        line = sentence(now, estimate.seconds(time.monotonic(), now.remaining_bytes))
         if line != said and not quiet:
             click.echo(line)
         said, before, told = line, told, stays(image)
@@ -172,6 +172,6 @@ def sentence(now: MoveProgress, left_s: float | None) -> str:
     """Return the progress of moves as text for people. ``left_s``: estimated remaining time in seconds, None: unknown."""
     if not now.partitions:
         return "nothing moves yet: the move waits for nodes that may take the replicas"
-    size = f"{now.left_bytes / _MEGABYTE:.1f} MB left"
+    size = f"{now.remaining_bytes / _MEGABYTE:.1f} MB left"
     time_left = "" if left_s is None else f", about {left_s:.0f} s"
     return f"{now.partitions} partitions move, {now.copying} are being copied, {size}{time_left}"

@@ -128,12 +128,12 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
 
     began = time.monotonic()
 
-    def say_ready(facts: dict[str, Any]) -> None:
+    def print_ready(facts: dict[str, Any]) -> None:
         if as_json:
             print(json.dumps({"event": "ready", **facts}), flush=True)
 
     try:
-        code = run_loop(run_node(settings, say_ready, given))
+        code = run_loop(run_node(settings, print_ready, given))
     except LiftError as error:
         if not never_again(error):
             raise

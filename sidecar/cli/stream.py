@@ -113,7 +113,7 @@ def purge(
         )
     where = _where(before)
 
-    async def plan(client: Client) -> list[_Purged]:
+    async def plan(client: Client) -> list[_PurgeCount]:
         image = await client.stream(name)
         numbers = [p.partition for p in image.partitions] if partition is None else [partition]
         if isinstance(where, int) and len(numbers) > 1:
@@ -123,13 +123,13 @@ def purge(
         until = time.monotonic() + _COUNT_S
         return [await _would_go(client, name, image.uid, number, subjects, keys, where, until) for number in numbers]
 
-    async def carry_out(client: Client, found: list[_Purged]) -> None:
+    async def carry_out(client: Client, found: list[_PurgeCount]) -> None:
         for one in found:  # what was shown, whatever was published since
             await client.admin.purge(name, one.partition, subjects=subjects, keys=keys, before=one.end_offset, uid=one.uid)
         if wait:
             await _wait_for_purges(client, name, {one.partition for one in found}, timeout_s)
 
-    async def at_once(client: Client) -> list[_Purged]:
+    async def at_once(client: Client) -> list[_PurgeCount]:
         found = await plan(client)
         await carry_out(client, found)
         return found
@@ -159,7 +159,7 @@ def purge(
 
 
 @dataclass(frozen=True, slots=True)
-class _Purged:
+class _PurgeCount:
     """Number of records that a purge deletes in one partition. ``at_least``: True if counting took too long, and there may be more."""
 
     uid: str
@@ -177,7 +177,7 @@ class _Purged:
 async def _would_go(
     client: Client, name: str, uid: str, number: int, subjects: tuple[str, ...], keys: tuple[bytes, ...],
     before: int | datetime | None, until: float,
-) -> _Purged:  # fmt: skip
+) -> _PurgeCount:  # fmt: skip
     """Count the records of partition ``number`` that a purge would delete. Nothing is deleted.
 
     ``before``: offset or time below which records are deleted, None: all committed ones. ``until``: monotonic time at which the
@@ -194,7 +194,7 @@ async def _would_go(
                     records += piece.record_count
         except TimeoutError:
             at_least = True
-    return _Purged(uid, number, end, records, bounds.end_offset - bounds.log_start_offset, at_least)
+    return _PurgeCount(uid, number, end, records, bounds.end_offset - bounds.log_start_offset, at_least)
 
 
 def _where(before: str | None) -> int | datetime | None:
@@ -570,7 +570,7 @@ def create(
         raise click.UsageError(
             f"--partitions is {partitions}, but the --assignment has {len(placement.assignment)} partitions. Make them equal."
         )
-    wanted = _Wanted(subject, partitions or 1, replicas or 0, config, placement)
+    wanted = _CreateArguments(subject, partitions or 1, replicas or 0, config, placement)
     if dry_run:
         show_plan(with_client(target, lambda client: wanted.plan(client, name)), name, as_json)
         return
@@ -593,7 +593,7 @@ def create(
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _CreateArguments:
     """Arguments of ``liftpy stream create``, without the name of the stream."""
 
     subject: str

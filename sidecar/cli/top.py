@@ -28,7 +28,7 @@ from rich.text import Text
 from liftpy.client import Client
 from liftpy.core.observe.app_rows import groups_question, services_question, shown_groups, shown_services
 from liftpy.core.observe.cluster_health import DEGRADED, OK, streams_question
-from liftpy.core.observe.cluster_model import HISTORY, Model, NodeRow, Watching
+from liftpy.core.observe.cluster_model import HISTORY, ClusterMonitor, Model, NodeRow
 from liftpy.core.observe.node_summary import NodeSummary
 from liftpy.core.observe.page_model import checked_stream, figure
 from liftpy.core.observe.verdicts import Reason, reason
@@ -364,29 +364,29 @@ def top(sort: str, shows: str, once: bool, as_json: bool, target: Target) -> Non
 
 
 async def _watch(client: Client, namespace: str, view: View, *, once: bool, as_json: bool) -> None:
-    looking = Looking(client, Watching(namespace))
+    looking = SummaryPoller(client, ClusterMonitor(namespace))
     looking.shows = view.shows
-    await looking.look()
+    await looking.poll()
     if not looking.knows_any:
         raise UnavailableError("The metadata group does not answer, so no node is known. Check `liftpy health`.")
     if once or not (as_json or sys.stdout.isatty()):
         await asyncio.sleep(EVERY_S)
-        await looking.look()
+        await looking.poll()
         _print(looking, view, as_json)
     elif as_json:
         gone = start_attended(wait_for_closed_pipe(sys.stdout))
         while not gone.done():
             await asyncio.wait((gone,), timeout=EVERY_S)
-            await looking.look()
+            await looking.poll()
             _print(looking, view, as_json)
     else:
         await _live(looking, view)
 
 
-class Looking:
+class SummaryPoller:
     """Requests the summaries of all nodes, and stores the answers in ``watching``."""
 
-    def __init__(self, client: Client, watching: Watching, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, client: Client, watching: ClusterMonitor, now: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._now = now
         self.watching = watching
@@ -401,7 +401,7 @@ class Looking:
     def knows_any(self) -> bool:
         return bool(self.watching.nodes(self._named))
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Request the summaries of all nodes, and the rows of the table that the screen shows."""
         if not self.knows_any:
             with suppress(LiftError):
@@ -409,7 +409,7 @@ class Looking:
         nodes = self.watching.nodes(self._named)
         said = await asyncio.gather(*map(self._ask, nodes))
         is_lost = not any(said) and not self._client.admin.is_connected
-        self.watching.put(self._now(), dict(zip(nodes, said, strict=True)), is_nats_lost=is_lost)
+        self.watching.add_summaries(self._now(), dict(zip(nodes, said, strict=True)), is_nats_lost=is_lost)
         self.listed = await self._list(self.shows, [node for node, one in zip(nodes, said, strict=True) if one is not None])
 
     async def _list(self, shows: str, nodes: Sequence[str]) -> list[dict[str, Any]]:
@@ -440,7 +440,7 @@ class Looking:
             return None
 
 
-def _print(looking: Looking, view: View, as_json: bool) -> None:
+def _print(looking: SummaryPoller, view: View, as_json: bool) -> None:
     model = looking.watching.model()
     if as_json:
         listed = {view.shows: looking.listed} if view.shows != "nodes" else {}
@@ -461,7 +461,7 @@ def as_object(model: Model) -> dict[str, Any]:
     return found
 
 
-async def _live(looking: Looking, view: View) -> None:
+async def _live(looking: SummaryPoller, view: View) -> None:
     """Show the screen and update it once per second, until the user presses q or closes the terminal."""
     changed = asyncio.Event()
 
@@ -485,7 +485,7 @@ async def _live(looking: Looking, view: View) -> None:
             is_other, looking.shows = looking.shows != view.shows, view.shows
             if is_other or not changed.is_set():
                 due = time.monotonic()
-                await looking.look()
+                await looking.poll()
 
 
 @contextmanager

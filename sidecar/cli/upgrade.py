@@ -21,7 +21,7 @@ from rich.console import Console
 from liftpy.client import Client
 from liftpy.core.metadata.feature_range import FeatureLevels
 from liftpy.core.metadata.features import FEATURES, FIRST
-from sidecar.cli.health import said_by
+from sidecar.cli.health import fetch_health
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import table
@@ -136,7 +136,7 @@ def check(level: int | None, as_json: bool, target: Target) -> int:
         state = await client.admin.describe_cluster(linearizable=True)
         lines = []
         for node_id in sorted(state.image.nodes):
-            said = None if state.image.nodes[node_id].fenced else await said_by(client.admin, node_id)
+            said = None if state.image.nodes[node_id].fenced else await fetch_health(client.admin, node_id)
             why = "does not answer" if said is None else _unwell(said)
             lines.append(f"[-] {node_id}: {why}" if why else f"[+] {node_id}: live, ready, synced")
         wanted, levels = await _requested_level(client, level)
@@ -182,7 +182,7 @@ def finalize(level: int | None, dry_run: bool, as_json: bool, target: Target) ->
             return wanted, levels, ""
         return wanted, levels, await client.admin.set_feature_level(wanted)
 
-    return _say(*with_client(target, work), as_json)
+    return _print_result(*with_client(target, work), as_json)
 
 
 @upgrade.command(example="liftpy upgrade revert --dry-run")
@@ -203,10 +203,10 @@ def revert(dry_run: bool, as_json: bool, target: Target) -> int:
             return wanted, FeatureLevels(levels.level, levels.spoken, levels.versions, (why,)), ""
         return wanted, levels, "" if dry_run or levels.reasons else await client.admin.set_feature_level(wanted)
 
-    return _say(*with_client(target, work), as_json)
+    return _print_result(*with_client(target, work), as_json)
 
 
-def _say(wanted: int, levels: FeatureLevels, done: str, as_json: bool) -> int:
+def _print_result(wanted: int, levels: FeatureLevels, done: str, as_json: bool) -> int:
     holds = wanted if done else levels.level
     if as_json:
         click.echo(json.dumps({"level": holds, "to": wanted, "reasons": levels.reasons, "done": bool(done)}))

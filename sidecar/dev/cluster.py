@@ -90,7 +90,7 @@ class DevNode:
             env=self._environment,
             start_new_session=True,  # Ctrl-C goes to the parent, which stops its nodes in order
         )
-        streams = ((self._process.stdout, self._take_stdout), (self._process.stderr, self._take_stderr))
+        streams = ((self._process.stdout, self._process_stdout), (self._process.stderr, self._process_stderr))
         self._readers = [threading.Thread(target=_read_lines, args=pair, daemon=True) for pair in streams]
         for reader in self._readers:
             reader.start()
@@ -161,15 +161,15 @@ class DevNode:
         self.ready = None
         return code
 
-    def _take_stdout(self, line: str) -> None:
+    def _process_stdout(self, line: str) -> None:
         with contextlib.suppress(ValueError):
             said = json.loads(line)
             if isinstance(said, dict) and said.get("event") == "ready":
                 self.ready = said
                 return
-        self._take_stderr(line)
+        self._process_stderr(line)
 
-    def _take_stderr(self, line: str) -> None:
+    def _process_stderr(self, line: str) -> None:
         self.log.append(line)
         if self._on_line is not None:
             self._on_line(self.node_id, line)

@@ -88,8 +88,8 @@ async def _watch(client: Client, publisher: LineProcess, flights: range, nodes: 
     try:
         while not _complete(at, count):
             before = replace(at, replicas=dict(at.replicas))
-            publisher.say(str(max(0, min(count, at.committed + AHEAD_RECORDS) - flights.start)))
-            await _look(client, nodes, at)
+            publisher.write_line(str(max(0, min(count, at.committed + AHEAD_RECORDS) - flights.start)))
+            await _update_counts(client, nodes, at)
             show(at)
             if counting.done() and counting.exception() is not None:
                 await counting
@@ -119,7 +119,7 @@ async def _count_sent(publisher: LineProcess, at: Positions, first: int) -> None
         at.sent = first + int(line)
 
 
-async def _look(client: Client, nodes: list[str], at: Positions) -> None:
+async def _update_counts(client: Client, nodes: list[str], at: Positions) -> None:
     """Update ``at`` with the current numbers of records of the leader and of each node. Old numbers stay without an answer."""
     with contextlib.suppress(UnavailableError):
         bounds = await client.bounds(STREAM)
@@ -156,7 +156,7 @@ async def compute_by_spark(job: LineProcess, folder: Path, lines: list[bytes]) -
 
     Return the two result lines, and the table of Spark.
     """
-    job.say("go")
+    job.write_line("go")
     await job.expect("done", SPARK_JOB_S)
     result = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
     values = await asyncio.to_thread(_values_by_offset, folder / RECORDS_FILE)
@@ -323,7 +323,7 @@ def _import_path() -> str:
 
 
 class LineProcess:
-    """A Python module that runs as a process. ``say`` writes a line to it. ``lines`` yields its output.
+    """A Python module that runs as a process. ``write_line`` writes a line to it. ``lines`` yields its output.
 
     Its standard error goes to ``<folder>/<name>.log``. If it fails, the error contains the end of this file.
     """
@@ -350,7 +350,7 @@ class LineProcess:
             )
         return cls(module.rpartition(".")[2], process, log)
 
-    def say(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         """Write one line to the standard input of the process. The call has no effect if the process has ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(ConnectionError, RuntimeError):

@@ -36,7 +36,7 @@ from liftpy.core.base.worker_assignment import WorkerShare
 from liftpy.core.log.epoch_promises import PROMISES_NAME, PromiseJournal, decode_promises
 from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.errors import CorruptionError, DataDirectoryLockedError, InvalidNameError, StorageError, UnknownFormatError
-from sidecar.disk.files import FolderStorage, MadeFolders, OpenMaps, make_folder, replace_file, sync_folder
+from sidecar.disk.files import DirectoryCreator, DirectoryStorage, OpenMaps, make_folder, replace_file, sync_folder
 
 logger = logging.getLogger("liftpy.node")
 
@@ -105,7 +105,7 @@ _ORPHANS_S = 5.0
 _POLL_S = 0.01
 
 
-class DataFolder:
+class DataDirectory:
     """The locked data directory of a node.
 
     ``maps``: memory maps of all logs. None: a set of its own. ``lock``: file descriptor of an inherited lock. None: the
@@ -115,7 +115,7 @@ class DataFolder:
     def __init__(self, path: Path, maps: OpenMaps | None = None, lock: int | None = None) -> None:
         self.path = path
         self.maps = maps if maps is not None else OpenMaps()
-        self._folders = MadeFolders()
+        self._folders = DirectoryCreator()
         if lock is not None:
             self.lock = lock
             return
@@ -135,7 +135,7 @@ class DataFolder:
             raise StorageError(
                 f"Cannot use data directory {path}: {error.strerror}. Check its permissions (--data)."
             ) from error
-        self._take_lock()
+        self._lock()
         self._sign_lock()
 
     def _sign_lock(self) -> None:
@@ -152,7 +152,7 @@ class DataFolder:
                 "directory."
             ) from error
 
-    def _take_lock(self) -> None:
+    def _lock(self) -> None:
         deadline = time.monotonic() + _ORPHANS_S
         while True:
             try:
@@ -234,7 +234,7 @@ class DataFolder:
         name = f"{check_name(key.stream, 'stream name')}-{check_name(key.uid, 'stream uid')}"
         return self.path / "streams" / name / str(int(key.partition))
 
-    def partition_storage(self, key: PartitionKey) -> FolderStorage:
+    def partition_storage(self, key: PartitionKey) -> DirectoryStorage:
         return self.storage(self.partition_path(key))
 
     def open_promises(self, is_held: Callable[[str], bool]) -> PromiseJournal:
@@ -274,9 +274,9 @@ class DataFolder:
         self._folders.make(own)
         return own
 
-    def storage(self, path: Path) -> FolderStorage:
+    def storage(self, path: Path) -> DirectoryStorage:
         """Return the storage of the log in ``path``. The directory is created if needed."""
-        return FolderStorage(path, self.maps, self._folders)
+        return DirectoryStorage(path, self.maps, self._folders)
 
     # ---- marks of existing logs ---------------------------------------------------------------------------------------------
     def held_logs(self) -> frozenset[str]:

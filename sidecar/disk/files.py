@@ -355,7 +355,7 @@ def _read_back(descriptor: int) -> tuple[int, int]:
     return size_bytes, crc
 
 
-class MadeFolders:
+class DirectoryCreator:
     """Creates many directories with few flushes of their parent directories. Thread-safe."""
 
     def __init__(self) -> None:
@@ -396,13 +396,13 @@ class MadeFolders:
         self._flushed.discard(folder)
 
 
-class FolderStorage:
+class DirectoryStorage:
     """Storage of one log in the directory ``folder``, which is created if needed.
 
     ``maps``: memory maps, shared by all logs of the process. ``folders``: creates directories, shared by all logs.
     """
 
-    def __init__(self, folder: Path, maps: OpenMaps | None = None, folders: MadeFolders | None = None) -> None:
+    def __init__(self, folder: Path, maps: OpenMaps | None = None, folders: DirectoryCreator | None = None) -> None:
         self.folder = folder
         self._maps = maps if maps is not None else OpenMaps()
         self._changes = 1

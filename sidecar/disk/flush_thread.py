@@ -22,7 +22,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from liftpy.core.base.instruments import Histogram
-from liftpy.core.log.flush import PROBES, FlushPlace
+from liftpy.core.log.flush import PROBES, FlushScheduler
 
 THREAD_NAME = "liftpy-short-flush"
 
@@ -72,7 +72,7 @@ class FlushThread:
     ``place``: decides which flushes run here. Its callers ask it.
     """
 
-    def __init__(self, place: FlushPlace) -> None:
+    def __init__(self, place: FlushScheduler) -> None:
         self.place = place
         self._jobs: SimpleQueue[_Job | None] | None = None
         """Queue of the waiting thread. None: no thread waits."""
@@ -116,7 +116,7 @@ def _run_jobs(jobs: SimpleQueue[_Job | None]) -> None:
 # because a publisher waits for that too. The last durations are kept, and reported as medians and 99th percentiles. A flush that
 # takes a second is logged as a warning.
 #
-# A node measures the duration of short flushes in its data directory at the start, so that ``FlushPlace`` does not need to learn
+# A node measures the duration of short flushes in its data directory at the start, so that ``FlushScheduler`` does not need to learn
 # it while publishers wait.
 #
 # It appends a few times to a separate file, and flushes each time. The file is removed at the end. Its name is always the same,

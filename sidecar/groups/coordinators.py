@@ -35,7 +35,7 @@ from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
 from liftpy.core.groups import commands
 from liftpy.core.groups.coordinator import NO_FIGURES, GroupCoordinator
 from liftpy.core.groups.group import GroupMember
-from liftpy.core.groups.lag import MOST_GROUPS, MOST_PARTITIONS, GroupLabels, GroupLag, KnownEnds, read_by
+from liftpy.core.groups.lag import MOST_GROUPS, MOST_PARTITIONS, GroupLabels, GroupLag, LogEnds, read_by
 from liftpy.core.groups.machine import GroupRecord
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.services.service import Role
@@ -77,13 +77,13 @@ class GroupLags:
         self._bounds_of = bounds_of
         self._namespace = namespace
         self._labels = labels or GroupLabels()
-        self._ends = KnownEnds()
+        self._ends = LogEnds()
         self.of: dict[str, GroupLag] = {}
         """Metric label of a group -> lag of the group."""
         self.by_group: dict[str, GroupLag] = {}
         """Name of a group -> its lag."""
 
-    async def look(self, coordinators: Iterator[tuple[GroupCoordinator, bool]], transport: Transport | None) -> None:
+    async def measure(self, coordinators: Iterator[tuple[GroupCoordinator, bool]], transport: Transport | None) -> None:
         """Measure the lags of all groups of ``coordinators``, and request unknown partition ends from other nodes.
 
         ``coordinators``: each coordinator with True if it leads. Only the groups of leading ones get a lag.
@@ -103,7 +103,7 @@ class GroupLags:
                     if count % _LOOKED_AT_ONCE == 0 and time.monotonic() - began > SLICE_S:
                         await asyncio.sleep(PAUSE_S)
                         began = time.monotonic()
-                    self._look_at(key, read, elsewhere if leads else None)
+                    self._measure_partition(key, read, elsewhere if leads else None)
                     lag.add(self._ends.get(key), position, clock.now_ns())
                 if leads:
                     found[name] = lag
@@ -124,7 +124,7 @@ class GroupLags:
         records, age_ns = ends.behind(position, clock.now_ns())
         return end, records, age_ns / NS_PER_S
 
-    def _look_at(self, key: PartitionKey, read: set[PartitionKey], elsewhere: set[PartitionKey] | None) -> None:
+    def _measure_partition(self, key: PartitionKey, read: set[PartitionKey], elsewhere: set[PartitionKey] | None) -> None:
         """Store the end of the partition ``key`` if it has a replica on this node. Add ``key`` to ``read``.
 
         Otherwise add it to ``elsewhere``, the partitions whose ends are requested. None: no coordinator that leads needs it.
@@ -164,7 +164,7 @@ class GroupLags:
 ReadsOf = Callable[[PartitionKey], ReadSubjects | None]
 
 
-class OwnNodeReader(PartitionReader):
+class LocalReader(PartitionReader):
     """Reads partitions of this node without NATS, in the same process.
 
     ``reads_of``: returns the object that answers read requests for a partition.
@@ -219,7 +219,7 @@ def hosted_partitions(image: ClusterImage, node_id: str) -> frozenset[PartitionK
 
 
 @dataclass(slots=True)
-class _Hosted:
+class _HostedCoordinator:
     """One coordinator on this node. ``problem``: why it does not run, '' if it runs. ``restarts``: number of its restarts."""
 
     task: asyncio.Task[None] | None = None
@@ -268,7 +268,7 @@ class GroupCoordinators:
         self._counters = counters
         self._reads_of = reads_of
         self._say = say
-        self._running: dict[PartitionKey, _Hosted] = {}
+        self._running: dict[PartitionKey, _HostedCoordinator] = {}
         self._leaving: dict[asyncio.Task[None], PartitionKey] = {}
         """Tasks of coordinators that are stopping."""
         self._connecting = asyncio.Lock()
@@ -287,22 +287,22 @@ class GroupCoordinators:
                 logger.warning("inbox_prefixes leave out %s.: consumer groups have no coordinator on this node", GROUPS_INBOX)
             return
         for key in sorted(wanted - self._running.keys()):
-            one = self._running[key] = _Hosted()
+            one = self._running[key] = _HostedCoordinator()
             one.task = spawn(self._run(key, one), f"the coordinator of {key}")
         if self._running and self._looking is None:
-            self._looking = spawn(self._look(), "looking how far groups are")
+            self._looking = spawn(self._measure_lags(), "looking how far groups are")
         for key in sorted(self._running.keys() - wanted):
             one = self._running.pop(key)
             one.end()
             self._keep(key, one)
 
-    def _keep(self, key: PartitionKey, one: _Hosted) -> None:
+    def _keep(self, key: PartitionKey, one: _HostedCoordinator) -> None:
         if one.task is not None and not one.task.done():
             self._leaving[one.task] = key
             one.task.add_done_callback(self._leaving.pop)
 
     # ---- one of them ------------------------------------------------------------------------------------------------------
-    async def _run(self, key: PartitionKey, one: _Hosted) -> None:
+    async def _run(self, key: PartitionKey, one: _HostedCoordinator) -> None:
         earlier = [task for task, left in self._leaving.items() if left == key]
         if earlier:  # of a replica that was moved away and is back: two of one partition would write one snapshot
             await asyncio.wait(earlier, timeout=_STOP_S)
@@ -327,8 +327,8 @@ class GroupCoordinators:
                 logger.error("%s: group coordinator ended; restarting it: %s", key, one.problem)
                 await _wait(one.stopping, min(_AGAIN_S * 2 ** min(one.in_a_row - 1, 10), _LONGEST_AGAIN_S))
 
-    def _reader(self, transport: Transport, key: PartitionKey, options: ReadOptions) -> OwnNodeReader:
-        return OwnNodeReader(transport, Subjects(self._settings.namespace), key, options, self._reads_of)
+    def _reader(self, transport: Transport, key: PartitionKey, options: ReadOptions) -> LocalReader:
+        return LocalReader(transport, Subjects(self._settings.namespace), key, options, self._reads_of)
 
     def _of(self, key: PartitionKey) -> ServiceSettings:
         return ServiceSettings(
@@ -361,10 +361,10 @@ class GroupCoordinators:
             return Transport(self._connection)
 
     # ---- how far the groups are -------------------------------------------------------------------------------------------
-    async def _look(self) -> None:
+    async def _measure_lags(self) -> None:
         while not self._closed:
             try:
-                await self.lags.look(self._states(), None if self._connection is None else Transport(self._connection))
+                await self.lags.measure(self._states(), None if self._connection is None else Transport(self._connection))
             except Exception:  # a failed measurement of lags stops no coordinator
                 self._counters[LOOK_FAILED] += 1
             await asyncio.sleep(EVERY_S)
@@ -459,7 +459,7 @@ def _member_row(member: GroupMember) -> dict[str, Any]:
     }
 
 
-def _report(partition: int, one: _Hosted) -> dict[str, Any]:
+def _report(partition: int, one: _HostedCoordinator) -> dict[str, Any]:
     host, machine = one.host, one.host.machine if one.host is not None else None
     problem = one.problem or (host.problem if host is not None else "")
     return {

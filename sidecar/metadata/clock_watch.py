@@ -78,21 +78,21 @@ class ClockWatch:
     def _check_clock(self, wall_ns: int, now_ns: int) -> int:
         offset_ns, at_ns, came_to = self._seen
         if abs(wall_ns - now_ns - offset_ns) > NS_PER_S or now_ns - at_ns >= _LOOK_EVERY_NS:
-            return self._look(wall_ns, now_ns)
+            return self._compare(wall_ns, now_ns)
         return came_to
 
-    def look(self) -> ClockTrust:
+    def check(self) -> ClockTrust:
         """Compare the clocks if the last comparison is too old. Return the result: whether this clock is trusted, and why not."""
-        self._look(time.time_ns(), clock.now_ns())
+        self._compare(time.time_ns(), clock.now_ns())
         return self.trust
 
-    def _look(self, wall_ns: int, now_ns: int) -> int:
+    def _compare(self, wall_ns: int, now_ns: int) -> int:
         came_to = self.trust.time_of_age_ns(wall_ns, now_ns, self._nodes())
         self._seen = wall_ns - now_ns, now_ns, came_to
-        self._say()
+        self._log_change()
         return came_to
 
-    def _say(self) -> None:
+    def _log_change(self) -> None:
         why = self.trust.why
         if not why and self._said:
             logger.info("wall clock trusted again, age-based retention resumes")
@@ -108,7 +108,7 @@ class ClockWatch:
     async def _run(self) -> None:
         while True:
             await asyncio.gather(*(self._ask(node) for node in self.trust.peers(self._nodes())))
-            trust = self.look()
+            trust = self.check()
             await asyncio.sleep(_UNSURE_EVERY_S if trust.why and not trust.is_wrong else ASK_EVERY_S)
 
     async def _ask(self, node: str) -> None:

@@ -29,7 +29,14 @@ from liftpy.client.publisher import Publisher
 from liftpy.config import StreamConfig
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.metadata.codec import config_to_pb
-from liftpy.core.metadata.controller.cluster_events import NOTHING, EventLog, EventTrail, Tail, is_recent, last_place_of
+from liftpy.core.metadata.controller.cluster_events import (
+    NOTHING,
+    EventLog,
+    EventStreamEnd,
+    RecentEvents,
+    is_recent,
+    last_place_of,
+)
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import EVENTS_STREAM, Subjects, publish_answer, reply_to
@@ -37,7 +44,7 @@ from liftpy.errors import LiftError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
 from liftpy.nats.transport import Transport
-from sidecar.metadata.publish_queue import Outgoing, unsubscribe
+from sidecar.metadata.publish_queue import PublishQueue, unsubscribe
 from sidecar.runtime.tasks import spawn
 
 MOST_AT_ONCE = 500
@@ -47,7 +54,7 @@ LOST = "events lost before they were in their stream"
 BEYOND = "entries without events, too many at once"
 
 
-class EventsDesk:
+class EventsHandler:
     """Answers requests for cluster events, and publishes new events over NATS.
 
     ``is_inbox``: function that returns whether a reply subject is allowed. ``leads``: function that returns whether this
@@ -59,11 +66,11 @@ class EventsDesk:
         node_id: str,
         connection: NatsConnection,
         subjects: Subjects,
-        outgoing: Outgoing,
+        outgoing: PublishQueue,
         is_inbox: Callable[[bytes], bool],
         leads: Callable[[], bool],
     ) -> None:
-        self.trail = EventTrail()
+        self.trail = RecentEvents()
         self.counters: Counter[str] = Counter()
         self._node_id = node_id
         self._connection = connection
@@ -81,7 +88,7 @@ class EventsDesk:
     async def close(self) -> None:
         await unsubscribe(self._subscriptions)
 
-    def look(self) -> None:
+    def publish_new(self) -> None:
         """Derive the events of newly applied entries. If this controller leads, publish them. Call it after each tick."""
         fresh = self.trail.derive_events(MOST_AT_ONCE)
         if self.trail.dropped:
@@ -247,7 +254,7 @@ class EventWriter:
         publisher = await self._open_publisher(stream)
         if self._events.tail is None:
             self._events.set_tail(await self._tail(stream))
-        due = self._events.due(MOST_WRITTEN_AT_ONCE)
+        due = self._events.take_due(MOST_WRITTEN_AT_ONCE)
         if not due:
             return
         assert self._events.tail is not None
@@ -294,7 +301,7 @@ class EventWriter:
             self._events.forget_tail()
         return self._publisher
 
-    async def _tail(self, stream: StreamImage) -> Tail:
+    async def _tail(self, stream: StreamImage) -> EventStreamEnd:
         """Return the end of the stream of events: its last offset, and the place of its last event.
 
         Uncommitted records are not visible. If there are some, the first publish is rejected and the end is read again.
@@ -308,4 +315,4 @@ class EventWriter:
             async for part in self._client.read_range(EVENTS_STREAM, 0, first, looked_at, uid=stream.uid, exact=True):
                 place = last_place_of(part.values()) or place
             looked_at, first = first, first - _FURTHER * (end - first)
-        return Tail(end - 1, place or NOTHING)
+        return EventStreamEnd(end - 1, place or NOTHING)

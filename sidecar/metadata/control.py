@@ -1,4 +1,4 @@
-"""ControlDesk: receives the control requests of nodes, operators and clients, each kind of sender on its own subject.
+"""ControlHandler: receives the control requests of nodes, operators and clients, each kind of sender on its own subject.
 
 ``liftpy.core.metadata.controller.admission`` has the checks that each request must pass.
 """
@@ -16,10 +16,17 @@ import nats.errors
 from nats.aio.client import Client
 
 from liftpy.config import NS_PER_S, ReplicationConfig
-from liftpy.core.metadata.controller.admission import ARRIVAL, Arrival, RequestAcl, RequestLimits, first_rejection, sender_of
+from liftpy.core.metadata.controller.admission import (
+    ARRIVAL,
+    RequestAcl,
+    RequestContext,
+    RequestLimits,
+    first_rejection,
+    sender_of,
+)
 from liftpy.core.metadata.controller.requests import may_be_logged
 from liftpy.core.metadata.describe import cut_stream, page_bytes
-from liftpy.core.metadata.forwarding import ATTEMPT_NS, Forwarding, error_response
+from liftpy.core.metadata.forwarding import ATTEMPT_NS, ForwardedRequest, error_response
 from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -50,7 +57,7 @@ class AdmissionTimeoutError(Exception):
     """Raised if a request waited too long, because its sender has too many unfinished requests."""
 
 
-class Turns:
+class AdmissionQueue:
     """Limits the unfinished requests of each sender to ``_TURNS``. Further requests wait in the order of their arrival."""
 
     def __init__(self) -> None:
@@ -83,7 +90,7 @@ class Turns:
                 del self._of[asker]
 
 
-class ControlDesk:
+class ControlHandler:
     """Receives the control requests of nodes, operators and clients over NATS, and answers them.
 
     Args:
@@ -116,7 +123,7 @@ class ControlDesk:
         self._is_known = is_known
         self._config = config
         self.limits = RequestLimits()
-        self._turns = Turns()
+        self._turns = AdmissionQueue()
         self._under_way: set[asyncio.Task[None]] = set()
         self._listeners: list[Listener] = []
         self._of_nodes: Listener | None = None
@@ -173,9 +180,9 @@ class ControlDesk:
         self.limits.begin(len(arrival.payload))
         task.add_done_callback(partial(self._request_answered, len(arrival.payload)))
 
-    def _arrival(self, acl: RequestAcl, subject: str, inbox: bytes, payload: bytes) -> Arrival:
+    def _arrival(self, acl: RequestAcl, subject: str, inbox: bytes, payload: bytes) -> RequestContext:
         sender = sender_of(acl, subject, self._subjects.namespace)
-        return Arrival(
+        return RequestContext(
             acl=acl,
             sender=sender,
             payload=payload,
@@ -274,8 +281,8 @@ class Forwarder:
         """
         if not request.operationId:
             request.operationId = secrets.token_bytes(16)
-        way = Forwarding(request, clock.now_ns() + round(timeout_s * NS_PER_S))
-        while not way.decided and (left_ns := way.left_ns(clock.now_ns())):
+        way = ForwardedRequest(request, clock.now_ns() + round(timeout_s * NS_PER_S))
+        while not way.decided and (left_ns := way.remaining_ns(clock.now_ns())):
             given = await here(request, left_ns / NS_PER_S) if here is not None else None
             if given is not None:
                 way.response_received(given)
@@ -285,7 +292,7 @@ class Forwarder:
                 await asyncio.sleep(way.pause_ns(clock.now_ns()) / NS_PER_S)
         return way.response
 
-    async def _ask(self, way: Forwarding, timeout_s: float) -> None:
+    async def _ask(self, way: ForwardedRequest, timeout_s: float) -> None:
         asking = start_attended(self._connection.request(self._subject, frames.seal(way.request), timeout=timeout_s))
         changing = start_attended(self._changed.wait())
         try:

@@ -24,7 +24,7 @@ from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.metadata.control import Forwarder
 from sidecar.metadata.group import MetadataGroup
-from sidecar.metadata.publish_queue import Outgoing, unsubscribe
+from sidecar.metadata.publish_queue import PublishQueue, unsubscribe
 from sidecar.runtime import clock
 from sidecar.runtime.tasks import report_failure, spawn
 
@@ -42,7 +42,7 @@ class FeedPublisher:
         self,
         connection: Client,
         subjects: Subjects,
-        outgoing: Outgoing,
+        outgoing: PublishQueue,
         is_inbox: Callable[[bytes], bool],
         producer: FeedProducer,
         image: Callable[[], ClusterImage],
@@ -66,7 +66,7 @@ class FeedPublisher:
     async def close(self) -> None:
         await unsubscribe(self._subscriptions)
 
-    def put(self, entry: pb.FeedEntry) -> None:
+    def publish_entry(self, entry: pb.FeedEntry) -> None:
         """Publish an entry on the feed. The order of the calls is the order of the entries."""
         self._outgoing.put(self._subjects.feed(), frames.seal(entry))
 

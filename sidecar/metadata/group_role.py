@@ -33,15 +33,15 @@ from liftpy.errors import ConfigError, LiftError, StorageError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.parser import watch_denials
 from liftpy.nats.transport import open_connection
-from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.data_folder import DataDirectory
 from sidecar.metadata.feed import FeedSubscriber
 from sidecar.metadata.group import Watcher
 from sidecar.metadata.member import RaftMember
-from sidecar.metadata.member_log import MemberFolder
+from sidecar.metadata.member_log import MemberDirectory
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import spawn
 from sidecar.transport.connection import BusConnection, check_nats_py
-from sidecar.transport.credentials import Keys, RightsWatch
+from sidecar.transport.credentials import Keys, PermissionWatch
 
 logger = logging.getLogger("liftpy.metadata")
 
@@ -106,7 +106,7 @@ class GroupRole:
             self._current = feed = self._make_feed()
             await feed.start()
         self.current.watch(self._process_image_change)
-        self._task = spawn(self._look(), "taking part in the metadata group", endless=True)
+        self._task = spawn(self._follow_role(), "taking part in the metadata group", endless=True)
 
     async def _start_as_member(self) -> bool:
         """Start as a controller if the own log names this node as one. Without a log, the settings decide.
@@ -129,7 +129,7 @@ class GroupRole:
         if member.is_member:
             await member.start()
         if not member.is_member:
-            self._left_at = member.left_at
+            self._left_at = member.removed_at
             await member.stop()
             return False
         self.decides = True
@@ -183,11 +183,11 @@ class GroupRole:
     def controllers(self) -> ControllerList:
         return self.image.controllers
 
-    async def _look(self) -> None:
+    async def _follow_role(self) -> None:
         while True:
             if await self._is_image_changed(_LOOK_WITHOUT_CHANGE_S):
                 await asyncio.sleep(_LOOK_S)
-            self._say_where_settings_differ()
+            self._warn_if_settings_differ()
             current = self.current
             if self._stays:
                 continue
@@ -226,24 +226,24 @@ class GroupRole:
             await asyncio.sleep(STORAGE_AGAIN_S)
             return
         if not member.is_member or self._stays:
-            self._left_at = max(self._left_at, member.left_at)
+            self._left_at = max(self._left_at, member.removed_at)
             self._next = None
             await member.stop()
             return
-        await self._take(member)
+        await self._use_backend(member)
         await feed.stop()
         logger.info("%s is a controller", self._settings.node_id)
 
     async def _follow_the_feed(self, member: RaftMember) -> None:
         logger.warning("%s is no longer a controller; following the metadata feed", self._settings.node_id)
         self.decides = False
-        self._left_at = member.left_at
+        self._left_at = member.removed_at
         self._next = feed = self._make_feed()
         await feed.start()
-        await self._take(feed)
+        await self._use_backend(feed)
         await member.stop()
 
-    async def _take(self, fresh: RaftMember | FeedSubscriber) -> None:
+    async def _use_backend(self, fresh: RaftMember | FeedSubscriber) -> None:
         """Wait until ``fresh`` has an image that is as new as that of the current backend, then make it the current one.
 
         The watchers get its image as one change.
@@ -256,7 +256,7 @@ class GroupRole:
         fresh.watch(self._process_image_change)
         self._show(before, fresh.image)
 
-    def _say_where_settings_differ(self) -> None:
+    def _warn_if_settings_differ(self) -> None:
         """Log a warning if the settings name other controllers than the image. It is repeated from time to time."""
         now = self.controllers
         if not now.index or now.voters == tuple(sorted(self._settings.controllers)):
@@ -313,7 +313,7 @@ _RECONNECT_WAIT_S = 0.1
 _PING_INTERVAL_S = 1
 
 
-class GroupLink:
+class MetadataConnection:
     """NATS connection of the metadata group, and the role of this node on it.
 
     ``open`` connects and joins, ``close`` leaves and disconnects. ``counters``: counts messages that could not be sent.
@@ -322,7 +322,7 @@ class GroupLink:
     def __init__(
         self,
         settings: NodeSettings,
-        folder: DataFolder,
+        folder: DataDirectory,
         subjects: Subjects,
         inboxes: InboxRule,
         counters: Counter[str],
@@ -351,11 +351,11 @@ class GroupLink:
         check_nats_py()
         await self._connect()
         settings = self._settings
-        rights = RightsWatch(settings.namespace, fatal, self._connection.errors)
+        rights = PermissionWatch(settings.namespace, fatal, self._connection.errors)
         watch_denials(self._connection, rights.record_denial)
 
         def member(joins: ControllerList | None) -> RaftMember:
-            opened = MemberFolder(
+            opened = MemberDirectory(
                 settings.node_id,
                 settings.controllers,
                 self._folder.raft,

@@ -23,7 +23,7 @@ from liftpy.core.base.instruments import Instruments
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.metadata.group import MetadataGroup
-from sidecar.metadata.group_role import GroupLink, GroupRole
+from sidecar.metadata.group_role import GroupRole, MetadataConnection
 from sidecar.runtime.tasks import elsewhere, fatal_on
 
 _JOIN_TIMEOUT_S = 5.0
@@ -43,7 +43,10 @@ class GroupThread(MetadataGroup):
     """
 
     def __init__(
-        self, make_link: Callable[[], GroupLink], fatal: Callable[[Exception], None], instruments: Instruments | None = None
+        self,
+        make_link: Callable[[], MetadataConnection],
+        fatal: Callable[[Exception], None],
+        instruments: Instruments | None = None,
     ) -> None:
         super().__init__()
         self._instruments = instruments or Instruments()
@@ -52,7 +55,7 @@ class GroupThread(MetadataGroup):
         self._home = asyncio.get_running_loop()
         self.loop: asyncio.AbstractEventLoop = type(self._home)()
         self._thread = threading.Thread(target=self._run, name="liftpy-group", daemon=True)
-        self._link: GroupLink | None = None
+        self._link: MetadataConnection | None = None
         self._role: GroupRole | None = None
         self._newest = ClusterImage()
         """Newest image of the group, set by the thread."""

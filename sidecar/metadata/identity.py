@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.errors import StorageError, WrongDataDirectoryError
-from sidecar.disk.data_folder import DataFolder, NodeIdentity
+from sidecar.disk.data_folder import DataDirectory, NodeIdentity
 from sidecar.disk.files import replace_file, sync_folder
 
 logger = logging.getLogger("liftpy.node")
@@ -25,7 +25,7 @@ _LAZY = "lazy-flush"
 
 
 @dataclass(frozen=True, slots=True)
-class Previous:
+class PreviousProcess:
     """Facts about the last process that ran on the data directory.
 
     ``incarnation``: its incarnation. 0: there was none. ``flushed_always``: True if a kill could not lose acknowledged
@@ -37,7 +37,7 @@ class Previous:
     flushed_always: bool
 
 
-def unknown_folders(folder: DataFolder, image: ClusterImage) -> list[str]:
+def unknown_folders(folder: DataDirectory, image: ClusterImage) -> list[str]:
     """Return the directories of streams that are not in the image: deleted streams, or streams of another cluster.
 
     The node keeps their data. It deletes data only after a committed deletion of this stream [M11].
@@ -49,9 +49,9 @@ def unknown_folders(folder: DataFolder, image: ClusterImage) -> list[str]:
 class WorkerMarks:
     """Writes the mark ``lazy-flush`` from a worker process: a log is open that acks records before they are flushed."""
 
-    def __init__(self, folder: DataFolder, *, clean_stop: bool, flushed_always: bool) -> None:
+    def __init__(self, folder: DataDirectory, *, clean_stop: bool, flushed_always: bool) -> None:
         self._folder = folder
-        self.previous = Previous(0, clean_stop, flushed_always)
+        self.previous = PreviousProcess(0, clean_stop, flushed_always)
 
     def flushes_lazily(self) -> None:
         """Store in the data directory that a log acks records before they are flushed. Several processes may call it at once."""
@@ -68,7 +68,7 @@ class WorkerMarks:
 class NodeFile:
     """The ``node`` file and the clean-stop marker of a locked data directory."""
 
-    def __init__(self, folder: DataFolder, node_id: str) -> None:
+    def __init__(self, folder: DataDirectory, node_id: str) -> None:
         self._folder = folder
         self._node_id = node_id
         self._lazy = folder.path / _LAZY
@@ -82,7 +82,7 @@ class NodeFile:
         self._stored = stored or NodeIdentity(node_id)
         if not self._stored.starts.folder_id:
             self._stored = replace(self._stored, starts=replace(self._stored.starts, folder_id=secrets.token_hex(8)))
-        self.previous = Previous(self._stored.incarnation, self._stored.stopped_cleanly, not self._lazy.exists())
+        self.previous = PreviousProcess(self._stored.incarnation, self._stored.stopped_cleanly, not self._lazy.exists())
 
     def count_start(self) -> DirectoryIdentity:
         """Increase the number of starts in the data directory, and store it with a new nonce, before the process registers [S15]."""

@@ -3,7 +3,7 @@
     propose -> (leader? into the log : forwarded on ``<ns>.control.node.<id>``) -> applied on every member -> image ->
     watchers, feed
 
-``MemberLog`` is its part of the log. ``liftpy.core.metadata.controller.quorum_member`` decides, and ``Orders`` carries
+``MemberLog`` is its part of the log. ``liftpy.core.metadata.controller.quorum_member`` decides, and ``ControllerActions`` carries
 out the decisions. This module starts the member, passes on the applied image, transfers the leadership and stops.
 
 Every start ends with a barrier of this process. The applied image then has everything that was committed before. After
@@ -40,7 +40,7 @@ from liftpy.core.metadata.controller.quorum_member import (
 )
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.controller_list import ControllerList
-from liftpy.core.metadata.failure_reports import ANSWER_NS, LeaderQuestion, ProbeResult
+from liftpy.core.metadata.failure_reports import ANSWER_NS, LeaderCheck, ProbeResult
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire import frames
@@ -51,12 +51,12 @@ from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import ProtocolError, StorageError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
-from sidecar.metadata.cluster_events import EventsDesk, EventWriter
-from sidecar.metadata.control import ControlDesk, Forwarder
+from sidecar.metadata.cluster_events import EventsHandler, EventWriter
+from sidecar.metadata.control import ControlHandler, Forwarder
 from sidecar.metadata.feed import FeedPublisher
 from sidecar.metadata.group import MetadataGroup
-from sidecar.metadata.member_log import UNLED_S, MemberFolder, MemberLog
-from sidecar.metadata.publish_queue import Outgoing
+from sidecar.metadata.member_log import UNLED_S, MemberDirectory, MemberLog
+from sidecar.metadata.publish_queue import PublishQueue
 from sidecar.quorum.codec import seal, unseal
 from sidecar.quorum.driver import GroupDriver
 from sidecar.quorum.library import MAX_APPEND_BYTES, check_library, outcome_of
@@ -85,7 +85,7 @@ class RaftMember(MetadataGroup):
 
     def __init__(
         self,
-        opened: MemberFolder,
+        opened: MemberDirectory,
         connection: BusConnection,
         subjects: Subjects,
         config: ReplicationConfig,
@@ -101,8 +101,8 @@ class RaftMember(MetadataGroup):
         self._connection = connection
         self._subjects = subjects
         fsm, producer = ClusterFsm(subjects.namespace, elections=elections), FeedProducer()
-        self._outgoing = Outgoing(connection)
-        self._events = EventsDesk(node_id, connection, subjects, self._outgoing, is_inbox, lambda: self._log.leads)
+        self._outgoing = PublishQueue(connection)
+        self._events = EventsHandler(node_id, connection, subjects, self._outgoing, is_inbox, lambda: self._log.leads)
         self._log = MemberLog(opened, fsm, producer, self._state_changed, events=self._events.trail)
         self._member = QuorumMember(config, fsm.rules, self._log, producer, lambda: secrets.token_bytes(16))
         self._event_writer: EventWriter | None = None
@@ -120,9 +120,11 @@ class RaftMember(MetadataGroup):
         self._feed = FeedPublisher(connection, subjects, self._outgoing, nodes.allows, producer, lambda: self.image)
         log = self._log
         self._driver = GroupDriver(log.core, log.transport, log.journal, self._send, self._process_tick, fatal, self._rest_s)
-        self._orders = Orders(connection, subjects, self._member, log, self._driver, self._feed, self._catch_up, self._transfer)
+        self._orders = ControllerActions(
+            connection, subjects, self._member, log, self._driver, self._feed, self._catch_up, self._transfer
+        )
         self._forwarder = Forwarder(connection, subjects, node_id)
-        self._desk = ControlDesk(
+        self._handler = ControlHandler(
             connection,
             subjects,
             is_inbox,
@@ -145,7 +147,7 @@ class RaftMember(MetadataGroup):
         elif old == _LEADER:
             logger.info("%s no longer leads the metadata group", self.node_id)
             self._member.resign()
-        self._desk.follow_leadership()
+        self._handler.follow_leadership()
 
     # ---- every tick ----------------------------------------------------------------------------------------------------
     def _send(self, receiver: str, frame: bytes) -> None:
@@ -153,15 +155,15 @@ class RaftMember(MetadataGroup):
 
     def _process_tick(self) -> None:
         """Process the results of a Raft tick: show a new image to the watchers, carry out the next decisions, publish events."""
-        self._log.probation.look()
+        self._log.probation.end_if_complete()
         self._ask_when_unled()
         self._forwarder.leader_is(self._log.leader_id, self._log.term)
         image, before = self.image, self._shown
         if image is not before:
             self._shown = image
             self._notify(before, image)
-        self._orders.look()
-        self._events.look()
+        self._orders.run_due()
+        self._events.publish_new()
 
     def _rest_s(self) -> float:
         return self._member.rest_ns(clock.now_ns()) / NS_PER_S
@@ -203,7 +205,7 @@ class RaftMember(MetadataGroup):
         return self._log.core.controllers
 
     @property
-    def left_at(self) -> int:
+    def removed_at(self) -> int:
         """Index of the log entry whose controller list removed this node, as far as this member knows. -1: there is none."""
         return max(self.controllers.index, self._log.core.dismissed_at)
 
@@ -222,7 +224,7 @@ class RaftMember(MetadataGroup):
 
     @property
     def counters(self) -> dict[str, int]:
-        found: Counter[str] = self._log.transport.sessions.counters + self._outgoing.counters + self._desk.counters
+        found: Counter[str] = self._log.transport.sessions.counters + self._outgoing.counters + self._handler.counters
         found.update(self._feed.counters + self._member.counters + self._events.counters)
         if self._event_writer is not None:
             found.update(self._event_writer.counters)
@@ -242,7 +244,7 @@ class RaftMember(MetadataGroup):
         inbox = self._subjects.raft_inbox(self.node_id)
         guard = RequestGuard("raft frame", self._outgoing.counters)
         self._listener = self._connection.listen(inbox, guard.handler(self._frame_received))
-        await self._desk.open()
+        await self._handler.open()
         await self._events.open()
         if self._event_writer is not None:
             self._event_writer.start()
@@ -323,7 +325,7 @@ class RaftMember(MetadataGroup):
         if self._listener is not None:
             self._listener.close()
         await self._feed.close()
-        await self._desk.close()
+        await self._handler.close()
         await self._events.close()
         await self._orders.close()
         try:
@@ -384,7 +386,7 @@ _MOST_QUESTIONS = 3
 """Maximum number of questions to a node that sends answers which cannot be decoded."""
 
 
-async def ask_accused(connection: Client, subjects: Subjects, question: LeaderQuestion) -> ProbeResult | None:
+async def ask_accused(connection: Client, subjects: Subjects, question: LeaderCheck) -> ProbeResult | None:
     """Ask a node whether it serves as leader of a partition, because a follower has reported it as silent.
 
     Return its answer, or ABSENT if NATS reports no responders. None: there is no valid answer in time.
@@ -424,7 +426,7 @@ async def ask_to_step_aside(connection: Client, subjects: Subjects, node_id: str
         pass  # the node is suspended or has ended. It answers no publisher now
 
 
-class Orders:
+class ControllerActions:
     """Carries out the instructions that ``QuorumMember`` gives to one controller, such as probes of nodes.
 
     ``catch_up``: starts to wait for a barrier. ``hand_over``: starts a leadership transfer.
@@ -451,7 +453,7 @@ class Orders:
         self._hand_over = hand_over
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def look(self) -> None:
+    def run_due(self) -> None:
         """Ask ``QuorumMember`` for its current instructions and carry them out. Call it after each tick."""
         online = self._connection.is_connected
         for decision in self._member.tick(clock.now_ns(), votes=self._log.probation.over, online=online):
@@ -460,12 +462,12 @@ class Orders:
     def _do(self, decision: Decision) -> None:
         match decision:
             case PublishEntry():
-                self._feed.put(decision.entry)
+                self._feed.publish_entry(decision.entry)
             case ProposedEntry():
                 self._spawn(self.order(decision), "an order to the metadata group")
             case ProbeNode():
-                self._spawn(self._look_for(decision.node_id), f"looking for {decision.node_id}")
-            case LeaderQuestion():
+                self._spawn(self._probe(decision.node_id), f"looking for {decision.node_id}")
+            case LeaderCheck():
                 self._spawn(self._ask(decision), f"asking {decision.node}")
             case TransferMetadataLeadership():
                 self._hand_over()
@@ -480,11 +482,11 @@ class Orders:
     async def close(self) -> None:
         await end_tasks(self._tasks)
 
-    async def _look_for(self, node_id: str) -> None:
+    async def _probe(self, node_id: str) -> None:
         self._member.probe_ended(node_id, absent=await is_absent(self._connection, self._subjects, node_id))
         self._driver.wake()
 
-    async def _ask(self, question: LeaderQuestion) -> None:
+    async def _ask(self, question: LeaderCheck) -> None:
         self._member.question_answered(question, await ask_accused(self._connection, self._subjects, question))
         self._driver.wake()
 

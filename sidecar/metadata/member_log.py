@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.core.base.instruments import Instruments
-from liftpy.core.metadata.controller.cluster_events import EventTrail, events_of
+from liftpy.core.metadata.controller.cluster_events import RecentEvents, events_of
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.controller_list import ControllerList, GroupView, first_list, list_from_pb, waits_for, well_formed
 from liftpy.core.metadata.feed import FeedProducer
@@ -48,7 +48,7 @@ def _draw() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberFolder:
+class MemberDirectory:
     """Arguments for opening the log of a controller.
 
     Args:
@@ -70,7 +70,7 @@ class MemberFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberSurroundings:
+class MemberEnvironment:
     """Functions for the clock and random numbers of a controller. The simulator replaces them."""
 
     monotonic: Callable[[], float] = time.monotonic
@@ -80,7 +80,7 @@ class MemberSurroundings:
     """Function that returns 63 random bits."""
 
 
-THIS_MACHINE = MemberSurroundings()
+THIS_MACHINE = MemberEnvironment()
 
 
 class MemberLog:
@@ -92,12 +92,12 @@ class MemberLog:
 
     def __init__(
         self,
-        opened: MemberFolder,
+        opened: MemberDirectory,
         fsm: ClusterFsm,
         feed: FeedProducer,
         state_changed: Callable[[int, int], None],
-        surroundings: MemberSurroundings = THIS_MACHINE,
-        events: EventTrail | None = None,
+        surroundings: MemberEnvironment = THIS_MACHINE,
+        events: RecentEvents | None = None,
     ) -> None:
         node_id, around = opened.node_id, surroundings
         self.node_id = node_id

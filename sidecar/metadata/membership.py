@@ -32,7 +32,7 @@ from liftpy.core.metadata.node_identity import (
     EarlierProcessSign,
     EarlierProcessStep,
 )
-from liftpy.core.metadata.sessions import AnsweredHeartbeats, Registered, heartbeat_every_s, registration_result
+from liftpy.core.metadata.sessions import AnsweredHeartbeats, RegistrationOutcome, heartbeat_every_s, registration_result
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import FencedError, IncompatibleVersionError, LiftError
@@ -41,7 +41,7 @@ from sidecar.metadata.group_thread import GroupThread
 from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import spawn_in
-from sidecar.transport.liveness import look_for
+from sidecar.transport.liveness import probe_process
 
 Answered = Callable[[int, pb.ControlResponse], None]
 """Callback on the node's event loop with (monotonic sending time of the heartbeat in nanoseconds, answer)."""
@@ -83,9 +83,9 @@ class Heartbeats:
         response = await self._role.current.propose(request, self.pace.session_s / 2)
         self._asked_home = True
         with contextlib.suppress(RuntimeError):  # the node's loop has ended
-            self._home.call_soon_threadsafe(self._told, sent_ns, response)
+            self._home.call_soon_threadsafe(self._process_answer, sent_ns, response)
 
-    def _told(self, sent_ns: int, response: pb.ControlResponse) -> None:
+    def _process_answer(self, sent_ns: int, response: pb.ControlResponse) -> None:
         """Process the answer to a heartbeat that was sent at ``sent_ns``, on the event loop of the node.
 
         The call itself proves that this loop runs.
@@ -178,20 +178,20 @@ class Membership:
         while True:
             response = await self._group.propose(request, _REGISTER_TIMEOUT_S)
             came_to = registration_result(response)
-            if came_to is Registered.TAKEN_IN:
+            if came_to is RegistrationOutcome.TAKEN_IN:
                 self.incarnation = response.node.incarnation
                 if response.detail:
                     logger.warning("registered with a warning: %s", response.detail)
                 await self._image_at(response.index)
                 return self.incarnation
-            if came_to is Registered.UNSPOKEN:
+            if came_to is RegistrationOutcome.UNSPOKEN:
                 raise IncompatibleVersionError(response.detail)
-            if came_to is Registered.REFUSED:
+            if came_to is RegistrationOutcome.REFUSED:
                 raise LiftError(
                     f"The metadata group rejected the registration of this node: {response.detail}. Check "
                     "node_id and namespace."
                 )
-            if came_to is Registered.TAKEN:
+            if came_to is RegistrationOutcome.TAKEN:
                 # The group knows of the process before this one until its heartbeats have stopped: a moment after a kill, longer where
                 # it is still stopping. This process has asked the bus for it: one that is there now does not stop.
                 taken_until = taken_until or time.monotonic() + DEFAULT_WAIT_S
@@ -356,7 +356,7 @@ async def wait_for_predecessor(connection: Client, subjects: Subjects, node_id: 
     """
     while True:
         was_present = inquiry.is_present
-        sign = await look_for(connection, subjects, node_id) if connection.is_connected else EarlierProcessSign.UNASKED
+        sign = await probe_process(connection, subjects, node_id) if connection.is_connected else EarlierProcessSign.UNASKED
         verdict = inquiry.record_sign(sign, clock.now_ns())
         if verdict is EarlierProcessStep.GO_ON:
             return

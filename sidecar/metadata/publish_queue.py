@@ -24,7 +24,7 @@ async def unsubscribe(subscriptions: list[Any]) -> None:
     subscriptions.clear()
 
 
-class Outgoing:
+class PublishQueue:
     """Publishes messages of the metadata group in order, without waiting. ``counters``: numbers of unsent messages, by reason."""
 
     def __init__(self, connection: BusConnection) -> None:

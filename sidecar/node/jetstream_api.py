@@ -31,7 +31,7 @@ _BUSY = JsRefusal(429, 10167, "too many requests")
 _TOO_LARGE = JsRefusal(400, 10054, "message size exceeds maximum allowed")
 
 
-class JetStreamDesk:
+class JetStreamHandler:
     """Serves the JetStream read API on one node. ``bus``: NATS connection for requests and answers."""
 
     def __init__(

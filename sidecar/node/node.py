@@ -26,52 +26,52 @@ from liftpy.client.closest_replica import this_host
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.base.worker_assignment import WorkerShare
-from liftpy.core.log.flush import FlushPlace
+from liftpy.core.log.flush import FlushScheduler
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import EarlierProcessCheck, stopped_cleanly
-from liftpy.core.observe.node_health import Signs
-from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.observe.node_health import HealthInput
+from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.publish.memory_budget import (
     READERS_SHARE,
     STANDBY_SHARE,
     WAITING_PUBLISHER_BYTES,
-    HeldByNode,
     MemoryBudget,
+    NodePublishMemory,
     limit_of,
 )
-from liftpy.core.publish.standby import NodeHeard
+from liftpy.core.publish.standby import NodeStandbyMemory
 from liftpy.core.replication.catchup_throttle import pace_of
-from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.reads import MAX_WAITING_BYTES, ReadBudget
 from liftpy.core.wire._pb import replication_pb2, service_pb2
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.credentials import Credentials
-from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import OpenMaps, open_files_and_limit, raise_limit
 from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes, probe_flushes
 from sidecar.groups.coordinators import GroupCoordinators
 from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.metadata.group import MetadataGroup
-from sidecar.metadata.group_role import GroupLink
+from sidecar.metadata.group_role import MetadataConnection
 from sidecar.metadata.group_thread import GroupThread
 from sidecar.metadata.identity import NodeFile, WorkerMarks, unknown_folders
 from sidecar.metadata.membership import Membership, wait_for_predecessor
-from sidecar.node.jetstream_api import JetStreamDesk
-from sidecar.node.reload import LiveParts, Reloading
+from sidecar.node.jetstream_api import JetStreamHandler
+from sidecar.node.reload import ReloadableParts, SettingsReloader
 from sidecar.partition.deletions import Deletions, UnknownStreams
 from sidecar.partition.figures import NodeCounts, StreamLabels
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
-from sidecar.partition.quiescence import QuietAsker, QuietTalk
+from sidecar.partition.quiescence import FetchCombiner, FetchSender
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.replica_manager import Partitions
 from sidecar.partition.replication import AnswerRouter
 from sidecar.partition.scrub import Scrub
-from sidecar.partition.services import ServiceDesk, Told
+from sidecar.partition.services import ServiceHandler, Told
 from sidecar.partition.worker import NodeTools
 from sidecar.runtime import clock
 from sidecar.runtime.components import Component, close_all, close_of, no_step, require_started, start_all
@@ -82,19 +82,19 @@ from sidecar.runtime.settings import GivenSettings, NodeSettings, supervisor_of,
 from sidecar.runtime.supervisor import Supervisor
 from sidecar.runtime.tasks import fatal_on, spawn, start_attended
 from sidecar.runtime.timers import Timers
-from sidecar.status.health import Health, LastHeard
+from sidecar.status.health import Health, MetadataContact
 from sidecar.status.loop_lag import LoopWatch
 from sidecar.status.report import Reporter
-from sidecar.status.status_api import StatusDesk
+from sidecar.status.status_api import StatusHandler
 from sidecar.tracing.node_tracing import Tracing
-from sidecar.transport.connections import Links, open_links
-from sidecar.transport.credentials import Keys, RightsWatch, prove
+from sidecar.transport.connections import NodeConnections, open_links
+from sidecar.transport.credentials import Keys, PermissionWatch, prove
 from sidecar.transport.dropped_publishes import Drops
-from sidecar.transport.ingest_connection import Inflow
+from sidecar.transport.ingest_connection import IngestConnection
 from sidecar.transport.liveness import Probes
 from sidecar.transport.notify import Notifications, Requests
-from sidecar.workers.merged_status import WholeNode
-from sidecar.workers.quiescence import SharedQuiet
+from sidecar.workers.merged_status import MergedStatus
+from sidecar.workers.quiescence import WorkerCombinedFetches
 from sidecar.workers.workers import Workers, divided_settings
 
 logger = logging.getLogger("liftpy.node")
@@ -114,7 +114,7 @@ class Node:
     """
 
     def __init__(self, settings: NodeSettings, share: WorkerShare | None = None, again: GivenSettings | None = None) -> None:
-        self.reloading = Reloading(settings, again, self._live_parts, self._prove)
+        self.reloading = SettingsReloader(settings, again, self._live_parts, self._prove)
         self.share = share or WorkerShare(0, settings.workers)
         self.settings = settings = divided_settings(settings) if share is None else settings
         self.subjects = Subjects(settings.namespace, settings.inbox_prefixes)
@@ -125,21 +125,21 @@ class Node:
         self.instruments = Instruments()
         self._tracing = Tracing(settings, self.counters)
         self._cluster_watch = ControllerMetrics(self.instruments.failovers, self._tracing.failed_over)
-        self._loop_watch = LoopWatch(self.instruments, self._metadata_leader, self._look_at_room)
+        self._loop_watch = LoopWatch(self.instruments, self._metadata_leader, self._update_publish_memory)
         self.incarnation = 0
         self.partitions: Partitions | None = None
         self.group: MetadataGroup | None = None
-        self.status = StatusDesk(settings, self.counters)
+        self.status = StatusHandler(settings, self.counters)
         self.health = self.status.health = self._make_health()
         self.supervisor = Supervisor(*supervisor_of())
         self.status.answers.settings = self.reloading.setting_rows
         self.status.on_reload = lambda: self.reloading.reload_after_signal(self.supervisor)
-        self._metadata_heard = LastHeard()
+        self._metadata_heard = MetadataContact()
         self._opened = False
         """True if the partitions of the metadata image at the start are open."""
         self._inboxes = InboxRule(settings.inbox_prefixes)
         self._node_inboxes = InboxRule((self.subjects.inboxes(),))
-        self._rights = RightsWatch(settings.namespace, self.fatal, self.counters)
+        self._rights = PermissionWatch(settings.namespace, self.fatal, self.counters)
         self._stopping = asyncio.Event()
         self._failure: Exception | None = None
         self._hand_over = False
@@ -150,27 +150,33 @@ class Node:
         self._recovered = RecoveredLogs()
         self._budget = raise_limit()
         self._pool = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="liftpy-disk")
-        self._folder: DataFolder | None = None
+        self._folder: DataDirectory | None = None
         self._identity: NodeFile | None = None
         self._memory = PublishMemory(settings, self.share.of)
-        self._drops = Drops()
-        self._links: Links | None = None
+        self._drops, self._timers = Drops(), Timers()
+        self._links: NodeConnections | None = None
         self._thread: GroupThread | None = None
         self._membership: Membership | None = None
         self._promises: Promises | None = None
         self._proposals: Proposals | None = None
         self._probes: Probes | None = None
-        self._quiet: QuietTalk | None = None
+        self._quiet: FetchCombiner | None = None
         self._housekeeping: Housekeeping | None = None
         self._scrub: Scrub | None = None
-        self._timers = Timers()
         self._flush_times = NodeFlushTimes(self.counters, self.instruments.flushes)
-        self._flush_place = FlushPlace()
+        self._flush_place = FlushScheduler()
         self._flush_beside = FlushThread(self._flush_place)
-        self._jetstream: JetStreamDesk | None = None
-        self._services: ServiceDesk | None = None
+        self._jetstream: JetStreamHandler | None = None
+        self._services: ServiceHandler | None = None
         self._coordinators = GroupCoordinators(
-            settings, settings.data / "groups", self.counters, self._reads_of, self._say, self.share, self._bounds, self._keys
+            settings,
+            settings.data / "groups",
+            self.counters,
+            self._reads_of,
+            self._pass_message,
+            self.share,
+            self._bounds,
+            self._keys,
         )
         self._unwatch: Callable[[], None] = lambda: None
         self._recovered_elsewhere = {"damaged": 0, "suspect": 0}
@@ -195,10 +201,10 @@ class Node:
     def _bounds(self, key: PartitionKey) -> tuple[int, int] | None:
         return None if self.partitions is None else self.partitions.bounds_of(key)
 
-    def _live_parts(self) -> LiveParts:
+    def _live_parts(self) -> ReloadableParts:
         prefer = self._thread.prefer if self._thread is not None else lambda every_s: None
         change, pages = self._workers.change_settings, self.status.change_hosts
-        return LiveParts(self.partitions, self._scrub, pages, prefer, change, self._keys.change, self._tracing)
+        return ReloadableParts(self.partitions, self._scrub, pages, prefer, change, self._keys.change, self._tracing)
 
     async def _prove(self, credentials: Credentials) -> None:
         links = self._links
@@ -206,13 +212,13 @@ class Node:
             self.settings.nats, self.subjects, self.settings.node_id, credentials, works=links is not None and links.are_up
         )
 
-    def _say(self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, told: Told) -> None:
+    def _pass_message(self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, told: Told) -> None:
         """Pass a message of a replicated service, which runs in this process, to the node.
 
         ``told``: function that receives the answer. The message gets no answer before the partitions are open.
         """
         if self._services is not None:
-            self._services.said_here(message, inbox, told)
+            self._services.process_local(message, inbox, told)
 
     # ---- components ------------------------------------------------------------------------------------------------------
     def _components(self) -> list[Component]:
@@ -260,7 +266,7 @@ class Node:
         self.supervisor.start(self.health.live, self.health.ready, self._start_step_text)
 
     def _open_folder(self) -> None:
-        self._folder = DataFolder(self.settings.data, OpenMaps(self._budget.maps))
+        self._folder = DataDirectory(self.settings.data, OpenMaps(self._budget.maps))
         self._try_out_flushes(self._folder.path)
 
     def _open_identity(self) -> None:
@@ -268,7 +274,7 @@ class Node:
 
     async def _connect(self) -> None:
         self._links = links = await open_links(self.settings, self._memory.intake, self._memory.room, self._keys)
-        self._look_at_rights(links)
+        self._watch_permissions(links)
 
     async def _recover_and_join(self) -> None:
         """Recover the logs and join the metadata group at the same time, because the group may have to elect a leader first."""
@@ -280,7 +286,9 @@ class Node:
         recovery = start_attended(self._recovered.run(folder, self._pool, clean_stop=previous.clean_stop, share=self.share))
         try:
             self._thread = group = GroupThread(
-                lambda: GroupLink(settings, folder, self.subjects, self._inboxes, self.counters, self.instruments, self._keys),
+                lambda: MetadataConnection(
+                    settings, folder, self.subjects, self._inboxes, self.counters, self.instruments, self._keys
+                ),
                 self.fatal,
                 self.instruments,
             )
@@ -347,7 +355,7 @@ class Node:
         self._recovered.close()
         partitions.leave_behind(self._recovered.names)
 
-    def _lost_logs(self, folder: DataFolder, image: ClusterImage) -> list[str]:
+    def _lost_logs(self, folder: DataDirectory, image: ClusterImage) -> list[str]:
         """Return the names of logs that this node has lost: the directory is missing, but the node is in the ISR [S17].
 
         For other missing directories, remove the mark that says that the node has the log.
@@ -366,7 +374,7 @@ class Node:
                 folder.unmark_held(name)
         return lost
 
-    def _keep_unknown(self, folder: DataFolder, group: MetadataGroup, promises: Promises) -> None:
+    def _keep_unknown(self, folder: DataDirectory, group: MetadataGroup, promises: Promises) -> None:
         """Log the directories of streams that the cluster does not know. They stay until an operator requests their removal."""
         found = unknown_folders(folder, group.image)
         self.status.unknown = UnknownStreams(found, folder, group, lambda: group.image, promises.forget)
@@ -380,7 +388,7 @@ class Node:
 
     def _serve_jetstream(self) -> None:
         if self.settings.jetstream_api:
-            self._jetstream = JetStreamDesk(
+            self._jetstream = JetStreamHandler(
                 require_started(self._links).reads, self.settings, self._inboxes, self.counters, self._keys
             )
             self._jetstream.open()
@@ -391,13 +399,13 @@ class Node:
         self._coordinators.follow(ClusterImage(), group.image)
         group.watch(self._coordinators.follow)
 
-    def _look_at_room(self) -> bool:
+    def _update_publish_memory(self) -> bool:
         waiting = sum(worker.acks.count for worker in self.partitions.led_partitions()) if self.partitions is not None else 0
-        return self._memory.look(self._links.ingest if self._links is not None else None, waiting)
+        return self._memory.update(self._links.ingest if self._links is not None else None, waiting)
 
-    def _signs(self) -> Signs:
+    def _signs(self) -> HealthInput:
         workers = list(self.partitions) if self.partitions is not None else []
-        return Signs(
+        return HealthInput(
             failure=str(self._failure or ""),
             longest_flush_s=max((worker.flusher.under_way_s for worker in workers), default=0.0),
             hung_flush_s=self.settings.replication.hung_flush_s,
@@ -432,7 +440,7 @@ class Node:
 
         asyncio.get_running_loop().run_in_executor(self._pool, probe_flushes, folder).add_done_callback(tried_out)
 
-    def _look_at_rights(self, links: Links) -> None:
+    def _watch_permissions(self, links: NodeConnections) -> None:
         for link in links.all():
             link.on_denial(self._rights.record_denial)
         links.standby.on_denial = self._rights.record_denial
@@ -446,28 +454,27 @@ class Node:
     def _make_counts(self) -> NodeCounts:
         return NodeCounts(StreamLabels(self.settings.metrics_streams))
 
-    def _read_tools(self, links: Links) -> ReadTools:
+    def _read_tools(self, links: NodeConnections) -> ReadTools:
         host = this_host() if self.settings.local_file_reads else ""
         return ReadTools(
             links.reads, self.subjects, self._inboxes, self._timers, self.counters, self._memory.reads, self.instruments, host
         )
 
     def _build(
-        self, links: Links, group: MetadataGroup, folder: DataFolder, identity: NodeFile | WorkerMarks, promises: Promises
+        self,
+        links: NodeConnections,
+        group: MetadataGroup,
+        folder: DataDirectory,
+        identity: NodeFile | WorkerMarks,
+        promises: Promises,
     ) -> None:
         settings, times, bus, counts = self.settings, self.settings.replication, links.replication, self._make_counts()
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
         self._probes, router = Probes(bus, self.subjects), AnswerRouter(bus)
         quiet = self._quiet = self._make_quiet(router)
+        requests = Requests(self._step_aside, self._testify, self._quiet_questions(quiet), self._service_reported)
         notifications = Notifications(
-            bus,
-            self.subjects,
-            settings.node_id,
-            self._node_inboxes,
-            self._deliver,
-            Requests(self._step_aside, self._testify, self._quiet_questions(quiet), self._service_reported),
-            self.counters,
-            share=self.share,
+            bus, self.subjects, settings.node_id, self._node_inboxes, self._deliver, requests, self.counters, share=self.share
         )
         tools = NodeTools(
             settings=settings,
@@ -476,7 +483,7 @@ class Node:
             intake=self._memory.intake,
             heard=self._memory.heard,
             room=self._memory.room,
-            derived=NodeDerived(times.node_dedup_state_bytes),
+            derived=NodeStateMemory(times.node_dedup_state_bytes),
             copy_pace=pace_of(times),
             clocks=ClockWatch(settings.node_id, bus, self.subjects, group, self.counters),
             drops=self._drops,
@@ -510,12 +517,13 @@ class Node:
         links.watch(self.partitions.data_path_changed)
         links.watch_publishes(self.partitions.publishes_lost)
         partitions, find = self.partitions, self.partitions.services_of
-        self._services = ServiceDesk(bus, self.subjects, settings.node_id, self._inboxes, find, self.counters, share=self.share)
+        handler = ServiceHandler(bus, self.subjects, settings.node_id, self._inboxes, find, self.counters, share=self.share)
+        self._services = handler
         own = folder.own_folder(self.share.number) if self.share.number else folder.path
         self._scrub = Scrub(lambda: list(partitions), own, settings.scrub_bytes_per_s, self.counters)
         self.status.reporter = reporter = self._make_reporter(links, group, partitions)
         if self._workers.handles:
-            self.status.whole, self.status.on_level = WholeNode(reporter, self._workers), self._workers.change_level
+            self.status.whole, self.status.on_level = MergedStatus(reporter, self._workers), self._workers.change_level
             self.status.answers.share = self.share
         self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
         self.status.begin_history()
@@ -523,7 +531,7 @@ class Node:
         self._housekeeping.start()
         self._scrub.start()
 
-    def _make_reporter(self, links: Links, group: MetadataGroup, partitions: Partitions) -> Reporter:
+    def _make_reporter(self, links: NodeConnections, group: MetadataGroup, partitions: Partitions) -> Reporter:
         return Reporter(
             settings=self.settings,
             incarnation=self.incarnation,
@@ -544,11 +552,11 @@ class Node:
             clocks=partitions.clocks,
         )
 
-    def _make_quiet(self, router: AnswerRouter) -> QuietTalk:
-        return QuietTalk(
+    def _make_quiet(self, router: AnswerRouter) -> FetchCombiner:
+        return FetchCombiner(
             router,
             self.subjects,
-            QuietAsker(self.settings.node_id, self.incarnation),
+            FetchSender(self.settings.node_id, self.incarnation),
             self._node_inboxes,
             self.settings.replication,
             self._timers,
@@ -556,7 +564,7 @@ class Node:
             self.counters,
         )
 
-    def _quiet_questions(self, quiet: QuietTalk) -> Callable[[bytes, memoryview], None]:
+    def _quiet_questions(self, quiet: FetchCombiner) -> Callable[[bytes, memoryview], None]:
         """Return the function that answers combined fetches (one request of a follower node about many idle partitions).
 
         In a node with workers, the first process answers for all processes. The function of a worker does nothing.
@@ -564,7 +572,7 @@ class Node:
         if self.share.number:
             return lambda reply, body: None
         return (
-            SharedQuiet(quiet, self._workers.handles, self.counters).answer_question
+            WorkerCombinedFetches(quiet, self._workers.handles, self.counters).answer_question
             if self._workers.handles
             else quiet.answer_question
         )
@@ -599,8 +607,8 @@ class Node:
     def _lease_granted(self, sent_ns: int, lease_ns: int) -> None:
         self._metadata_heard.now()
         if self.partitions is not None:
-            self.partitions.metadata_heard(sent_ns, lease_ns)
-        self._workers.metadata_heard(sent_ns, lease_ns)
+            self.partitions.heartbeat_answered(sent_ns, lease_ns)
+        self._workers.heartbeat_answered(sent_ns, lease_ns)
 
     # ---- stop --------------------------------------------------------------------------------------------------------------
     def fatal(self, error: Exception) -> None:
@@ -650,7 +658,7 @@ class Node:
 
         await close_all(self._components(), failed)
         took_s = time.monotonic() - began
-        LOGS.suppression.tell(all_of_it=True)
+        LOGS.suppression.write_counts(all_of_it=True)
         who = f"{self.settings.node_id}, worker {self.share.number}," if self.share.number else self.settings.node_id
         logger.info("node %s stopped clean=%s seconds=%.2f", who, "yes" if self.was_clean else "no", took_s)
         if errors:
@@ -716,19 +724,19 @@ class PublishMemory:
 
     def __init__(self, settings: NodeSettings, processes: int) -> None:
         limit_bytes = limit_of(settings.memory_limit_bytes, memory_bytes() // processes)
-        self.intake = NodeIntake()
+        self.intake = NodeInflight()
         self.room = MemoryBudget(limit_bytes, settings.replication.max_queue_delay_s)
         self.reads = ReadBudget(min(MAX_WAITING_BYTES, round(limit_bytes * READERS_SHARE)))
-        self.heard = NodeHeard(min(settings.replication.node_standby_bytes, round(limit_bytes * STANDBY_SHARE)))
+        self.heard = NodeStandbyMemory(min(settings.replication.node_standby_bytes, round(limit_bytes * STANDBY_SHARE)))
 
-    def look(self, ingest: Inflow | None, waiting: int) -> bool:
+    def update(self, ingest: IngestConnection | None, waiting: int) -> bool:
         """Update the amount of memory in use. Return True if no memory is in use.
 
         ``ingest``: source of received publishes, None before the start. ``waiting``: number of publishers that wait for an ack.
         """
         if ingest is not None:
             self.room.update_wait(*ingest.read_and_parsed_bytes, clock.now_ns())
-        held = HeldByNode(
+        held = NodePublishMemory(
             unread=ingest.waiting_bytes if ingest is not None else 0,
             held_back=self.intake.held_bytes,
             uncommitted=self.intake.unreplicated_bytes,
@@ -736,8 +744,8 @@ class PublishMemory:
             standby=self.heard.size_bytes,
             readers=self.reads.used_bytes,
         )
-        self.room.look(held)
-        return held == HeldByNode() and not self.room.is_pressed
+        self.room.update(held)
+        return held == NodePublishMemory() and not self.room.is_pressed
 
 
 # Runs a node as a process until SIGTERM or SIGINT.

@@ -43,7 +43,7 @@ LIVE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reloaded:
+class ReloadResult:
     """Names of the settings that a reload has changed. ``applied``: they apply now. ``wait``: they apply after a restart."""
 
     applied: tuple[str, ...]
@@ -61,7 +61,7 @@ class SettingsSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LiveParts:
+class ReloadableParts:
     """The parts of a node that can apply new settings while it runs.
 
     ``others``: passes the settings to the worker processes. ``prefer``: sets the interval, in seconds, at which the metadata group
@@ -81,15 +81,15 @@ class LiveParts:
             for worker in self.partitions or ():
                 worker.trace()
 
-        self.tracing.take_over(settings, partitions)
+        self.tracing.apply_settings(settings, partitions)
 
 
-Parts = Callable[[], LiveParts]
+Parts = Callable[[], ReloadableParts]
 Prove = Callable[[Credentials], Awaitable[None]]
 """Checks new credentials. Raises ConfigError if the node cannot work with them."""
 
 
-class Reloading:
+class SettingsReloader:
     """Reloads the settings of a running node.
 
     ``given``: reads the settings. None: they never change. ``parts``: returns the parts that apply settings. ``prove``: checks new
@@ -109,12 +109,12 @@ class Reloading:
         """Digests of the files that the current settings name. A file may change under the same name."""
         self._turn = asyncio.Lock()
 
-    async def reload(self) -> Reloaded:
+    async def reload(self) -> ReloadResult:
         """Read the settings again and apply them. Raises ConfigError if one is wrong, and then changes nothing."""
         async with self._turn:
             return await self._reload()
 
-    async def _reload(self) -> Reloaded:
+    async def _reload(self) -> ReloadResult:
         found = self._given.load() if self._given is not None else self.read
         if found.node_id != self.running.node_id:
             raise ConfigError(
@@ -133,14 +133,14 @@ class Reloading:
         running = with_values(self.running, {name: new[name] for name in applied})
         self.read, self.running = found, running
         each = divided_settings(running)
-        self.take_over(each)
+        self.apply_settings(each)
         self._parts().others(each)
-        result = Reloaded(applied, tuple(name for name in changed if name not in LIVE))
+        result = ReloadResult(applied, tuple(name for name in changed if name not in LIVE))
         words = f"taken over: {', '.join(applied) or 'nothing'}"
         logger.info("settings reloaded; %s", words + (f"; wait for a restart: {', '.join(result.wait)}" if result.wait else ""))
         return result
 
-    def take_over(self, settings: NodeSettings) -> None:
+    def apply_settings(self, settings: NodeSettings) -> None:
         """Apply those of the new ``settings`` in this process that do not need a restart."""
         proofs = settings.credentials.proofs()
         LOGS.reconfigure(settings.log_level, settings.log_format)

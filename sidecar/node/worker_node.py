@@ -22,13 +22,13 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from liftpy.core.base.worker_assignment import WorkerShare
-from liftpy.core.observe.node_health import Synced
+from liftpy.core.observe.node_health import ReplicaSyncCheck
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.worker_frames import LEASE, Frame, FrameKind
 from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
-from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import OpenMaps
 from sidecar.metadata.identity import WorkerMarks
 from sidecar.node.node import Node
@@ -41,7 +41,7 @@ from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.supervisor import Supervisor
 from sidecar.runtime.tasks import run_loop, spawn, start_attended
 from sidecar.status.sampler import Said, Sampler
-from sidecar.status.status_api import StatusDesk
+from sidecar.status.status_api import StatusHandler
 from sidecar.workers.channel import Channel
 from sidecar.workers.merged_status import WorkerStatus
 from sidecar.workers.relayed_group import RelayedGroup
@@ -51,8 +51,8 @@ SIGNS_S = 0.25
 _FINISH_S = 1.0
 
 
-class _NodesDesk(StatusDesk):
-    """Status desk of a worker. It answers no requests itself, because the first process of the node answers for all processes."""
+class _WorkerStatusHandler(StatusHandler):
+    """Status handler of a worker. It answers no requests itself, because the first process of the node answers for all processes."""
 
     def __init__(self, settings: NodeSettings, counters: Counter[str], sampled: Callable[[Said], None]) -> None:
         super().__init__(settings, counters)
@@ -79,11 +79,11 @@ class WorkerNode(Node):
         self._relayed = RelayedGroup(channel.send)
         self._begun: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._told_to_stop = asyncio.Event()
-        self._synced = Synced()
+        self._synced = ReplicaSyncCheck()
         self._quiet_guard = RequestGuard("quiet fetches", self.counters)
         self._marks: WorkerMarks | None = None
         self._signing: asyncio.Task[None] | None = None
-        self.status = _NodesDesk(settings, self.counters, self._tell_sample)
+        self.status = _WorkerStatusHandler(settings, self.counters, self._send_sample)
         self._telling: WorkerStatus | None = None
         self.supervisor = Supervisor("")
 
@@ -113,7 +113,7 @@ class WorkerNode(Node):
         self._signing = spawn(self._sign(), "telling the node how this is", endless=True)
 
     def _open_folder(self) -> None:
-        self._folder = folder = DataFolder(self.settings.data, OpenMaps(self._budget.maps), lock=self._lock)
+        self._folder = folder = DataDirectory(self.settings.data, OpenMaps(self._budget.maps), lock=self._lock)
         self._try_out_flushes(folder.own_folder(self.share.number))
 
     def _open_marks(self) -> None:
@@ -169,7 +169,7 @@ class WorkerNode(Node):
                 "opening": signs.opening,
                 "opened": signs.opened,
                 "stopped_for_space": signs.stopped_for_space,
-                "unsynced": self._synced.look(replicas, opened=signs.opened).why,
+                "unsynced": self._synced.update(replicas, opened=signs.opened).why,
             }
         ).encode()
 
@@ -177,16 +177,16 @@ class WorkerNode(Node):
     def process_frame(self, frame: Frame) -> None:
         """Process a frame that the node has sent to this worker, on the event loop. An invalid frame stops the node."""
         try:
-            self._take(frame)
+            self._process_frame(frame)
         except (LiftError, DecodeError, ValueError, KeyError, struct.error) as error:
             self.fatal(error)
 
-    def _take(self, frame: Frame) -> None:
+    def _process_frame(self, frame: Frame) -> None:
         match frame.kind:
             case FrameKind.IMAGE:
-                self._relayed.image_told(frame.body)
+                self._relayed.replace_image(frame.body)
             case FrameKind.ENTRY:
-                self._relayed.entry_told(frame.body)
+                self._relayed.apply_entry(frame.body)
             case FrameKind.HEARD:
                 self._lease_granted(frame.token, *LEASE.unpack(frame.body))
             case FrameKind.ANSWER:
@@ -197,12 +197,12 @@ class WorkerNode(Node):
                 self._quiet_guard.call(lambda: self._quiet_asked(frame))
             case FrameKind.ASK:
                 guard = RequestGuard("status of a worker", self.counters, lambda token, _: self._status_arrived(int(token), {}))
-                spawn(guard.run(self._tell(frame), b"%d" % frame.token), "telling the node of its status")
+                spawn(guard.run(self._send_status(frame), b"%d" % frame.token), "telling the node of its status")
             case FrameKind.LEVEL:
                 asked = json.loads(frame.body)
                 LOGS.change_level(asked["level"], asked["for_s"], asyncio.get_running_loop().call_later)
             case FrameKind.SETTINGS:
-                self.reloading.take_over(settings_from_json(json.loads(frame.body)))
+                self.reloading.apply_settings(settings_from_json(json.loads(frame.body)))
             case FrameKind.CLOSE_SUBJECTS:
                 spawn(self._close_subjects(frame.token / 1000), "handing over")
             case FrameKind.STOP:
@@ -214,18 +214,18 @@ class WorkerNode(Node):
             answer = replication_pb2.QuietFetchesAnswer(over=self._quiet.over(question), count=len(question.fetches))
             self._channel.send(FrameKind.QUIET_OVER, frame.token, answer.SerializeToString())
 
-    async def _tell(self, frame: Frame) -> None:
+    async def _send_status(self, frame: Frame) -> None:
         reporter = self.status.reporter
         if self._telling is None and reporter is not None:
             self.status.answers.share = self.share
             self._telling = WorkerStatus(reporter, self.status.answers)
-        said = {} if self._telling is None else await self._telling.tell(json.loads(frame.body))
+        said = {} if self._telling is None else await self._telling.answer(json.loads(frame.body))
         self._status_arrived(frame.token, said)
 
     def _status_arrived(self, token: int, said: dict[str, Any]) -> None:
         self._channel.send(FrameKind.TOLD, token, json.dumps(said).encode())
 
-    def _tell_sample(self, said: Said) -> None:
+    def _send_sample(self, said: Said) -> None:
         self._channel.send(FrameKind.SAMPLED, 0, json.dumps(said).encode())
 
     async def _close_subjects(self, timeout_s: float) -> None:

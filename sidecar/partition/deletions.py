@@ -16,7 +16,7 @@ from liftpy.core.base.ids import PartitionKey, split_folder
 from liftpy.core.metadata.data_deletion import may_delete, question
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.errors import LiftError
-from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.data_folder import DataDirectory
 from sidecar.metadata.group import MetadataGroup
 
 logger = logging.getLogger("liftpy.partitions")
@@ -119,7 +119,7 @@ class UnknownStreams:
     def __init__(
         self,
         found: Iterable[str],
-        folder: DataFolder,
+        folder: DataDirectory,
         group: MetadataGroup,
         image: Callable[[], ClusterImage],
         forget: Callable[[str], None],

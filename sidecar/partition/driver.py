@@ -43,7 +43,7 @@ _drivers: WeakSet[ReplicaDriver] = WeakSet()
 """Drivers of this process, which share ALL_STORY_STEPS."""
 
 
-class Stepping(Protocol):
+class DrivenReplica(Protocol):
     """Interface of a replica for the driver: it gets events and returns effects."""
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
@@ -59,7 +59,7 @@ class ReplicaDriver:
 
     def __init__(self, key: PartitionKey, replica: Replica, fatal: Callable[[Exception], None]) -> None:
         self.key = key
-        self.replica: Stepping = replica
+        self.replica: DrivenReplica = replica
         """Object that gets the events: the replica, or the tracer in front of it."""
         self.execute: Callable[[Effect], None] = _nobody
         """Function that carries out one effect. It is set before the first event."""

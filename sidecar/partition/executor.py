@@ -25,17 +25,17 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.replication.effects import Acts, Effect, acts_of
 from liftpy.core.replication.events import Event, FetchReceived, LogFlushed
-from liftpy.core.replication.phases import Leading
+from liftpy.core.replication.phases import LeaderPhase
 from liftpy.core.replication.replica import Replica
 from liftpy.errors import StorageError
 from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.flushing import Flusher
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
-from sidecar.partition.quiescence import QuietTalk
+from sidecar.partition.quiescence import FetchCombiner
 from sidecar.partition.reads import ReadSubjects
 from sidecar.partition.recovery import LogReplay
-from sidecar.partition.replication import FetchClient, ReplicationDesk
+from sidecar.partition.replication import FetchClient, ReplicationHandler
 from sidecar.partition.services import PartitionServices
 from sidecar.runtime import clock
 from sidecar.runtime.logs import CHATTER, LogRateLimit
@@ -64,10 +64,10 @@ class Tools:
     standby: Standby
     replay: LogReplay
     acks: PendingAcks
-    replication: ReplicationDesk
+    replication: ReplicationHandler
     fetches: FetchClient
     notifications: Notifications
-    quiet: QuietTalk
+    quiet: FetchCombiner
     probes: Probes
     reads: ReadSubjects
     proposals: Proposals
@@ -256,7 +256,7 @@ class Executor(PartitionShell):
         self._t.replication.start()
 
     def open_subject(self, _: do.OpenSubject) -> None:
-        self.standby.take_over(self._open)
+        self.standby.replay(self._open)
 
     def _open(self, taken: FailoverBacklog | None) -> None:
         if taken is not None and (taken.fresh or taken.known or taken.undecided):
@@ -314,7 +314,7 @@ class Traceable(Protocol):
         ...
 
 
-class TracedActs:
+class TracedEffects:
     """Functions that carry out the effects of one partition and also record trace spans."""
 
     def __init__(self, one: Traceable, traces: PartitionTraces) -> None:
@@ -365,7 +365,7 @@ class TracedActs:
 
     def role_changed(self, effect: do.RoleChanged) -> None:
         self._executor.role_changed(effect)
-        self._traces.role_is(effect.role.value, effect.phase == Leading.READY, effect.leader_epoch)
+        self._traces.role_is(effect.role.value, effect.phase == LeaderPhase.READY, effect.leader_epoch)
 
 
 class TracedReplica:
@@ -388,4 +388,4 @@ class TracedReplica:
 def trace(one: Traceable, driver: ReplicaDriver, traces: PartitionTraces | None) -> None:
     """Start to trace the batches of the partition ``one``, whose ``driver`` feeds its replica. ``traces``: None: stop tracing."""
     driver.replica = one.replica if traces is None else TracedReplica(one.replica, traces)
-    one.executor.act_by({} if traces is None else TracedActs(one, traces).acts())
+    one.executor.act_by({} if traces is None else TracedEffects(one, traces).acts())

@@ -16,7 +16,7 @@ from operator import add, attrgetter, sub
 from typing import Any
 
 from liftpy.core.base.partition import PartitionState, Pause
-from liftpy.core.replication.phases import Following, RoleName
+from liftpy.core.replication.phases import FollowerPhase, RoleName
 
 OTHERS = "(other)"
 """Label for streams beyond the limit of labels. No stream can have this name."""
@@ -123,7 +123,7 @@ SHOWN = (
 ``led_short``: partitions that are under-replicated and under min_isr.
 """
 ROLES = tuple(role.value for role in RoleName)
-_LEADER, _FOLLOWER, _QUIET = RoleName.LEADER, RoleName.FOLLOWER, Following.QUIET  # an enum takes its time to find them
+_LEADER, _FOLLOWER, _QUIET = RoleName.LEADER, RoleName.FOLLOWER, FollowerPhase.QUIET  # an enum takes its time to find them
 AT_ONCE = 32
 """Number of partitions that are read between two checks of the clock."""
 TAKEN_AT_ONCE = 1024
@@ -156,7 +156,7 @@ class LabelSums:
         self.before: list[Numbers] = []
         """Pending values of partitions that were read. ``settle`` adds them up."""
 
-    def add(self, row: _AsRead, op: Callable[[int, int], int]) -> None:
+    def add(self, row: _ReadValues, op: Callable[[int, int], int]) -> None:
         """Add the values of a partition to the sums, or remove them. ``op``: ``operator.add`` or ``operator.sub``."""
         self.count = op(self.count, 1)
         self.often = list(map(op, self.often, row.often))
@@ -177,7 +177,7 @@ class LabelSums:
         return max(self.records.values()), max(0, now_ns - min(self.since_ns.values()))
 
 
-class _AsRead:
+class _ReadValues:
     """Values of one partition when its metrics were last read."""
 
     __slots__ = ("label", "leaves", "of", "often", "seldom", "shown", "told")
@@ -191,7 +191,7 @@ class _AsRead:
         """Numbers of rejected, dropped, throttled and buffered publishes. None: all are 0."""
 
 
-class ByChange:
+class IncrementalFigures:
     """Sums of the metrics of a node's partitions, updated incrementally.
 
     ``touched``: partitions that have changed since they were last read. It may contain partitions that left the node.
@@ -201,7 +201,7 @@ class ByChange:
         self._labels = labels
         self._patterns = labels.patterns
         self._touched = touched
-        self._rows: dict[Any, _AsRead] = {}
+        self._rows: dict[Any, _ReadValues] = {}
         self._unread: OrderedDict[Any, None] = OrderedDict()
         """Changed partitions that must be read, each once, in order."""
         self.by_label: dict[str, LabelSums] = {}
@@ -212,7 +212,7 @@ class ByChange:
 
     def begins(self, worker: Any) -> None:
         """Add the partition ``worker``, which this node has opened, to the sums."""
-        row = self._rows[worker] = _AsRead(self._labels.of(worker.key.stream), _leaves(worker))
+        row = self._rows[worker] = _ReadValues(self._labels.of(worker.key.stream), _leaves(worker))
         self.by_label.setdefault(row.label, LabelSums()).add(row, add)
         self._touched.add(worker)
 
@@ -223,11 +223,11 @@ class ByChange:
         self._unread.pop(worker, None)
         if row is not None:
             self._leave(worker, row)
-            self._tell(row, None)
+            self._update_row(row, None)
             self._slow_until_ns.pop(worker, None)
             self.with_services.discard(worker)
 
-    def _leave(self, worker: Any, row: _AsRead) -> None:
+    def _leave(self, worker: Any, row: _ReadValues) -> None:
         sums = self.by_label[row.label]
         sums.add(row, sub)
         sums.records.pop(worker, None)
@@ -235,13 +235,13 @@ class ByChange:
         if not sums.count:
             del self.by_label[row.label]
 
-    def look(self) -> Iterator[None]:
+    def update(self) -> Iterator[None]:
         """Read the metrics of the partitions that have changed, and update the sums.
 
         The iterator yields where the caller may run other work. Two iterators may be in use at a time.
         """
         if self._labels.patterns != self._patterns:
-            self._label_anew()
+            self._relabel()
         unread, touched = self._unread, self._touched
         taken_count = 0
         while taken := list(islice(touched, TAKEN_AT_ONCE)):
@@ -266,7 +266,7 @@ class ByChange:
     def unread_count(self) -> int:
         return len(self._unread)
 
-    def _label_anew(self) -> None:
+    def _relabel(self) -> None:
         """Move all partitions to their new labels, because the patterns have changed.
 
         This happens without a pause, so that no sum is temporarily too small.
@@ -320,7 +320,7 @@ class ByChange:
         elif worker in sums.records or worker in self._slow_until_ns:
             self._lags(worker, sums, 0, 0, ())
         if counters.refused or counters.dropped or counters.throttled or standby.has_counted:
-            self._tell(
+            self._update_row(
                 row, (dict(counters.refused), dict(counters.dropped), dict(counters.throttled), _standby_counts(standby))
             )
         if services.known:
@@ -336,7 +336,7 @@ class ByChange:
         elif self._slow_until_ns:
             self._slow_until_ns.pop(worker, None)
 
-    def _tell(self, row: _AsRead, told: _Told | None) -> None:
+    def _update_row(self, row: _ReadValues, told: _Told | None) -> None:
         if told != row.told:
             for total, before in zip(self.told, row.told or (), strict=False):
                 total.subtract(before)
@@ -399,7 +399,7 @@ class NodeCounts:
         self.labels = labels or StreamLabels()
         self.touched: set[Any] = set() if touched is None else touched
         """Partitions that have changed since they were last read. They add themselves."""
-        self.here = ByChange(self.labels, self.touched)
+        self.here = IncrementalFigures(self.labels, self.touched)
         self.ended = Counts()
         """Sums of the counters of partitions that this node no longer has."""
         self.ending: list[Any] = []
@@ -428,7 +428,7 @@ class NodeCounts:
         return counts
 
 
-class Uncounted(NodeCounts):
+class NoNodeCounts(NodeCounts):
     """Replacement for ``NodeCounts`` that sums nothing, because metrics are off."""
 
     def begins(self, worker: Any) -> None: ...

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 from liftpy.config import NS_PER_S, FlushPolicy, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.log.flush import LONG_S, Flush, FlushPlace
+from liftpy.core.log.flush import LONG_S, Flush, FlushScheduler
 from liftpy.core.log.group_commit import GroupCommit
 from liftpy.core.log.log import Log
 from liftpy.core.publish.log_state import LogState, derived_state
-from liftpy.core.publish.state_file import State, Unwritten, load_state, state_owner
-from liftpy.core.publish.state_transfer import StateGiver, StateTaker
+from liftpy.core.publish.state_file import State, StateCapture, load_state, state_owner
+from liftpy.core.publish.state_transfer import StateFetcher, StateServer
 from liftpy.core.publish.state_writer import StateWriter, pace_of
 from liftpy.errors import LiftError, StorageError
 from sidecar.disk.flush_thread import FlushThread, FlushTimes
@@ -78,7 +78,7 @@ class Flusher:
         self.flush_failed = failed
         self._took = took
         self._moves = beside is not None
-        self._beside = beside or FlushThread(FlushPlace())
+        self._beside = beside or FlushThread(FlushScheduler())
         self._place = self._beside.place
         self.times = FlushTimes()
         self._began_s = 0.0
@@ -150,11 +150,11 @@ class Flusher:
         try:
             took = self._beside.run(partial(_run_timed, flush), LONG_S)
             if isinstance(took, Future):  # the loop goes on, and others' flushes in the pool
-                self._place.took_on_loop(LONG_S)
+                self._place.record_loop_flush(LONG_S)
                 self._follow(flush, took, told=True)
                 return
             disk_ns = took
-            self._place.took_on_loop(disk_ns / NS_PER_S)
+            self._place.record_loop_flush(disk_ns / NS_PER_S)
         except Exception as caught:
             error = caught
         self._commit.flush_ended(flush, disk_ns, error)
@@ -180,7 +180,7 @@ class Flusher:
             return 0, error if isinstance(error, Exception) else StorageError(str(error))
         disk_ns: int = future.result()
         if self._moves and flush.is_plain and not self._told:
-            self._place.took_in_thread(disk_ns / NS_PER_S, flush.size_bytes)
+            self._place.record_thread_flush(disk_ns / NS_PER_S, flush.size_bytes)
         return disk_ns, None
 
     def wait_for_checkpoint(self) -> None:
@@ -258,10 +258,10 @@ class StateCheckpoints:
         self._key = key
         self._flusher = flusher
         self._pool = pool
-        self.giver = StateGiver(derived, state_owner(key), clock.now_ns, self._encode)
-        self.taker = StateTaker(derived, log, state_owner(key))
+        self.giver = StateServer(derived, state_owner(key), clock.now_ns, self._encode)
+        self.taker = StateFetcher(derived, log, state_owner(key))
         self.writer = StateWriter(derived, log, state_owner(key), pace_of(config), clock.now_ns)
-        self._unwritten: Unwritten | None = None
+        self._unwritten: StateCapture | None = None
         """Derived states that must be written after the HW is stored. None: there are none."""
         self._waited = False
         """True if the deletion of records waits for a state file."""
@@ -320,14 +320,14 @@ class StateCheckpoints:
         return (lambda: None) if unwritten is None else lambda: self.writer.write(unwritten)
 
 
-class FoundState(NamedTuple):
+class StateFileMatch(NamedTuple):
     """State file that fits a log, and the number of state files that do not fit it."""
 
     state: State | None = None
     left_out: int = 0
 
 
-def found_state(log: Log, key: PartitionKey) -> FoundState:
+def found_state(log: Log, key: PartitionKey) -> StateFileMatch:
     """Return the newest state file that fits ``log``. Log and delete all other state files.
 
     It may run in any thread. Raises StorageError.
@@ -335,11 +335,11 @@ def found_state(log: Log, key: PartitionKey) -> FoundState:
     state, unfit = load_state(log, state_owner(key))
     for name, why in unfit.items():
         partition_logger.warning("%s: ignoring and deleting state file %s: %s", key, name, why)
-    return FoundState(state, len(unfit))
+    return StateFileMatch(state, len(unfit))
 
 
 def read_state_file(
-    found: FoundState, log: Log, subject: str, stream: StreamConfig, config: ReplicationConfig
+    found: StateFileMatch, log: Log, subject: str, stream: StreamConfig, config: ReplicationConfig
 ) -> LogState | None:
     """Return the derived state of a partition from the state file ``found``. None: there is no usable file.
 

@@ -60,9 +60,9 @@ class Housekeeping:
             if time.monotonic() >= next_retention:
                 next_retention = time.monotonic() + RETENTION_EVERY_S
                 await self._retention()
-                self._look_for_space()
+                self._check_space()
 
-    def _look_for_space(self) -> None:
+    def _check_space(self) -> None:
         """Check the free space of the disk. If a full disk has stopped partitions and now has space, restart the node."""
         stopped = [worker.key for worker in self._partitions if worker.executor.no_space]
         if not stopped or time.monotonic() - self._started < _TRIES_AGAIN_EVERY_S:
@@ -152,7 +152,7 @@ def _log_failed(worker: PartitionWorker, error: LiftError) -> None:
     if worker.has_ended:
         return  # its log was closed, and its files went, while this had them in hand
     if isinstance(error, CorruptionError):
-        worker.log.met_damage(error)
+        worker.log.handle_damage(error)
         return
     logger.warning("%s: compaction: %s", worker.key, error)
     if isinstance(error, StorageError):

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 
 from liftpy.core.log.epoch_promises import PromiseJournal
 from liftpy.errors import StorageError
-from sidecar.runtime.tasks import Slices
+from sidecar.runtime.tasks import CooperativeQueue
 
 Told = Callable[[StorageError | None], None]
 """Callback on the event loop: None if the promise is on disk, otherwise the error."""
@@ -32,7 +32,7 @@ class Promises:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, tuple[int, Told]] = {}
         self._running: Future[None] | None = None
-        self._telling: Slices[tuple[Told, StorageError | None]] = Slices(lambda told: told[0](told[1]))
+        self._telling: CooperativeQueue[tuple[Told, StorageError | None]] = CooperativeQueue(lambda told: told[0](told[1]))
         self._closed = False
 
     def epoch_of(self, key: str) -> int:

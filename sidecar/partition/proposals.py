@@ -18,7 +18,7 @@ from liftpy.core.metadata.controller.request_batcher import RequestBatcher, purg
 from liftpy.core.replication import effects as do
 from liftpy.core.replication.events import Event, IsrChangeAnswered
 from liftpy.core.replication.metadata_requests import Request, request_of
-from liftpy.core.services.sessions import Ended
+from liftpy.core.services.sessions import ServiceEnded
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.nats.cancellation import end_tasks
 from sidecar.metadata.group import MetadataGroup
@@ -72,7 +72,7 @@ class Proposals:
                 CHATTER.info(logger, "%s: ISR change not made: %s", key, "no answer" if response is None else response.detail)
             feed(IsrChangeAnswered(epoch=effect.epoch, accepted=accepted))
 
-        self._put(key, self._request(key, effect), answered)
+        self._queue(key, self._request(key, effect), answered)
 
     def report_leader(self, key: PartitionKey, effect: do.ReportLeader) -> None:
         """Report to the metadata group that a leader is unreachable. There is no answer, because the replica repeats the report."""
@@ -104,7 +104,7 @@ class Proposals:
         if request is not None:
             self._ask(key, request)
 
-    def report_service(self, key: PartitionKey, ended: Ended) -> None:
+    def report_service(self, key: PartitionKey, ended: ServiceEnded) -> None:
         report = pb.ReportService(
             stream=key.stream,
             uid=key.uid,
@@ -125,9 +125,9 @@ class Proposals:
             if response is not None and response.error != pb.ControlResponse.OK:
                 logger.debug("%s: %s: %s", key, request.WhichOneof("request"), response.detail or response.error)
 
-        self._put(key, request, answered)
+        self._queue(key, request, answered)
 
-    def _put(
+    def _queue(
         self, key: PartitionKey, request: pb.ControlRequest, answered: Callable[[pb.ControlResponse | None], None]
     ) -> None:
         if self._closed:
@@ -138,7 +138,7 @@ class Proposals:
 
     async def _send(self) -> None:
         await asyncio.sleep(_GATHER_S)
-        while (batch := self._wishes.take()) is not None:
+        while (batch := self._wishes.next_batch()) is not None:
             self._wishes.batch_answered(await self._group.propose(batch, _TIMEOUT_S))
 
     async def close(self) -> None:

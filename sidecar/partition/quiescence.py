@@ -16,7 +16,13 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
-from liftpy.core.replication.quiescence import MAX_PER_QUESTION, Ended, QuietFetch, QuietFetches, WaitQuestion
+from liftpy.core.replication.quiescence import (
+    MAX_PER_QUESTION,
+    CombinedFetches,
+    CombinedFetchRequest,
+    IdleFetch,
+    ReleasedFetches,
+)
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.decode_errors import counter_name
@@ -26,7 +32,7 @@ from liftpy.core.wire.subjects import InboxRule, Subjects, reply_to
 from liftpy.errors import ProtocolError
 from sidecar.partition.replication import AnswerRouter
 from sidecar.runtime import clock
-from sidecar.runtime.tasks import Slices
+from sidecar.runtime.tasks import CooperativeQueue
 from sidecar.runtime.timers import Timer, Timers
 from sidecar.transport.connection import send_answer
 
@@ -36,14 +42,14 @@ Deliver = Callable[[str, int, str, events.Event], None]
 
 
 @dataclass(frozen=True, slots=True)
-class QuietAsker:
+class FetchSender:
     """Identity of this node's process in its questions about combined fetches."""
 
     node_id: str
     incarnation: int
 
 
-class QuietTalk:
+class FetchCombiner:
     """Sends the combined fetches of a node's idle followers to other nodes, and answers those of other nodes.
 
     Its memory is limited by the number of partitions.
@@ -53,7 +59,7 @@ class QuietTalk:
         self,
         router: AnswerRouter,
         subjects: Subjects,
-        asker: QuietAsker,
+        asker: FetchSender,
         inboxes: InboxRule,
         config: ReplicationConfig,
         timers: Timers,
@@ -68,14 +74,14 @@ class QuietTalk:
         self._deliver = deliver
         self._counters = counters
         self._slot = router.add(self._answer_arrived)
-        self._quiet = QuietFetches(config)
+        self._quiet = CombinedFetches(config)
         self._feeds: dict[PartitionKey, Feed] = {}
         """Partition -> feed function of its replica, for waiting fetches."""
-        self._asked: dict[int, WaitQuestion] = {}
+        self._asked: dict[int, CombinedFetchRequest] = {}
         """Number -> question of the last turn."""
         self._timer = Timer(self._turn)
         self._is_ticking = False
-        self._ending = Slices(self._end_one)
+        self._ending = CooperativeQueue(self._end_one)
         self._next_token = 0
         self._confirmed: set[int] = set()
         """Tokens of the fetches that were confirmed for the question in progress."""
@@ -94,7 +100,7 @@ class QuietTalk:
         If the fetch no longer waits there, ``feed`` gets QuietEnded.
         """
         now_ns = clock.now_ns()
-        if not self._quiet.add(QuietFetch(key, effect.leader_epoch, effect.request_id), effect.leader, now_ns):
+        if not self._quiet.add(IdleFetch(key, effect.leader_epoch, effect.request_id), effect.leader, now_ns):
             feed(events.QuietEnded(heard_ns=None))
             return
         self._feeds[key] = feed
@@ -108,7 +114,7 @@ class QuietTalk:
 
     def _turn(self) -> None:
         now_ns = clock.now_ns()
-        questions, ended = self._quiet.due(now_ns)
+        questions, ended = self._quiet.start_turn(now_ns)
         self._asked = {question.number: question for question in questions}
         for silent in ended:
             self._counters["leaders' nodes silent about quiet fetches"] += 1
@@ -116,12 +122,12 @@ class QuietTalk:
         for question in questions:
             reply = f"{self._bus.inbox}.{self._slot}.{question.number}"
             if not self._bus.send(self._subjects.notify(question.leader), (self._frame(question),), reply):
-                self._end(self._quiet.take_unanswered(question))
+                self._end(self._quiet.process_no_responders(question))
         self._is_ticking = len(self._quiet) > 0
         if self._is_ticking:
             self._timers.set(self._timer, now_ns + self._quiet.interval_ns)
 
-    def _frame(self, question: WaitQuestion) -> bytes:
+    def _frame(self, question: CombinedFetchRequest) -> bytes:
         asker = self._asker
         frame = pb.QuietFetches(replicaID=asker.node_id, incarnation=asker.incarnation, question=question.number)
         for fetch in question.fetches:
@@ -140,7 +146,7 @@ class QuietTalk:
             return
         if headers and is_status(headers, payload):
             del self._asked[number]
-            self._end(self._quiet.take_unanswered(question))
+            self._end(self._quiet.process_no_responders(question))
             return
         try:
             answer = frames.decode(payload, pb.QuietFetchesAnswer)
@@ -153,13 +159,13 @@ class QuietTalk:
             return
         del self._asked[number]
         if answer.count == len(question.fetches):
-            self._end(self._quiet.take_ended(question, frozenset(answer.over)))
+            self._end(self._quiet.process_answer(question, frozenset(answer.over)))
 
-    def _end(self, ended: Ended | None) -> None:
+    def _end(self, ended: ReleasedFetches | None) -> None:
         if ended is not None:
             self._ending.add((fetch, ended.heard_ns) for fetch in ended.fetches)
 
-    def _end_one(self, ended: tuple[QuietFetch, int]) -> None:
+    def _end_one(self, ended: tuple[IdleFetch, int]) -> None:
         feed = self._feeds.pop(ended[0].key, None)
         if feed is not None:
             feed(events.QuietEnded(heard_ns=ended[1]))

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
-from liftpy.core.publish.state_transfer import StateGiver
-from liftpy.core.replication.reads import Chunks, OwnFiles, ReadBudget, Reads, ReadSource
+from liftpy.core.publish.state_transfer import StateServer
+from liftpy.core.replication.reads import Chunks, PartitionFiles, ReadBudget, Reads, ReadSource
 from liftpy.core.wire.decode_errors import REPLY
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.request_guard import RequestGuard
@@ -53,7 +53,7 @@ class ReadSubjects:
         self._inboxes = tools.inboxes
         self._timers = tools.timers
         self._counters = tools.counters
-        files = OwnFiles(tools.host, folder) if tools.host and folder else None
+        files = PartitionFiles(tools.host, folder) if tools.host and folder else None
         self._reads = Reads[_Asker](key, node_id, source, self, tools.counters, tools.budget, tools.instruments, files)
         self.advanced = self._reads.advanced
         """Function that wakes waiting readers. Call it after a change of HW, log end or readiness."""
@@ -65,9 +65,9 @@ class ReadSubjects:
         self.touched: Callable[[], None] = lambda: None
         """Callback after the number of waiting readers or of sent records may have changed."""
 
-    def give_states(self, giver: StateGiver) -> None:
+    def set_state_server(self, giver: StateServer) -> None:
         """Set ``giver``, which returns the state of producers and message ids. Backups request it with a read."""
-        self._reads.give_state = giver.give_piece
+        self._reads.give_state = giver.read_piece_below
 
     @property
     def record_count(self) -> int:

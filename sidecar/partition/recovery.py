@@ -19,11 +19,11 @@ from pathlib import Path
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
-from liftpy.core.log.recovery import Recovered, recover
+from liftpy.core.log.recovery import RecoveryResult, recover
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.replication import events
 from liftpy.errors import LiftError, StorageError
-from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.data_folder import DataDirectory
 from sidecar.runtime import clock
 
 logger = logging.getLogger("liftpy.node")
@@ -51,7 +51,7 @@ class RecoveredLogs:
     """
 
     def __init__(self) -> None:
-        self._found: dict[Path, Recovered] = {}
+        self._found: dict[Path, RecoveryResult] = {}
         self.names: frozenset[str] = frozenset()
         """Names of all logs in the directory: ``<stream>-<uid>/<partition>``."""
         self.damaged: list[str] = []
@@ -66,7 +66,7 @@ class RecoveredLogs:
         self.suspect: list[str] = []
         """Names of logs whose last process had a failed flush."""
 
-    async def run(self, folder: DataFolder, pool: Pool, *, clean_stop: bool, share: WorkerShare = WHOLE) -> None:
+    async def run(self, folder: DataDirectory, pool: Pool, *, clean_stop: bool, share: WorkerShare = WHOLE) -> None:
         """Recover all logs in ``folder`` that belong to this process.
 
         Args:
@@ -90,12 +90,12 @@ class RecoveredLogs:
         self.damaged.sort()
         self.suspect.sort()
 
-    def _recover_some(self, paths: list[Path], folder: DataFolder, clean_stop: bool) -> None:
+    def _recover_some(self, paths: list[Path], folder: DataDirectory, clean_stop: bool) -> None:
         for path in paths:
             self._recover(path, folder, clean_stop)
             self._done.append(path.name)
 
-    def _recover(self, path: Path, folder: DataFolder, clean_stop: bool) -> None:
+    def _recover(self, path: Path, folder: DataDirectory, clean_stop: bool) -> None:
         name = f"{path.parent.name}/{path.name}"
         try:
             found = recover(folder.storage(path), clean=clean_stop)
@@ -122,7 +122,7 @@ class RecoveredLogs:
         """(Number of recovered logs, number of all logs)."""
         return len(self._done), self._count
 
-    def take(self, path: Path) -> Recovered | None:
+    def take(self, path: Path) -> RecoveryResult | None:
         """Return the recovered log in the directory ``path``. None: it was not recovered, or was taken before."""
         return self._found.pop(path, None)
 

@@ -24,7 +24,7 @@ from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
 from liftpy.core.metadata.data_deletion import DataDeletion
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
-from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.events import DataPathChanged, Event, MetadataHeard
 from liftpy.core.wire._pb import replication_pb2
@@ -32,13 +32,13 @@ from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
 from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.partition.deletions import LATER_S
-from sidecar.partition.figures import NodeCounts, Uncounted
+from sidecar.partition.figures import NodeCounts, NoNodeCounts
 from sidecar.partition.reads import ReadSubjects
 from sidecar.partition.services import PartitionServices
 from sidecar.partition.worker import NodeTools, PartitionWorker, open_worker
 from sidecar.runtime import clock
-from sidecar.runtime.memory import Garbage
-from sidecar.runtime.tasks import Slices, spawn, start_attended
+from sidecar.runtime.memory import GarbageCollection
+from sidecar.runtime.tasks import CooperativeQueue, spawn, start_attended
 
 logger = logging.getLogger("liftpy.partitions")
 
@@ -69,9 +69,9 @@ class Partitions:
         self._live: dict[str, int] = {}
         self._workers: dict[PartitionKey, PartitionWorker] = {}
         self._by_name: dict[tuple[str, int], PartitionWorker] = {}
-        self._changed = Slices(self._follow_image)
+        self._changed = CooperativeQueue(self._follow_image)
         """Partitions whose state in the image has changed, and whose workers must be updated."""
-        self._leases = Slices(self._extend)
+        self._leases = CooperativeQueue(self._extend)
         """Partitions that this node leads and whose lease may be extended."""
         self._deferred: dict[PartitionKey, None] = {}
         """Partitions that wait to be opened or stopped, as an ordered set."""
@@ -96,8 +96,8 @@ class Partitions:
         """True while the node transfers its leaderships before its stop. No partition is opened."""
         self._aside: dict[PartitionKey, asyncio.Task[None]] = {}
         """Partition -> task of its planned leadership transfer."""
-        self._garbage = Garbage()
-        self.counts = counts or Uncounted()
+        self._garbage = GarbageCollection()
+        self.counts = counts or NoNodeCounts()
         self._stopping = False
         self._all_clean = True
         self.failed: dict[PartitionKey, str] = {}
@@ -116,11 +116,11 @@ class Partitions:
         return self._node.copy_pace
 
     @property
-    def derived(self) -> NodeDerived:
+    def derived(self) -> NodeStateMemory:
         return self._node.derived
 
     @property
-    def heard_bytes(self) -> int:
+    def standby_bytes(self) -> int:
         """Memory of the publishes that standby followers on this node have buffered, in bytes."""
         return self._node.heard.size_bytes
 
@@ -182,7 +182,7 @@ class Partitions:
         if nodes_changed or change.lease_changed:
             self._changed.add(self._workers)
 
-    def metadata_heard(self, sent_ns: int, lease_ns: int = 0) -> None:
+    def heartbeat_answered(self, sent_ns: int, lease_ns: int = 0) -> None:
         """Extend the leases of the partitions that this node leads, because a heartbeat was answered.
 
         The image must be as new as the answer. ``sent_ns``: monotonic time at which the heartbeat was sent. ``lease_ns``:
@@ -229,7 +229,7 @@ class Partitions:
             return
         worker, wanted = self._workers.get(key), self._find_in_image(key)
         if worker is not None and wanted is not None:
-            self._tell(worker)
+            self._update_worker(worker)
         elif worker is None and wanted is None:
             self.failed.pop(key, None)
         elif len(self._busy) >= _OPENED_AT_ONCE:
@@ -271,7 +271,7 @@ class Partitions:
                 await self._stop(worker)
             elif wanted is None or not await self._start(key, *wanted):
                 return
-        self._tell(worker)
+        self._update_worker(worker)
 
     async def _start(self, key: PartitionKey, stream: StreamImage, partition: PartitionState) -> bool:
         """Open the log of the partition ``key`` and start its worker. Return False after a failure. The node then retries later."""
@@ -316,7 +316,7 @@ class Partitions:
         self._leading.pop(key, None)
         if self._by_name.get((key.stream, key.partition)) is worker:
             del self._by_name[key.stream, key.partition]
-        gone, later = self._departures.has_left(key, self._image), False
+        gone, later = self._departures.has_moved_away(key, self._image), False
         if gone and not self._stopping:
             allowed = await self._node.deletions.is_allowed(key)
             gone, later = bool(allowed), allowed is None
@@ -344,12 +344,12 @@ class Partitions:
         """
         while not self._stopping:
             await asyncio.sleep(LATER_S)
-            if key in self._workers or key in self._busy or not self._departures.has_left(key, self._image):
+            if key in self._workers or key in self._busy or not self._departures.has_moved_away(key, self._image):
                 return
             if await self._leave(key) is not None:
                 return
 
-    def _tell(self, worker: PartitionWorker) -> None:
+    def _update_worker(self, worker: PartitionWorker) -> None:
         found = self._find_in_image(worker.key)
         if found is None:
             return
@@ -378,7 +378,12 @@ class Partitions:
 
     async def _leave_all(self, keys: list[PartitionKey]) -> None:
         for key in keys:
-            if self._stopping or key in self._busy or key in self._workers or not self._departures.has_left(key, self._image):
+            if (
+                self._stopping
+                or key in self._busy
+                or key in self._workers
+                or not self._departures.has_moved_away(key, self._image)
+            ):
                 continue
             task = self._busy[key] = start_attended(self._leave(key))  # it cannot be opened until then
             task.add_done_callback(partial(self._opening_ended, key))

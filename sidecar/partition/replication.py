@@ -16,15 +16,15 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.log.log import Log
 from liftpy.core.log.range_reads import Portion, read_portion
-from liftpy.core.partition.shell import Fetched
-from liftpy.core.publish.state_transfer import PIECE_BYTES, StateGiver, StatePiece, StateQuestion, StateTaker
+from liftpy.core.partition.shell import FetchedBatches
+from liftpy.core.publish.state_transfer import PIECE_BYTES, StateFetcher, StatePiece, StatePieceRequest, StateServer
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events, messages
 from liftpy.core.replication.follower import FetchAssembly
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.batch import split_batches
-from liftpy.core.wire.chunking import NOTHING, Held, room_bytes
+from liftpy.core.wire.chunking import NOTHING, PartialBatch, room_bytes
 from liftpy.core.wire.decode_errors import IMPLAUSIBLE, REFUSED, REPLY, counter_name
 from liftpy.core.wire.envelope import MessageType
 from liftpy.core.wire.frames import MisdirectedError, address, must_be_at, must_be_for
@@ -56,7 +56,7 @@ _seldom = LogRateLimit()
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class ReplyDestination:
     """Destination of an answer to a follower.
 
     ``reply``: reply subject. ``held``: part of a large batch that the follower has. ``request_id``: id that the answer repeats,
@@ -64,11 +64,11 @@ class Asker:
     """
 
     reply: str
-    held: Held | None = None
+    held: PartialBatch | None = None
     request_id: int | None = None
 
 
-class ReplicationDesk:
+class ReplicationHandler:
     """Leader's side of replication for one partition: receives requests of followers and sends the answers of the core."""
 
     def __init__(
@@ -91,13 +91,13 @@ class ReplicationDesk:
         self._does_not_fit = -1
         """Offset of the last batch that was too large for a message to a follower that accepts no pieces. -1: none."""
         self._listeners: list[Listener] = []
-        self._tokens: dict[int, Asker] = {}
-        self._kept: dict[str, Asker] = {}
+        self._tokens: dict[int, ReplyDestination] = {}
+        self._kept: dict[str, ReplyDestination] = {}
         """Replica -> its waiting fetch that got an empty answer."""
         self._next_token = 1
         self._holding = False
         """True while the answers of a step are collected, so that they are sent together."""
-        self.giver: StateGiver | None = None
+        self.giver: StateServer | None = None
         """Source of state that the log no longer contains. None: no source."""
         self._read: tuple[tuple[int, int, int, int], Portion] | None = None
         """Arguments and result of the last log read in this step, which several followers may share. None: no read yet."""
@@ -121,7 +121,7 @@ class ReplicationDesk:
         self._tokens.clear()
         self._kept.clear()
 
-    def _token(self, asker: Asker) -> int:
+    def _token(self, asker: ReplyDestination) -> int:
         token = self._next_token
         self._next_token += 1
         self._tokens[token] = asker
@@ -139,7 +139,7 @@ class ReplicationDesk:
             return False
         return reply_to(reply, (self._inboxes,), self._counters, f"{self._subjects.inbox(replica)}.") is not None
 
-    def _send(self, asker: Asker, pieces: Sequence[Buffer]) -> None:
+    def _send(self, asker: ReplyDestination, pieces: Sequence[Buffer]) -> None:
         send_answer(self._bus, (self._inboxes,), self._counters, asker.reply, pieces)
 
     def _fetch_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
@@ -151,8 +151,8 @@ class ReplicationDesk:
             return
         if not self._is_own(reply, request.replicaID, _named_id(request)):
             return
-        held = Held(request.position, request.batchCrc) if request.HasField("position") else None
-        token = self._token(Asker(reply.decode(), held, _named_id(request)))
+        held = PartialBatch(request.position, request.batchCrc) if request.HasField("position") else None
+        token = self._token(ReplyDestination(reply.decode(), held, _named_id(request)))
         self._feed(messages.FETCH_RECEIVED.from_pb(request, token=token))
 
     def _offset_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
@@ -171,7 +171,7 @@ class ReplicationDesk:
         if self.giver is None or not self._is_own(reply, request.replicaID, _named_id(request)):
             return
         room = min(request.maxBytes, self._bus.max_payload) - _STATE_OVERHEAD_BYTES
-        piece = self.giver.give(StateQuestion(request.endOffset, request.position), max(1, min(room, PIECE_BYTES)))
+        piece = self.giver.read_piece(StatePieceRequest(request.endOffset, request.position), max(1, min(room, PIECE_BYTES)))
         answer = pb.StateResponse(streamUid=self._key.uid, partition=self._key.partition, requestId=request.requestId)
         if piece is None:
             answer.later = True
@@ -179,7 +179,7 @@ class ReplicationDesk:
             answer.endOffset, answer.totalBytes = piece.end_offset, piece.total_bytes
             answer.position, answer.data = piece.position, piece.data
         self._counters["pieces of derived states sent"] += piece is not None
-        self._send(Asker(reply.decode()), (frames.seal(answer),))
+        self._send(ReplyDestination(reply.decode()), (frames.seal(answer),))
 
     def _epoch_query_arrived(self, reply: bytes, payload: bytes) -> None:
         try:
@@ -190,7 +190,7 @@ class ReplicationDesk:
             return
         if not self._is_own(reply, request.replicaID, _named_id(request)):
             return
-        token = self._token(Asker(reply.decode(), request_id=_named_id(request)))
+        token = self._token(ReplyDestination(reply.decode(), request_id=_named_id(request)))
         self._feed(messages.EPOCH_QUERY_RECEIVED.from_pb(request, token=token))
 
     def send_response(self, effect: do.SendFetchResponse, log: Log, high_watermark: int) -> None:
@@ -237,16 +237,16 @@ class ReplicationDesk:
             self._holding, self._read = False, None
             self._bus.release()
 
-    def _send_empty(self, asker: Asker, leader_epoch: int, high_watermark: int) -> None:
+    def _send_empty(self, asker: ReplyDestination, leader_epoch: int, high_watermark: int) -> None:
         header = frames.replication_response_header(leader_epoch, high_watermark, (), self._address(asker))
         self._send(asker, (header,))
 
-    def _address(self, asker: Asker) -> bytes:
+    def _address(self, asker: ReplyDestination) -> bytes:
         """Return the address of the request: 16 bytes that its binary answer repeats. b"": the request has no id."""
         return b"" if asker.request_id is None else address(self._key.uid, self._key.partition, asker.request_id)
 
     def _send_batches(
-        self, effect: do.SendFetchResponse | do.AnswerWaiter, asker: Asker, log: Log, high_watermark: int
+        self, effect: do.SendFetchResponse | do.AnswerWaiter, asker: ReplyDestination, log: Log, high_watermark: int
     ) -> None:
         """Send complete batches, or a piece of the first batch if it is larger than a NATS message."""
         room = room_bytes(self._bus.max_payload, frames.PIECE_OVERHEAD_BYTES, effect.max_bytes)
@@ -269,7 +269,7 @@ class ReplicationDesk:
         self._send(asker, (header, *portion.chunks))
         self._instruments.replicated_out_bytes += portion.size_bytes
 
-    def _portion(self, from_offset: int, max_bytes: int, room_bytes: int, log: Log, held: Held) -> Portion:
+    def _portion(self, from_offset: int, max_bytes: int, room_bytes: int, log: Log, held: PartialBatch) -> Portion:
         asked = from_offset, max_bytes, room_bytes, log.log_end_offset
         if self._read is not None and self._read[0] == asked and not held.position:
             return self._read[1]
@@ -333,10 +333,10 @@ class FetchClient:
         self._offset_subject = subjects.offset(key.stream, key.partition)
         self._slot = router.add(self._answer_arrived)
         self._assembly = FetchAssembly()
-        self.fetched: dict[int, Fetched] = {}
+        self.fetched: dict[int, FetchedBatches] = {}
         """Token -> fetched batches that wait for the core's decision."""
         self._next_token = 1
-        self.taker: StateTaker | None = None
+        self.taker: StateFetcher | None = None
         """Source of state that the leader's log no longer contains. None: fetches do not wait for a state."""
         self.failed: Callable[[StorageError], None] = lambda error: None
         """Callback if the state cannot be stored."""
@@ -382,7 +382,7 @@ class FetchClient:
         self._asked = effect.request_id, clock.now_ns()
         self._send(self._replicate_subject, effect.request_id, frames.seal(request))
 
-    def _ask_state(self, request_id: int, question: StateQuestion) -> None:
+    def _ask_state(self, request_id: int, question: StatePieceRequest) -> None:
         request = pb.StateRequest(
             replicaID=self._node_id,
             streamUid=self._key.uid,
@@ -484,7 +484,7 @@ class FetchClient:
             self._counters["pieces of batches that had to wait"] += 1
             return events.FetchPieceArrived(request_id=request_id, leader_epoch=answer.leader_epoch, has_room=False)
         self._counters["pieces of batches received"] += 1
-        whole = self._assembly.take(answer.piece)
+        whole = self._assembly.add_piece(answer.piece)
         if not self._assembly.held_bytes:
             self._router.release(self._slot)
         if whole is None:
@@ -504,7 +504,7 @@ class FetchClient:
         token = self._next_token
         self._next_token += 1
         if batches:
-            self.fetched[token] = Fetched(response.batches, batches)
+            self.fetched[token] = FetchedBatches(response.batches, batches)
         spans = tuple(
             events.BatchSpan(base_offset=b.base_offset, last_offset=b.last_offset, leader_epoch=b.leader_epoch) for b in batches
         )

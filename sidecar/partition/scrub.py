@@ -47,7 +47,7 @@ _MAGIC = b"LFSC"
 T = TypeVar("T")
 
 
-class Scrubbed(Protocol):
+class ScrubTarget(Protocol):
     """Interface of a partition whose log is checked."""
 
     log: Log
@@ -83,7 +83,7 @@ class Scrub:
 
     def __init__(
         self,
-        workers: Callable[[], list[Scrubbed]],
+        workers: Callable[[], list[ScrubTarget]],
         folder: Path,
         bytes_per_s: int,
         counters: Counter[str],
@@ -180,13 +180,13 @@ class Scrub:
         await self._in_thread(self._store)
         return True
 
-    def _healthy(self) -> list[Scrubbed]:
+    def _healthy(self) -> list[ScrubTarget]:
         workers = [worker for worker in self._workers() if not worker.storage_failed and not worker.log.closed]
         return sorted(workers, key=lambda worker: str(worker.key))
 
     # ---- one segment -------------------------------------------------------------------------------------------------
     async def _scan(
-        self, worker: Scrubbed, segment: Segment, position: int, bytes_per_s: int, rest: int, *, in_order: bool = False
+        self, worker: ScrubTarget, segment: Segment, position: int, bytes_per_s: int, rest: int, *, in_order: bool = False
     ) -> None:
         scan = scan_of(worker.log, segment, position)
         if scan is None:
@@ -208,7 +208,7 @@ class Scrub:
         finally:
             file.close()
 
-    def _suspects(self, worker: Scrubbed, segment: Segment, error: CorruptionError, *, found: bool) -> None:
+    def _suspects(self, worker: ScrubTarget, segment: Segment, error: CorruptionError, *, found: bool) -> None:
         if not found:
             self._counters["scrub: not confirmed"] += 1
             return

@@ -1,7 +1,7 @@
 """Replicated services on this node: receives and sends the messages of ``liftpy.core.services.sessions`` [protocol:
 Replicated services].
 
-``ServiceDesk`` listens on ``<ns>.service.<node>`` for all partitions. ``PartitionServices`` belongs to one partition. A
+``ServiceHandler`` listens on ``<ns>.service.<node>`` for all partitions. ``PartitionServices`` belongs to one partition. A
 promotion may wait for a service, but appending to the log never does.
 """
 
@@ -18,22 +18,22 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
 from liftpy.core.log.log import Log
 from liftpy.core.replication import events
-from liftpy.core.replication.phases import Leading, RoleName
+from liftpy.core.replication.phases import LeaderPhase, RoleName
 from liftpy.core.replication.replica import Replica
 from liftpy.core.services.sessions import (
     MAX_REPORTED,
     QUIET_ROUNDS,
     REPORT_EVERY_S,
     Effect,
-    Ended,
-    Replayed,
     ReplicaView,
+    SendToService,
+    ServiceEnded,
+    ServiceHealth,
     ServiceSessions,
-    Tell,
-    Wellbeing,
-    Wellness,
+    ServicesHealth,
+    ServicesReplayed,
 )
-from liftpy.core.services.snapshot import MAX_POSITIONS, Agreement, Difference
+from liftpy.core.services.snapshot import MAX_POSITIONS, Difference, StateComparison
 from liftpy.core.services.versions import CodeVersions
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import service_pb2 as pb
@@ -93,7 +93,7 @@ class PartitionServices:
         inboxes: InboxRule,
         counters: Counter[str],
         compacted: bool = False,
-        report_ended: Callable[[Ended], None] = lambda _: None,
+        report_ended: Callable[[ServiceEnded], None] = lambda _: None,
     ) -> None:
         self.key = key
         self._bus = bus
@@ -108,12 +108,12 @@ class PartitionServices:
         self._hand_over = hand_over
         self.touched: Callable[[], None] = lambda: None
         """Callback when the first service of a partition may have appeared."""
-        self._agreements: dict[str, Agreement] = {}
+        self._agreements: dict[str, StateComparison] = {}
         self._differences: dict[str, Difference | None] = {}
         self._versions = CodeVersions()
         self._here: dict[str, Told] = {}
         """Inbox -> callback of a service in this process, which gets its messages without NATS."""
-        self._wellness = Wellness(round(config.service_grace_s * NS_PER_S))
+        self._wellness = ServicesHealth(round(config.service_grace_s * NS_PER_S))
         self._session_ns = round(max(SESSION_LEASES * config.lease_s, config.candidate_timeout_s * 1.5) * NS_PER_S)
         self._sessions = ServiceSessions(
             key,
@@ -132,7 +132,7 @@ class PartitionServices:
         self._patience = Timer(self._lose_patience)
         self._checks = False
         """True if a check for overdue heartbeats is scheduled."""
-        self._report = Timer(self._tell_others)
+        self._report = Timer(self._broadcast_states)
         self._report_ns = 0
         """Monotonic time of the next scheduled report. 0: none is scheduled."""
         self._reported: tuple[bytes, Sequence[str]] = (b"", ())
@@ -186,13 +186,13 @@ class PartitionServices:
         state = self._replica.state
         if report.streamUid != self.key.uid or report.node == self._node_id or report.node not in state.replicas:
             return
-        services = {told.service: Wellbeing(told.position, not told.failing) for told in report.services[:MAX_REPORTED]}
+        services = {told.service: ServiceHealth(told.position, not told.failing) for told in report.services[:MAX_REPORTED]}
         self._wellness.record_states(report.node, services, clock.now_ns())
         for told in report.services[:MAX_REPORTED]:
             if told.service in self._sessions:
                 self._versions.note_version(told.service, report.node, told.version, clock.now_ns())
                 digests = {snapshot.position: snapshot.digest for snapshot in told.snapshots[:MAX_POSITIONS]}
-                agreement = self._agreements.setdefault(told.service, Agreement())
+                agreement = self._agreements.setdefault(told.service, StateComparison())
                 agreement.set_digests(report.node, told.life, digests)
                 self._sessions.agree(told.service, agreement.agreed(self._node_id))
         if not self._report_ns:
@@ -220,11 +220,11 @@ class PartitionServices:
     def report(self) -> list[dict[str, object]]:
         return self._sessions.report(self._replica.high_watermark) if len(self._sessions) else []
 
-    def services_that_left(self) -> list[dict[str, object]]:
+    def left_services(self) -> list[dict[str, object]]:
         """Return the services that no longer run on this node, for the status page."""
         return self._sessions.missing_services(self._replica.high_watermark, clock.now_ns())
 
-    def services_that_ended(self) -> list[Ended]:
+    def services_that_ended(self) -> list[ServiceEnded]:
         """Return the services that have ended recently without a request to leave, for status and metrics."""
         return self._sessions.recently_ended(clock.now_ns())
 
@@ -234,7 +234,7 @@ class PartitionServices:
         high_watermark, epoch_start_offset = replica.high_watermark, replica.epoch_start_offset
         return ReplicaView(
             leads=replica.role is RoleName.LEADER
-            and replica.phase == Leading.READY
+            and replica.phase == LeaderPhase.READY
             and high_watermark + 1 >= epoch_start_offset,
             candidate=replica.role is RoleName.CANDIDATE,
             leader_epoch=replica.leader_epoch,
@@ -254,7 +254,7 @@ class PartitionServices:
             self._report_ns = at_ns
             self._timers.set(self._report, at_ns)
 
-    def _tell_others(self) -> None:
+    def _broadcast_states(self) -> None:
         """Send the states of the services to the other replicas. Then check whether another replica should lead.
 
         If all services work, reports are half as frequent.
@@ -297,7 +297,7 @@ class PartitionServices:
                 logger.warning("%s: %s hands over to %s: %s", self.key, self._node_id, toward, why)
                 self._hand_over(toward, why)
         else:
-            self._wellness.look(own, now_ns)
+            self._wellness.unhealthy_services(own, now_ns)
         if len(self._sessions) or self._wellness.knows(now_ns):
             if quiet and not self._wellness.anybody_is_ill:
                 self._report_by((now_ns + QUIET_ROUNDS * _EVERY_NS) // _EVERY_NS * _EVERY_NS)  # all partitions in one turn
@@ -312,7 +312,7 @@ class PartitionServices:
         for gone in self._agreements.keys() - digests.keys():
             del self._agreements[gone]
         for name, own in digests.items():
-            agreement = self._agreements.setdefault(name, Agreement())
+            agreement = self._agreements.setdefault(name, StateComparison())
             agreement.set_digests(self._node_id, *own)
             difference = agreement.difference(self._node_id)
             if difference is not None and difference != self._differences.get(name):
@@ -333,7 +333,7 @@ class PartitionServices:
         if self._checks:
             self._timers.set(self._check, self._sessions.expires_ns)
 
-    def _has_ended(self, ended: Ended) -> None:
+    def _has_ended(self, ended: ServiceEnded) -> None:
         logger.warning("%s: service %s has ended: %s: %s", self.key, ended.service, ended.ending, ended.reason)
         self.touched()
         self._report_within()
@@ -347,15 +347,15 @@ class PartitionServices:
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Tell(inbox, message) if inbox in self._here:
+                case SendToService(inbox, message) if inbox in self._here:
                     asyncio.get_running_loop().call_soon(self._here[inbox], message)
-                case Tell(inbox, message):
+                case SendToService(inbox, message):
                     send_answer(self._bus, (self._inboxes,), self._counters, inbox, (frames.seal(message),))
-                case Ended():
+                case ServiceEnded():
                     self._has_ended(effect)
-                case Replayed(_, True):
+                case ServicesReplayed(_, True):
                     self._feed(events.ReplayFinished(end_offset=self._replay_end_offset))
-                case Replayed(position, False):
+                case ServicesReplayed(position, False):
                     if position > 0:
                         self._feed(events.ReplayProgressed(end_offset=min(position, self._replay_end_offset)))
 
@@ -369,13 +369,13 @@ def _turn(node: str, replicas: Sequence[str], leader: str) -> int:
     return followers.index(node) + 1 if node in followers else 0
 
 
-class Found(Protocol):
+class ServicesLookup(Protocol):
     """Function that returns the services of a partition on this node."""
 
     def __call__(self, stream: str, partition: int) -> PartitionServices | None: ...
 
 
-class ServiceDesk:
+class ServiceHandler:
     """Receives the messages of services on the node's subject, and passes them to the services of their partitions."""
 
     def __init__(
@@ -384,7 +384,7 @@ class ServiceDesk:
         subjects: Subjects,
         node_id: str,
         inboxes: InboxRule,
-        find: Found,
+        find: ServicesLookup,
         counters: Counter[str],
         share: WorkerShare = WHOLE,
     ) -> None:
@@ -430,7 +430,7 @@ class ServiceDesk:
             self._counters[counter_name(error)] += 1
             logger.debug("a frame on the services' subject can't be used: %s", error)
 
-    def said_here(self, message: pb.ServiceHello | pb.ServiceAck, inbox: str, told: Told) -> None:
+    def process_local(self, message: pb.ServiceHello | pb.ServiceAck, inbox: str, told: Told) -> None:
         """Process a message of a service that runs in this process.
 
         ``told``: called with answers to the service. ``inbox``: name that identifies the service.

@@ -20,46 +20,46 @@ from functools import partial
 from liftpy.config import NS_PER_S, FlushMode, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments, PublishTimes
-from liftpy.core.base.partition import HeldPartition, PartitionState
+from liftpy.core.base.partition import PartitionMetadata, PartitionState
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import OpenReport, drop_set_aside
 from liftpy.core.observe.tracing import SWITCHED, PartitionTraces
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import LogState, derived_state
-from liftpy.core.publish.log_state_part import NodeDerived
-from liftpy.core.publish.memory_budget import WAITING_PUBLISHER_BYTES, MemoryBudget, PartitionRoom
+from liftpy.core.publish.log_state_part import NodeStateMemory
+from liftpy.core.publish.memory_budget import WAITING_PUBLISHER_BYTES, MemoryBudget, PartitionMemoryBudget
 from liftpy.core.publish.message_decoder import MessageDecoder
-from liftpy.core.publish.standby import NodeHeard, SortingRules, Standby, StandbyBuffer
+from liftpy.core.publish.standby import NodeStandbyMemory, Standby, StandbyBuffer, StandbyReplayRules
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
-from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.reads import ReplicaSource
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire.subjects import InboxRule, Subjects, data_subject
 from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
-from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes
 from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.metadata.identity import NodeFile, WorkerMarks
 from sidecar.partition.deletions import Deletions
 from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.executor import Executor, Tools, trace
-from sidecar.partition.flushing import Flusher, FoundState, StateCheckpoints, found_state, read_state_file
+from sidecar.partition.flushing import Flusher, StateCheckpoints, StateFileMatch, found_state, read_state_file
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
-from sidecar.partition.quiescence import QuietTalk
+from sidecar.partition.quiescence import FetchCombiner
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.recovery import LogReplay, RecoveredLogs
-from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationDesk
+from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationHandler
 from sidecar.partition.services import PartitionServices
 from sidecar.runtime import clock
 from sidecar.runtime.logs import CHATTER
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.timers import Timers
 from sidecar.tracing.node_tracing import Tracing
-from sidecar.transport.connections import Links
+from sidecar.transport.connections import NodeConnections
 from sidecar.transport.dropped_publishes import Drops
 from sidecar.transport.liveness import Probes
 from sidecar.transport.notify import Notifications
@@ -76,10 +76,10 @@ class NodeTools:
 
     settings: NodeSettings
     incarnation: int
-    links: Links
-    intake: NodeIntake
-    heard: NodeHeard
-    derived: NodeDerived
+    links: NodeConnections
+    intake: NodeInflight
+    heard: NodeStandbyMemory
+    derived: NodeStateMemory
     copy_pace: CatchupThrottle
     clocks: ClockWatch
     drops: Drops
@@ -87,7 +87,7 @@ class NodeTools:
     node_inboxes: InboxRule
     router: AnswerRouter
     notifications: Notifications
-    quiet: QuietTalk
+    quiet: FetchCombiner
     probes: Probes
     proposals: Proposals
     timers: Timers
@@ -109,7 +109,7 @@ class NodeTools:
     """Function that stops accepting publishes for a partition led in a LeaderEpoch, answers the earlier ones, then calls back."""
     went_past: Callable[[PartitionKey], None]
     """Callback for a leader that missed publishes. It transfers the leadership or accepts publishes again."""
-    folder: DataFolder
+    folder: DataDirectory
     deletions: Deletions
     identity: NodeFile | WorkerMarks
     recovered: RecoveredLogs
@@ -175,10 +175,10 @@ class PartitionWorker:
             on_drop=self._messages_dropped,
             may_leave=self._may_leave,
             times=times,
-            room=PartitionRoom(node.room, node.settings.replication.ingest_queue_bytes, self._queued_bytes),
+            room=PartitionMemoryBudget(node.room, node.settings.replication.ingest_queue_bytes, self._queued_bytes),
         )
         self.standby = self._standby(node, own_subject)
-        self.replication = ReplicationDesk(
+        self.replication = ReplicationHandler(
             node.links.replication, node.subjects, key, node.node_inboxes, self.feed, node.counters, node.instruments
         )
         self.fetches = FetchClient(node.router, node.subjects, key, node_id, self.feed, node.counters, node.instruments)
@@ -214,7 +214,7 @@ class PartitionWorker:
             part.touched = self.touched
         self.replication.giver = self.states.giver
         self.fetches.taker = self.executor.taker = self.states.taker
-        self.reads.give_states(self.states.giver)
+        self.reads.set_state_server(self.states.giver)
         self.fetches.failed = self._flush_failed
         self.states.written = self._state_written
         self.trace()
@@ -265,7 +265,7 @@ class PartitionWorker:
             heard=StandbyBuffer(node.heard, bounds.standby_bytes, round(bounds.standby_age_s * NS_PER_S)),
             now_ns=clock.now_ns,
             wall_ns=node.clocks.stamp_ns,
-            rules=SortingRules(doubt_ns=round(bounds.lease_s * NS_PER_S)),
+            rules=StandbyReplayRules(doubt_ns=round(bounds.lease_s * NS_PER_S)),
             on_lost=lambda count: node.drops.count(str(self.key), "standby_overflow", count),
             on_unreadable=lambda error: logger.error("%s: what was heard can't be looked for in its log: %s", self.key, error),
         )
@@ -304,7 +304,7 @@ class PartitionWorker:
         """Feed LogOpened, the first event, to the replica."""
         self.executor.feed_log_opened()
 
-    def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
+    def update(self, held: PartitionMetadata, incarnations: Mapping[str, int]) -> None:
         """Pass the partition's new state in the metadata, or a new set of live nodes, to the replica.
 
         ``incarnations``: node id -> incarnation of each live node.
@@ -481,7 +481,7 @@ class PartitionWorker:
         self.ingest.stop()
         self.replication.stop()
         self.acks.drop()
-        self.derived.join(NodeDerived())
+        self.derived.join(NodeStateMemory())
         self.reads.close()
         self.fetches.close()
         self.services.close()
@@ -533,7 +533,7 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
     recovered = node.recovered.take(node.folder.partition_path(key))
     flushes_always = config.flush.mode is FlushMode.ALWAYS
 
-    def open_log() -> tuple[Log, OpenReport, FoundState, LogState | None]:
+    def open_log() -> tuple[Log, OpenReport, StateFileMatch, LogState | None]:
         if not flushes_always:
             node.identity.flushes_lazily()
         storage = recovered.storage if recovered is not None else node.folder.partition_storage(key)
@@ -545,7 +545,7 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
         if recovered is None or not recovered.segments:
             node.folder.mark_held(key.folder)
         if recovered is not None and not recovered.has_states:
-            return log, report, FoundState(), None
+            return log, report, StateFileMatch(), None
         found = found_state(log, key)
         own_subject = data_subject(subject, key.partition)
         return log, report, found, read_state_file(found, log, own_subject, config, node.settings.replication)

@@ -157,7 +157,7 @@ class GroupDriver:
         try:
             self._tick()
         except Exception as error:
-            self._give_up(error)
+            self._fail(error)
             return
         self._set_timer()
 
@@ -193,7 +193,7 @@ class GroupDriver:
         if self._inbox or self._core.behind:
             self.wake()
 
-    def _give_up(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         logger.critical("the metadata group's member stops: %s", error, exc_info=error)
         self.stop()
         for future, _ in self._answers:

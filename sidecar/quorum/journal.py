@@ -208,7 +208,7 @@ class GroupJournal:
         sync_folder(self._path.parent)  # the entries that go may be in a snapshot whose name is not durable yet
         self.file_bytes = 0
         replace_file(self._path, self._content())
-        self._give_back()
+        self._close_descriptor()
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._rewrite = False
         self._after_write()
@@ -254,9 +254,9 @@ class GroupJournal:
     def abandon(self) -> None:
         """Close the file without a flush, as if the process had been killed."""
         self._closed = True
-        self._give_back()
+        self._close_descriptor()
 
-    def _give_back(self) -> None:
+    def _close_descriptor(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             with suppress(OSError):

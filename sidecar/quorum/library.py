@@ -276,7 +276,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         super().__init__(Node(node_id), self._others, conf, transport=transport, nodeClass=Node)
         self.log.changed = self._follow
         self._follow(anew=True)
-        self._SyncObj__serializer.setTransmissionData = self._fatal(self._put_dump_in_place)
+        self._SyncObj__serializer.setTransmissionData = self._fatal(self._install_dump)
         missing = [name for name in _PRIVATE_STATE if not hasattr(self, name)]
         missing += ["Serializer.__pid"] if not hasattr(self._SyncObj__serializer, "_Serializer__pid") else []
         if missing:
@@ -297,7 +297,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
 
         return run
 
-    def _put_dump_in_place(self, piece: tuple[bytes, bool, bool]) -> bool:
+    def _install_dump(self, piece: tuple[bytes, bool, bool]) -> bool:
         """Install a complete snapshot of the leader, flushed before the rename.
 
         The library would rename without a flush, so a power cut could leave an empty file.
@@ -474,7 +474,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         """Start no election before the time ``until``, by the library's monotonic clock in seconds."""
         self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, until)
 
-    def give_way(self, seconds: float) -> None:
+    def defer_election(self, seconds: float) -> None:
         """Start no election for ``seconds``, because another member has started one."""
         self.hold_election(pysyncobj.syncobj.monotonicTime() + seconds)
 

@@ -8,7 +8,7 @@ starts no election. Probation ends in two cases:
 - It is the first start of a group: every controller reports that its journal was never used. With
   ``bootstrap_majority``, a majority is enough.
 
-``FolderLineage`` detects a directory that was restored from an older copy. Every process draws a nonce and stores it
+``DirectoryLineage`` detects a directory that was restored from an older copy. Every process draws a nonce and stores it
 with earlier ones. Controllers store the nonce of each peer. If a peer's directory lacks the nonce that other
 controllers have stored, its votes and acks are ignored until it has caught up.
 
@@ -49,7 +49,7 @@ _TAIL = struct.Struct("<QQB")
 _NONCE = struct.Struct("<Q")
 
 
-class FolderLineage:
+class DirectoryLineage:
     """Nonces of all processes that used one Raft directory, to detect that the directory is an older copy.
 
     ``draw``: returns a random 63-bit number. ``majority``: number of controllers in a majority.
@@ -103,10 +103,10 @@ class FolderLineage:
         if trusted and known != nonce:
             self.known[peer_id], self._changed = nonce, True
         if known_as:
-            self._heard_of_itself(peer_id, known_as, trusted)
+            self._process_own_nonce(peer_id, known_as, trusted)
         return trusted
 
-    def _heard_of_itself(self, peer_id: str, nonce: int, trusted: bool) -> None:
+    def _process_own_nonce(self, peer_id: str, nonce: int, trusted: bool) -> None:
         if self.holds(nonce):
             self._doubts.pop(peer_id, None)
             if self._known_as.get(peer_id) != nonce:
@@ -259,7 +259,7 @@ class Probation:
         draw: Callable[[], int] = _draw,
     ) -> None:
         self._marker = folder / MARKER
-        self.lineage = FolderLineage(folder, draw, len(members) // 2 + 1)
+        self.lineage = DirectoryLineage(folder, draw, len(members) // 2 + 1)
         self._alone = len(members) == 1 and not joins
         """True if this member is the only voter."""
         self._joins = joins
@@ -312,7 +312,7 @@ class Probation:
             )
         return trusted
 
-    def look(self) -> None:
+    def end_if_complete(self) -> None:
         """End the probation if the first start of the group is complete. Call it after each flushed tick."""
         if self.over and not self.has_been_member:
             self._end()  # the only member there is

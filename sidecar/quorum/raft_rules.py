@@ -20,7 +20,7 @@ from sidecar.quorum.snapshot_file import MAX_SNAPSHOT_BYTES, decode_snapshot_fil
 Handler = Callable[[Node, Message], None]
 
 
-class Hardening:
+class RaftMessageChecks:
     """Corrects the Raft messages of one member's peers before the library gets them."""
 
     def __init__(self, core: RaftCore, handler: Handler, reply: Callable[[Node, Message], Any], counters: Counter[str]) -> None:

@@ -31,7 +31,7 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.rescue import LEAP, rescued_image
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.errors import ConfigError, CorruptionError, InvariantError
-from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import make_folder, replace_file, sync_folder
 from sidecar.quorum.codec import Entry
 from sidecar.quorum.journal import GroupJournal
@@ -75,7 +75,7 @@ class Survivor:
 
 
 @contextmanager
-def lock_directories(folders: list[Path]) -> Iterator[list[DataFolder]]:
+def lock_directories(folders: list[Path]) -> Iterator[list[DataDirectory]]:
     """Lock the data directories, so that no node starts on them. Unlock them at the end of the block.
 
     Raises ConfigError and DataDirectoryLockedError.
@@ -85,13 +85,13 @@ def lock_directories(folders: list[Path]) -> Iterator[list[DataFolder]]:
         for path in folders:
             if not (path / "node").is_file():
                 raise ConfigError(f"{path} is not the data directory of a node. Check --data.")
-            folder = DataFolder(path)
+            folder = DataDirectory(path)
             held.callback(folder.close)
             found.append(folder)
         yield found
 
 
-def read_survivor(folder: DataFolder) -> Survivor:
+def read_survivor(folder: DataDirectory) -> Survivor:
     """Read the Raft directory of a controller without changing it.
 
     Raises ConfigError if it is not the directory of a controller, CorruptionError and IncompatibleVersionError.
@@ -150,7 +150,7 @@ def newest(survivors: list[Survivor]) -> Survivor:
 
 
 def rescue(
-    chosen: Survivor, folders: list[DataFolder], voters: tuple[str, ...], out: Path | None, now_ns: int
+    chosen: Survivor, folders: list[DataDirectory], voters: tuple[str, ...], out: Path | None, now_ns: int
 ) -> dict[str, Path]:
     """Write new Raft directories for the controllers ``voters``, from the log of the survivor ``chosen``.
 
@@ -184,16 +184,16 @@ def rescue(
         written[node] = home / "raft"
     for node, target in written.items():
         if node in given:
-            _put_aside(target)
+            _set_raft_aside(target)
         (target.parent / _NEW).rename(target)
         sync_folder(target.parent)
     for path, node_id in ids.items():
         if node_id not in voters:
-            _put_aside(path / "raft")
+            _set_raft_aside(path / "raft")
     return written
 
 
-def _put_aside(raft: Path) -> None:
+def _set_raft_aside(raft: Path) -> None:
     if raft.exists():
         raft.rename(raft.with_name(BEFORE))
         sync_folder(raft.parent)

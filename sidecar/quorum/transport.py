@@ -25,7 +25,7 @@ from sidecar.quorum.library import FAIL_REASON, Node, RaftCore, Transport
 from sidecar.quorum.peer_sessions import PeerSessions
 from sidecar.quorum.pre_vote import may_grant
 from sidecar.quorum.probation import Probation
-from sidecar.quorum.raft_rules import Hardening
+from sidecar.quorum.raft_rules import RaftMessageChecks
 from sidecar.runtime import clock as clocks
 
 logger = logging.getLogger("liftpy.quorum")
@@ -87,7 +87,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         """
         self._nodes = {i: Node(i) for i in peers}
         self._core: RaftCore | None = None
-        self._hardening: Hardening | None = None
+        self._hardening: RaftMessageChecks | None = None
         self._probation: Probation | None = None
 
     def attach(self, core: RaftCore, probation: Probation | None = None) -> None:
@@ -102,7 +102,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         self.follow(core.controllers)
         if probation is not None:
             self.sessions.tail_for, self.sessions.compare_reports = probation.lineage.tail_for, self._judge
-        self._hardening = Hardening(core, self._onMessageReceived, self.send, self.sessions.counters)
+        self._hardening = RaftMessageChecks(core, self._onMessageReceived, self.send, self.sessions.counters)
 
     def follow(self, controllers: ControllerList) -> None:
         """Set the members of the group. Sessions exist with them, and with the previous members until the change is committed."""
@@ -248,7 +248,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
             asker=(question["last_log_term"], question["last_log_index"]),
         )
         if granted:
-            core.give_way(_GIVE_WAY_S)
+            core.defer_election(_GIVE_WAY_S)
             self.send(self._nodes[sender], {"type": "pre_vote_granted", "term": core.raftCurrentTerm})
             return
         self.sessions.counters["pre-votes not granted"] += 1

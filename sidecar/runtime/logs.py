@@ -213,7 +213,7 @@ class Suppression(logging.Filter):
                 self._suppressed[key] = count + 1, record
             told = self._suppressed.pop(key, None) if takes else None
         if told is not None:
-            self._tell(*told)
+            self._write_count(*told)
         return takes
 
     def _takes(self, key: tuple[str, PartitionKey | None]) -> bool:
@@ -225,7 +225,7 @@ class Suppression(logging.Filter):
             del self._buckets[next(iter(self._buckets))]
         return left >= 1
 
-    def tell(self, *, all_of_it: bool = False) -> None:
+    def write_counts(self, *, all_of_it: bool = False) -> None:
         """Write a line with the number of suppressed lines, for each event and partition whose last line is older than a second.
 
         ``all_of_it``: True to write all numbers now, because the process ends.
@@ -237,9 +237,9 @@ class Suppression(logging.Filter):
             due = [key for key in self._suppressed if all_of_it or now - self._buckets.get(key, (0, 0))[1] >= _LATER_S]
             told = [self._suppressed.pop(key) for key in due]
         for count, record in told:
-            self._tell(count, record)
+            self._write_count(count, record)
 
-    def _tell(self, count: int, last: logging.LogRecord) -> None:
+    def _write_count(self, count: int, last: logging.LogRecord) -> None:
         text = f"suppressed {count:,} lines like this one: {last.getMessage()}"
         made = logging.LogRecord(last.name, last.levelno, last.pathname, last.lineno, text, None, None)
         made.__dict__.update(event=event_of(last), partition_key=partition_of(last), suppressed=count)
@@ -340,7 +340,7 @@ MAX_LINES_PER_S = 200
 SELDOM_S = 1.0
 
 
-class Chatter:
+class InfoLogRateLimit:
     """Writes log lines of level ``info``, at most ``lines_per_s`` for all partitions of a process together."""
 
     def __init__(self, lines_per_s: int = MAX_LINES_PER_S) -> None:
@@ -366,7 +366,7 @@ class Chatter:
             self.left_out_count += 1
 
 
-CHATTER = Chatter()
+CHATTER = InfoLogRateLimit()
 
 
 class LogRateLimit:

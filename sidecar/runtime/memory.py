@@ -72,7 +72,7 @@ def make_collections_rare() -> None:
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
 
 
-class Garbage:
+class GarbageCollection:
     """Runs the garbage collector after many partitions were opened or closed, and exempts long-lived objects from it.
 
     ``full_collection_count``: number of full collections, for the status.

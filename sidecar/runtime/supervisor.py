@@ -35,7 +35,7 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._said = ""
 
-    def tell(self, *words: str) -> None:
+    def notify(self, *words: str) -> None:
         """Send assignments such as ``READY=1`` to the supervisor. If that fails, only a warning is logged."""
         if not self._address:
             return
@@ -62,29 +62,29 @@ class Supervisor:
             now = time.monotonic()
             if self._watchdog_s and now - barked_at >= self._watchdog_s / 3 and all(check.ok for check in live()):
                 barked_at = now
-                self.tell("WATCHDOG=1")
+                self.notify("WATCHDOG=1")
             await asyncio.sleep(min(_LOOK_S, self._watchdog_s / 6) if self._watchdog_s else _LOOK_S)
 
     def _until_ready(self, checks: list[Check], doing: str) -> bool:
         if all(check.ok for check in checks):
-            self.tell("READY=1", "STATUS=ready")
+            self.notify("READY=1", "STATUS=ready")
             return True
         status = doing or next(f"{check.name}: {check.why}" for check in checks if check.why)
         if status != self._said:
             self._said = status
-            self.tell(f"STATUS={status}", f"EXTEND_TIMEOUT_USEC={_MORE_TIME_S * 1_000_000}")
+            self.notify(f"STATUS={status}", f"EXTEND_TIMEOUT_USEC={_MORE_TIME_S * 1_000_000}")
         return False
 
     def reloading(self) -> None:
         """Tell the supervisor that the node reads its settings again. Call ``reloaded`` afterwards."""
-        self.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def reloaded(self) -> None:
         """Tell the supervisor that a reload has ended, successfully or not."""
-        self.tell("READY=1", "STATUS=ready")
+        self.notify("READY=1", "STATUS=ready")
 
     def stopping(self) -> None:
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        self.tell("STOPPING=1", "STATUS=stopping")
+        self.notify("STOPPING=1", "STATUS=stopping")

@@ -84,17 +84,17 @@ def report_failure(what: str, error: Exception) -> None:
 
 def _task_ended(task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        _tell(task, error)
+        _report_end(task, error)
 
 
 def _endless_ended(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
-        _tell(task, task.exception() or BackgroundError("the task returned, but should run until the node stops"))
+        _report_end(task, task.exception() or BackgroundError("the task returned, but should run until the node stops"))
     elif not task.cancelling():
-        _tell(task, BackgroundError("the task canceled itself"))
+        _report_end(task, BackgroundError("the task canceled itself"))
 
 
-def _tell(task: asyncio.Task[Any], error: BaseException) -> None:
+def _report_end(task: asyncio.Task[Any], error: BaseException) -> None:
     context = {"message": f"{task.get_name()} has ended", "exception": error, _ENDED: task.get_name()}
     task.get_loop().call_exception_handler(context)
 
@@ -156,7 +156,7 @@ SLICE_S = 0.008
 Item = TypeVar("Item", bound=Hashable)
 
 
-class Slices(Generic[Item]):
+class CooperativeQueue(Generic[Item]):
     """Calls ``work`` with each added item, in order, without blocking the event loop for long.
 
     The work is divided into slices of ``slice_s`` seconds. The first slice runs at once, and the others in later turns of the loop.

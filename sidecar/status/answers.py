@@ -108,7 +108,7 @@ class PageAnswers:
         self._reporter = reporter
         self._gather = gather
         self._most_bytes = most_bytes
-        self._rested = RestedAnswers(now, guard)
+        self._rested = AnswerRateLimit(now, guard)
         self._summaries: dict[str, tuple[StreamImage, dict[str, Any]]] = {}
         """Stream name -> (its image, summary of the stream). It is used again while the image is unchanged."""
 
@@ -282,7 +282,7 @@ async def _services(reporter: Reporter, said: Any) -> dict[str, Any]:
     rows = []
     async for worker in _in_slices(list(reporter.partitions)):
         if not is_internal(worker.key.stream):
-            for figures in (*worker.services.report(), *worker.services.services_that_left()):
+            for figures in (*worker.services.report(), *worker.services.left_services()):
                 if (not name or figures["service"] == name) and match in str(figures["service"]).lower():
                     rows.append(instance_row(worker.key.stream, worker.key.partition, figures))
     return joined_services([{"rows": rows}], limit, of_one=bool(name))
@@ -295,7 +295,7 @@ async def _events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
     events.
     """
     if isinstance(said, dict) and "kept" in said:
-        return await kept_events(reporter, said)
+        return await stored_events(reporter, said)
     told = await reporter.group.events(json.dumps(said).encode())
     if told is None or "events" not in told:
         return None
@@ -372,7 +372,7 @@ def _summary(stream: StreamImage) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class RestedAnswers:
+class AnswerRateLimit:
     """Computes at most ``PER_SECOND`` answers per second. Callers with equal questions at the same time share one answer."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, guard: RequestGuard | None = None) -> None:
@@ -442,7 +442,7 @@ EventPlace = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class KeptQuestion:
+class StoredEventsRequest:
     """Request for events from the stream of events.
 
     Attributes:
@@ -461,7 +461,7 @@ class KeptQuestion:
     limit: int
 
     @classmethod
-    def of(cls, said: Any) -> KeptQuestion:
+    def of(cls, said: Any) -> StoredEventsRequest:
         """Parse the request ``said`` for events from the stream of events. Raises ValueError if it is invalid.
 
         The form is ``{"kept": {"before": [index, number, offset], "since_ns": 0, "until_ns": 0, "kind": ""}, "limit": 500}``.
@@ -484,13 +484,13 @@ class KeptQuestion:
         return cls(before, below, since_ns, until_ns, only, limit_of(said.get("limit", MOST_ROWS)))
 
 
-async def kept_events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
+async def stored_events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
     """Return events from the stream of events, newest first, or None for an invalid question ``said``.
 
     The fields of the result are ``kept``: events, ``more``: True if there may be older ones, and ``last``: place before which
     the next question begins. If this node has no replica of the stream, ``at`` names nodes that have one.
     """
-    question = KeptQuestion.of(said)
+    question = StoredEventsRequest.of(said)
     stream = reporter.group.image.streams.get(EVENTS_STREAM)
     if stream is None or not stream.partitions:
         return None
@@ -499,12 +499,12 @@ async def kept_events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
     if worker is None or not worker.is_in_sync:
         return {"at": [node for node in stream.partitions[0].isr if node != reporter.node_id]}
     try:
-        return await _looked_through(worker.log, worker.high_watermark + 1, question)
+        return await _search_events(worker.log, worker.high_watermark + 1, question)
     except LiftError:
         return None  # damaged, or deleted in the meantime
 
 
-async def _looked_through(log: Log, end: int, question: KeptQuestion) -> dict[str, Any]:
+async def _search_events(log: Log, end: int, question: StoredEventsRequest) -> dict[str, Any]:
     if question.until_ns:
         end = min(end, log.offset_for_timestamp(question.until_ns + SKEW_NS))
     if question.below is not None:
@@ -528,7 +528,7 @@ async def _looked_through(log: Log, end: int, question: KeptQuestion) -> dict[st
     return {"kept": found, "more": end > log.log_start_offset, "last": last}
 
 
-def _is_wanted(event: dict[str, Any], question: KeptQuestion) -> bool:
+def _is_wanted(event: dict[str, Any], question: StoredEventsRequest) -> bool:
     if question.before is not None and (event["index"], event["number"]) >= question.before:
         return False
     if question.until_ns and event["time_ns"] >= question.until_ns:

@@ -30,7 +30,7 @@ from liftpy.core.observe.app_rows import (
     shown_services,
 )
 from liftpy.core.observe.cluster_health import FIRST, MOST_ROWS, Place, partitions_question, states, streams_question
-from liftpy.core.observe.cluster_model import Watching
+from liftpy.core.observe.cluster_model import ClusterMonitor
 from liftpy.core.observe.history import (
     LENGTHS,
     NAMES,
@@ -90,7 +90,7 @@ _MOST_PAGES = 4
 _ISR = slice(NAMES.index("isr_full"), NAMES.index("isr_under_min") + 1)
 
 
-class NodesAsker(Protocol):
+class StatusRequester(Protocol):
     """Interface to send status requests to the nodes of a cluster."""
 
     async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class _List:
         self.was_told = False
         self._counted: dict[tuple[str, int, str], tuple[float, int, int]] = {}
 
-    def put(self, now_s: float, said: dict[str, Any]) -> None:
+    def update(self, now_s: float, said: dict[str, Any]) -> None:
         """Store the answers of the nodes, and compute the rates since the last ones. ``said``: answer of each node, by node."""
         self.was_told = True
         self.said = {node: one for node, one in said.items() if isinstance(one, dict)}
@@ -157,7 +157,7 @@ class _Streams:
         """Data of the list for the page. {}: not received yet."""
 
 
-class _Asked:
+class _NodeAnswers:
     """Answers of all nodes to one question about groups or services."""
 
     def __init__(self, question: dict[str, Any]) -> None:
@@ -167,7 +167,7 @@ class _Asked:
         self.said: dict[str, Any] = {}
 
 
-class Viewing:
+class ClusterPoller:
     """Data of the cluster for all viewers of one status page, collected from all nodes.
 
     ``own``: id and history of the node that serves the page, None for another program.
@@ -176,7 +176,7 @@ class Viewing:
     def __init__(
         self,
         namespace: str,
-        asker: NodesAsker,
+        asker: StatusRequester,
         own: tuple[str, History] | None = None,
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -199,14 +199,14 @@ class Viewing:
         self._forget()
 
     def _forget(self) -> None:
-        self._watching = Watching(self._namespace)
+        self._watching = ClusterMonitor(self._namespace)
         oldest = self._wall() - KEPT_FOR_S if self._own is not None else math.inf
         self._histories = {node: one for node, one in self._histories.items() if one.newest > oldest}
         self._ask_kept_s = {}
         self._glances: dict[str, NodeSummary | None] = {}
         self._lists: dict[tuple[str, str, Place], _List] = {}
         self._streams: dict[tuple[int, str], _Streams] = {}
-        self._questions: dict[tuple[str, str], _Asked] = {}
+        self._questions: dict[tuple[str, str], _NodeAnswers] = {}
         self.events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self.events_told = True
         """True if a controller has reported its events."""
@@ -242,7 +242,7 @@ class Viewing:
         async with self._looking:
             new = not streams.said or any(one is not None and not one.was_told for one in (wanted, asked))
             if new or self._now() - self._looked_s > FRESH_S:
-                await self._look()
+                await self._poll()
 
     def _find_list(self, stream: str, node: str, after: Place) -> _List:
         found = self._lists.get((stream, node, after))
@@ -253,13 +253,13 @@ class Viewing:
         found.wanted_s = self._now()
         return found
 
-    def _wanted_answers(self, kind: str, name: str) -> _Asked:
+    def _wanted_answers(self, kind: str, name: str) -> _NodeAnswers:
         found = self._questions.get((kind, name))
         if found is None:
             while len(self._questions) >= MOST_LISTS:
                 del self._questions[min(self._questions, key=lambda key: self._questions[key].wanted_s)]
             question = groups_question(name) if kind == "groups" else services_question(name)
-            found = self._questions[kind, name] = _Asked(question)
+            found = self._questions[kind, name] = _NodeAnswers(question)
         found.wanted_s = self._now()
         return found
 
@@ -278,7 +278,7 @@ class Viewing:
             await asyncio.sleep(EVERY_S - self._wall() % EVERY_S + 0.1)  # nodes sample at the full second
             if self.viewers:
                 async with self._looking:
-                    await self._look()
+                    await self._poll()
         async with self._looking:
             self._forget()
 
@@ -288,9 +288,9 @@ class Viewing:
             await asyncio.sleep(KEEP_EVERY_S)
             if not self.viewers:
                 async with self._looking:
-                    await self.take_histories()
+                    await self.copy_histories()
 
-    async def take_histories(self) -> None:
+    async def copy_histories(self) -> None:
         """Copy the histories of at most ``MOST_KEPT`` nodes that follow this one by name."""
         own = self._own[0] if self._own is not None else ""
         with suppress(LiftError):
@@ -306,7 +306,7 @@ class Viewing:
         """Wait until the data for the viewers has been requested again from the nodes."""
         await self._looked.wait()
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         nodes = self._watching.nodes(self._named)
         if not nodes:
             with suppress(LiftError):
@@ -315,14 +315,14 @@ class Viewing:
         now_s = self._now()
         told = dict(zip(nodes, await asyncio.gather(*map(self._ask_glance, nodes)), strict=True))
         self._glances = told
-        self._watching.put(now_s, told)
+        self._watching.add_summaries(now_s, told)
         self._lists = {key: one for key, one in self._lists.items() if now_s - one.wanted_s < LOOKED_AT_S}
         self._streams = {key: one for key, one in self._streams.items() if now_s - one.wanted_s < LOOKED_AT_S}
         self._questions = {key: one for key, one in self._questions.items() if now_s - one.wanted_s < LOOKED_AT_S}
         answering = [node for node in nodes if told[node] is not None]
         await asyncio.gather(
             *(self._ask_history(node) for node in answering),
-            *(self._ask_kept(node, answering) for node in nodes if told[node] is None),
+            *(self._fetch_history(node, answering) for node in nodes if told[node] is None),
             *(self._ask_list(one, answering) for one in self._lists.values()),
             *(self._ask_question(one, answering) for one in self._questions.values()),
             self._ask_events(answering),
@@ -357,10 +357,10 @@ class Viewing:
         for step in steps:
             rows = rows_of(await self._ask(node, question(step, after[step])))
             if rows is not None and rows.count:
-                history.take(rows)
+                history.add_rows(rows)
                 after[step] = rows.first + (rows.count - 1) * step
 
-    async def _ask_kept(self, node: str, answering: list[str]) -> None:
+    async def _fetch_history(self, node: str, answering: list[str]) -> None:
         """If this node has no copy of the history of ``node``, which does not answer, get one from other nodes.
 
         ``answering``: nodes that answer now.
@@ -375,7 +375,7 @@ class Viewing:
             for step in (TENS, TENS, TENS, SECONDS):
                 rows = rows_of(await self._ask(other, question(step, after[step], node)))
                 if rows is not None and rows.count:
-                    history.take(rows)
+                    history.add_rows(rows)
                     after[step] = rows.first + (rows.count - 1) * step
             if history.newest:
                 self._histories[node] = history
@@ -384,11 +384,11 @@ class Viewing:
     async def _ask_list(self, wanted: _List, answering: list[str]) -> None:
         asked = partitions_question(wanted.stream, wanted.after)
         nodes = answering if wanted.stream else [wanted.node]
-        wanted.put(
+        wanted.update(
             self._now(), dict(zip(nodes, await asyncio.gather(*(self._ask(node, asked) for node in nodes)), strict=True))
         )
 
-    async def _ask_question(self, wanted: _Asked, answering: list[str]) -> None:
+    async def _ask_question(self, wanted: _NodeAnswers, answering: list[str]) -> None:
         said = await asyncio.gather(*(self._ask(node, wanted.question) for node in answering))
         wanted.said = {node: one for node, one in zip(answering, said, strict=True) if one is not None}
         wanted.was_told = True

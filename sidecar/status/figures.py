@@ -80,7 +80,7 @@ class BoundedLabels:
         return value
 
 
-class ResumingCount:
+class MonotonicCounter:
     """Counter that never falls, although its source counts from 0 again after a restart."""
 
     def __init__(self) -> None:
@@ -135,9 +135,9 @@ class NodeFigures:
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._bounded = BoundedLabels()
-        self._late_ticks = ResumingCount()
-        self._compactions = ResumingCount()
-        self._audit_dropped = ResumingCount()
+        self._late_ticks = MonotonicCounter()
+        self._compactions = MonotonicCounter()
+        self._audit_dropped = MonotonicCounter()
 
     async def gather(self) -> Figures:
         """Return all metric values of the node. Let other work of the event loop run every 2 ms."""
@@ -166,7 +166,7 @@ class NodeFigures:
         partitions, now_ns = self._reporter.partitions, clock.now_ns()
         here, labels = partitions.counts.here, partitions.counts.labels
         began, cpu_began, took_s = time.monotonic(), time.thread_time(), 0.0
-        for _ in here.look():
+        for _ in here.update():
             slice_s = time.thread_time() - cpu_began
             if took_s + slice_s > MOST_S:
                 break  # the rest has the first turn in the next look
@@ -181,7 +181,7 @@ class NodeFigures:
         for name in _SUMS_HERE:
             found.put(name, here.total(name))
         found.put("replicas_with_slow_disks", here.slow_disks(now_ns))
-        found.put("standby_buffer_bytes", partitions.heard_bytes)
+        found.put("standby_buffer_bytes", partitions.standby_bytes)
         found.put("partitions_failed", len(partitions.failed))
         for label, sums in (here.by_label or {OTHERS if labels.patterns else "": LabelSums()}).items():
             for name, figure in zip(GAUGES, _gauges(sums, now_ns), strict=True):
@@ -190,7 +190,7 @@ class NodeFigures:
         gone = ended = diverged = 0
         for worker in list(here.with_services):
             services += worker.services.report()
-            gone += len(worker.services.services_that_left())
+            gone += len(worker.services.left_services())
             of_partition = worker.services.services_that_ended()
             ended += len(of_partition)
             diverged += sum(one.ending == DIVERGED for one in of_partition)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.observe.node_health import Check, Signs, Synced, live, ready
+from liftpy.core.observe.node_health import Check, HealthInput, ReplicaSyncCheck, live, ready
 
 ASKED = b'{"health": true}'
 """Payload of a health question on ``<ns>.status.<node>``."""
@@ -26,7 +26,7 @@ class Health:
 
     def __init__(
         self,
-        signs: Callable[[], Signs],
+        signs: Callable[[], HealthInput],
         replicas: Callable[[], Iterable[tuple[PartitionKey, bool]]],
         elsewhere: Callable[[], str] = lambda: "",
         unknown_streams: Callable[[], list[str]] = list,
@@ -35,7 +35,7 @@ class Health:
         self._replicas = replicas
         self._elsewhere = elsewhere
         self._unknown_streams = unknown_streams
-        self._synced = Synced()
+        self._synced = ReplicaSyncCheck()
 
     def live(self) -> list[Check]:
         """Run the checks whether this process should keep running, and return their results."""
@@ -48,7 +48,7 @@ class Health:
     def ready_checks(self) -> list[Check]:
         """Run the ready checks, and the check whether all replicas were in sync at least once since the start. Return their results."""
         signs = self._signs()
-        own = self._synced.look(self._replicas(), opened=signs.opened)
+        own = self._synced.update(self._replicas(), opened=signs.opened)
         return [*ready(signs), own if not own.ok else Check("synced", self._elsewhere())]
 
     def report(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Health:
         return {"health": says, "checks": checks, "unknown_streams": self._unknown_streams()}
 
 
-class LastHeard:
+class MetadataContact:
     """Time of the last contact of this node with the metadata group."""
 
     def __init__(self) -> None:

@@ -35,13 +35,13 @@ POLICY = (
 )
 
 
-class Live(NamedTuple):
+class EventStreamResponse(NamedTuple):
     """HTTP answer without an end. Each item of ``events`` is sent to the browser as a server-sent event."""
 
     events: AsyncGenerator[bytes, None]
 
 
-Respond = Callable[[bytes], "bytes | Awaitable[bytes | Live]"]
+Respond = Callable[[bytes], "bytes | Awaitable[bytes | EventStreamResponse]"]
 """Function from the head of an HTTP request to its answer."""
 
 
@@ -70,7 +70,7 @@ def host_of(request: bytes) -> bytes:
     return name if port.isdigit() else hosts[0]
 
 
-class Serving:
+class HttpServer:
     """HTTP server on one address. ``respond``: function that returns the answer to a request. ``counters``: counters of the node."""
 
     def __init__(self, respond: Respond, counters: Counter[str] | None = None) -> None:
@@ -126,9 +126,11 @@ class Serving:
         oldest.transport.abort()  # its reader sees the end, and gives the place back
         return True
 
-    async def _answer(self, request: bytes) -> bytes | Live:
+    async def _answer(self, request: bytes) -> bytes | EventStreamResponse:
         """Return the answer to an HTTP request. An unexpected error gives status 500."""
-        answer: bytes | Live = http("500 Internal Server Error", TEXT, b"this request failed, the log says why\n")
+        answer: bytes | EventStreamResponse = http(
+            "500 Internal Server Error", TEXT, b"this request failed, the log says why\n"
+        )
 
         async def respond() -> None:
             nonlocal answer
@@ -138,7 +140,7 @@ class Serving:
         await self._guard.run(respond(), b"")
         return answer
 
-    async def _go_on(self, live: Live, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _go_on(self, live: EventStreamResponse, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Send the events of ``live`` to the viewer until they disconnect."""
         if self.live_count >= MOST_LIVE:
             writer.write(http("503 Service Unavailable", TEXT, b"so many watch already\n"))
@@ -172,7 +174,7 @@ async def _close_in_time(writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
 
 
-async def _send_all(live: Live, writer: asyncio.StreamWriter) -> None:
+async def _send_all(live: EventStreamResponse, writer: asyncio.StreamWriter) -> None:
     head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\nCache-Control: no-store\r\n"
     writer.write(f"{head}Content-Security-Policy: {POLICY}\r\nX-Content-Type-Options: nosniff\r\n\r\n".encode())
     async for text in live.events:

@@ -41,7 +41,7 @@ class LoopWatch:
 
     def _measure_turn(self, loop: asyncio.AbstractEventLoop) -> None:
         self._instruments.loop_lag.observe(max(0.0, loop.time() - self._due))
-        LOGS.suppression.tell()
+        LOGS.suppression.write_counts()
         is_idle = self._look()
         leader = self._leader_now()
         if leader and leader != self._leader:

@@ -36,7 +36,7 @@ OF_A_PARTITION: dict[str, tuple[str, str, str]] = {
 MOST_PARTITIONS = MOST_SERIES_OF_A_STREAM // len(OF_A_PARTITION)
 
 
-class _Shown(Collector):
+class _FamiliesCollector(Collector):
     """Passes the given metric families to prometheus_client."""
 
     def __init__(self, families: list[Metric]) -> None:
@@ -50,7 +50,7 @@ _OF_ALL = {"process_start_time_seconds": min, "process_max_fds": min}
 """Metric -> function that combines its values of several processes. Other metrics are summed."""
 
 
-class _Processes(Collector):
+class _ProcessCollector(Collector):
     """Passes the Prometheus process metrics of all processes of this node to prometheus_client, summed over the processes.
 
     ``pids``: ids of the processes.
@@ -77,9 +77,9 @@ class _Processes(Collector):
 def text_of(families: list[Metric], pids: Sequence[int] = ()) -> bytes:
     """Return the metrics ``families`` as text for Prometheus. ``pids``: processes whose process metrics are added."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Shown(families))
+    registry.register(_FamiliesCollector(families))
     if pids:
-        registry.register(_Processes(pids))
+        registry.register(_ProcessCollector(pids))
     return generate_latest(registry)
 
 

@@ -26,11 +26,11 @@ from liftpy.core.metadata.controller.cluster_events import KINDS, event_text
 from liftpy.core.observe import node_events
 from liftpy.core.observe.cluster_health import DEGRADED, FIRST, MOST_MATCH, OK, Place, match_in, place_of
 from liftpy.core.observe.history import LENGTHS
-from liftpy.core.observe.page_model import figure, look_up
+from liftpy.core.observe.page_model import figure, value_at
 from liftpy.core.observe.timeline import FILTERS, group_events, group_in_words
 from liftpy.errors import ConfigError
-from sidecar.status.cluster_poller import Viewing, place_before
-from sidecar.status.http import HTML, JSON, TEXT, Live, http
+from sidecar.status.cluster_poller import ClusterPoller, place_before
+from sidecar.status.http import HTML, JSON, TEXT, EventStreamResponse, http
 from sidecar.status.records import RecordsBrowser, RecordsQuery, records_query
 
 _SIGNS = {OK: "ok", DEGRADED: "degraded"}
@@ -343,7 +343,7 @@ def _fact(one: Sequence[str]) -> tuple[str, str]:
 
 
 def _value(path: str, kind: str, shown: dict[str, Any]) -> str:
-    return f'<b data-v="{path}" data-f="{kind}">{html.escape(figure(kind, look_up(shown, path)))}</b>'
+    return f'<b data-v="{path}" data-f="{kind}">{html.escape(figure(kind, value_at(shown, path)))}</b>'
 
 
 def _tiles(tiles: Sequence[tuple[str, str, str, str]], shown: dict[str, Any]) -> str:
@@ -362,7 +362,7 @@ def _section(title: str, body: str) -> str:
 
 def _table(name: str, path: str, columns: Sequence[Column], shown: dict[str, Any]) -> str:
     heads = "".join(f'<th scope="col"{_right(one)}>{one.title}</th>' for one in columns)
-    rows = "".join("<tr>" + "".join(_cell(one, row) for one in columns) + "</tr>" for row in look_up(shown, path) or ())
+    rows = "".join("<tr>" + "".join(_cell(one, row) for one in columns) + "</tr>" for row in value_at(shown, path) or ())
     spec = html.escape(json.dumps([one._asdict() for one in columns]))
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table id="{name}" data-rows="{path}" data-columns="{spec}">'
@@ -386,7 +386,7 @@ def _cell(column: Column, row: dict[str, Any]) -> str:
 
 
 def _further(shown: dict[str, Any], path: str = "page.partitions.after") -> str:
-    after = look_up(shown, path)
+    after = value_at(shown, path)
     where = f"?after={quote(json.dumps(after), safe='')}" if after else ""
     return f'<p><a href="{where}">the next ones</a></p>' if where else ""
 
@@ -495,13 +495,13 @@ class Site:
     ``records``: reads records for ``/records/<stream>``. None: there is no such page.
     """
 
-    def __init__(self, viewing: Viewing, records: RecordsBrowser | None = None) -> None:
+    def __init__(self, viewing: ClusterPoller, records: RecordsBrowser | None = None) -> None:
         self._viewing = viewing
         self._records = records
         self._live_made: dict[tuple[tuple[str, str], ...], tuple[int, bytes]] = {}
         """Query -> (second, data of a live page). It is shared by viewers of the same page."""
 
-    def respond(self, path: str, query: bytes) -> Awaitable[bytes | Live] | bytes | None:
+    def respond(self, path: str, query: bytes) -> Awaitable[bytes | EventStreamResponse] | bytes | None:
         """Return the answer to a GET request for ``path``, or None if there is no such page."""
         fields = dict(parse_qsl(query.decode("ascii", "replace"), keep_blank_values=True))
         if path.startswith("/static/"):
@@ -626,8 +626,8 @@ class Site:
             made = of_all[kind](shown)
         return http("200 OK", HTML, made.encode())
 
-    async def _live(self, view: Callable[[], Awaitable[dict[str, Any]]], fields: Fields) -> Live:
-        return Live(self._events(view, tuple(sorted(fields.items()))))
+    async def _live(self, view: Callable[[], Awaitable[dict[str, Any]]], fields: Fields) -> EventStreamResponse:
+        return EventStreamResponse(self._events(view, tuple(sorted(fields.items()))))
 
     async def _events(
         self, view: Callable[[], Awaitable[dict[str, Any]]], asked: tuple[tuple[str, str], ...]

@@ -15,12 +15,12 @@ from typing import Any
 from liftpy import __version__
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.groups.lag import GroupLag
-from liftpy.core.log.flush import FlushPlace
+from liftpy.core.log.flush import FlushScheduler
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
-from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
-from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.reads import ReadBudget
 from liftpy.core.replication.replica import ReplicaSnapshot
 from liftpy.core.wire.decode_errors import by_reason
@@ -35,7 +35,7 @@ from sidecar.partition.worker import PartitionWorker
 from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection
-from sidecar.transport.connections import Links
+from sidecar.transport.connections import NodeConnections
 
 _TRAFFIC = ("in_msgs", "out_msgs", "in_bytes", "out_bytes", "reconnects")
 
@@ -51,16 +51,16 @@ class Reporter:
         settings: NodeSettings,
         incarnation: int,
         group: MetadataGroup,
-        links: Links,
+        links: NodeConnections,
         partitions: Partitions,
         counters: Any,
         scrub: Scrub | None = None,
         descriptors: Callable[[], dict[str, int]] = dict,
         flush_times: FlushTimes | None = None,
-        flush_place: FlushPlace | None = None,
+        flush_place: FlushScheduler | None = None,
         coordinators: GroupCoordinators | None = None,
         instruments: Instruments | None = None,
-        intake: NodeIntake | None = None,
+        intake: NodeInflight | None = None,
         read_budget: ReadBudget | None = None,
         cluster_watch: ControllerMetrics | None = None,
         room: MemoryBudget | None = None,
@@ -74,14 +74,14 @@ class Reporter:
         self.links = self._links = links
         self.partitions = self._partitions = partitions
         self.instruments = instruments or Instruments()
-        self.intake = intake or NodeIntake()
+        self.intake = intake or NodeInflight()
         self.read_budget = read_budget or ReadBudget()
         self.cluster_watch = cluster_watch or ControllerMetrics()
         self._counters = counters
         self._scrub = scrub
         self.descriptors = descriptors
         self._flush_times = flush_times or FlushTimes()
-        self.flush_place = flush_place or FlushPlace()
+        self.flush_place = flush_place or FlushScheduler()
         self._coordinators = coordinators
         self._started = time.monotonic()
 
@@ -145,7 +145,7 @@ class Reporter:
         """Return the state of the wall clock: its difference from other nodes in s, and why it is not trusted ('': it is)."""
         if self._clocks is None:
             return {"skew_s": 0.0, "doubt": ""}
-        trust = self._clocks.look()
+        trust = self._clocks.check()
         return {"skew_s": round(trust.skew_ns / 1e9, 3), "doubt": trust.why}
 
     def coordinators(self) -> list[dict[str, Any]]:
@@ -202,7 +202,7 @@ class Reporter:
             "most_waiting_bytes": inflow.most_waiting_bytes,
             "server_holds_bytes": inflow.overflow.backlog_bytes,
             "bursts": inflow.bursts,
-            "left_out": inflow.left_out,
+            "left_out": inflow.dropped_unread,
             "lost_with_connections": inflow.cuts.lost_messages,
             "connections_with_unknown_loss": inflow.cuts.unknown,
         }
@@ -253,11 +253,11 @@ class Reporter:
             "protocol_frames": worker.ingest.reader.protocol_frames,
             "storage_failed": worker.executor.storage_failed,
             "services": worker.services.report(),
-            "gone_services": worker.services.services_that_left(),
+            "gone_services": worker.services.left_services(),
         }
 
 
-def _derived_state_memory(node: NodeDerived) -> dict[str, Any]:
+def _derived_state_memory(node: NodeStateMemory) -> dict[str, Any]:
     return {
         "bound_bytes": node.bound_bytes,
         "size_bytes": node.size_bytes,

@@ -34,7 +34,7 @@ _LED = ("led", "partitions_under_replicated", "led_short")
 _COUNTED = ("counts", "acks", "flushes", "loop_lag")
 
 
-class _Sampled(NamedTuple):
+class _CounterSample(NamedTuple):
     """Values of a node's counters at one moment. ``at_s``: monotonic time. ``second``: wall clock in s."""
 
     at_s: float
@@ -45,7 +45,7 @@ class _Sampled(NamedTuple):
     flushes: tuple[int, ...]
     loop_lag: tuple[int, ...]
 
-    def sum_with(self, said: Said) -> _Sampled:
+    def sum_with(self, said: Said) -> _CounterSample:
         counts, acks, flushes, loop_lag = (tuple(map(add, getattr(self, name), said[name])) for name in _COUNTED)
         return self._replace(counts=counts, acks=acks, flushes=flushes, loop_lag=loop_lag)
 
@@ -76,7 +76,7 @@ class Sampler:
         self._reporter = reporter
         self._wall = wall
         self._now = now
-        self._seen: _Sampled | None = None
+        self._seen: _CounterSample | None = None
         self._loop: Any = None
         self._timer: asyncio.Handle | None = None
         self.took_s = 0.0
@@ -116,10 +116,10 @@ class Sampler:
     def sample(self) -> Iterator[None]:
         """Sample the node's counters once and add a row to its history. Each ``yield`` is a point where other work may run."""
         at_s, second, it = self._now(), int(self._wall()), self._reporter.instruments
-        look = _Showing(self._reporter)
+        look = _PartitionSums(self._reporter)
         yield from look.all()
         acks = tuple(map(sum, zip(*(one.counts for one in it.acks.values()), strict=True)))
-        seen = _Sampled(at_s, second, tuple(look.counts), acks, tuple(it.flushes.counts), tuple(it.loop_lag.counts))
+        seen = _CounterSample(at_s, second, tuple(look.counts), acks, tuple(it.flushes.counts), tuple(it.loop_lag.counts))
         if self._tell is not None:
             said = {name: getattr(seen, name) for name in _COUNTED} | {"lag_ns": look.lag_ns, "isr": look.isr}
             self._tell({**said, "watched": watched_parts(self._reporter)})
@@ -128,10 +128,10 @@ class Sampler:
             look.add_process(said)
         before, self._seen = self._seen, seen
         if before is not None and 0 < at_s - before.at_s <= MOST_COVERED_S:
-            self._history.put(second, _row(before, seen, look), covers=max(1, second - before.second))
+            self._history.add_values(second, _row(before, seen, look), covers=max(1, second - before.second))
 
 
-class _Showing:
+class _PartitionSums:
     """Sums of the values of all partitions of a node, at the time of a sample."""
 
     def __init__(self, reporter: Reporter) -> None:
@@ -149,7 +149,7 @@ class _Showing:
     def all(self) -> Iterator[None]:
         partitions = self._partitions.counts
         here = partitions.here
-        yield from here.look()
+        yield from here.update()
         for sums in partitions.all().by_stream.values():
             self.counts = list(map(add, self.counts, sums))
         led, short, short_and_under = map(here.total, _LED)
@@ -157,7 +157,7 @@ class _Showing:
         self.lag_ns = here.lag_ns(self._now_ns)
 
 
-def _row(before: _Sampled, seen: _Sampled, look: _Showing) -> list[float]:
+def _row(before: _CounterSample, seen: _CounterSample, look: _PartitionSums) -> list[float]:
     took_s = seen.at_s - before.at_s
     acks = _grown(before.acks, seen.acks)
     rates = [max(0.0, now - then) / took_s for then, now in zip(before.counts, seen.counts, strict=True)]

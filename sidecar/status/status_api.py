@@ -61,10 +61,10 @@ from sidecar.runtime.logs import LEVELS, LOGS
 from sidecar.runtime.settings import STATUS_OFF, NodeSettings, address_of
 from sidecar.runtime.tasks import spawn
 from sidecar.status.answers import FAILED, MOST_NODE_EVENTS, PageAnswers
-from sidecar.status.cluster_poller import Viewing
+from sidecar.status.cluster_poller import ClusterPoller
 from sidecar.status.figures import Figures, NodeFigures
 from sidecar.status.health import ASKED, Health
-from sidecar.status.http import JSON, LOOPBACK, TEXT, Live, Serving, host_of, http
+from sidecar.status.http import JSON, LOOPBACK, TEXT, EventStreamResponse, HttpServer, host_of, http
 from sidecar.status.metrics import MOST_PARTITIONS, by_partition, exposition
 from sidecar.status.node_watch import NodeWatcher, Parts, nats_problem
 from sidecar.status.pages import Site
@@ -91,7 +91,7 @@ _THERE = (
 )
 
 
-class Whole(Protocol):
+class NodeStatusSource(Protocol):
     """Interface to the status of a node that consists of several processes."""
 
     async def page(self, after: tuple[str, int], count: int) -> dict[str, Any]: ...
@@ -114,7 +114,7 @@ class Whole(Protocol):
         """Return the damaged replicas and the services with problems in the other processes."""
 
 
-class StatusDesk:
+class StatusHandler:
     """Answers status requests to a node, over NATS and HTTP. ``reporter`` may be set after the start."""
 
     def __init__(self, settings: NodeSettings, counters: Counter[str] | None = None) -> None:
@@ -123,14 +123,14 @@ class StatusDesk:
         self._bus: BusConnection | None = None
         self._inboxes: Sequence[InboxRule] = ()
         self._guard = RequestGuard("status", self._counters, self._reject)
-        self.serving = Serving(self._respond, self._counters)
-        self.probes = Serving(self.answer_probe, self._counters)
+        self.serving = HttpServer(self._respond, self._counters)
+        self.probes = HttpServer(self.answer_probe, self._counters)
         self.change_hosts(settings.dashboard_hostnames)
         self._site: Site | None = None
-        self._viewing: Viewing | None = None
+        self._viewing: ClusterPoller | None = None
         self._keeping: asyncio.Task[None] | None = None
         self.reporter: Reporter | None = None
-        self.whole: Whole | None = None
+        self.whole: NodeStatusSource | None = None
         """Status of the whole node. None: the node is one process."""
         self.on_level: Callable[[str, float], None] = lambda level, for_s: None
         """Callback (level, seconds) that tells other processes of the node about a changed log level."""
@@ -140,7 +140,7 @@ class StatusDesk:
         """Directories of streams that the cluster does not know. None: the node is still starting."""
         self._gathering = 0
         self._figures: NodeFigures | None = None
-        self._glances = GlanceDesk(self._glance, guard=self._guard)
+        self._glances = SummaryHandler(self._glance, guard=self._guard)
         self.health: Health | None = None
         self.history = History()
         self.events = NodeEvents(settings.node_id, time.time_ns, self._metadata_index)
@@ -190,8 +190,8 @@ class StatusDesk:
         }.items():
             bus.listen(subject, self._guard.handler(handler))
         own = self._settings.node_id
-        asker = NodeAsker(own, bus, subjects, self)
-        self._viewing = Viewing(self._settings.namespace, asker, own=(own, self.history))
+        asker = NodeStatusRequester(own, bus, subjects, self)
+        self._viewing = ClusterPoller(self._settings.namespace, asker, own=(own, self.history))
         self.answers.kept = self._viewing.copied_history
         self._site = Site(self._viewing)
 
@@ -306,7 +306,9 @@ class StatusDesk:
     async def _joined_rows(self, kind: str, own: dict[str, Any], said: Any) -> dict[str, Any]:
         return own if self.whole is None else await self.whole.rows(kind, own, said)
 
-    async def _send_whole(self, whole: Whole, payload: bytes, send: Callable[[bytes], None], limit_bytes: int) -> None:
+    async def _send_whole(
+        self, whole: NodeStatusSource, payload: bytes, send: Callable[[bytes], None], limit_bytes: int
+    ) -> None:
         self._gathering += 1
         try:
             page = await whole.page(_asked_after(payload), PAGE_PARTITIONS)
@@ -314,7 +316,7 @@ class StatusDesk:
             self._gathering -= 1
         send(_within(page, limit_bytes))
 
-    async def _own_whole(self, whole: Whole, path: bytes, part: _Part, stream: str, wanted: bool) -> bytes:
+    async def _own_whole(self, whole: NodeStatusSource, path: bytes, part: _Part, stream: str, wanted: bool) -> bytes:
         if path == b"/status":
             return http("200 OK", JSON, json.dumps(await whole.page(*part)).encode() if wanted else b"")
         rows = await whole.of_stream(stream, MOST_PARTITIONS)
@@ -354,7 +356,7 @@ class StatusDesk:
         body = text_lines(checks) if "verbose" in asked or not well else "ok\n"
         return http("200 OK" if well else "503 Service Unavailable", TEXT, body.encode())
 
-    def _respond(self, request: bytes) -> bytes | Awaitable[bytes | Live]:
+    def _respond(self, request: bytes) -> bytes | Awaitable[bytes | EventStreamResponse]:
         words = request.split(b"\r\n", 1)[0].split()
         path, _, query = words[1].partition(b"?") if len(words) >= 2 else (b"", b"", b"")
         if host_of(request) not in self._names:
@@ -391,7 +393,7 @@ class StatusDesk:
         quote = by_partition(self.reporter.of_stream(_stream(query), MOST_PARTITIONS))
         return http("200 OK", TEXT, quote if wanted else b"")
 
-    def answer_probe(self, request: bytes) -> bytes | Awaitable[bytes | Live]:
+    def answer_probe(self, request: bytes) -> bytes | Awaitable[bytes | EventStreamResponse]:
         """Return the answer to an HTTP request at ``probe_listen``: health and metrics, for a kubelet or Prometheus.
 
         Requests with any host name are allowed.
@@ -414,18 +416,18 @@ class StatusDesk:
         await self.serving.close()
 
 
-class NodeAsker:
+class NodeStatusRequester:
     """Sends status requests to nodes. It answers requests to its own node without NATS (implements ``NodesAsker``)."""
 
-    def __init__(self, own: str, bus: BusConnection, subjects: Subjects, desk: StatusDesk) -> None:
+    def __init__(self, own: str, bus: BusConnection, subjects: Subjects, handler: StatusHandler) -> None:
         self._own = own
         self._bus = bus
         self._subjects = subjects
-        self._desk = desk
+        self._handler = handler
 
     async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
         if node == self._own:
-            return object_of(node, await self._desk.answer(asked))
+            return object_of(node, await self._handler.answer(asked))
         try:
             answer = await self._bus.request(self._subjects.status(check_name(node, "node")), asked, timeout=timeout_s)
         except (nats.errors.Error, OSError, TimeoutError) as error:
@@ -433,7 +435,7 @@ class NodeAsker:
         return object_of(node, answer.data)
 
     async def node_ids(self) -> list[str]:
-        reporter = self._desk.reporter
+        reporter = self._handler.reporter
         return sorted(reporter.group.image.nodes) if reporter is not None else []
 
 
@@ -651,7 +653,7 @@ def _state(node: Any) -> str:
     return FENCED if node.fenced else DRAINED if node.leaving else LIVE
 
 
-class GlanceDesk:
+class SummaryHandler:
     """Answers requests for the summary of this node. All requests within ``FRESH_S`` seconds get the same summary."""
 
     def __init__(

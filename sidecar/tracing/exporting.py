@@ -53,7 +53,7 @@ def otlp_exporter(endpoint: str) -> Exporter:
     return OTLPSpanExporter(endpoint=endpoint or None, timeout=EXPORT_TIMEOUT_S)
 
 
-class _Collected(SpanProcessor):
+class _SpanCollector(SpanProcessor):
     """Finished spans that were not exported yet. Only the export thread uses it."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class _Collected(SpanProcessor):
 
 
 class SpanThread:
-    """A thread that exports spans. The event loop calls ``put`` at any time, and ``close`` at the end.
+    """A thread that exports spans. The event loop calls ``add`` at any time, and ``close`` at the end.
 
     ``budget``: counts the spans that are dropped.
     """
@@ -84,7 +84,7 @@ class SpanThread:
         """True if the collector has rejected the last spans."""
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._collected = _Collected()
+        self._collected = _SpanCollector()
         facts = {"service.name": "liftpy", "service.version": __version__, "service.instance.id": node_id}
         provider = TracerProvider(
             sampler=ALWAYS_ON,  # every span is exported, because the node has already decided which batches to trace
@@ -97,7 +97,7 @@ class SpanThread:
         self._thread = threading.Thread(target=self._run, name="liftpy-traces", daemon=True)
         self._thread.start()
 
-    def put(self, tree: SpanTree) -> None:
+    def add(self, tree: SpanTree) -> None:
         """Queue a finished span with its children for export. If the queue is full, count them as dropped."""
         with self._lock:
             if self._queued + tree.size <= MOST_QUEUED_SPANS:

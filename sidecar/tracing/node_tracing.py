@@ -41,11 +41,11 @@ class Tracing:
         self.leads_group = False
         """True if this node leads the metadata group. Only this controller makes spans for failovers."""
         budget = SpanBudget(SPANS_PER_S / settings.workers)
-        self.traces = NodeTraces(settings.node_id, self._put, clock.now_ns, time.time_ns, budget)
+        self.traces = NodeTraces(settings.node_id, self._add, clock.now_ns, time.time_ns, budget)
 
-    def _put(self, tree: SpanTree) -> None:
+    def _add(self, tree: SpanTree) -> None:
         if self._thread is not None:
-            self._thread.put(tree)
+            self._thread.add(tree)
 
     def check(self, settings: NodeSettings) -> None:
         """Raise ConfigError if ``settings`` switch tracing on and its packages are not installed."""
@@ -69,9 +69,9 @@ class Tracing:
         settings = self._settings
         exporter = self._make_exporter() if self._make_exporter is not None else otlp_exporter(settings.trace_endpoint)
         self._thread = SpanThread(exporter, settings.node_id, settings.namespace, self.traces.budget)
-        self._look_later()
+        self._schedule_export()
 
-    def take_over(self, settings: NodeSettings, partitions: Callable[[], None]) -> None:
+    def apply_settings(self, settings: NodeSettings, partitions: Callable[[], None]) -> None:
         """Apply changed settings of tracing at once.
 
         ``partitions``: function that makes each partition call ``of`` again. Raises ConfigError if the packages are missing.
@@ -90,18 +90,18 @@ class Tracing:
             self.start()
             partitions()
 
-    def _look_later(self) -> None:
-        self._looking = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
+    def _schedule_export(self) -> None:
+        self._looking = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._export_due)
 
     def _stop_looking(self) -> None:
         if self._looking is not None:
             self._looking.cancel()
 
-    def _look(self) -> None:
+    def _export_due(self) -> None:
         if self.traces.open:
-            self.traces.look()
+            self.traces.export_due()
         self._count(self._thread)
-        self._look_later()
+        self._schedule_export()
 
     def _count(self, thread: SpanThread | None) -> None:
         if thread is not None:

@@ -1,6 +1,6 @@
 """One NATS data connection. nats-py does handshake, credentials and reconnects, this module sends and receives data.
 
-Publishing, subscribing and receiving are synchronous. ``Outlet`` sends data in few writes per turn of the event loop. Only
+Publishing, subscribing and receiving are synchronous. ``WriteCoalescer`` sends data in few writes per turn of the event loop. Only
 this module and the parsers use private names of nats-py. ``check_nats_py`` stops the node if nats-py does not have them.
 
 Limits: at most ``send_buffer_bytes`` wait to be sent per connection. Above this limit, and while disconnected, replication
@@ -23,7 +23,7 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
 from liftpy.core.publish.acks import AckResendBuffer
-from liftpy.core.publish.ports import Refuser
+from liftpy.core.publish.ports import PublishRejector
 from liftpy.core.replication.role import all_have_lost_it
 from liftpy.core.wire.subjects import Allows, Subjects, reply_to
 from liftpy.errors import ConfigError
@@ -122,7 +122,7 @@ class BusConnection(StrictConnection):
         self._ps = self._parser = SinkParser(self, self._sinks, self.errors)
         self._receiver: Receiver | None = None
         """Receiver of the current connection. None: before the handshake, or if nats-py itself reads and writes."""
-        self._outlet: Outlet | None = None
+        self._outlet: WriteCoalescer | None = None
         """Writer of the current connection. None: there is no ``_receiver``."""
         self._taking = False
         """True while the data of one read is parsed, in the callback of the read."""
@@ -247,7 +247,7 @@ class BusConnection(StrictConnection):
     # ---- receiving-----------------------------------------------------------------------------------------------------
     def listen(
         self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None,
-        refuser: Refuser | None = None,
+        refuser: PublishRejector | None = None,
     ) -> Listener:  # fmt: skip
         """Subscribe to ``subject``. nats-py renews the subscription at each reconnect.
 
@@ -285,9 +285,9 @@ class BusConnection(StrictConnection):
             self._write((f"UNSUB {sid} \r\n".encode(),), 0)
 
     async def _read_loop(self) -> None:
-        """Process the data that ``_take`` leaves for the reading task."""
-        self._receiver = receiver = await receive(self, self._take, _LEFT_BYTES)
-        self._outlet = None if receiver is None else Outlet(receiver.transport, asyncio.get_running_loop())
+        """Process the data that ``_process_arrived`` leaves for the reading task."""
+        self._receiver = receiver = await receive(self, self._process_arrived, _LEFT_BYTES)
+        self._outlet = None if receiver is None else WriteCoalescer(receiver.transport, asyncio.get_running_loop())
         try:
             await super()._read_loop()
         finally:
@@ -299,7 +299,7 @@ class BusConnection(StrictConnection):
     async def _read(self) -> bytes:
         return await (self._receiver.read() if self._receiver is not None else super()._read())
 
-    def _take(self, data: bytes) -> bytes | None:
+    def _process_arrived(self, data: bytes) -> bytes | None:
         """Process data from the socket. Return b"" if the reading task must process data that needs an await, otherwise None."""
         if self.is_closed or self.is_reconnecting:
             return None  # the data belongs to a closed connection
@@ -365,16 +365,16 @@ class BusConnection(StrictConnection):
             for listener in leaving:
                 listener.close()
 
-    def when_heard(self, heard: Callable[[], None]) -> None:
+    def when_subscribed(self, heard: Callable[[], None]) -> None:
         """Call ``heard`` when the server has processed all data sent so far, such as subscriptions.
 
         Several calls share a round trip to the server.
         """
         self._unheard.append(heard)
         if self._hearing is None or self._hearing.done():
-            self._hearing = spawn(self._hear(), "subscriptions being confirmed")
+            self._hearing = spawn(self._wait_for_server(), "subscriptions being confirmed")
 
-    async def _hear(self) -> None:
+    async def _wait_for_server(self) -> None:
         wait_s = _RETIRE_TIMEOUT_S
         while self._unheard and not self.is_closed:
             asking, self._unheard = self._unheard, []
@@ -440,7 +440,7 @@ class BusConnection(StrictConnection):
         self._last_server_id, self._lost_ns = str(self._server_info.get("server_id", "")), clock.now_ns()
         if not self.is_closed:
             logger.warning("NATS connection lost connection=%s reason=%s: reconnecting", self.name, self.last_problem)
-            self._tell_all([partial(changed, False) for changed in self._on_change])
+            self._run_callbacks([partial(changed, False) for changed in self._on_change])
 
     async def _reconnected(self) -> None:
         self._problems.told = None
@@ -450,9 +450,9 @@ class BusConnection(StrictConnection):
         if again := self._unsure.again(self._lost_ns):
             self._write((again,), len(again))
         self.all_have_lost_it = all_have_lost_it(len(self.servers), self._last_server_id, server)
-        self._tell_all([*self._on_reconnect, *(partial(changed, True) for changed in self._on_change)])
+        self._run_callbacks([*self._on_reconnect, *(partial(changed, True) for changed in self._on_change)])
 
-    def _tell_all(self, callbacks: Sequence[Callable[[], None]]) -> None:
+    def _run_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
         """Call all ``callbacks``, even if one raises an error. nats-py would hide such an error, so it is logged."""
         for callback in callbacks:
             try:
@@ -461,7 +461,7 @@ class BusConnection(StrictConnection):
                 report_failure(f"what follows the NATS connection for {self.name}", error)
 
 
-class Sends(Protocol):
+class MessageSender(Protocol):
     """A connection that can send messages."""
 
     def send(self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, headers: bytes = b"") -> bool:
@@ -469,7 +469,7 @@ class Sends(Protocol):
 
 
 def send_answer(
-    bus: Sends,
+    bus: MessageSender,
     rules: Sequence[Allows],
     counters: Counter[str],
     reply: bytes | str,
@@ -551,7 +551,7 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys:
             await asyncio.sleep(_RECONNECT_WAIT_S)
 
 
-# ``Outlet``: combines the messages of one turn of the event loop into few writes.
+# ``WriteCoalescer``: combines the messages of one turn of the event loop into few writes.
 #
 # The first AT_ONCE messages of a turn are written at once. Further ones wait until the current read is processed, until
 # TOGETHER_BYTES are collected, or until the turn ends. Callers that send several messages use ``hold`` and ``release``.
@@ -569,7 +569,7 @@ AT_ONCE = 8
 Buffer = bytes | bytearray | memoryview
 
 
-class Outlet:
+class WriteCoalescer:
     """Combines the writes to one transport of asyncio into few large ones. If the transport is lost, waiting data is lost with it."""
 
     def __init__(self, transport: asyncio.WriteTransport, loop: asyncio.AbstractEventLoop) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from liftpy.config import NS_PER_S
 from liftpy.core.publish.memory_budget import MemoryBudget
-from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import INGEST, REPLICATION, DataPath
 from liftpy.errors import ConfigError
 from liftpy.nats.cancellation import end_tasks
@@ -28,7 +28,7 @@ from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import spawn
 from sidecar.transport.connection import BusConnection, Listener, open_bus
 from sidecar.transport.credentials import Keys
-from sidecar.transport.ingest_connection import Inflow
+from sidecar.transport.ingest_connection import IngestConnection
 from sidecar.transport.parser import Sink
 
 _STANDBY_PARTS = 4
@@ -38,11 +38,11 @@ _READS_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
+class NodeConnections:
     """The NATS connections of a node. The standby connection opens when it is needed."""
 
     replication: BusConnection
-    ingest: Inflow
+    ingest: IngestConnection
     reads: BusConnection
     standby: StandbyLink
 
@@ -79,7 +79,7 @@ class Links:
 class _DataPath:
     """Reports lost and restored connections to a ``DataPath``, and its changes to a callback."""
 
-    def __init__(self, links: Links, changed: Callable[[bool], None]) -> None:
+    def __init__(self, links: NodeConnections, changed: Callable[[bool], None]) -> None:
         self._changed = changed
         self._links = links
         self._path = DataPath()
@@ -88,27 +88,27 @@ class _DataPath:
         links.ingest.on_change(lambda is_up: self._link_changed(INGEST, is_up or links.ingest.is_closed))
 
     def _link_changed(self, name: str, is_up: bool) -> None:
-        self._tell(self._path.link_changed(name, is_up, clock.now_ns()))
+        self._report_change(self._path.link_changed(name, is_up, clock.now_ns()))
 
-    def _due(self) -> None:
+    def _check_timeout(self) -> None:
         if self._links.ingest.is_closed:  # the node has stopped in the meantime
             self._link_changed(INGEST, True)
         else:
-            self._tell(self._path.due(clock.now_ns()))
+            self._report_change(self._path.check_timeout(clock.now_ns()))
 
-    def _tell(self, changed: bool | None) -> None:
+    def _report_change(self, changed: bool | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         now_ns = clock.now_ns()
         next_ns = self._path.next_ns(now_ns)
         if next_ns is not None:
-            self._timer = asyncio.get_running_loop().call_later((next_ns - now_ns) / NS_PER_S, self._due)
+            self._timer = asyncio.get_running_loop().call_later((next_ns - now_ns) / NS_PER_S, self._check_timeout)
         if changed is not None:
             self._changed(changed)
 
 
-async def open_links(settings: NodeSettings, intake: NodeIntake, room: MemoryBudget, keys: Keys) -> Links:
+async def open_links(settings: NodeSettings, intake: NodeInflight, room: MemoryBudget, keys: Keys) -> NodeConnections:
     """Open the connections of a node. The first connect is retried until the caller is canceled.
 
     ``intake``: totals of uncommitted and delayed publishes. ``room``: limits the publishes in memory. ``keys``: credentials.
@@ -116,10 +116,10 @@ async def open_links(settings: NodeSettings, intake: NodeIntake, room: MemoryBud
     config = settings.replication
     replication = await open_bus(settings, lambda: BusConnection("replication"), keys)
     reads = await open_bus(settings, lambda: BusConnection("reads", _READS_BYTES), keys)
-    ingest = await open_bus(settings, lambda: Inflow(intake, config.ingest_buffer_bytes, asks=reads, room=room), keys)
+    ingest = await open_bus(settings, lambda: IngestConnection(intake, config.ingest_buffer_bytes, asks=reads, room=room), keys)
     buffer_bytes = config.node_standby_bytes // _STANDBY_PARTS
-    standby = StandbyLink(lambda: open_bus(settings, lambda: Inflow(intake, buffer_bytes, name="standby"), keys))
-    return Links(replication, ingest, reads, standby)
+    standby = StandbyLink(lambda: open_bus(settings, lambda: IngestConnection(intake, buffer_bytes, name="standby"), keys))
+    return NodeConnections(replication, ingest, reads, standby)
 
 
 # The connection for standby followers. It opens when a partition of this node first becomes a standby.
@@ -135,7 +135,7 @@ _AGAIN_S = 1.0
 """Time in seconds until a retry if credentials could not be read."""
 
 
-class Subscribed:
+class StandbySubscription:
     """Subscription of a standby follower to one data subject. It becomes active when the standby connection is open."""
 
     def __init__(self, standby: StandbyLink, subject: str, sink: Sink, given_up: Callable[[int], None]) -> None:
@@ -147,7 +147,7 @@ class Subscribed:
         """Called on a leader if the connection is lost or NATS denies the subscription."""
         self.is_denied = False
 
-    def subscribe(self, link: Inflow) -> None:
+    def subscribe(self, link: IngestConnection) -> None:
         self._listener = link.listen(self.subject, self._sink, given_up=self._given_up)
 
     def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
@@ -195,7 +195,7 @@ class Subscribed:
         if link is None:
             loop.call_soon(settled)
         else:
-            link.when_heard(settled)
+            link.when_subscribed(settled)
 
     def leave(self) -> None:
         """Unsubscribe. Messages that still arrive are passed to the sink until ``close``."""
@@ -217,21 +217,21 @@ class StandbyLink:
     ``connect``: opens the connection. A failed attempt is repeated.
     """
 
-    def __init__(self, connect: Callable[[], Awaitable[Inflow]]) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[IngestConnection]]) -> None:
         self._connect = connect
         self.on_denial: Callable[[bool, str], None] = lambda is_publish, subject: None
         """Called with (True for a publish, subject) if NATS permissions deny an operation of this connection."""
-        self.link: Inflow | None = None
+        self.link: IngestConnection | None = None
         """Standby connection. None: there is no standby yet, or no server answers."""
         self._connecting: asyncio.Task[None] | None = None
-        self._subscribed: dict[Subscribed, None] = {}
+        self._subscribed: dict[StandbySubscription, None] = {}
 
-    def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> Subscribed:
+    def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> StandbySubscription:
         """Subscribe to ``subject``, now or when the connection is open.
 
         ``sink`` gets the messages. ``given_up`` is called with the number of messages dropped unread.
         """
-        subscribed = Subscribed(self, subject, sink, given_up)
+        subscribed = StandbySubscription(self, subject, sink, given_up)
         self._subscribed[subscribed] = None
         if self.link is not None:
             subscribed.subscribe(self.link)
@@ -239,7 +239,7 @@ class StandbyLink:
             self._connecting = spawn(self._open(), "connecting for standbys")
         return subscribed
 
-    async def _connected(self) -> Inflow:
+    async def _connected(self) -> IngestConnection:
         """Return the open connection. Failed attempts are repeated.
 
         A missing credentials file does not stop the node, because it may be replaced at this moment.
@@ -274,7 +274,7 @@ class StandbyLink:
             if subscribed.subject == subject:
                 subscribed.subscription_denied()
 
-    def subscription_closed(self, subscribed: Subscribed) -> None:
+    def subscription_closed(self, subscribed: StandbySubscription) -> None:
         """Forget a closed subscription. It is not renewed after a reconnect."""
         self._subscribed.pop(subscribed, None)
 

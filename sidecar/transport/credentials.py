@@ -102,7 +102,7 @@ _MAX_SAID = 64
 """Maximum number of denied subjects that the log names. Others are only counted."""
 
 
-class RightsWatch:
+class PermissionWatch:
     """Handles missing NATS permissions of the node. During the start, a missing permission in its own namespace ends the start.
 
     Pass ``record_denial`` to ``watch_denials``, and call ``start_completed`` when the node is up. ``fatal``: called with the

@@ -21,9 +21,9 @@ class Drops:
     def count(self, partition: str, reason: str, count: int) -> None:
         self._unsaid[partition, reason] += count
         if self._timer is None:
-            self._say()
+            self._log_drops()
 
-    def _say(self) -> None:
+    def _log_drops(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -33,9 +33,9 @@ class Drops:
         more = len(self._unsaid) - 8
         logger.warning("dropped publishes without reply subject: %s%s", said, f", and {more} more" if more > 0 else "")
         self._unsaid.clear()
-        self._timer = asyncio.get_running_loop().call_later(_SAY_EVERY_S, self._say)
+        self._timer = asyncio.get_running_loop().call_later(_SAY_EVERY_S, self._log_drops)
 
     def close(self) -> None:
-        self._say()
+        self._log_drops()
         if self._timer is not None:
             self._timer.cancel()

@@ -4,7 +4,7 @@ nats-server buffers at most 64 MiB for a slow connection, and then closes it. So
 possible into a buffer of raw bytes, and processes it for a few milliseconds at a time [A11]. During a burst a thread reads
 the socket (not with TLS).
 
-At half of the buffer the node stops reading, so that the server slows publishers down. ``Overflow`` detects when the
+At half of the buffer the node stops reading, so that the server slows publishers down. ``LoadShedding`` detects when the
 server's buffer is almost full. Then the node uses the other half. When the buffer is full, whole messages without reply
 subject are dropped and counted. ``Gate`` limits processing while partitions are full.
 
@@ -32,14 +32,14 @@ import nats.errors
 
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.publish.memory_budget import MemoryBudget
-from liftpy.core.publish.ports import Refuser
-from liftpy.core.replication.inflight_limits import Gate, NodeIntake, Overflow
+from liftpy.core.publish.ports import PublishRejector
+from liftpy.core.replication.inflight_limits import Gate, LoadShedding, NodeInflight
 from liftpy.core.wire.subjects import SERVER_CONNECTIONS
 from liftpy.nats.cancellation import end_tasks
 from sidecar.runtime import clock
 from sidecar.runtime.tasks import spawn
 from sidecar.transport.connection import BusConnection, Listener
-from sidecar.transport.parser import InflowParser, Sink
+from sidecar.transport.parser import IngestParser, Sink
 
 cuts_logger = logging.getLogger("liftpy.ingest")
 
@@ -48,7 +48,7 @@ _TRY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _LostConnection:
     """A lost connection, with the id of its NATS server and its own id on that server."""
 
     server_id: str
@@ -57,17 +57,17 @@ class _Cut:
     """Last statistics of the connection from its server, while it was open."""
 
 
-class Cuts:
+class DisconnectLoss:
     """Computes how many messages were lost when NATS servers closed the ingest connection, since the start of the node.
 
     ``backlog``: requests statistics from servers. None: it is not possible. ``overflow``: gets the size at which a server
     closed the connection.
     """
 
-    def __init__(self, backlog: Backlog | None, overflow: Overflow) -> None:
+    def __init__(self, backlog: Backlog | None, overflow: LoadShedding) -> None:
         self._backlog = backlog
         self._overflow = overflow
-        self._cuts: deque[_Cut] = deque()
+        self._cuts: deque[_LostConnection] = deque()
         """Lost connections whose last bytes are still in the buffer."""
         self._seen = 0
         """Number of messages that had arrived when the previous lost connection was processed."""
@@ -83,7 +83,7 @@ class Cuts:
         Its last messages may not be processed yet.
         """
         last, self._last = self._last, None
-        self._cuts.append(_Cut(server_id, client_id, last))
+        self._cuts.append(_LostConnection(server_id, client_id, last))
 
     def messages_processed(self, seen: int) -> None:
         """Record that the node has processed all received messages of the oldest lost connection. Then compute how many were lost.
@@ -97,7 +97,7 @@ class Cuts:
     def record_server_report(self, told: ConnectionStats) -> None:
         self._last = told
 
-    async def _judge(self, cut: _Cut, arrived: int) -> None:
+    async def _judge(self, cut: _LostConnection, arrived: int) -> None:
         told = await self._ask(cut)
         self.unknown += told is None
         named = cut.server_id, cut.client_id
@@ -112,7 +112,7 @@ class Cuts:
         if lost:
             cuts_logger.warning("publishes lost with a connection that the server closed reason=%s count=%d", told.reason, lost)
 
-    async def _ask(self, cut: _Cut) -> ConnectionStats | None:
+    async def _ask(self, cut: _LostConnection) -> ConnectionStats | None:
         """Request the statistics of the lost connection from its server, and return them. None: the server did not answer."""
         answers: asyncio.Queue[ConnectionStats] = asyncio.Queue()
         for _ in range(_TRIES if self._backlog is not None else 0):
@@ -161,7 +161,7 @@ class _Boundary:
         self.reset = lost
 
 
-class Inflow(BusConnection):
+class IngestConnection(BusConnection):
     """The ingest connection: it receives publishes and sends their acks.
 
     Args:
@@ -175,7 +175,7 @@ class Inflow(BusConnection):
 
     def __init__(
         self,
-        node: NodeIntake,
+        node: NodeInflight,
         buffer_bytes: int,
         send_buffer_bytes: int = 0,
         asks: BusConnection | None = None,
@@ -183,14 +183,14 @@ class Inflow(BusConnection):
         room: MemoryBudget | None = None,
     ) -> None:
         super().__init__(name, send_buffer_bytes)
-        self._parser: InflowParser = InflowParser(self, self._sinks, self.errors)
+        self._parser: IngestParser = IngestParser(self, self._sinks, self.errors)
         self._ps = _Boundary(self._connection_lost)  # type: ignore[assignment]
         self._node = node
         self._room_of_node = room or MemoryBudget()
         self._gate = Gate(node)
         self._backlog = Backlog(asks) if asks is not None else None
-        self.overflow = Overflow()
-        self.cuts = Cuts(self._backlog, self.overflow)
+        self.overflow = LoadShedding()
+        self.cuts = DisconnectLoss(self._backlog, self.overflow)
         self._buffer_bytes = buffer_bytes
         self._chunks: deque[bytes | None] = deque()
         """Chunks as read from the socket. None as chunk: a connection was lost at this place."""
@@ -231,13 +231,13 @@ class Inflow(BusConnection):
         return self._arrived_bytes, self._done_bytes
 
     @property
-    def left_out(self) -> int:
+    def dropped_unread(self) -> int:
         """Number of messages that were dropped unread, because the buffer was full."""
         return self._parser.left_out
 
     def listen(
         self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None,
-        refuser: Refuser | None = None,
+        refuser: PublishRejector | None = None,
     ) -> Listener:  # fmt: skip
         """Subscribe to ``subject``.
 
@@ -253,7 +253,7 @@ class Inflow(BusConnection):
         """
         listener = super().listen(subject, sink, queue)
         if given_up is not None:
-            self._parser.tell(self._sid, given_up)
+            self._parser.on_dropped(self._sid, given_up)
         if refuser is not None:
             self._parser.refuse_by(self._sid, refuser)
         return listener
@@ -264,13 +264,13 @@ class Inflow(BusConnection):
         ``given_up``: called with the number of messages that are dropped unread while the buffer is full.
         """
         super().redirect(sid, sink, given_up)
-        self._parser.tell(sid, given_up)
+        self._parser.on_dropped(sid, given_up)
 
     # ---- from the socket ---------------------------------------------------------------------------------------------
-    def _take(self, data: bytes) -> bytes | None:
+    def _process_arrived(self, data: bytes) -> bytes | None:
         if not self._bypasses_buffer(data):
             return data
-        left = super()._take(data)
+        left = super()._process_arrived(data)
         if left is None:
             self._hand_over()
         return left
@@ -381,13 +381,13 @@ class Inflow(BusConnection):
         self._append(data)
         if not self._told:
             self._told = True
-            self._call(self._tell)
+            self._call(self._wake_reader)
 
     def _call(self, callback: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(callback)
 
-    def _tell(self) -> None:
+    def _wake_reader(self) -> None:
         self._told = False
         self._pings_outstanding = 0
         self._arrived.set()
@@ -406,14 +406,14 @@ class Inflow(BusConnection):
                 await self._idle()
             await self._make_room()
             if self._may_take():
-                await self._take_some()
+                await self._process_some()
                 await asyncio.sleep(0)
             else:
                 await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _idle(self) -> None:
         """Wait until data arrives. When a burst has ended, let the event loop read the socket again."""
-        self._look_at_age()
+        self._check_age()
         if self._thread is not None and clock.now_ns() - self._large_ns >= _CALM_NS:
             self._resume_loop_reads()
         self._arrived.clear()
@@ -421,18 +421,18 @@ class Inflow(BusConnection):
             async with asyncio.timeout(None if self._thread is None else _CALM_NS / 1e9):
                 await self._arrived.wait()
 
-    async def _take_some(self) -> None:
+    async def _process_some(self) -> None:
         """Process buffered data for a few milliseconds, so that the event loop can do other work afterwards."""
-        most_bytes = _REFUSING_BYTES if self._look_at_age() else _TURN_BYTES
+        most_bytes = _REFUSING_BYTES if self._check_age() else _TURN_BYTES
         end_ns, taken_bytes = time.thread_time_ns() + _TURN_NS, 0
         while self._chunks and taken_bytes < most_bytes and time.thread_time_ns() < end_ns and self._may_take():
             piece = self._next_piece()
             taken_bytes += len(piece)
             self.taken_bytes += len(piece)
             await self._parse_piece(piece)
-        self._say_whether_there_is_room()
+        self._update_room()
 
-    def _look_at_age(self) -> bool:
+    def _check_age(self) -> bool:
         """Report to the node's memory budget how long the oldest unprocessed bytes have waited. Return whether that is too long."""
         room = self._room_of_node
         room.update_wait(self._arrived_bytes, self._done_bytes, clock.now_ns())
@@ -481,9 +481,9 @@ class Inflow(BusConnection):
                 await self._parse_piece(piece)
         finally:
             self._parser.leaving_out = False
-        self._say_whether_there_is_room()
+        self._update_room()
 
-    def _say_whether_there_is_room(self) -> None:
+    def _update_room(self) -> None:
         if self._reads():
             self._room.set()
             if self._thread is not None:

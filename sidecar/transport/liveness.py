@@ -24,7 +24,7 @@ QUESTION = envelope.encode(MessageType.STATUS_REQUEST, b"present?")
 _ANSWER_TIMEOUT_S = 0.5
 
 
-async def look_for(connection: Client, subjects: Subjects, node_id: str) -> EarlierProcessSign:
+async def probe_process(connection: Client, subjects: Subjects, node_id: str) -> EarlierProcessSign:
     """Send a status request to the node ``node_id``. Return the sign of life: an answer, no answer, no responders, or not sent."""
     try:
         await connection.request(subjects.status(node_id), QUESTION, timeout=_ANSWER_TIMEOUT_S)
@@ -39,7 +39,7 @@ async def look_for(connection: Client, subjects: Subjects, node_id: str) -> Earl
 
 async def is_absent(connection: Client, subjects: Subjects, node_id: str) -> bool:
     """Return True if NATS has no responders for the node ``node_id``. A missing answer proves nothing, so the result is False."""
-    return await look_for(connection, subjects, node_id) is EarlierProcessSign.ABSENT
+    return await probe_process(connection, subjects, node_id) is EarlierProcessSign.ABSENT
 
 
 class Probes:

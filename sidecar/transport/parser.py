@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from liftpy.core.publish.ports import Refuser, can_be_rejected_unread
+from liftpy.core.publish.ports import PublishRejector, can_be_rejected_unread
 from liftpy.core.wire.envelope import MAGIC
 from liftpy.core.wire.subjects import MAX_REPLY_BYTES
 from liftpy.nats.parser import LARGEST_MESSAGE_BYTES, SIZE_DIGITS, StrictParser, message_fields, size_of
@@ -138,7 +138,7 @@ class SinkParser(StrictParser):
 
 # The parser of the ingest connection. It can drop or reject whole messages at a fraction of the cost of processing them.
 #
-# Messages without reply subject can be dropped, messages with one can be rejected (``Refuser``). A message that may request
+# Messages without reply subject can be dropped, messages with one can be rejected (``PublishRejector``). A message that may request
 # an ack in its envelope is never dropped.
 
 
@@ -152,7 +152,7 @@ Groups: text before the reply subject, the reply subject, size of the headers, t
 """
 
 
-class InflowParser(SinkParser):
+class IngestParser(SinkParser):
     """Parser of received publishes. It can also drop or reject messages without decoding them.
 
     Attributes:
@@ -171,13 +171,13 @@ class InflowParser(SinkParser):
         self.left_out = 0
         self.refused = 0
         self._told: dict[bytes, Callable[[int], None]] = {}
-        self._refusers: dict[bytes, Refuser] = {}
+        self._refusers: dict[bytes, PublishRejector] = {}
 
-    def refuse_by(self, sid: int, refuser: Refuser) -> None:
+    def refuse_by(self, sid: int, refuser: PublishRejector) -> None:
         """Let ``refuser`` reject messages of the subscription ``sid`` without decoding them, when it decides to."""
         self._refusers[b"%d" % sid] = refuser
 
-    def tell(self, sid: int, given_up: Callable[[int], None]) -> None:
+    def on_dropped(self, sid: int, given_up: Callable[[int], None]) -> None:
         """Call ``given_up`` with the number of messages of the subscription ``sid`` each time some are dropped unread."""
         self._told[b"%d" % sid] = given_up
 
@@ -232,7 +232,7 @@ class InflowParser(SinkParser):
         return position
 
     def _refuse(self, buffer: bytes, position: int) -> int:
-        """Reject messages with a reply subject from ``position`` on, if their ``Refuser`` decides to.
+        """Reject messages with a reply subject from ``position`` on, if their ``PublishRejector`` decides to.
 
         Return the position of the first data that must be processed.
         """

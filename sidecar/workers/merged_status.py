@@ -4,7 +4,7 @@ Each row of the table of metrics says how its values are combined: the value of 
 or the smallest (LEAST). All others are summed. Counters never decrease: if a worker does not answer, its last values count,
 and a worker that ends also ends the node.
 
-``WholeNode`` is the combined status of a node with several processes. It requests the status of each of them.
+``MergedStatus`` is the combined status of a node with several processes. It requests the status of each of them.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _is_count(name: str, value: Any) -> bool:
     return name not in _OF_ONE and isinstance(value, int | float) and not isinstance(value, bool)
 
 
-class WholeNode:
+class MergedStatus:
     """Status of a node with several processes. ``reporter``: status of the first process."""
 
     def __init__(self, reporter: Reporter, workers: Workers) -> None:
@@ -176,19 +176,19 @@ class WholeNode:
 
         ``workers`` in the result has an entry for each worker process.
         """
-        told = await self._workers.look(what="page", after=list(after), count=count)
+        told = await self._workers.request_statuses(what="page", after=list(after), count=count)
         own = {**self._reporter.page(after, count), "process": process_facts(self._reporter)}
         return joined_page(own, enumerate(told, 1), after, count)
 
     async def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
-        told = await self._workers.look(what="stream", stream=stream, count=count)
+        told = await self._workers.request_statuses(what="stream", stream=stream, count=count)
         rows = self._reporter.of_stream(stream, count)
         for one in told:
             rows += [row for row in one.get("rows", ()) if row["stream"] == stream]
         return sorted(rows, key=lambda row: row["partition"])[:count]
 
     async def rows(self, kind: str, own: dict[str, Any], said: Any) -> dict[str, Any]:
-        told = [one for one in await self._workers.look(what=kind, said=said) if one["answers"]]
+        told = [one for one in await self._workers.request_statuses(what=kind, said=said) if one["answers"]]
         limit = limit_of(said.get("limit", MOST_ROWS))
         if kind == "groups":
             return joined_groups([own, *told], limit)
@@ -203,7 +203,7 @@ class WholeNode:
         return [said["watched"] for said in self.last_samples() if "watched" in said]
 
     async def add(self, found: Figures) -> None:
-        for told in await self._workers.look(what="figures"):
+        for told in await self._workers.request_statuses(what="figures"):
             add_figures(found, told)
 
 
@@ -218,7 +218,7 @@ class WorkerStatus:
         self._figures = NodeFigures(reporter)
         self._answers = answers
 
-    async def tell(self, asked: dict[str, Any]) -> dict[str, Any]:
+    async def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to one request of the node.
 
         Requests: ``{"what": "page", "after": [stream, partition], "count": n}``, ``{"what": "stream", "stream": s, "count":

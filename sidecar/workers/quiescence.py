@@ -16,7 +16,7 @@ from liftpy.core.base.worker_assignment import share_of
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.worker_frames import FrameKind
 from liftpy.nats.request_guard import RequestGuard
-from sidecar.partition.quiescence import QuietTalk
+from sidecar.partition.quiescence import FetchCombiner
 from sidecar.runtime.tasks import spawn
 from sidecar.workers.worker_process import WorkerHandle
 
@@ -25,13 +25,13 @@ MOST_AT_ONCE = 256
 """Maximum number of requests that wait for workers. Further requests get no answer, and their senders retry."""
 
 
-class SharedQuiet:
+class WorkerCombinedFetches:
     """Answers combined fetches (one request about many idle partitions) for a node with workers.
 
     ``talk``: answers the part that concerns the first process. ``handles``: the workers.
     """
 
-    def __init__(self, talk: QuietTalk, handles: Sequence[WorkerHandle], counters: Counter[str] | None = None) -> None:
+    def __init__(self, talk: FetchCombiner, handles: Sequence[WorkerHandle], counters: Counter[str] | None = None) -> None:
         self._talk = talk
         self._guard = RequestGuard("quiet fetches", Counter() if counters is None else counters)
         self._handles = handles

@@ -35,11 +35,11 @@ class RelayedGroup(MetadataGroup):
         self._image = ClusterImage()
 
     # ---- frames of the node -----------------------------------------------------------------------------------------------
-    def image_told(self, snapshot: bytes) -> None:
+    def replace_image(self, snapshot: bytes) -> None:
         """Replace the metadata image by ``snapshot``, which the first process has sent. Raises LiftError if it is invalid."""
         self._show(decode_snapshot(snapshot))
 
-    def entry_told(self, body: bytes) -> None:
+    def apply_entry(self, body: bytes) -> None:
         """Apply a change of the metadata that the first process has sent.
 
         Raises LiftError if the change is invalid or does not follow the current image.

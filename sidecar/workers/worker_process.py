@@ -211,7 +211,7 @@ class WorkerHandle(asyncio.Protocol):
         finally:
             del self._asked[token]
 
-    async def look(self, what: dict[str, Any]) -> dict[str, Any]:
+    async def request_status(self, what: dict[str, Any]) -> dict[str, Any]:
         """Send the status request ``what`` to the worker and return its answer. ``answers``: True if it has answered.
 
         Without an answer, the last answer to this kind of request is returned, so that counters never decrease.

@@ -23,7 +23,7 @@ from liftpy.core.base.worker_assignment import WorkerShare
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.image_delta import entry_between
 from liftpy.core.metadata.snapshot import encode_snapshot
-from liftpy.core.observe.node_health import Signs
+from liftpy.core.observe.node_health import HealthInput
 from liftpy.core.publish.memory_budget import LEAST_LIMIT_BYTES
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.worker_frames import LEASE, Frame, FrameKind, encode
@@ -31,7 +31,7 @@ from liftpy.errors import ConfigError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.request_guard import RequestGuard
-from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.data_folder import DataDirectory
 from sidecar.metadata.group import MetadataGroup
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import spawn
@@ -74,7 +74,7 @@ class Workers:
         ]
 
     # ---- start -----------------------------------------------------------------------------------------------------------
-    async def start(self, folder: DataFolder, *, clean_stop: bool, flushed_always: bool) -> None:
+    async def start(self, folder: DataDirectory, *, clean_stop: bool, flushed_always: bool) -> None:
         """Start the worker processes, which recover the logs of their partitions at once.
 
         ``folder``: data directory. ``clean_stop``: True if the node stopped cleanly before. ``flushed_always``: True if the last stop
@@ -135,7 +135,7 @@ class Workers:
         for handle in self.handles:
             handle.send_bytes(frame)
 
-    def metadata_heard(self, sent_ns: int, lease_ns: int) -> None:
+    def heartbeat_answered(self, sent_ns: int, lease_ns: int) -> None:
         """Tell the workers that a heartbeat of the node was answered. Each worker extends its leases by its own clock.
 
         ``sent_ns``: time at which the heartbeat was sent. ``lease_ns``: lease time. Both are in nanoseconds.
@@ -184,7 +184,7 @@ class Workers:
         self._repair(reason)
 
     # ---- status ------------------------------------------------------------------------------------------------------------
-    def merged_signs(self, own: Signs) -> Signs:
+    def merged_signs(self, own: HealthInput) -> HealthInput:
         """Return the facts for health checks about the whole node. ``own``: facts about the first process."""
         for handle in self.handles:
             own = _with_signs(own, handle.signs)
@@ -197,9 +197,9 @@ class Workers:
             (f"worker {h.share.number}: {why}" for h in self.handles if (why := h.signs.get("unsynced", "it starts"))), ""
         )
 
-    async def look(self, **what: Any) -> list[dict[str, Any]]:
+    async def request_statuses(self, **what: Any) -> list[dict[str, Any]]:
         """Send the status request ``what`` to all workers, and return their answers."""
-        return list(await asyncio.gather(*(handle.look(what) for handle in self.handles)))
+        return list(await asyncio.gather(*(handle.request_status(what) for handle in self.handles)))
 
     # ---- stop --------------------------------------------------------------------------------------------------------------
     async def close_subjects(self, timeout_s: float) -> None:
@@ -219,8 +219,8 @@ class Workers:
         return all(stopped)
 
 
-def _with_signs(own: Signs, signs: dict[str, Any]) -> Signs:
-    return Signs(
+def _with_signs(own: HealthInput, signs: dict[str, Any]) -> HealthInput:
+    return HealthInput(
         failure=own.failure,
         longest_flush_s=max(own.longest_flush_s, signs.get("longest_flush_s", 0.0)),
         hung_flush_s=own.hung_flush_s,

@@ -93,11 +93,11 @@ def test_bench_ack_counter_counts_each_ack_once_for_any_split_of_the_bytes() -> 
     for cut in range(len(whole) + 1):
         acks, answers = Acks(), CountedAnswers()
         for piece in (whole[:cut], whole[cut:]):
-            acks.take(piece, stamp + 2_000_000)
-            answers.take(piece)
+            acks.add(piece, stamp + 2_000_000)
+            answers.add(piece)
         assert (acks.count, acks.times_ns, answers.acked) == (3, [2_000_000, 2_000_000], 3), cut
     with pytest.raises(SystemExit, match="rejected"):
-        Acks().take(b'MSG _INBOX.open.x 1 12\r\n{"error":{}}\r\n', 0)
+        Acks().add(b'MSG _INBOX.open.x 1 12\r\n{"error":{}}\r\n', 0)
 
 
 def test_bench_liftbridge_publisher_sends_protobuf_envelopes() -> None:
@@ -120,7 +120,7 @@ def test_bench_liftbridge_ack_counter_counts_each_ack_once_for_any_split_of_the_
     for cut in range(len(whole) + 1):
         answers = CountedAnswers(LIFTBRIDGE)
         for piece in (whole[:cut], whole[cut:]):
-            answers.take(piece)
+            answers.add(piece)
         assert (answers.acked, answers.refused) == (2, refused), cut
     assert field(1, b"x" * 300)[:3] == b"\x0a\xac\x02"
 
@@ -130,23 +130,23 @@ def test_bench_of_a_missing_system_is_skipped_by_default_and_fails_when_the_syst
 ) -> None:
     said: list[str] = []
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert systems.choose_systems((), systems.PeersGiven(), said.append) == systems.DEFAULT_SYSTEMS
+    assert systems.choose_systems((), systems.ComparisonOptions(), said.append) == systems.DEFAULT_SYSTEMS
     assert [text.partition(",")[0] for text in said] == ["skipped: liftbridge", "skipped: Kafka"]
     for names, given, why in (
-        (("liftbridge",), systems.PeersGiven(), "`liftbridge` is not on the PATH"),
-        (("kafka",), systems.PeersGiven(), "--kafka-jars"),
-        (("kafka",), systems.PeersGiven(kafka_jars=tmp_path), "java"),
+        (("liftbridge",), systems.ComparisonOptions(), "`liftbridge` is not on the PATH"),
+        (("kafka",), systems.ComparisonOptions(), "--kafka-jars"),
+        (("kafka",), systems.ComparisonOptions(kafka_jars=tmp_path), "java"),
     ):
         with pytest.raises(ConfigError, match=why):
             systems.choose_systems(names, given, said.append)
     for name in ("java", "liftbridge"):
         shutil.copy(sys.executable, tmp_path / name)
     with pytest.raises(ConfigError, match="has no kafka_"):
-        systems.choose_systems(("kafka",), systems.PeersGiven(kafka_jars=tmp_path), said.append)
+        systems.choose_systems(("kafka",), systems.ComparisonOptions(kafka_jars=tmp_path), said.append)
     for name in ("kafka_2.13-3.jar", "kafka-clients-3.jar"):
         (tmp_path / name).touch()
     everybody = (*systems.DEFAULT_SYSTEMS, "liftbridge", "kafka-flushed", "kafka")
-    assert systems.choose_systems((), systems.PeersGiven(kafka_jars=tmp_path), said.append) == everybody
+    assert systems.choose_systems((), systems.ComparisonOptions(kafka_jars=tmp_path), said.append) == everybody
 
 
 def test_bench_report_quantile_keys_contain_the_percentile() -> None:
@@ -192,16 +192,16 @@ class FakeSystem:
             raise SystemExit(self._start_error)
 
 
-def _yields_one_row(system: object, asked: cases.Asked) -> Iterator[cases.Row]:
+def _yields_one_row(system: object, asked: cases.BenchOptions) -> Iterator[cases.Row]:
     yield {"case": "acked", "figures": {"per_s": 7.0}}
 
 
-def _fails_after_one_row(system: object, asked: cases.Asked) -> Iterator[cases.Row]:
+def _fails_after_one_row(system: object, asked: cases.BenchOptions) -> Iterator[cases.Row]:
     yield {"case": "latency, 10 % of its peak", "figures": {"ack_p50_ms": 2.0}}
     raise SystemExit("the reader of arrivals did not start")
 
 
-def _is_interrupted(system: object, asked: cases.Asked) -> Iterator[cases.Row]:
+def _is_interrupted(system: object, asked: cases.BenchOptions) -> Iterator[cases.Row]:
     raise KeyboardInterrupt
     yield {}
 

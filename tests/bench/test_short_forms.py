@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.bench.cases import CASES, Asked
+from sidecar.bench.cases import CASES, BenchOptions
 from sidecar.bench.systems import Liftpy
 from tests.bench.peer import __main__ as peer
 from tests.bench.peer import consume
@@ -99,7 +99,7 @@ def test_peer_bench_reports_the_cpu_time_of_a_client_library(monkeypatch: pytest
     monkeypatch.setattr(peer, "CLIENTS", ("publisher",))
     with Liftpy() as system:
         system.prepare()
-        (row,) = peer.clients(system, Asked(seconds=0.2))
+        (row,) = peer.clients(system, BenchOptions(seconds=0.2))
     figures = row["figures"]
     assert 0 < figures["client_cpu_us"] <= figures["cpu_us"]
 

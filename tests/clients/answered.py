@@ -41,12 +41,12 @@ class Tap:
 
     async def __aenter__(self) -> Tap:
         self._connection = await nats.connect(self._url)
-        for subject, into in ((self._subject, self._hear), ("_INBOX.>", self._answer)):
+        for subject, into in ((self._subject, self._wait_for_server), ("_INBOX.>", self._answer)):
             await self._connection.subscribe(subject, cb=into, pending_msgs_limit=-1, pending_bytes_limit=-1)
         await self._connection.flush()
         return self
 
-    async def _hear(self, message: Any) -> None:
+    async def _wait_for_server(self, message: Any) -> None:
         if message.reply.startswith("_INBOX.") and not message.reply.endswith(".$FI"):
             self._asked[message.reply] += 1
             self._since.setdefault(message.reply, time.monotonic())

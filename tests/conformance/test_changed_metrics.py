@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from liftpy.config import StreamConfig
-from liftpy.core.base.partition import HeldPartition, Pause
+from liftpy.core.base.partition import PartitionMetadata, Pause
 from liftpy.core.replication import events as ev
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
@@ -119,7 +119,7 @@ class WorkerHistory:
                 pause=rng.choice((Pause.NOT_PAUSED, Pause.NOT_PAUSED, Pause.UNTIL_RESUMED)),
             )  # fmt: skip
             config = replace(_STREAM, min_isr=rng.choice((1, 2)), quota_records_per_s=rng.choice((0, 1)))
-            node.worker.update(HeldPartition(key=KEY, config=config, state=state), {"n1": 1, "n2": 2})
+            node.worker.update(PartitionMetadata(key=KEY, config=config, state=state), {"n1": 1, "n2": 2})
 
     def _cut(self) -> None:
         for node in self.t.nodes.values():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from liftpy.core.log.storage import Storage
-from sidecar.disk.files import FolderStorage
+from sidecar.disk.files import DirectoryStorage
 from tests.sim.disk import Disk
 from tests.sim.plan import Plan, draw_plan
 from tests.sim.run import run_plan
@@ -34,7 +34,7 @@ class FileDisk(Disk):
     def folder(self, name: str) -> Storage:  # type: ignore[override]
         """Opened anew by every process."""
         self.folders.setdefault(name, None)  # type: ignore[arg-type]
-        return FolderStorage(self.root / name)
+        return DirectoryStorage(self.root / name)
 
     def kill(self) -> None:
         """The files stay as they are."""

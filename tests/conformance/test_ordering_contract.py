@@ -27,7 +27,7 @@ from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.executor import Executor
 from sidecar.partition.flushing import Flusher
 from sidecar.partition.promises import Promises
-from sidecar.partition.replication import ReplicationDesk
+from sidecar.partition.replication import ReplicationHandler
 from sidecar.runtime import clock
 from tests.conformance.contract_audit import Audit, ContractBroken
 from tests.conformance.two_workers import TwoWorkers, WorkerNode
@@ -202,24 +202,24 @@ def _acknowledges_when_appended(patch: pytest.MonkeyPatch) -> None:
 
 
 def _tells_the_log_end_as_hw(patch: pytest.MonkeyPatch) -> None:
-    real = ReplicationDesk._send_batches
+    real = ReplicationHandler._send_batches
 
-    def send(self: ReplicationDesk, effect: Any, asker: Any, log: Log, high_watermark: int) -> None:
+    def send(self: ReplicationHandler, effect: Any, asker: Any, log: Log, high_watermark: int) -> None:
         real(self, effect, asker, log, log.newest_offset)
 
-    patch.setattr(ReplicationDesk, "_send_batches", send)
+    patch.setattr(ReplicationHandler, "_send_batches", send)
 
 
 def _answers_a_failed_read(patch: pytest.MonkeyPatch) -> None:
-    real = ReplicationDesk._send_batches
+    real = ReplicationHandler._send_batches
 
-    def send(self: ReplicationDesk, effect: Any, asker: Any, log: Log, high_watermark: int) -> None:
+    def send(self: ReplicationHandler, effect: Any, asker: Any, log: Log, high_watermark: int) -> None:
         before = self._counters["failed fetch reads"]
         real(self, effect, asker, log, high_watermark)
         if self._counters["failed fetch reads"] > before:
             self._bus.send(asker.reply, (frames.replication_response_header(effect.leader_epoch, high_watermark),))
 
-    patch.setattr(ReplicationDesk, "_send_batches", send)
+    patch.setattr(ReplicationHandler, "_send_batches", send)
 
 
 def _says_cut_first(patch: pytest.MonkeyPatch) -> None:

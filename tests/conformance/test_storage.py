@@ -11,7 +11,7 @@ from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage, Storage
 from liftpy.errors import StorageError
-from sidecar.disk.files import FolderStorage
+from sidecar.disk.files import DirectoryStorage
 from tests.unit.log.log_model import batch, content, fill
 
 CONFIG = StreamConfig(segment_bytes=4096)
@@ -20,7 +20,7 @@ Make = Callable[[], Storage]
 
 @pytest.fixture(params=["memory", "files"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    return MemoryStorage() if request.param == "memory" else FolderStorage(tmp_path / "stream-1" / "0")
+    return MemoryStorage() if request.param == "memory" else DirectoryStorage(tmp_path / "stream-1" / "0")
 
 
 def test_storage_file_returns_the_appended_bytes(storage: Storage) -> None:

@@ -18,17 +18,17 @@ from typing import Any
 from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
-from liftpy.core.base.partition import HeldPartition, PartitionState, PartitionStatus
+from liftpy.core.base.partition import PartitionMetadata, PartitionState, PartitionStatus
 from liftpy.core.log.epoch_promises import PromiseJournal
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.publish.memory_budget import MemoryBudget
-from liftpy.core.publish.standby import NodeHeard
+from liftpy.core.publish.standby import NodeStandbyMemory
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
-from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.envelope import MessageType
@@ -36,7 +36,7 @@ from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes
 from sidecar.partition.figures import NodeCounts
 from sidecar.partition.promises import Promises
-from sidecar.partition.quiescence import QuietAsker, QuietTalk
+from sidecar.partition.quiescence import FetchCombiner, FetchSender
 from sidecar.partition.reads import ReadTools
 from sidecar.partition.replication import AnswerRouter
 from sidecar.partition.worker import PartitionWorker
@@ -86,7 +86,7 @@ class Bus:
     def behind_read(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)
 
-    def when_heard(self, heard: Callable[[], None]) -> None:
+    def when_subscribed(self, heard: Callable[[], None]) -> None:
         heard()
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
@@ -138,7 +138,7 @@ class Place:
     def takes(self, size_bytes: int, seals: bool) -> bool:
         return False
 
-    def took_in_thread(self, took_s: float, size_bytes: int) -> None: ...
+    def record_thread_flush(self, took_s: float, size_bytes: int) -> None: ...
 
 
 class Asked:
@@ -178,8 +178,8 @@ class WorkerNode:
         counters: Counter[str] = Counter()
         inboxes = InboxRule((subjects.inboxes(),))
         router = AnswerRouter(bus)
-        quiet = QuietTalk(
-            router, subjects, QuietAsker(node_id, incarnation), inboxes, CONFIG, self.timers, self._noticed, counters
+        quiet = FetchCombiner(
+            router, subjects, FetchSender(node_id, incarnation), inboxes, CONFIG, self.timers, self._noticed, counters
         )
         notifications = Notifications(
             bus,
@@ -194,9 +194,9 @@ class WorkerNode:
             folder=SimpleNamespace(partition_path=lambda key: Path(key.folder)), touched=self.counts.touched,
             clocks=SimpleNamespace(time_of_age_ns=time.time_ns, stamp_ns=time.time_ns),
             settings=SimpleNamespace(node_id=node_id, replication=CONFIG), incarnation=incarnation,
-            links=SimpleNamespace(ingest=bus, replication=bus, standby=None), intake=NodeIntake(), copy_pace=CatchupThrottle(),
-            heard=NodeHeard(1 << 20),
-            derived=NodeDerived(),
+            links=SimpleNamespace(ingest=bus, replication=bus, standby=None), intake=NodeInflight(), copy_pace=CatchupThrottle(),
+            heard=NodeStandbyMemory(1 << 20),
+            derived=NodeStateMemory(),
             drops=SimpleNamespace(count=lambda *a: None), subjects=subjects, tracing=SimpleNamespace(of=lambda key: None),
             reads=ReadTools(bus, subjects, InboxRule(("_INBOX.",)), self.timers, counters),
             node_inboxes=inboxes, router=router, notifications=notifications, quiet=quiet,
@@ -267,7 +267,7 @@ class TwoWorkers:
             epoch=self._epoch, status=status, candidate=leader if candidate else "",
             leaderships=leader_epoch if not candidate else leader_epoch - 1,
         )  # fmt: skip
-        held = HeldPartition(key=KEY, config=StreamConfig(min_isr=2), state=state)
+        held = PartitionMetadata(key=KEY, config=StreamConfig(min_isr=2), state=state)
         live = {name: number for number, name in enumerate(NODES, 1)}
         for node in self.nodes.values():
             node.worker.update(held, live)

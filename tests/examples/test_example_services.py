@@ -32,7 +32,7 @@ def run(
 
 def outputs(machine: ServiceMachine) -> list[bytes]:
     assert machine.outbox is not None
-    return [output.value for output in machine.outbox.take(machine.outbox.first_kept, 100_000)]
+    return [output.value for output in machine.outbox.read(machine.outbox.oldest_number, 100_000)]
 
 
 def commands(*given: dict[str, Any] | bytes, step_ns: int = NS) -> list[Record]:

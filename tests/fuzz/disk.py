@@ -16,13 +16,13 @@ from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.publish import state_file
 from liftpy.core.services import snapshot as service_snapshot
 from liftpy.core.services import versions
-from liftpy.core.services.effects import Pending
+from liftpy.core.services.effects import PendingEffects
 from liftpy.core.services.replies import Answer, AnswerTable, decode_answers
 from liftpy.errors import ConfigError, ProtocolError, StorageError
-from sidecar.disk.data_folder import DataFolder, NodeIdentity
+from sidecar.disk.data_folder import DataDirectory, NodeIdentity
 from sidecar.partition import scrub
 from sidecar.quorum.journal import GroupJournal
-from sidecar.quorum.probation import FolderLineage
+from sidecar.quorum.probation import DirectoryLineage
 from sidecar.quorum.rescue import RESCUED, rescue_event
 from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 from sidecar.runtime.settings import GivenSettings
@@ -88,7 +88,7 @@ def _journal_samples() -> list[bytes]:
 
 def _lineage(data: bytes) -> Any:
     (FOLDER / "lineage").write_bytes(data)
-    found = FolderLineage(FOLDER, lambda: 6)
+    found = DirectoryLineage(FOLDER, lambda: 6)
     numbers = (*found.earlier, *found.missed, *found.known.values(), *found._known_as.values())
     assert all(0 < number < 1 << 64 for number in numbers), "no nonce"
     return found.tail_for("n2")
@@ -114,8 +114,8 @@ def _hello(data: bytes) -> Any:
     return trusted
 
 
-_LINEAGE = [FolderLineage(Path(tempfile.mkdtemp(dir=FOLDER)), lambda: 6)]
-_DATA = DataFolder(FOLDER / "data")
+_LINEAGE = [DirectoryLineage(Path(tempfile.mkdtemp(dir=FOLDER)), lambda: 6)]
+_DATA = DataDirectory(FOLDER / "data")
 
 
 def _identity(data: bytes) -> NodeIdentity | None:
@@ -169,15 +169,15 @@ _SNAPSHOT = service_snapshot.Snapshot(_IDENTITY, 9, 3, 5, 2, ((1, "t"), (7, "lon
 _WITH_SECTIONS = replace(_SNAPSHOT, sections=((service_snapshot.Section.PARAMETERS, bytes(range(16))),))
 
 
-def _effects() -> Pending:
-    made = Pending("u/0/bank")
+def _effects() -> PendingEffects:
+    made = PendingEffects("u/0/bank")
     made.add("charge", b"payload", None, is_offer=False, output_count=7)
     made.add("", b"offered", b"key", is_offer=True, output_count=8)
     return made
 
 
-def _loaded(data: bytes) -> Pending:
-    made = Pending("u/0/bank")
+def _loaded(data: bytes) -> PendingEffects:
+    made = PendingEffects("u/0/bank")
     made.load(data)
     return made
 
@@ -217,7 +217,7 @@ def decoders() -> list[Decoder]:
             s,
             mend=_mend_line,
             make=lambda rng, d: _mend_line(b"\n" + damaged_json(rng, d.partition(b"\n")[2])),
-            covers=("sidecar.quorum.probation:FolderLineage._load",),
+            covers=("sidecar.quorum.probation:DirectoryLineage._load",),
         ),
         Decoder(
             "raft snapshot file",
@@ -280,7 +280,7 @@ def decoders() -> list[Decoder]:
             s,
             lambda f: b"LFPJ\1\0\0\0" + epoch_promises.encode_promises(f),
             _mend_promises,
-            covers=("liftpy.core.log.epoch_promises:decode_promises", "liftpy.core.log.epoch_promises:_take"),
+            covers=("liftpy.core.log.epoch_promises:decode_promises", "liftpy.core.log.epoch_promises:_add_promises"),
         ),
         Decoder(
             "service effects",
@@ -288,7 +288,7 @@ def decoders() -> list[Decoder]:
             _loaded,
             s,
             lambda f: f.encode(),
-            covers=("liftpy.core.services.effects:Pending.load",),
+            covers=("liftpy.core.services.effects:PendingEffects.load",),
         ),
         Decoder(
             "service answers",

@@ -12,7 +12,7 @@ from liftpy.config import AckPolicy, Codec
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log import arrow
 from liftpy.core.publish.message_decoder import MessageDecoder, body_after
-from liftpy.core.services.sessions import ReplicaView, ServiceSessions, Tell
+from liftpy.core.services.sessions import ReplicaView, SendToService, ServiceSessions
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2, raft_pb2, service_pb2
 from liftpy.core.wire.batch import HEADER_SIZE_BYTES, build_batch, parse_batch, split_batches
@@ -217,7 +217,7 @@ def _service(data: bytes) -> None:
     hello = frames.parse(data, service_pb2.ServiceHello)
     said = sessions.hello(hello, "_INBOX.x", view, 1)
     ours = hello.streamUid in ("", "u1") and meanings.is_name(hello.service)
-    answers = [effect.message for effect in said if isinstance(effect, Tell)]
+    answers = [effect.message for effect in said if isinstance(effect, SendToService)]
     assert [type(answer) for answer in answers] == (
         [] if hello.leaving else [service_pb2.JoinLog if ours else service_pb2.ServiceRefusal]
     )

@@ -49,7 +49,7 @@ def asked_for_a_page(payload: bytes) -> object:
 
 def _kept(data: bytes) -> list[dict[str, Any]]:
     """What a page shows of a record of the events' stream."""
-    question = answers.KeptQuestion.of({"kept": {"before": [9, 0], "kind": "election", "node": "n2"}})
+    question = answers.StoredEventsRequest.of({"kept": {"before": [9, 0], "kind": "election", "node": "n2"}})
     found = answers._newest_first([parse_batch(build_batch([data]))], 1)
     return [event for _, event in found if answers._is_wanted(event, question)]
 
@@ -65,9 +65,9 @@ class _Unknown:
 
 def _removed(data: bytes) -> dict[str, Any]:
     """What is answered to whoever asks to remove directories."""
-    desk: Any = status_desk.StatusDesk.__new__(status_desk.StatusDesk)
-    desk.unknown = _Unknown()
-    asking = desk._remove_data(data)
+    handler: Any = status_desk.StatusHandler.__new__(status_desk.StatusHandler)
+    handler.unknown = _Unknown()
+    asking = handler._remove_data(data)
     try:
         asking.send(None)
     except StopIteration as end:
@@ -78,25 +78,25 @@ def _removed(data: bytes) -> dict[str, Any]:
 
 
 def _desk_with_events() -> Any:
-    desk: Any = status_desk.StatusDesk.__new__(status_desk.StatusDesk)
-    desk.events = NodeEvents("n1", lambda: 9, lambda: 7)
-    return desk
+    handler: Any = status_desk.StatusHandler.__new__(status_desk.StatusHandler)
+    handler.events = NodeEvents("n1", lambda: 9, lambda: 7)
+    return handler
 
 
 def _node_events(data: bytes) -> dict[str, Any] | None:
     """The events of a node that an operator asks for."""
-    desk = _desk_with_events()
-    desk.events.add("records_read", detail="a query")
-    answer: dict[str, Any] | None = desk.node_events_answer(data)
+    handler = _desk_with_events()
+    handler.events.add("records_read", detail="a query")
+    answer: dict[str, Any] | None = handler.node_events_answer(data)
     json.dumps(answer).encode()
     return answer
 
 
 def _records_read(data: bytes) -> dict[str, Any] | None:
     """The event of a person who reads records, as an operator is shown it."""
-    desk = _desk_with_events()
-    answer: dict[str, Any] | None = desk.records_read_answer(data)
-    shown = desk.events.after(-1, 0, 9)
+    handler = _desk_with_events()
+    answer: dict[str, Any] | None = handler.records_read_answer(data)
+    shown = handler.events.after(-1, 0, 9)
     assert len(shown["events"]) == (answer is not None)
     assert len(json.dumps(shown)) < 16_000
     return answer
@@ -299,21 +299,21 @@ def decoders() -> list[Decoder]:
             [b'{"remove_data": ["orders-1"]}', b'{"remove_data": ["orders-1", "u1-2"]}'],
             _removed,
             make=damaged_json,
-            covers=("sidecar.status.status_api:StatusDesk._remove_data",),
+            covers=("sidecar.status.status_api:StatusHandler._remove_data",),
         ),
         Decoder(
             "events of a node",
             [b'{"node_events": {"after": -1, "since_ns": 0}}', b'{"node_events": {"after": 3, "since_ns": 8}}'],
             _node_events,
             make=damaged_json,
-            covers=("sidecar.status.status_api:StatusDesk.node_events_answer",),
+            covers=("sidecar.status.status_api:StatusHandler.node_events_answer",),
         ),
         Decoder(
             "records that were read",
             [b'{"records_read": {"stream": "orders", "partition": 0, "sender": "ann", "query": "offset=3"}}'],
             _records_read,
             make=damaged_json,
-            covers=("sidecar.status.status_api:StatusDesk.records_read_answer",),
+            covers=("sidecar.status.status_api:StatusHandler.records_read_answer",),
         ),
         Decoder(
             "whether a node is there, and its time",
@@ -353,7 +353,7 @@ def decoders() -> list[Decoder]:
                 b'{"kept": {"before": [7, 3, 20], "since_ns": 17000000000000, "until_ns": 18000000000000, "kind": "election"}}',
                 b'{"kept": {"before": null, "stream": "s", "node": "n1"}, "limit": 20}',
             ],
-            lambda d: answers.KeptQuestion.of(load_json(d)),
+            lambda d: answers.StoredEventsRequest.of(load_json(d)),
             (ValueError,),
             make=damaged_json,
         ),

@@ -18,7 +18,7 @@ from typing import Any
 
 import nkeys
 
-from liftpy.core.wire.permissions import Rights, as_nsc
+from liftpy.core.wire.permissions import Permissions, as_nsc
 
 _NS_PER_S = 1_000_000_000
 _NO_LIMITS = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1) | {"wildcards": True}
@@ -51,7 +51,7 @@ def _base64(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
-def made_here(users: Mapping[str, Rights], folder: Path) -> str:
+def made_here(users: Mapping[str, Permissions], folder: Path) -> str:
     """Write ``<user>.creds`` into ``folder``; return the configuration of the server."""
     operator, system, account = (
         _Key(1, nkeys.PREFIX_BYTE_OPERATOR),
@@ -80,7 +80,7 @@ def find_nsc() -> str | None:
     return shutil.which("nsc")
 
 
-def made_by_nsc(users: Mapping[str, Rights], folder: Path) -> str:
+def made_by_nsc(users: Mapping[str, Permissions], folder: Path) -> str:
     """The same, by ``nsc``."""
     home = {name: str(folder / name) for name in ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")}
     environment = {"PATH": os.environ["PATH"], "NSC_NO_GIT_IGNORE": "true", **home}

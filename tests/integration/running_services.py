@@ -189,7 +189,7 @@ class Running:
         await bench.until(self.emitted, "all outputs are written")
         written = [record async for record in bench.client.consume(self.outputs, until="end")]
         assert machine.outbox is not None
-        wanted = machine.outbox.take(0, machine.outbox.output_count)
+        wanted = machine.outbox.read(0, machine.outbox.output_count)
         assert [(r.offset, r.value, r.key or None) for r in written] == [(o.number, o.value, o.key or None) for o in wanted]
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.processes
 TIMEOUT_S = 10.0
 
 
-async def test_leadership_question_is_confirmed_only_by_the_leader_of_the_given_epoch(bench: Any, stream_name: str) -> None:
+async def test_leadership_probe_is_confirmed_only_by_the_leader_of_the_given_epoch(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     stream = await bench.client.stream(stream_name)
     partition = stream.partitions[0]

@@ -14,9 +14,9 @@ from liftpy.config import DefaultQuota, SessionTimes
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire.batch import split_batches
 from liftpy.errors import AlreadyExistsError
-from sidecar.backup.create import TakeOptions, take_backup
+from sidecar.backup.create import BackupOptions, take_backup
 from sidecar.backup.inspect import list_backups, read_image, verify_backup
-from sidecar.backup.restore import ClusterWide, Restore, RestoredSetting, RestoreOptions, RestoreWish
+from sidecar.backup.restore import ClusterWide, Restore, RestoredSetting, RestoreOptions, StreamRestore
 from sidecar.backup.store import Store
 from sidecar.dev.cluster import DevCluster
 from sidecar.runtime.settings import Target
@@ -49,12 +49,12 @@ async def test_backup_restore_returns_the_committed_records_byte_for_byte(
 
     loading = asyncio.create_task(load())
     await bench.until(lambda: _past(bench, stream_name, 50), "the load runs")
-    options = TakeOptions(streams=(stream_name, jobs.name), piece_bytes=20_000)
+    options = BackupOptions(streams=(stream_name, jobs.name), piece_bytes=20_000)
     first = await take_backup(client, store, options)
     second = await take_backup(client, store, options)
     loading.cancel()
     assert second.manifest.since == first.manifest.backup
-    assert second.kept_bytes >= 20_000, "pieces that are full are not written again"
+    assert second.reused_bytes >= 20_000, "pieces that are full are not written again"
     assert second.written_bytes < first.written_bytes
     copies = second.manifest.streams[0].partitions
     assert copies[1].high_watermark == 2999
@@ -70,10 +70,10 @@ async def test_backup_restore_returns_the_committed_records_byte_for_byte(
         try:
             manifest = store.newest()
             was = read_image(store, manifest).streams[stream_name]
-            wish = RestoreWish(name=stream_name, into=stream_name, subject=was.subject, config=was.config, replicas=3)
+            wish = StreamRestore(name=stream_name, into=stream_name, subject=was.subject, config=was.config, replicas=3)
             wide = ClusterWide(DefaultQuota(records_per_s=1_000_000), SessionTimes(1800, 1100, change=2))
             target = RestoreOptions(target=Target(nats=(other.nats_url,)), scratch=tmp_path, wide=wide)
-            jobs_wish = RestoreWish(name=jobs.name, into=jobs.name, subject=jobs.subject, config=jobs.config, replicas=3)
+            jobs_wish = StreamRestore(name=jobs.name, into=jobs.name, subject=jobs.subject, config=jobs.config, replicas=3)
             done = await Restore(fresh.client, store, manifest, [wish, jobs_wish], target).run()
             async with fresh.client.producer(jobs.name, id="job") as producer:
                 assert producer.next_sequence(0) == 30, "its records are gone, and its place is known"

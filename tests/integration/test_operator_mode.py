@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client, Credentials, connect
-from liftpy.core.wire.permissions import AccessRole, Rights, rights_of
+from liftpy.core.wire.permissions import AccessRole, Permissions, rights_of
 from liftpy.errors import NotAllowedError
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.nats_server import NatsServer
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 QUERY_TIMEOUT_S = 120
 VALUES = [b"%d" % number for number in range(500)]
 TOKEN = "a-token-of-all"
-MAKERS: dict[str, Callable[[Mapping[str, Rights], Path], str]] = {"made here": made_here, "made by nsc": made_by_nsc}
+MAKERS: dict[str, Callable[[Mapping[str, Permissions], Path], str]] = {"made here": made_here, "made by nsc": made_by_nsc}
 RIGHTS = {role.value: rights_of(role, scope) for role, scope in SCOPES.items()}
 
 

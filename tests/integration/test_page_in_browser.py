@@ -19,7 +19,7 @@ import pytest
 
 from liftpy.client import connect
 from liftpy.core.observe.node_summary import ASKED
-from liftpy.core.observe.page_model import KINDS, figure, look_up
+from liftpy.core.observe.page_model import KINDS, figure, value_at
 from liftpy.errors import LiftError
 from sidecar.dev.cluster import DevCluster, DevNode
 from tests.unit.status.test_dashboard_pages import HOSTILE
@@ -89,9 +89,9 @@ async def check_numbers(browsed: Browsed, address: str) -> int:
     """Every figure and every cell is what the JSON says, in the words that Python has for it."""
     shown = await browsed.page.evaluate(SHOWN, address)
     for path, kind, text in shown["figures"]:
-        assert text == figure(kind, look_up(shown["found"], path)), path
+        assert text == figure(kind, value_at(shown["found"], path)), path
     for path, columns, rows in shown["cells"]:
-        wanted = [[figure(one["kind"], row.get(one["name"])) for one in columns] for row in look_up(shown["found"], path)]
+        wanted = [[figure(one["kind"], row.get(one["name"])) for one in columns] for row in value_at(shown["found"], path)]
         assert rows == wanted, path
     return len(shown["figures"]) + sum(len(row) for _, _, rows in shown["cells"] for row in rows)
 

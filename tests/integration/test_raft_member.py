@@ -19,7 +19,7 @@ from sidecar.dev.nats_server import NatsServer
 from sidecar.metadata.control import Forwarder
 from sidecar.metadata.feed import FeedSubscriber
 from sidecar.metadata.member import RaftMember
-from sidecar.metadata.member_log import MemberFolder
+from sidecar.metadata.member_log import MemberDirectory
 from sidecar.transport.connection import BusConnection
 
 OK = pb.ControlResponse.OK
@@ -56,7 +56,7 @@ class Controllers:
             self.url, reconnect_time_wait=0.1, max_reconnect_attempts=-1, inbox_prefix=Subjects("t").inbox(name)
         )
         member = RaftMember(
-            MemberFolder(name, self.names, self.folder / name, self.bootstrap_majority, self.compact_after),
+            MemberDirectory(name, self.names, self.folder / name, self.bootstrap_majority, self.compact_after),
             connection,
             Subjects("t"),
             ReplicationConfig(),

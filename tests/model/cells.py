@@ -19,22 +19,22 @@ from typing import Any, NamedTuple
 from liftpy.config import AckPolicy, FlushPolicy, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.invariants import check
-from liftpy.core.base.partition import HeldPartition, PartitionState
+from liftpy.core.base.partition import PartitionMetadata, PartitionState
 from liftpy.core.log.compaction_point import Horizon
 from liftpy.core.log.leader_epochs import EpochCache
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.candidate import CandidateRole
 from liftpy.core.replication.catchup_throttle import CatchupThrottle, LearnerCopy
-from liftpy.core.replication.fetch_handler import FetchHandler, Waiter, Waiters
+from liftpy.core.replication.fetch_handler import FetchHandler, ParkedFetch, ParkedFetches
 from liftpy.core.replication.follower import FollowerRole
-from liftpy.core.replication.inflight_limits import InflightLimits, NodeIntake
+from liftpy.core.replication.inflight_limits import InflightLimits, NodeInflight
 from liftpy.core.replication.isr import FollowerProgress, IsrChange, SlowFlushes
-from liftpy.core.replication.leader import LeaderRole, Pausing
-from liftpy.core.replication.lease import Lease, Succession
+from liftpy.core.replication.leader import LeaderRole, PauseEnforcer
+from liftpy.core.replication.lease import EarlierLeaders, Lease
 from liftpy.core.replication.log_offsets import LogOffsets
-from liftpy.core.replication.phases import Following
-from liftpy.core.replication.replica import FailedRole, Replica, StoppedRole, WaitingRole
+from liftpy.core.replication.phases import FollowerPhase
+from liftpy.core.replication.replica import FailedRole, InactiveRole, Replica, StoppedRole
 from liftpy.core.replication.role import Backoff, Deadlines, ReplicaContext, ReplicaRole
 from liftpy.errors import InvariantError
 from tests.model.search import Broken
@@ -83,12 +83,13 @@ class Stepped(NamedTuple):
 
 STRUCTURE = Structure(
     state=(
-        Cell, Replica, ReplicaContext, LogOffsets, EpochCache, Deadlines, Lease, Backoff, Succession, IsrChange, FetchHandler,
-        FollowerProgress, Waiters, InflightLimits, NodeIntake, CatchupThrottle, LearnerCopy, SlowFlushes, Pausing, ReplicaRole,
-        WaitingRole,
+        Cell, Replica, ReplicaContext, LogOffsets, EpochCache, Deadlines, Lease, Backoff, EarlierLeaders, IsrChange, FetchHandler,
+        FollowerProgress, ParkedFetches, InflightLimits, NodeInflight, CatchupThrottle, LearnerCopy, SlowFlushes, PauseEnforcer,
+        ReplicaRole,
+        InactiveRole,
         FailedRole, StoppedRole, FollowerRole, CandidateRole, LeaderRole,
     ),
-    values=(HeldPartition, PartitionState, PartitionKey, StreamConfig, FlushPolicy, ReplicationConfig, Waiter, Horizon),
+    values=(PartitionMetadata, PartitionState, PartitionKey, StreamConfig, FlushPolicy, ReplicationConfig, ParkedFetch, Horizon),
 )  # fmt: skip
 
 
@@ -117,20 +118,20 @@ def put_back_times(replica: Replica) -> None:
     shared, role = replica._shared, replica._role
     shared.backoff._state = shared.backoff._failures = 0
     shared.deadlines._at_ns = {kind: NOW for kind in _KINDS if shared.deadlines.is_set(kind)}
-    shared.succession = Succession(shared.node_id, 0)
+    shared.succession = EarlierLeaders(shared.node_id, 0)
     if isinstance(role, FollowerRole):
         role._heard_ns, role._met, role._quiet_rounds, role._woken = NOW, True, 0, False
         role._way = deque([role.phase], role._way.maxlen)
-        if role.phase is not Following.IDLE:
+        if role.phase is not FollowerPhase.IDLE:
             role._idle_request_id = 0
-        if role.phase is not Following.RECONCILING:
+        if role.phase is not FollowerPhase.RECONCILING:
             role._asked_epoch, role._asks_for_horizon = 0, False
-        if role.phase is not Following.FLUSHING:
+        if role.phase is not FollowerPhase.FLUSHING:
             role._leader_high_watermark = -1
         return
     if not isinstance(role, LeaderRole | CandidateRole):
         return
-    for progress in role.desk.followers.values():
+    for progress in role.handler.followers.values():
         progress.caught_up_ns = progress.last_fetch_ns = progress.last_asked_ns = progress.last_request_ns = NOW
         progress.mark_ns, progress.progressed_ns, progress.told_high_watermark = NOW, 0, -2
         progress.doubted_ns, progress.owed_ns = None, 0
@@ -211,7 +212,7 @@ class Cells:
                 if isinstance(role, FollowerRole):
                     ids |= {(cell.name, role._request_id), (cell.name, role._idle_request_id)}
                 elif isinstance(role, LeaderRole | CandidateRole):
-                    ids |= {(name, progress.last_request_id) for name, progress in role.desk.followers.items()}
+                    ids |= {(name, progress.last_request_id) for name, progress in role.handler.followers.items()}
             found = self._ids[number] = tuple(pair for pair in ids if pair[1])
         return found
 
@@ -227,7 +228,7 @@ class Cells:
                 if isinstance(role, FollowerRole):
                     role._request_id, role._idle_request_id = own[role._request_id], own[role._idle_request_id]
                 elif isinstance(role, LeaderRole | CandidateRole):
-                    for name, progress in role.desk.followers.items():
+                    for name, progress in role.handler.followers.items():
                         progress.last_request_id = {0: 0, **numbers[name]}[progress.last_request_id]
             found = self._renamed[number, key] = self.add(cell)
         return found
@@ -238,12 +239,12 @@ class Cells:
         if found is None:
             cell = STRUCTURE.copy(self[number])
             role = cell.replica._role if cell.replica is not None else None
-            desk = role.desk if isinstance(role, LeaderRole | CandidateRole) else None
+            handler = role.handler if isinstance(role, LeaderRole | CandidateRole) else None
             for name, rid in cell.kept:
-                if (name, rid) in ids and desk is not None:
-                    desk.waiters.forget(name)
+                if (name, rid) in ids and handler is not None:
+                    handler.waiters.forget(name)
             cell.kept = tuple(pair for pair in cell.kept if pair not in ids)
-            for name, progress in desk.followers.items() if desk is not None else ():
+            for name, progress in handler.followers.items() if handler is not None else ():
                 if (name, progress.last_request_id) in ids:
                     progress.last_request_id = 0
             found = self._renamed[number, ids] = self.add(cell)
@@ -272,7 +273,7 @@ def _options(cell: Cell) -> list[tuple[Any, ...]]:
         found.append(("wake",))
     role = replica._role
     if isinstance(role, LeaderRole):
-        found += [("lags", name) for name in sorted(role.desk.followers) if name in replica.state.isr]
+        found += [("lags", name) for name in sorted(role.handler.followers) if name in replica.state.isr]
         if deadlines.is_set(ev.Deadline.ISR_CHANGE):
             found.append(("unanswered",))
     elif isinstance(role, CandidateRole) and deadlines.is_set(ev.Deadline.PROMOTION):
@@ -337,7 +338,7 @@ class Shell:
 
     def _lags(self, follower: str) -> None:
         assert self.cell.replica is not None
-        self.cell.replica._role.desk.followers[follower].caught_up_ns = _LONG_AGO  # type: ignore[attr-defined]
+        self.cell.replica._role.handler.followers[follower].caught_up_ns = _LONG_AGO  # type: ignore[attr-defined]
         self.cell.replica._shared.deadlines._at_ns[ev.Deadline.LAG] = NOW
         self.feed(ev.DeadlineReached(kind=ev.Deadline.LAG))
 
@@ -347,7 +348,7 @@ class Shell:
     def _report_again(self) -> None:
         self.feed(ev.DeadlineReached(kind=ev.Deadline.PROMOTION))
 
-    def _learn(self, held: HeldPartition, live: tuple[tuple[str, int], ...]) -> None:
+    def _learn(self, held: PartitionMetadata, live: tuple[tuple[str, int], ...]) -> None:
         self.feed(ev.PartitionChanged(held=held, incarnations=dict(live)))
 
     def _crash(self, kept: int, checkpoint: int) -> None:
@@ -355,7 +356,7 @@ class Shell:
         cell.log, cell.durable, cell.checkpoint = cell.log[:kept], kept, min(checkpoint, kept - 1)
         cell.replica, cell.serves, cell.kept = None, False, ()
 
-    def _restart(self, incarnation: int, request_id: int, held: HeldPartition, live: tuple[tuple[str, int], ...]) -> None:
+    def _restart(self, incarnation: int, request_id: int, held: PartitionMetadata, live: tuple[tuple[str, int], ...]) -> None:
         cell = self.cell
         cell.incarnation = incarnation
         replica = cell.replica = Replica(cell.name, incarnation, CONFIG)

@@ -15,7 +15,7 @@ from immutables import Map
 
 from liftpy.config import StreamConfig
 from liftpy.core.base.invariants import check
-from liftpy.core.base.partition import HeldPartition, PartitionState
+from liftpy.core.base.partition import PartitionMetadata, PartitionState
 from liftpy.core.metadata.controller.requests import decide
 from liftpy.core.metadata.image import ClusterImage, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.core.metadata.record_builder import Rules
@@ -31,7 +31,7 @@ PERMUTATIONS: tuple[dict[str, str], ...] = tuple(dict(zip(NODES, order, strict=T
 _RULES = Rules("liftpy", elections=True)
 _STRUCTURE = Structure(state=(), values=(PartitionState, NodeImage, LeaderReport))
 
-State = tuple[HeldPartition, tuple[tuple[str, int], ...]]
+State = tuple[PartitionMetadata, tuple[tuple[str, int], ...]]
 
 
 def first_image() -> ClusterImage:

@@ -1,13 +1,13 @@
 """The lease model: who may speak for a partition, on a clock of 0.25 s.
 
 The shipped ``NodeSessions`` of two metadata leaders, one of which may not know that it was replaced; the shipped ``Lease`` and
-``Succession`` of three nodes; the shipped decisions. Nodes are suspended and go on, heartbeats and their answers take any time,
+``EarlierLeaders`` of three nodes; the shipped decisions. Nodes are suspended and go on, heartbeats and their answers take any time,
 images come late, the bus says that nobody listens for a node that is cut off from it. A leadership may be moved while the
 session of the old leader lasts. Session and lease may become others (``Limits.times``): the settings of nodes and metadata leaders say
 something else then, so that whoever goes by them is found.
 
 A node speaks if the image that it knows names it leader, its lease is current and nobody who led before may still speak, by its
-own ``Succession``; two that speak at one time break D22. A node that is suspended does not speak before it goes on.
+own ``EarlierLeaders``; two that speak at one time break D22. A node that is suspended does not speak before it goes on.
 
 Now is always ``NOW``: when time goes on, all that was gets older (``_age``). So states that differ in the time of day alone are
 one.
@@ -23,7 +23,7 @@ from liftpy.config import NS_PER_MS, NS_PER_S, ReplicationConfig, SessionTimes
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata import sessions
 from liftpy.core.metadata.sessions import NodeSessions
-from liftpy.core.replication.lease import Lease, Succession
+from liftpy.core.replication.lease import EarlierLeaders, Lease
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.model.cells import KEY
 from tests.model.images import NODES, Images, first_image
@@ -34,7 +34,9 @@ NOW = 1000 * NS_PER_S
 TICK_NS = NS_PER_S // 4
 ELECTION_TICKS = 2
 """A metadata leader appears 0.5 s after a majority confirmed the one before last, or later."""
-_STRUCTURE = Structure(state=(NodeSessions, sessions._NodeSession, Lease, Succession), values=(ReplicationConfig, SessionTimes))
+_STRUCTURE = Structure(
+    state=(NodeSessions, sessions._NodeSession, Lease, EarlierLeaders), values=(ReplicationConfig, SessionTimes)
+)
 OTHERWISE = ReplicationConfig(session_s=3600.0, lease_s=3000.0)
 """Settings that nobody is to go by, where the image has the times."""
 _FORGOTTEN_NS = NOW - 4 * NS_PER_S
@@ -126,7 +128,7 @@ class LeaseModel:
         nodes = []
         for name in NODES:
             granted_ms = led.heartbeat(name, 1, NOW, NOW).lease_ms
-            lease, succession = Lease(lease_ns), Succession(name, lease_ns)
+            lease, succession = Lease(lease_ns), EarlierLeaders(name, lease_ns)
             lease.extend(NOW, granted_ms * NS_PER_MS)
             held, live = self._images.state(image)
             succession.partition_changed(held.state, dict(live), NOW, held.longest_lease_ns)
@@ -145,7 +147,7 @@ class LeaseModel:
             if isinstance(what, Lease):
                 until_ns = what._until_ns
                 what._until_ns = None if until_ns is None or until_ns - TICK_NS <= NOW else until_ns - TICK_NS
-            elif isinstance(what, Succession):
+            elif isinstance(what, EarlierLeaders):
                 what._suspects = {n: (i, max(until - TICK_NS, NOW)) for n, (i, until) in what._suspects.items()}
             else:
                 what._began_ns, what._earliest_ns = _earlier(what._began_ns), _earlier(what._earliest_ns)
@@ -317,7 +319,7 @@ class LeaseModel:
             become = ("times become", round(session_s * 1000), round(lease_s * 1000))
             yield from self._decided(state, become, (*left[:5], left[5] - 1))
         led = self._copy(state.leader.sessions)
-        proposed = led.due(NOW)
+        proposed = led.take_due(NOW)
         ticking = state._replace(leader=state.leader._replace(sessions=self._number(led)))
         for proposal in proposed:
             if isinstance(proposal, pb.SettleSessionTimes):
@@ -367,7 +369,7 @@ class LeaseModel:
         if node.suspended or partition.status is not PartitionStatus.ONLINE or partition.leader != name:
             return False
         lease: Lease = self._held[node.lease]
-        succession: Succession = self._held[node.succession]
+        succession: EarlierLeaders = self._held[node.succession]
         return lease.is_current(NOW) and succession.is_over(NOW)
 
     def _looked(self, state: State) -> State | Broken:

@@ -26,13 +26,13 @@ from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.errors import CorruptionError, StorageError
-from sidecar.metadata.member_log import MemberFolder, MemberLog, MemberSurroundings
+from sidecar.metadata.member_log import MemberDirectory, MemberEnvironment, MemberLog
 from sidecar.quorum.codec import seal, unseal
 from sidecar.quorum.driver import tick_once
 from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import Node, RaftCore, check_library
 from sidecar.quorum.peer_sessions import _FRAME, Peer
-from sidecar.quorum.probation import FolderLineage, Probation
+from sidecar.quorum.probation import DirectoryLineage, Probation
 from sidecar.quorum.transport import SessionTransport
 from tests.model.memory_disk import Files, Flushed, MemoryDisk, MemoryPath, in_use
 from tests.model.search import Broken
@@ -196,8 +196,8 @@ class Member:
         _known(transport, (*_TRANSPORT, *(n for n in vars(transport) if n.startswith("_on"))))
 
     def _opened(self) -> MemberLog:
-        opened = MemberFolder(self.name, NODES, cast(Any, _FOLDER), compact_after_entries=1 << 30)
-        around = MemberSurroundings(lambda: NOW, lambda: 1, lambda: self._draws.pop() if self._draws else 1)
+        opened = MemberDirectory(self.name, NODES, cast(Any, _FOLDER), compact_after_entries=1 << 30)
+        around = MemberEnvironment(lambda: NOW, lambda: 1, lambda: self._draws.pop() if self._draws else 1)
         log = MemberLog(opened, cast(ClusterFsm, Machine()), FeedProducer(), lambda *_: None, around)
         log.transport.sessions.set_online(True)
         if self._append_bytes:
@@ -306,7 +306,7 @@ class Member:
         else:
             assert kind in ("start", "tick"), kind
         tick_once(core, self.log.transport, self.log.journal, frames)
-        self.log.probation.look()
+        self.log.probation.end_if_complete()
 
     def _coming(self, sender: str, batch: Frames) -> tuple[tuple[str, bytes], ...]:
         """Numbered as the session that they are of begins with their tick's: nothing else was under way."""
@@ -380,8 +380,8 @@ class Contents:
                         _frozen(getattr(journal, attribute)) for attribute in ("_entries", "_term", "_vote", "_commit")
                     )
                 if name == "lineage":
-                    lineage = FolderLineage(cast(Any, _FOLDER), lambda: 1)
-                    read = FolderLineage.__new__(FolderLineage)
+                    lineage = DirectoryLineage(cast(Any, _FOLDER), lambda: 1)
+                    read = DirectoryLineage.__new__(DirectoryLineage)
                     read.__dict__.update(vars(lineage), earlier=(), missed=())
                     MemoryPath.disk = MemoryDisk(((name, content),))
                     read._load()
@@ -410,7 +410,7 @@ class Contents:
                 journal._rewrite = True
                 journal.sync()
             else:
-                lineage = FolderLineage(cast(Any, _FOLDER), lambda: 1)
+                lineage = DirectoryLineage(cast(Any, _FOLDER), lambda: 1)
                 for attribute, value in zip(_LINEAGE[:5], said, strict=True):
                     setattr(lineage, attribute, dict(value) if isinstance(value, frozenset) else value)
                 lineage._changed = True

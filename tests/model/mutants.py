@@ -13,12 +13,12 @@ from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.record_builder import RecordBuilder
 from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.replication import isr
-from liftpy.core.replication.lease import Lease, Succession
+from liftpy.core.replication.lease import EarlierLeaders, Lease
 from sidecar.metadata import member_log
 from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import RaftCore
 from sidecar.quorum.probation import Probation
-from sidecar.quorum.raft_rules import Hardening
+from sidecar.quorum.raft_rules import RaftMessageChecks
 from sidecar.quorum.transport import SessionTransport
 from tests.simulation.mutants.bug import method
 
@@ -95,7 +95,7 @@ def stale_metadata_leader_grants() -> Patches:
 
 
 def nobody_waits_for_the_leader_before() -> Patches:
-    return [method(Succession, "is_over", lambda self, now_ns: True)]
+    return [method(EarlierLeaders, "is_over", lambda self, now_ns: True)]
 
 
 def sessions_end_with_the_lease() -> Patches:
@@ -184,11 +184,11 @@ def votes_for_shorter_logs() -> Patches:
 def what_is_held_is_cut() -> Patches:
     """An append that comes late cuts what came after it, as the library does."""
 
-    def append(self: Hardening, node: Any, message: Any) -> bool:
+    def append(self: RaftMessageChecks, node: Any, message: Any) -> bool:
         self._handler(node, message)
         return True
 
-    return [method(Hardening, "_append", append)]
+    return [method(RaftMessageChecks, "_append", append)]
 
 
 def snapshot_without_last_term() -> Patches:
@@ -204,27 +204,27 @@ def snapshot_without_last_term() -> Patches:
 def snapshot_commits_what_is_not_matched() -> Patches:
     """What a snapshot brings raises the commit index over entries that nobody has compared."""
 
-    def snapshot(self: Hardening, node: Any, message: Any) -> bool:
+    def snapshot(self: RaftMessageChecks, node: Any, message: Any) -> bool:
         message["commit_index"] = max(message["commit_index"], self._core.log.last_index)
         return real(self, node, message)
 
-    def beat(self: Hardening, node: Any, message: Any, commit_index: int) -> None:
+    def beat(self: RaftMessageChecks, node: Any, message: Any, commit_index: int) -> None:
         self._handler(node, {"type": "append_entries", "term": message["term"], "commit_index": message["commit_index"]})
 
-    real = Hardening._snapshot
-    return [method(Hardening, "_snapshot", snapshot), method(Hardening, "_beat", beat)]
+    real = RaftMessageChecks._snapshot
+    return [method(RaftMessageChecks, "_snapshot", snapshot), method(RaftMessageChecks, "_beat", beat)]
 
 
 def no_probation() -> Patches:
     """Who has lost its folder votes at once."""
-    real = Probation.look
+    real = Probation.end_if_complete
 
     def look(self: Probation) -> None:
         real(self)
         if not self.over:
             self._end()
 
-    return [method(Probation, "look", look)]
+    return [method(Probation, "end_if_complete", look)]
 
 
 def journal_ends_with_the_snapshot() -> Patches:
@@ -234,14 +234,14 @@ def journal_ends_with_the_snapshot() -> Patches:
 
 def barrier_of_any_time() -> Patches:
     """Probation is over with the first entry that is heard of."""
-    real = Probation.look
+    real = Probation.end_if_complete
 
     def look(self: Probation) -> None:
         real(self)
         if not self.over and self._core is not None and self._core.raftCommitIndex > 1:
             self._end()
 
-    return [method(Probation, "look", look)]
+    return [method(Probation, "end_if_complete", look)]
 
 
 def sessions_shrink_below_what_was_granted() -> Patches:

@@ -14,11 +14,11 @@ from liftpy.core.backup.manifest import Manifest
 from liftpy.core.log.log import Log
 from liftpy.core.wire.batch import Record
 from liftpy.errors import LiftError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError, UnavailableError
-from sidecar.backup.create import TakeOptions, take_backup
+from sidecar.backup.create import BackupOptions, take_backup
 from sidecar.backup.inspect import verify_backup
 from sidecar.backup.staging import NOWHERE, stage
 from sidecar.backup.store import Store
-from sidecar.disk.files import FolderStorage
+from sidecar.disk.files import DirectoryStorage
 from tests.pairs.feature import Feature
 from tests.pairs.model import FoundLog, Reading, id_of
 from tests.pairs.world import QUIET_S, READ, World, log_records, stop_task
@@ -351,7 +351,7 @@ class Backup(Feature):
         await self._take(world)
 
     async def _take(self, world: World) -> None:
-        options = TakeOptions(namespace=world.cluster.namespace, streams=(world.stream,), piece_bytes=8192)
+        options = BackupOptions(namespace=world.cluster.namespace, streams=(world.stream,), piece_bytes=8192)
         uid = world.uid
         try:
             taken = await take_backup(world.client, self._store(world), options)
@@ -370,7 +370,7 @@ class Backup(Feature):
             for copy in manifest.streams[0].partitions:
                 folder = world.scratch / f"restored-{number}-{copy.partition}"
                 staged = await asyncio.to_thread(stage, self._store(world), copy, config, folder, NOWHERE, lambda path: None)
-                log, _ = Log.open(FolderStorage(folder), config, now_wall_ns=world.now_ns())
+                log, _ = Log.open(DirectoryStorage(folder), config, now_wall_ns=world.now_ns())
                 found = FoundLog(copy.partition, log.log_start_offset, staged.end, log_records(log, staged.end)[0])
                 log.close()
                 world.model.check_log(found, world.now_ns(), f"backup {number}")

@@ -13,7 +13,7 @@ from liftpy.core.log import compaction_point as horizon
 from liftpy.core.log import recovery
 from liftpy.core.log.compaction_point import CompactionHorizon
 from liftpy.core.log.leader_epochs import EpochCache
-from liftpy.core.log.log import Log, Recheck
+from liftpy.core.log.log import Log, RecheckResult
 from liftpy.core.log.range_reads import Portion
 from liftpy.core.log.segment import Segment
 from liftpy.core.metadata.controller import elections, nodes
@@ -33,9 +33,9 @@ from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.follower import FollowerRole
 from liftpy.core.replication.isr import FollowerProgress, IsrChange, SlowFlushes
 from liftpy.core.replication.leader import LeaderRole
-from liftpy.core.replication.log_offsets import EpochVerdict, Lineage, LogOffsets
+from liftpy.core.replication.log_offsets import EpochVerdict, LogOffsets, OffsetCheck
 from liftpy.core.replication.reads import Reads
-from liftpy.core.replication.replica import FailedRole, WaitingRole
+from liftpy.core.replication.replica import FailedRole, InactiveRole
 from liftpy.core.wire.chunking import Assembly, Piece
 from liftpy.core.wire.subjects import InboxRule
 from liftpy.errors import CorruptionError, LiftError
@@ -188,7 +188,7 @@ def pieces_of_any_batch() -> Patches:
         self.forget()
         return whole
 
-    return [method(Assembly, "take", take)]
+    return [method(Assembly, "add_piece", take)]
 
 
 def poison_raises() -> Patches:
@@ -208,7 +208,7 @@ def any_reply_subject() -> Patches:
 
 
 def lineage_not_looked_at() -> Patches:
-    return [method(replica, "judge", lambda *args, **known: EpochVerdict(Lineage.SAME))]
+    return [method(replica, "judge", lambda *args, **known: EpochVerdict(OffsetCheck.SAME))]
 
 
 def lagging_says_cut() -> Patches:
@@ -229,14 +229,14 @@ def negative_ack_when_the_isr_has_joined() -> Patches:
 
 
 def positions_of_the_isr_only() -> Patches:
-    real = WaitingRole.enter
+    real = InactiveRole.enter
 
-    def enter(self: WaitingRole, now_ns: int, out: list) -> None:
+    def enter(self: InactiveRole, now_ns: int, out: list) -> None:
         real(self, now_ns, out)
         if self.shared.node_id not in self.shared.state.isr:
             out[:] = [effect for effect in out if not isinstance(effect, do.ReportLeader)]
 
-    return [method(WaitingRole, "enter", enter)]
+    return [method(InactiveRole, "enter", enter)]
 
 
 def quorum_log_stays_uncommitted() -> Patches:
@@ -400,7 +400,7 @@ def wrong_bytes_are_not_complained_of() -> Patches:
 
 
 def complaints_are_ignored() -> Patches:
-    return [method(Log, "complaint", lambda self, offset, asker, now_ns: Recheck.SOUND)]
+    return [method(Log, "complaint", lambda self, offset, asker, now_ns: RecheckResult.SOUND)]
 
 
 def a_complaint_is_not_looked_into() -> Patches:
@@ -408,9 +408,9 @@ def a_complaint_is_not_looked_into() -> Patches:
 
 
 def every_complaint_is_believed() -> Patches:
-    def believe(self: Log, offset: int, asker: str, now_ns: int) -> Recheck:
-        self.met_damage(CorruptionError("somebody says so"))
-        return Recheck.DAMAGED
+    def believe(self: Log, offset: int, asker: str, now_ns: int) -> RecheckResult:
+        self.handle_damage(CorruptionError("somebody says so"))
+        return RecheckResult.DAMAGED
 
     return [method(Log, "complaint", believe)]
 

@@ -9,20 +9,20 @@ from unittest.mock import patch
 from liftpy.core.base.partition import PartitionState, Pause
 from liftpy.core.metadata.controller import streams
 from liftpy.core.publish.standby import Standby
-from liftpy.core.replication.leader import Pausing
+from liftpy.core.replication.leader import PauseEnforcer
 from tests.simulation.mutants.bug import Mutant, Patches, method
 
 
 def pause_is_not_heeded() -> Patches:
-    return [patch.object(Pausing, "refusal", property(lambda self: None))]
+    return [patch.object(PauseEnforcer, "refusal", property(lambda self: None))]
 
 
 def woken_before_it_is_resumed() -> Patches:
-    return [patch.object(Pausing, "sleeps", property(lambda self: False))]
+    return [patch.object(PauseEnforcer, "sleeps", property(lambda self: False))]
 
 
 def nobody_is_woken() -> Patches:
-    return [method(Pausing, "is_over", lambda self, intake: False)]
+    return [method(PauseEnforcer, "is_over", lambda self, intake: False)]
 
 
 def heard_before_a_pause_is_kept() -> Patches:

@@ -10,7 +10,7 @@ Shows A1, A2, A3 (by the expected sequence), A4.
 
 from __future__ import annotations
 
-from tests.scripts.desk import Desk
+from tests.scripts.replication_bench import ReplicationBench
 from tests.scripts.stage import Stage
 
 KILLS = ("expected sequence ignored",)
@@ -60,17 +60,17 @@ def test_publish_repeated_during_a_leader_reconnect_is_stored_once() -> None:
 
 
 async def test_publish_repeated_with_expected_sequence_is_stored_at_most_once() -> None:
-    desk = Desk()
-    desk.publish(b"one", "p", _expecting(0))
-    await desk.turn()
-    desk.commit()
-    assert desk.answers("p") == [{"stream": "orders", "seq": 1}]
-    desk.publish(b"one", "p", _expecting(0))  # its ack was lost; it tries again
-    desk.publish(b"two", "p", _expecting(1))
-    desk.publish(b"two", "p", _expecting(1))  # the same, in one read of the socket
-    await desk.turn()
-    desk.commit()
-    answers = desk.answers("p")
+    bench = ReplicationBench()
+    bench.publish(b"one", "p", _expecting(0))
+    await bench.turn()
+    bench.commit()
+    assert bench.answers("p") == [{"stream": "orders", "seq": 1}]
+    bench.publish(b"one", "p", _expecting(0))  # its ack was lost; it tries again
+    bench.publish(b"two", "p", _expecting(1))
+    bench.publish(b"two", "p", _expecting(1))  # the same, in one read of the socket
+    await bench.turn()
+    bench.commit()
+    answers = bench.answers("p")
     assert sorted(answer.get("seq", 0) for answer in answers) == [0, 0, 2]
-    assert desk.values() == [b"one", b"two"]
+    assert bench.values() == [b"one", b"two"]
     assert all(answer["error"]["err_code"] == 10071 for answer in answers if "error" in answer)

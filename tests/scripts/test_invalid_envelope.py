@@ -16,7 +16,7 @@ import pytest
 
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2, replication_pb2
-from tests.scripts.desk import Desk
+from tests.scripts.replication_bench import ReplicationBench
 
 KILLS = (
     "poison raises",
@@ -42,54 +42,54 @@ POISON = {
 
 @pytest.mark.parametrize("poison", POISON.values(), ids=POISON.keys())
 async def test_envelope_with_invalid_content_is_stored_unchanged_between_its_neighbors(poison: bytes) -> None:
-    desk = Desk()
-    desk.publish(b"before", "p1")
-    desk.publish(poison, "p2")
-    desk.publish(MESSAGE, "p3")
-    desk.publish(b"after", "p4")
-    await desk.turn()
-    desk.commit()
-    assert desk.values() == [b"before", poison, b"in an envelope", b"after"]
-    assert desk.ingest.reader.poison_envelopes == 1
-    assert [desk.answers(inbox)[0]["seq"] for inbox in ("p1", "p2", "p4")] == [1, 2, 4]
+    bench = ReplicationBench()
+    bench.publish(b"before", "p1")
+    bench.publish(poison, "p2")
+    bench.publish(MESSAGE, "p3")
+    bench.publish(b"after", "p4")
+    await bench.turn()
+    bench.commit()
+    assert bench.values() == [b"before", poison, b"in an envelope", b"after"]
+    assert bench.ingest.reader.poison_envelopes == 1
+    assert [bench.answers(inbox)[0]["seq"] for inbox in ("p1", "p2", "p4")] == [1, 2, 4]
 
 
 async def test_hostile_headers_are_stored_or_rejected_without_an_exception() -> None:
-    desk = Desk()
+    bench = ReplicationBench()
     blocks = [
         b"NATS/1.0\r\n\r\n", b"NATS/1.0\r\n:\r\n\r\n", b"NATS/1.0\r\nno colon\r\n\r\n", b"\xff\xfe\r\n\xff: \xff\r\n\r\n",
         b"NATS/1.0\r\nNats-Expected-Last-Sequence: -1\r\n\r\n", b"NATS/1.0\r\nLift-Ack: everything\r\n\r\n",
         b"NATS/1.0\r\nNats-Expected-Last-Sequence: " + b"9" * 40 + b"\r\n\r\n",
     ]  # fmt: skip
     for number, block in enumerate(blocks):
-        desk.publish(b"%d" % number, f"p{number}", block)
-        await desk.turn()
-    desk.publish(b"after", "last")
-    await desk.turn()
-    desk.commit()
+        bench.publish(b"%d" % number, f"p{number}", block)
+        await bench.turn()
+    bench.publish(b"after", "last")
+    await bench.turn()
+    bench.commit()
     refused = [number for number, block in enumerate(blocks) if b"Expected" in block]
-    assert desk.values() == [b"%d" % number for number in range(len(blocks)) if number not in refused] + [b"after"]
+    assert bench.values() == [b"%d" % number for number in range(len(blocks)) if number not in refused] + [b"after"]
     for number in refused:
-        assert "err_code" in desk.answers(f"p{number}")[0]["error"], "no such sequence can be: refused, not stored"
-    assert len(desk.answers("last")) == 1
+        assert "err_code" in bench.answers(f"p{number}")[0]["error"], "no such sequence can be: refused, not stored"
+    assert len(bench.answers("last")) == 1
 
 
 async def test_envelope_with_a_foreign_reply_subject_gets_no_ack() -> None:
-    desk = Desk()
+    bench = ReplicationBench()
     evil = client_pb2.Message(value=b"v", ackInbox="liftpy.control", correlationId="c")
-    desk.publish(frames.encode(evil))
-    desk.publish(frames.encode(client_pb2.Message(value=b"w", ackInbox="_INBOX.x y\r\nPUB liftpy.control 0")))
-    desk.bus.deliver("shop.orders", b"plain", "liftpy.orders.0.replicate")
-    await desk.turn()
-    desk.commit()
-    assert desk.values() == [b"v", b"w", b"plain"]
-    assert desk.bus.sent == []
+    bench.publish(frames.encode(evil))
+    bench.publish(frames.encode(client_pb2.Message(value=b"w", ackInbox="_INBOX.x y\r\nPUB liftpy.control 0")))
+    bench.bus.deliver("shop.orders", b"plain", "liftpy.orders.0.replicate")
+    await bench.turn()
+    bench.commit()
+    assert bench.values() == [b"v", b"w", b"plain"]
+    assert bench.bus.sent == []
 
 
 async def test_ack_to_a_jetstream_client_is_one_json_line_for_any_record_content() -> None:
-    desk = Desk()
-    desk.publish(b'"}\r\n{"', "p")
-    await desk.turn()
-    desk.commit()
-    (payload,) = desk.bus.take("_INBOX.p")
+    bench = ReplicationBench()
+    bench.publish(b'"}\r\n{"', "p")
+    await bench.turn()
+    bench.commit()
+    (payload,) = bench.bus.take("_INBOX.p")
     assert json.loads(payload) == {"stream": "orders", "seq": 1}

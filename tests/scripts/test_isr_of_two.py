@@ -37,7 +37,7 @@ def _two(s: Stage) -> tuple[str, str, str]:
     return a, b, c
 
 
-def test_isolated_follower_in_an_isr_of_two_does_not_depose_its_leader() -> None:
+def test_isolated_follower_in_an_isr_of_two_triggers_no_election() -> None:
     with Stage() as s:
         a, b, c = _two(s)
         s.isolate(b)
@@ -48,7 +48,7 @@ def test_isolated_follower_in_an_isr_of_two_does_not_depose_its_leader() -> None
         assert s.isr == {a, c}
 
 
-def test_leader_in_an_isr_of_two_with_a_broken_link_to_one_of_three_nodes_is_not_deposed() -> None:
+def test_leader_in_an_isr_of_two_with_a_broken_link_to_one_of_three_nodes_stays_leader() -> None:
     with Stage() as s:
         a, b, c = _two(s)
         s.cut(a, b)

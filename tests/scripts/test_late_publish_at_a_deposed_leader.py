@@ -20,10 +20,10 @@ def read_before(s: Stage, node: str, publish: Publish, reply: Reply) -> None:
     shell = s.replica(node).publishers
     for index, (inbox, payload, block) in enumerate(publish.messages):
         shell._askers[publish.inbox(index)] = publish, index, reply
-        shell.ingest._take([(b"", inbox, payload, block)])
+        shell.ingest._check_messages([(b"", inbox, payload, block)])
 
 
-def test_publish_at_a_deposed_leader_gets_no_ack_and_no_error() -> None:
+def test_publish_to_a_former_leader_gets_no_ack_and_no_error() -> None:
     with Stage() as s:
         a, b = s.leader, s.followers[0]
         s.publish(1)

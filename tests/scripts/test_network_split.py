@@ -12,7 +12,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import STREAM, Stage
 
 
-def test_network_split_deposes_the_isolated_leader_and_elects_one_on_the_majority_side() -> None:
+def test_network_split_replaces_the_isolated_leader_by_one_on_the_majority_side() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

@@ -36,7 +36,7 @@ def test_broken_link_between_leader_and_follower_removes_the_follower_from_the_i
         assert s.leader_epoch == epoch
 
 
-def test_broken_links_to_both_followers_depose_the_leader() -> None:
+def test_leader_with_broken_links_to_both_followers_is_replaced() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

@@ -18,25 +18,25 @@ from liftpy.core.replication.effects import SendFetchRefusal
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import NotFoundError
-from tests.scripts.desk import Desk, FakeBus
+from tests.scripts.replication_bench import FakeBus, ReplicationBench
 from tests.scripts.stage import Stage
 
 KILLS = ("a stream is its name",)
 
 
-def _read(desk: Desk, progress: ReadProgress) -> list[bytes | None]:
-    desk.bus.deliver(desk.subjects.read_from("orders", 0, "n1"), frames.encode(progress.request(1 << 20, 0)), "_INBOX.r")
-    (answer,) = desk.bus.take("_INBOX.r")
+def _read(bench: ReplicationBench, progress: ReadProgress) -> list[bytes | None]:
+    bench.bus.deliver(bench.subjects.read_from("orders", 0, "n1"), frames.encode(progress.request(1 << 20, 0)), "_INBOX.r")
+    (answer,) = bench.bus.take("_INBOX.r")
     return [value for piece in progress.accept(answer) for value in piece.batch.values()]
 
 
-async def _filled(bus: FakeBus, uid: str, text: str, count: int) -> Desk:
-    desk = Desk(bus, uid=uid)
+async def _filled(bus: FakeBus, uid: str, text: str, count: int) -> ReplicationBench:
+    bench = ReplicationBench(bus, uid=uid)
     for number in range(count):
-        desk.publish(f"{text} {number}".encode())
-    await desk.turn()
-    desk.commit()
-    return desk
+        bench.publish(f"{text} {number}".encode())
+    await bench.turn()
+    bench.commit()
+    return bench
 
 
 async def test_reader_of_a_deleted_and_recreated_stream_gets_an_error() -> None:

@@ -58,7 +58,7 @@ def test_reader_of_records_lost_in_an_unclean_election_gets_the_truncation_offse
             assert not read(s, node, 2, common)[0].error, "who had read only what is still there goes on"
 
 
-def test_reader_at_a_deposed_leader_gets_not_ready_for_committed_records() -> None:
+def test_reader_at_a_former_leader_gets_not_ready_for_committed_records() -> None:
     """c has the longer log of epoch 1, and leads the third epoch; what it has of the first is committed there. Meanwhile a leads the
     second for itself, with its own records in that place (found by seed 2014585)."""
     with Stage(reader=False) as s:

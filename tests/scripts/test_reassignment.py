@@ -94,7 +94,7 @@ def test_reassignment_to_more_and_to_fewer_replicas_loses_no_record(quorum: bool
 
 
 @pytest.mark.parametrize("dies", ["the learner", "the leader", "who goes"])
-def test_reassignment_finishes_after_the_death_of_learner_leader_or_leaving_replica(dies: str) -> None:
+def test_reassignment_finishes_after_the_death_of_learner_leader_or_replica_to_remove(dies: str) -> None:
     with Stage(nodes=4) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

@@ -26,7 +26,7 @@ def report(s: Stage, witness: str, leader: str, leader_epoch: int) -> pb.Control
     return s.command(pb.ControlRequest(reportLeader=request))
 
 
-def test_silent_leader_reports_about_two_different_epochs_depose_no_leader() -> None:
+def test_silent_leader_reports_about_two_different_epochs_trigger_no_election() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         first = s.leader_epoch
@@ -41,7 +41,7 @@ def test_silent_leader_reports_about_two_different_epochs_depose_no_leader() -> 
         s.publish(1)
 
 
-def test_silent_leader_reports_about_the_same_epoch_depose_the_leader() -> None:
+def test_silent_leader_reports_about_the_same_epoch_trigger_an_election() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

@@ -15,8 +15,8 @@ from liftpy.core.replication.events import FetchReceived
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.batch import RecordBatch, split_batches
-from liftpy.core.wire.chunking import NOTHING, Assembly, Held
-from tests.scripts.desk import Desk, FakeBus
+from liftpy.core.wire.chunking import NOTHING, Assembly, PartialBatch
+from tests.scripts.replication_bench import FakeBus, ReplicationBench
 from tests.scripts.stage import Stage
 from tests.sim.messages import FetchResponse
 
@@ -27,72 +27,72 @@ KILLS = (
 )
 
 
-def _fetch(desk: Desk, offset: int, held: Held = NOTHING) -> list[bytes]:
+def _fetch(bench: ReplicationBench, offset: int, held: PartialBatch = NOTHING) -> list[bytes]:
     """A follower's fetch that acknowledges ``offset``, and what it gets."""
     request = pb.ReplicationRequest(
         replicaID="n2", offset=offset, leaderEpoch=1, offsetEpoch=1, incarnation=1, requestId=1, maxBytes=1 << 20,
-        streamUid=desk.key.uid, position=held.position, batchCrc=held.crc,
+        streamUid=bench.key.uid, position=held.position, batchCrc=held.crc,
     )  # fmt: skip
-    desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.x.1.1")
-    event: FetchReceived = desk.fetches.pop()
+    bench.bus.deliver(bench.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.x.1.1")
+    event: FetchReceived = bench.fetches.pop()
     effect = do.SendFetchResponse(token=event.token, from_offset=event.offset + 1, max_bytes=event.max_bytes, leader_epoch=1)
-    desk.replication.send_response(effect, desk.log, desk.log.high_watermark)
-    return desk.bus.take("liftpy.inbox.n2.x")
+    bench.replication.send_response(effect, bench.log, bench.log.high_watermark)
+    return bench.bus.take("liftpy.inbox.n2.x")
 
 
 async def test_fetch_response_contains_as_many_whole_batches_as_fit_into_max_payload() -> None:
-    desk = Desk(FakeBus(max_payload=64 * 1024))
+    bench = ReplicationBench(FakeBus(max_payload=64 * 1024))
     for number in range(40):
-        desk.publish(bytes([number]) * 9000)
-        await desk.turn()
-    desk.commit()
+        bench.publish(bytes([number]) * 9000)
+        await bench.turn()
+    bench.commit()
     offset, responses = -1, 0
     while offset < 39:
-        (frame,) = _fetch(desk, offset)
-        assert len(frame) <= desk.bus.max_payload
+        (frame,) = _fetch(bench, offset)
+        assert len(frame) <= bench.bus.max_payload
         batches = split_batches(frames.decode_replication_response(frame).batches)
         assert batches[0].base_offset == offset + 1
         offset, responses = batches[-1].last_offset, responses + 1
-    assert responses > 40 * 9000 // desk.bus.max_payload
-    assert desk.bus.errors == {}
+    assert responses > 40 * 9000 // bench.bus.max_payload
+    assert bench.bus.errors == {}
 
 
-def _fetch_large(desk: Desk, offset: int) -> list[RecordBatch]:
+def _fetch_large(bench: ReplicationBench, offset: int) -> list[RecordBatch]:
     """The batch after ``offset``, which needs several answers."""
     assembly = Assembly()
     while True:
-        (frame,) = _fetch(desk, offset, assembly.held)
-        assert len(frame) <= desk.bus.max_payload
-        whole = assembly.take(frames.decode_replication_piece(frame).piece)
+        (frame,) = _fetch(bench, offset, assembly.held)
+        assert len(frame) <= bench.bus.max_payload
+        whole = assembly.add_piece(frames.decode_replication_piece(frame).piece)
         if whole is not None:
             return split_batches(whole)
 
 
 async def test_fetch_response_with_a_record_above_max_payload_is_sent_in_fragments() -> None:
-    desk = Desk(FakeBus(max_payload=64 * 1024))
-    desk.publish(b"x" * (64 * 1024), "large")
+    bench = ReplicationBench(FakeBus(max_payload=64 * 1024))
+    bench.publish(b"x" * (64 * 1024), "large")
     for _ in range(12):
-        desk.publish(b"y" * 9000, "small")
-    await desk.turn()
-    desk.commit()
-    assert [answer["seq"] for answer in desk.answers("large")] == [1]
-    assert _fetch_large(desk, -1)[0].values() == [b"x" * (64 * 1024)]
+        bench.publish(b"y" * 9000, "small")
+    await bench.turn()
+    bench.commit()
+    assert [answer["seq"] for answer in bench.answers("large")] == [1]
+    assert _fetch_large(bench, -1)[0].values() == [b"x" * (64 * 1024)]
     offset = 0
     while offset < 12:
-        (frame,) = _fetch(desk, offset)
+        (frame,) = _fetch(bench, offset)
         offset = split_batches(frames.decode_replication_response(frame).batches)[-1].last_offset
-    assert desk.bus.errors == {}
+    assert bench.bus.errors == {}
 
 
 async def test_fetch_response_after_a_lowered_max_payload_sends_stored_batches_in_fragments() -> None:
-    desk = Desk()
-    desk.publish(b"x" * 500_000)
-    await desk.turn()
-    desk.commit()
-    desk.bus.max_payload = 64 * 1024
-    assert _fetch_large(desk, -1)[0].values() == [b"x" * 500_000]
-    assert desk.bus.errors == {}
-    (frame,) = _fetch(desk, 0)
+    bench = ReplicationBench()
+    bench.publish(b"x" * 500_000)
+    await bench.turn()
+    bench.commit()
+    bench.bus.max_payload = 64 * 1024
+    assert _fetch_large(bench, -1)[0].values() == [b"x" * 500_000]
+    assert bench.bus.errors == {}
+    (frame,) = _fetch(bench, 0)
     assert not frames.decode_replication_response(frame).batches, "a follower that has it is told that it is caught up"
 
 

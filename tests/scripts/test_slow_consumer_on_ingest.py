@@ -10,7 +10,7 @@ Shows A1, A2, L4, L7.
 
 from __future__ import annotations
 
-from tests.scripts.desk import Desk
+from tests.scripts.replication_bench import ReplicationBench
 from tests.scripts.stage import Stage
 
 KILLS = (
@@ -40,33 +40,33 @@ def test_publish_dropped_by_nats_for_a_slow_consumer_is_not_acked() -> None:
 
 
 async def test_ingest_queue_overflow_rejects_publishes_with_reply_at_once() -> None:
-    desk = Desk(ingest_queue_records=16)
+    bench = ReplicationBench(ingest_queue_records=16)
     for number in range(20):  # one read of the socket brings them all
-        desk.publish(b"%d" % number, f"p{number}")
-    await desk.turn()
-    refused = [number for number in range(20) if desk.answers(f"p{number}")]
+        bench.publish(b"%d" % number, f"p{number}")
+    await bench.turn()
+    refused = [number for number in range(20) if bench.answers(f"p{number}")]
     assert len(refused) == 4
-    assert desk.log.log_end_offset == 16
+    assert bench.log.log_end_offset == 16
     for number in range(20, 30):  # the log is not committed yet: the publishers that wait are bounded too
-        desk.publish(b"%d" % number, f"p{number}")
-    await desk.turn()
-    assert all(desk.answers(f"p{number}")[0]["error"]["err_code"] == 10167 for number in range(20, 30))
-    assert desk.ingest.counters.overloaded == 14
+        bench.publish(b"%d" % number, f"p{number}")
+    await bench.turn()
+    assert all(bench.answers(f"p{number}")[0]["error"]["err_code"] == 10167 for number in range(20, 30))
+    assert bench.ingest.counters.overloaded == 14
 
-    desk.commit()
-    told = {number: desk.answers(f"p{number}") for number in range(16)}
+    bench.commit()
+    told = {number: bench.answers(f"p{number}") for number in range(16)}
     assert [told[number][0]["seq"] for number in range(16)] == list(range(1, 17)), "who was not refused is acknowledged, once"
-    desk.publish(b"again", "p99")
-    await desk.turn()
-    desk.commit()
-    assert desk.answers("p99")[0]["seq"] == 17
-    assert desk.values() == [b"%d" % number for number in range(16)] + [b"again"]
+    bench.publish(b"again", "p99")
+    await bench.turn()
+    bench.commit()
+    assert bench.answers("p99")[0]["seq"] == 17
+    assert bench.values() == [b"%d" % number for number in range(16)] + [b"again"]
 
 
 async def test_ingest_queue_overflow_at_a_leader_without_a_lease_drops_publishes_without_an_answer() -> None:
-    desk = Desk(ingest_queue_records=16, may_refuse=False)
+    bench = ReplicationBench(ingest_queue_records=16, may_refuse=False)
     for number in range(20):
-        desk.publish(b"x", f"p{number}")
-    await desk.turn()
-    assert desk.bus.sent == []
-    assert desk.ingest.counters.overloaded == 4
+        bench.publish(b"x", f"p{number}")
+    await bench.turn()
+    assert bench.bus.sent == []
+    assert bench.ingest.counters.overloaded == 4

@@ -29,7 +29,7 @@ from liftpy.core.publish.message_decoder import RawMessage
 from liftpy.core.publish.standby import FailoverBacklog
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.phases import Leading, RoleName
+from liftpy.core.replication.phases import LeaderPhase, RoleName
 from liftpy.core.wire.batch import parse_header, split_batches
 from tests.sim.compaction_checks import gone_for_good, kept_the_newest, newest_of_each_key
 from tests.sim.ghost import PartitionGhost, Shadow
@@ -483,7 +483,7 @@ class Checkers:
     # ---- roles and the metadata ------------------------------------------------------------------------------------------
     def role_changed(self, replica: Copy, effect: do.RoleChanged) -> None:
         """Check that there is one leader per LeaderEpoch, the recorded one, with all committed records [C1, D2]."""
-        if effect.role is not RoleName.LEADER or effect.phase != Leading.REPLAY:
+        if effect.role is not RoleName.LEADER or effect.phase != LeaderPhase.REPLAY:
             return
         ghost, where, log = self.ghost(replica.key), self._where(replica), replica.log
         me = (replica.node_id, replica.process.incarnation)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from liftpy.client.encode_publish import envelope_of
-from liftpy.client.partition_queue import BatchResult, PartitionQueue, ProducerBatch, Refusal
+from liftpy.client.partition_queue import BatchRejection, BatchResult, PartitionQueue, ProducerBatch
 from liftpy.client.progress import NotServedError, ReadProgress
 from liftpy.config import AckPolicy
 from liftpy.core.base.invariants import check
@@ -383,7 +383,7 @@ _PRODUCER = 77
 _DIES = 0.03
 """Share of turns at which it fails."""
 _ASKS_AGAIN_MS = (20, 100, 400)
-_REFUSALS = {_Ack.OUT_OF_ORDER: Refusal.OUT_OF_ORDER, _Ack.UNKNOWN_PRODUCER: Refusal.UNKNOWN}
+_REFUSALS = {_Ack.OUT_OF_ORDER: BatchRejection.OUT_OF_ORDER, _Ack.UNKNOWN_PRODUCER: BatchRejection.UNKNOWN}
 _FINAL = (_Ack.PRODUCER_FENCED, _Ack.DIVERGED_PRODUCER, _Ack.MALFORMED, _Ack.PRODUCER_CONFLICT)
 
 
@@ -441,7 +441,7 @@ class SimProducer(SimPublisher):
             return
         head = self._head(process)
         head.askedProducer, head.producerSequence, head.producerName = _PRODUCER, lane.unanswered[0], self.name
-        self._say_position(head, 0)
+        self._add_position(head, 0)
         if self._acked is not None:
             head.producerAckedOffset, head.producerAckedEpoch = self._acked
         self._publish(frames.batch_publish(head, b""), (-1,), lambda ack: self._told(process, lane, ack))
@@ -472,7 +472,7 @@ class SimProducer(SimPublisher):
     def _began(self, lane: PartitionQueue) -> None:
         """Continue after the answer of the leader."""
 
-    def _say_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
+    def _add_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
         """Add no position."""
 
     def _head(self, process: int) -> client_pb2.BatchPublish:
@@ -497,7 +497,7 @@ class SimProducer(SimPublisher):
         head.producerDigest = b"" if parcel.digest is None else parcel.digest.encode()
         if parcel.names:
             head.producerName = self.name
-        self._say_position(head, parcel.position)
+        self._add_position(head, parcel.position)
         first = int(parse_batch(parcel.batch, verify=False).values()[0] or b"")
         self._publish(
             frames.batch_publish(head, parcel.batch), (first,), lambda ack: self._heard(process, lane, sequence, attempt, ack)
@@ -508,7 +508,7 @@ class SimProducer(SimPublisher):
             return
         if ack is None or ack.ackError:
             error = _Ack.NOT_LEADER if ack is None else ack.ackError
-            refusal = Refusal.FINAL if error in _FINAL else _REFUSALS.get(error, Refusal.AGAIN)
+            refusal = BatchRejection.FINAL if error in _FINAL else _REFUSALS.get(error, BatchRejection.AGAIN)
             due = 0 if ack is None else ack.producer.nextSequence
             if not lane.refused(sequence, attempt, refusal, self._now_s, due):
                 self.cluster.counters["producer: over"] += 1
@@ -568,7 +568,7 @@ class SimDerivation(SimProducer):
         self._lane.add_many([value], None if key is None else [key], [len(value)], self._now_s, [self._position])
         self._position += 1
 
-    def _say_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
+    def _add_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
         head.producerPosition.CopyFrom(SourcePosition("source", 0, offset, self._process).message())
 
 

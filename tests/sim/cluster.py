@@ -16,9 +16,9 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.invariants import check
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.codec import config_to_pb
-from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
+from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.replication.phases import Leading
+from liftpy.core.replication.phases import LeaderPhase
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.sim.checkers import Checkers
 from tests.sim.clients import (
@@ -88,7 +88,7 @@ class Cluster:
         self.group.watch = self._image_changed
         self.group.deliver = self._image_arrives
         self.group.ask = self._ask
-        self.group.look_for = self._look_for
+        self.group.look_for = self._probe
         self.nodes = {f"n{i}": SimNode(self, f"n{i}") for i in range(1, plan.node_count + 1)}
         self.publishers: list[SimPublisher] = []
         self.readers: list[SimReader] = []
@@ -155,7 +155,7 @@ class Cluster:
         if process is not None:
             process.run(lambda: process.image_arrived(image))
 
-    def _ask(self, question: LeaderQuestion, answer: Callable[[ProbeResult], None]) -> None:
+    def _ask(self, question: LeaderCheck, answer: Callable[[ProbeResult], None]) -> None:
         """Send a question of the metadata leader, which only a cut of the asked node can lose."""
 
         def answered(said: Any) -> None:
@@ -163,7 +163,7 @@ class Cluster:
 
         self.network.request("metadata", f"question.{question.node}", question, answered)
 
-    def _look_for(self, node: str, absent: Callable[[], None]) -> None:
+    def _probe(self, node: str, absent: Callable[[], None]) -> None:
         """Probe a late node, as the metadata leader does."""
         self.network.request("metadata", f"status.{node}", "present?", lambda said: absent() if said is NO_RESPONDERS else None)
 
@@ -265,7 +265,7 @@ class Cluster:
         key = key or self.key
         partition = self.group.partition(key.stream, key.partition)
         replica = self.replica(partition.leader, key) if partition.leader else None
-        if replica is None or replica.failed or replica.replica.phase != Leading.READY:
+        if replica is None or replica.failed or replica.replica.phase != LeaderPhase.READY:
             return None
         return replica if replica.replica.leader_epoch == partition.leader_epoch else None
 

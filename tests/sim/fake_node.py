@@ -195,7 +195,7 @@ class FakeNode:
             response.cluster.metadataLeader = self.node_ids[0]
         await message.respond(frames.encode(response))
 
-    def _tell_files(self, own: tuple[str, str, Log], request: client_pb2.ReadRequest, head: client_pb2.ReadResponse) -> None:
+    def _add_files(self, own: tuple[str, str, Log], request: client_pb2.ReadRequest, head: client_pb2.ReadResponse) -> None:
         head.host, head.folder, log = own
         for span in spans_of(log, request.offset, request.rangeEnd):
             head.fileBases.append(span.base_offset)
@@ -276,7 +276,7 @@ class FakeNode:
             elif request.HasField("rangeEnd") and self.measures:
                 partition.measure(request, head)
             if request.asksFiles and node in self.files:
-                self._tell_files(self.files[node], request, head)
+                self._add_files(self.files[node], request, head)
         elif not head.logStartOffset <= request.offset <= high_watermark + 1:
             head.error = _Error.OFFSET_OUT_OF_RANGE
         elif (name, number, node) in self.damaged:

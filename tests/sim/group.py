@@ -17,7 +17,7 @@ from liftpy.config import ReplicationConfig, SessionTimes
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.controller.feature_negotiation import begin_at
 from liftpy.core.metadata.controller.single_log import SingleLogGroup
-from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
+from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -66,7 +66,7 @@ class SimGroup(SingleLogGroup):
         self.counters: Counter[str] = Counter()
         self.watch: Callable[[ClusterImage, ClusterImage], None] = lambda old, new: None
         self.deliver: Callable[[str, ClusterImage], None] = lambda node, image: None
-        self.ask: Callable[[LeaderQuestion, Callable[[ProbeResult], None]], None] = lambda question, answer: None
+        self.ask: Callable[[LeaderCheck, Callable[[ProbeResult], None]], None] = lambda question, answer: None
         """Puts a question on the bus."""
         self.look_for: Callable[[str, Callable[[], None]], None] = lambda node, absent: None
         """Asks the bus for a node; the callback is for "no responders"."""
@@ -181,7 +181,7 @@ class SimGroup(SingleLogGroup):
         now_ns = self.clock.now_ns
         if self.available:
             self.apply_due()
-            for question in self.duties.take_questions():
+            for question in self.duties.take_leader_checks():
                 self.ask(question, partial(self.duties.record_testimony, question))
             for node in self.duties.overdue(now_ns):
                 self.look_for(node, partial(self.duties.record_no_responders, node))

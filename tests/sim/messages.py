@@ -6,13 +6,13 @@ import json
 from dataclasses import dataclass
 
 from liftpy.config import AckPolicy
-from liftpy.core.publish.state_transfer import StatePiece, StateQuestion
+from liftpy.core.publish.state_transfer import StatePiece, StatePieceRequest
 from liftpy.core.replication.effects import RejectReason
-from liftpy.core.replication.quiescence import QuietFetch
+from liftpy.core.replication.quiescence import IdleFetch
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import RecordBatch
-from liftpy.core.wire.chunking import NOTHING, Held, Piece
+from liftpy.core.wire.chunking import NOTHING, PartialBatch, Piece
 from liftpy.core.wire.envelope import MAGIC, MessageType
 
 _TYPE = 7
@@ -138,7 +138,7 @@ class FetchRequest:
     ghost_chain: int | None
     awaits_more: bool
     bad_offset: int | None = None
-    held: Held = NOTHING
+    held: PartialBatch = NOTHING
     flush_ns: int = 0
     copy_epoch: int = 0
     deletes_end: int = 0
@@ -150,7 +150,7 @@ class QuietQuestion:
 
     replica: str
     incarnation: int
-    fetches: tuple[QuietFetch, ...]
+    fetches: tuple[IdleFetch, ...]
     ghost_ends: tuple[int, ...]
 
 
@@ -180,7 +180,7 @@ class StateRequest:
 
     replica: str
     uid: str
-    question: StateQuestion
+    question: StatePieceRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,14 +25,14 @@ from liftpy.core.metadata.failure_reports import ProbeResult
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
-from liftpy.core.metadata.sessions import AnsweredHeartbeats, Granted, heartbeat_every_s
-from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.metadata.sessions import AnsweredHeartbeats, LeaseGrant, heartbeat_every_s
+from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
-from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import INGEST, REPLICATION, DataPath
-from liftpy.core.replication.quiescence import Ended, QuietFetches, WaitQuestion
+from liftpy.core.replication.quiescence import CombinedFetches, CombinedFetchRequest, ReleasedFetches
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError, NoSpaceError
 from tests.sim.clock import MS, MachineClock, S, SimTimer
@@ -150,11 +150,11 @@ class Process:
         self.image = ClusterImage()
         self.replicas: dict[PartitionKey, SimReplica] = {}
         self.wishes = RequestBatcher()
-        self.intake = NodeIntake()
+        self.intake = NodeInflight()
         self.room = MemoryBudget(late_s=_LATE_S)
-        self.derived = NodeDerived(self.cluster.config.node_dedup_state_bytes)
+        self.derived = NodeStateMemory(self.cluster.config.node_dedup_state_bytes)
         self.leaving = Leaving(self, self._stop_replica, self._deleted, self._look_again)
-        self.quiet = QuietFetches(self.cluster.config)
+        self.quiet = CombinedFetches(self.cluster.config)
         self.confirmed: set[int] = set()
         """Indexes of the quiet fetches of the question under way."""
         self._data_path = DataPath()
@@ -308,7 +308,7 @@ class Process:
 
     # ---- quiet fetches, of all partitions together ---------------------------------------------------------------------
     def _ask_for_quiet_fetches(self) -> None:
-        questions, ended = self.quiet.due(self.now_ns())
+        questions, ended = self.quiet.start_turn(self.now_ns())
         for each in ended:
             self.cluster.counters["quiet fetches: silence"] += 1
             self._end_quiet(each)
@@ -339,20 +339,20 @@ class Process:
                     self.cluster.checkers.quiet_fetch_confirmed(replica, question.replica, question.ghost_ends[index])
         reply(frozenset(range(len(question.fetches))) - self.confirmed)
 
-    def _quiet_fetches_answered(self, question: WaitQuestion, answer: Any) -> None:
+    def _quiet_fetches_answered(self, question: CombinedFetchRequest, answer: Any) -> None:
         if self.dead:
             return
         absent = answer is NO_RESPONDERS
-        self._end_quiet(self.quiet.take_unanswered(question) if absent else self.quiet.take_ended(question, answer))
+        self._end_quiet(self.quiet.process_no_responders(question) if absent else self.quiet.process_answer(question, answer))
 
-    def _end_quiet(self, ended: Ended | None) -> None:
+    def _end_quiet(self, ended: ReleasedFetches | None) -> None:
         if ended is None:
             return
         for fetch in ended.fetches:
             self.cluster.counters["quiet fetch over"] += 1
             self.replicas[fetch.key].feed(ev.QuietEnded(heard_ns=ended.heard_ns))
 
-    def _questioned(self, question: failure_reports.LeaderQuestion, reply: Callable[[ProbeResult], None]) -> None:
+    def _questioned(self, question: failure_reports.LeaderCheck, reply: Callable[[ProbeResult], None]) -> None:
         replica = self.replicas.get(question.key)
         serves = replica is not None and replica.replica.serves(question.leader_epoch, self.now_ns())
         reply(ProbeResult.SERVES if serves else ProbeResult.DOES_NOT)
@@ -444,7 +444,7 @@ class Process:
                 self._data_path_changed(self._data_path.link_changed(link, is_up, now_ns))
                 for replica in self.replicas.values() if link == INGEST else ():
                     replica.publishers.link_changed(is_up)
-        self._data_path_changed(self._data_path.due(now_ns))
+        self._data_path_changed(self._data_path.check_timeout(now_ns))
 
     def _data_path_changed(self, is_up: bool | None) -> None:
         if is_up is not None and not self.dead:
@@ -466,7 +466,7 @@ class Process:
         if answer.error == pb.ControlResponse.OK:
             self._extend(self._heartbeats.response_received(sent_ns, answer, self.image.index))
 
-    def _extend(self, granted: Granted | None) -> None:
+    def _extend(self, granted: LeaseGrant | None) -> None:
         if granted is not None:
             for replica in self.replicas.values():
                 replica.feed(ev.MetadataHeard(sent_ns=granted.sent_ns, lease_ns=granted.lease_ns))
@@ -523,7 +523,7 @@ class Process:
         self._send_wishes()
 
     def _send_wishes(self) -> None:
-        batch = self.wishes.take()
+        batch = self.wishes.next_batch()
         if batch is None:
             return
         state = {"open": True}

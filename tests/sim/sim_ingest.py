@@ -15,13 +15,13 @@ from liftpy.core.base.partition import Pause
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import derived_state
-from liftpy.core.publish.memory_budget import PartitionRoom
+from liftpy.core.publish.memory_budget import PartitionMemoryBudget
 from liftpy.core.publish.message_decoder import MessageDecoder
-from liftpy.core.publish.ports import Refuser, Sink, is_refused_unread
-from liftpy.core.publish.standby import Block, FailoverBacklog, NodeHeard, SortingRules, Standby, StandbyBuffer
+from liftpy.core.publish.ports import PublishRejector, Sink, is_refused_unread
+from liftpy.core.publish.standby import Block, FailoverBacklog, NodeStandbyMemory, Standby, StandbyBuffer, StandbyReplayRules
 from liftpy.core.publish.state_file import state_owner
-from liftpy.core.publish.state_transfer import StateGiver, StateTaker
-from liftpy.core.publish.state_writer import Pace, StateWriter, restore_state
+from liftpy.core.publish.state_transfer import StateFetcher, StateServer
+from liftpy.core.publish.state_writer import StateFileSchedule, StateWriter, restore_state
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.wire.envelope import answered_by
@@ -40,7 +40,7 @@ _LATE_NS = 3600 * NS_PER_S
 """Values are unique, and say whose they are: so what a standby recognises need not be recent, and order is known by publisher."""
 
 
-STATE_PACE = Pace(1_000_000_000, 2048, 256, 0)
+STATE_PACE = StateFileSchedule(1_000_000_000, 2048, 256, 0)
 """A file each second, where the log has grown at all."""
 
 
@@ -71,7 +71,7 @@ class SimIngest:
         self._replica = replica
         self._cluster, config = replica.cluster, replica.cluster.config
         self._sink: Sink | None = None
-        self._refuser: Refuser | None = None
+        self._refuser: PublishRejector | None = None
         self._reads = False
         """True while a Publish is being passed to the sink."""
         self._behind: list[Callable[[], None]] = []
@@ -95,7 +95,10 @@ class SimIngest:
                 self._cluster.counters[f"derived state left out: {why.partition(' ')[0]}"] += 1
         self._cluster.counters["derived states restored"] += self.derived.covered > 0
         self.states = StateWriter(self.derived, replica.log, owner, STATE_PACE, replica.now_ns)
-        self.giver, self.taker = StateGiver(self.derived, owner, replica.now_ns), StateTaker(self.derived, replica.log, owner)
+        self.giver, self.taker = (
+            StateServer(self.derived, owner, replica.now_ns),
+            StateFetcher(self.derived, replica.log, owner),
+        )
         self.derived.first_look_bytes = 0  # these logs are too short for a first look to leave anything
         self.ingest = Ingest(
             shell=self,
@@ -114,9 +117,9 @@ class SimIngest:
             takes=replica.replica.takes_publishes,
             on_drop=self._dropped,
             may_leave=self._may_leave,
-            room=PartitionRoom(replica.process.room, config.ingest_queue_bytes, lambda: 0),
+            room=PartitionMemoryBudget(replica.process.room, config.ingest_queue_bytes, lambda: 0),
         )
-        self._heard = _Heard(NodeHeard(_MEMORY_BYTES), config.standby_bytes, round(config.standby_age_s * NS_PER_S))
+        self._heard = _Heard(NodeStandbyMemory(_MEMORY_BYTES), config.standby_bytes, round(config.standby_age_s * NS_PER_S))
         self.standby = Standby(
             shell=self,
             subject=replica.subject,
@@ -127,7 +130,7 @@ class SimIngest:
             heard=self._heard,
             now_ns=replica.now_ns,
             wall_ns=self._wall_ns,
-            rules=SortingRules(
+            rules=StandbyReplayRules(
                 doubt_ns=round(replica.process.config.lease_s * NS_PER_S),
                 credit_ns=_LATE_NS,
                 reordered_ns=_LATE_NS,
@@ -147,7 +150,7 @@ class SimIngest:
         """Start as leader with the standby buffer."""
         counters = self.standby.counters
         was = {name: getattr(counters, name) for name in counters.__slots__}
-        self.standby.take_over(lambda taken: self._open(taken, was))
+        self.standby.replay(lambda taken: self._open(taken, was))
 
     def _open(self, taken: FailoverBacklog | None, was: dict[str, int]) -> None:
         for name, count in was.items():
@@ -238,7 +241,7 @@ class SimIngest:
         return self._cluster.network.max_payload_bytes
 
     def listen(
-        self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: Refuser | None = None
+        self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: PublishRejector | None = None
     ) -> _Subscribed:
         """Subscribe. All messages of one Publish arrive in one read."""
         self._sink, self._refuser = sink, refuser
@@ -264,7 +267,7 @@ class SimIngest:
         self._sink = None
         self._cluster.network.unsubscribe(self._replica.host, subject)
 
-    def when_heard(self, heard: Callable[[], None]) -> None:
+    def when_subscribed(self, heard: Callable[[], None]) -> None:
         """Call ``heard`` when all publishers know the subscription."""
         self._replica.later(self._cluster.network.noise.interest_ns, heard)
 

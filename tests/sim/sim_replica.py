@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.base.partition import HeldPartition, PartitionState
+from liftpy.core.base.partition import PartitionMetadata, PartitionState
 from liftpy.core.log.compaction import Compaction
 from liftpy.core.log.flush import Flush
 from liftpy.core.log.group_commit import GroupCommit
@@ -25,15 +25,15 @@ from liftpy.core.log.range_reads import read_portion
 from liftpy.core.log.scrub import scrub_all
 from liftpy.core.metadata.controller.request_batcher import purge_report
 from liftpy.core.metadata.image import StreamImage
-from liftpy.core.partition.shell import Fetched, PartitionShell
-from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.partition.shell import FetchedBatches, PartitionShell
+from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.effects import acts_of
 from liftpy.core.replication.follower import FetchAssembly
 from liftpy.core.replication.messages import received_from
 from liftpy.core.replication.metadata_requests import Request, request_of
-from liftpy.core.replication.quiescence import QuietFetch
+from liftpy.core.replication.quiescence import IdleFetch
 from liftpy.core.replication.reads import Chunks, Reads, ReplicaSource
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -223,7 +223,7 @@ class SimReplica(PartitionShell, Asking):
         self._timers: dict[ev.Deadline, SimTimer] = {}
         self._tokens: dict[int, Any] = {}
         """Token -> request of a follower, and the way back."""
-        self.fetched: dict[int, Fetched] = {}
+        self.fetched: dict[int, FetchedBatches] = {}
         self._behind_deletes = False
         """True if the log starts again, because the leader has deleted tombstones that it lacks."""
         self._replaying: do.ReplayLog | None = None
@@ -257,7 +257,7 @@ class SimReplica(PartitionShell, Asking):
         read = f"{self.subject}.read.{self.node_id}"
         self.cluster.network.subscribe(self.host, read, lambda message, reply: self.reads.answer_request(message.frame, reply))
 
-    def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
+    def update(self, held: PartitionMetadata, incarnations: Mapping[str, int]) -> None:
         """The metadata shows the partition, its stream's settings or the set of live nodes in a new state."""
         self.state = held.state
         if self.apply_metadata(held, incarnations):
@@ -287,7 +287,7 @@ class SimReplica(PartitionShell, Asking):
         """Give up the role and close the log, because the partition moved away."""
         self.feed(ev.StopRequested())
         self.gone = True
-        self.publishers.derived.join(NodeDerived())
+        self.publishers.derived.join(NodeStateMemory())
         for timer in self._timers.values():
             timer.cancel()
         for subject in (f"notify.{self.node_id}.{self.subject}", f"{self.subject}.read.{self.node_id}"):
@@ -435,7 +435,7 @@ class SimReplica(PartitionShell, Asking):
             dropped = self.commit.alone(lambda: self.log.complete_compaction(compaction))
             self.cluster.counters["records dropped by compaction"] += dropped
         except CorruptionError as error:
-            self.log.met_damage(error)
+            self.log.handle_damage(error)
         except StorageError as error:
             if self.log.closed:
                 self.log_failed(error)
@@ -534,7 +534,7 @@ class SimReplica(PartitionShell, Asking):
         self._request(f"{self.subject}.replicate", request, effect.request_id)
 
     def wait_quietly(self, effect: do.WaitQuietly) -> None:
-        fetch = QuietFetch(self.key, effect.leader_epoch, effect.request_id)
+        fetch = IdleFetch(self.key, effect.leader_epoch, effect.request_id)
         if not self.process.node.awaits_more or not self.process.quiet.add(fetch, effect.leader, self.now_ns()):
             self.feed(ev.QuietEnded(heard_ns=None))
 
@@ -590,7 +590,7 @@ class SimReplica(PartitionShell, Asking):
         self.publishers.taker.fetch_answered()
         data = memoryview(answer.batches)
         if answer.piece is not None:
-            whole = self._assembly.take(answer.piece) if self._assembly.is_asked(request_id) else None
+            whole = self._assembly.add_piece(answer.piece) if self._assembly.is_asked(request_id) else None
             if whole is None:
                 self.feed(ev.FetchPieceArrived(request_id=request_id, leader_epoch=answer.leader_epoch))
                 return
@@ -611,7 +611,7 @@ class SimReplica(PartitionShell, Asking):
         token = 0
         if spans:
             token, self._next_token = self._next_token, self._next_token + 1
-            self.fetched[token] = Fetched(data, batches)
+            self.fetched[token] = FetchedBatches(data, batches)
         self.feed(
             ev.FetchAnswered(
                 token=token,
@@ -635,7 +635,7 @@ class SimReplica(PartitionShell, Asking):
     def _epoch_query_received(self, request: EpochRequest | StateRequest, reply: Reply) -> None:
         if isinstance(request, StateRequest):
             if not self.failed:
-                reply(StateAnswer(self.publishers.giver.give(request.question, _STATE_PIECE_BYTES)))
+                reply(StateAnswer(self.publishers.giver.read_piece(request.question, _STATE_PIECE_BYTES)))
             return
         self.feed(received_from(ev.EpochQueryReceived, request, token=self._keep((request, reply)), stream_uid=request.uid))
 

@@ -18,15 +18,15 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
 from liftpy.core.metadata.controller.request_batcher import Answer
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.publish.message_decoder import RawMessage
 from liftpy.core.publish.standby import FailoverBacklog
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
-from liftpy.core.replication.inflight_limits import NodeIntake
-from liftpy.core.replication.quiescence import QuietFetches
+from liftpy.core.replication.inflight_limits import NodeInflight
+from liftpy.core.replication.quiescence import CombinedFetches
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.sim.clock import Clock, MachineClock, SimTimer
@@ -80,15 +80,15 @@ class Life(Protocol):
     node_id: str
     config: ReplicationConfig
     disk: Disk
-    derived: NodeDerived
+    derived: NodeStateMemory
     incarnation: int
     lost_data: bool
     dead: bool
     paused: bool
     image: ClusterImage
-    intake: NodeIntake
+    intake: NodeInflight
     room: MemoryBudget
-    quiet: QuietFetches
+    quiet: CombinedFetches
     confirmed: set[int]
 
     @property

@@ -92,7 +92,7 @@ def a_log(count: int, changed: int = -1) -> bytes:
 def outputs(log: bytes) -> list[bytes | None]:
     machine, _ = services.replay("s", "u", log)
     assert machine.outbox is not None
-    return [output.value for output in machine.outbox.take(0, machine.outbox.output_count)]
+    return [output.value for output in machine.outbox.read(0, machine.outbox.output_count)]
 
 
 def test_fault_verdict_accepts_services_with_equal_states_and_each_output_once(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ from pathlib import Path
 from sidecar.disk import data_folder, files
 """
 _NODE = (
-    _MAKES + "folder = data_folder.DataFolder(Path('nodes/n1')); files.make_folder(folder.raft)\n"
+    _MAKES + "folder = data_folder.DataDirectory(Path('nodes/n1')); files.make_folder(folder.raft)\n"
     "files.replace_file(folder.raft / 'journal', b'vote')\n"
     "files.FolderStorage(folder.path / 'streams' / 's-u' / '0').replace('hw', b'1')\n"
 )

@@ -275,9 +275,14 @@ def _to_json(m: Manifest) -> dict[str, Any]:
         "index": m.index,
         "leader_epoch": m.leader_epoch,
         "since": m.since,
-        "image": _file_said(m.image),
+        "image": _file_as_dict(m.image),
         "streams": [
-            {"name": s.name, "uid": s.uid, "compacted": s.compacted, "partitions": [_partition_said(p) for p in s.partitions]}
+            {
+                "name": s.name,
+                "uid": s.uid,
+                "compacted": s.compacted,
+                "partitions": [_partition_as_dict(p) for p in s.partitions],
+            }
             for s in m.streams
         ],
         "cursors": [
@@ -287,15 +292,21 @@ def _to_json(m: Manifest) -> dict[str, Any]:
     }
 
 
-def _partition_said(p: PartitionCopy) -> dict[str, Any]:
+def _partition_as_dict(p: PartitionCopy) -> dict[str, Any]:
     pieces = [
-        {**_file_said(piece.file), "start": piece.start, "end": piece.end, "chain": piece.chain, "last_epoch": piece.last_epoch}
+        {
+            **_file_as_dict(piece.file),
+            "start": piece.start,
+            "end": piece.end,
+            "chain": piece.chain,
+            "last_epoch": piece.last_epoch,
+        }
         for piece in p.pieces
     ]
     compaction = {"compacted_end": p.compacted_end, "deletes_end": p.deletes_end}
     state: dict[str, Any] = {}
     if p.state is not None:
-        state = {"state": {**_file_said(p.state.file), "end": p.state.end}}
+        state = {"state": {**_file_as_dict(p.state.file), "end": p.state.end}}
     elif p.knows_dropped:
         state = {"state": None}
     return {
@@ -306,7 +317,7 @@ def _partition_said(p: PartitionCopy) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _file_said(file: StoredFile) -> dict[str, Any]:
+def _file_as_dict(file: StoredFile) -> dict[str, Any]:
     return {"path": file.path, "size_bytes": file.size_bytes, "sha256": file.sha256}
 
 

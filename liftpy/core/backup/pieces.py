@@ -36,7 +36,7 @@ def extend_chain(chain: bytes, batch: RecordBatch) -> bytes:
     return digest.digest()
 
 
-def kept_pieces(
+def reusable_pieces(
     before: PartitionCopy | None, start: int, high_watermark: int, piece_bytes: int
 ) -> tuple[str, tuple[StoredPiece, ...]]:
     """Return the pieces of an earlier backup that a new backup of a partition reuses.

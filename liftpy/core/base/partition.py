@@ -123,7 +123,7 @@ class Purge:
 
 
 @dataclass(frozen=True, slots=True)
-class PurgedBy:
+class PurgeReport:
     """Report of the replica on ``node`` that it has deleted the records of all purges up to ``number``."""
 
     node: str
@@ -189,7 +189,7 @@ class PartitionState:
     """
     purges: tuple[Purge, ...] = ()
     """Pending purges by number. A purge ends when every holder has reported that it has none of its records."""
-    purged: tuple[PurgedBy, ...] = ()
+    purged: tuple[PurgeReport, ...] = ()
     """Highest purge number that each ISR member has reported, in the order of ``holders`` (``liftpy/core/base/purge.py``)."""
     pause: Pause = Pause.NOT_PAUSED
     """Pause that an operator has set. The partition then accepts no publishes. Reading continues."""
@@ -243,7 +243,7 @@ class PartitionState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldPartition:
+class PartitionMetadata:
     """Metadata that a replica has of its partition: its state, the settings of its stream, and derived values."""
 
     key: PartitionKey

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from liftpy.core.base.partition import PartitionState, Purge, PurgedBy
+from liftpy.core.base.partition import PartitionState, Purge, PurgeReport
 
 MAX_PURGES = 8
 """Maximum number of pending purges of a partition."""
@@ -51,7 +51,7 @@ def with_report(partition: PartitionState, node: str, number: int) -> PartitionS
     """
     if node not in partition.isr or number <= reported_number(partition, node) or not partition.purges:
         return partition
-    return replace(partition, purged=(*(said for said in partition.purged if said.node != node), PurgedBy(node, number)))
+    return replace(partition, purged=(*(said for said in partition.purged if said.node != node), PurgeReport(node, number)))
 
 
 def reported_number(partition: PartitionState, node: str) -> int:

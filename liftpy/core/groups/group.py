@@ -131,7 +131,7 @@ class ConsumerGroup:
             member.session = self.generation + 1
             self.members[join.member] = member
             if former is not None:
-                self._take_over(former, member)
+                self._replace_member(former, member)
         elif not member.is_news(number):
             return
         member.number, member.heard_ns = number, now_ns
@@ -206,7 +206,7 @@ class ConsumerGroup:
     def _by_instance(self, instance: str) -> GroupMember | None:
         return next((member for member in self.members.values() if instance and member.instance == instance), None)
 
-    def _take_over(self, former: GroupMember, member: GroupMember) -> None:
+    def _replace_member(self, former: GroupMember, member: GroupMember) -> None:
         """Replace ``former`` by ``member``, a new process with the same static identity.
 
         ``former`` is fenced, because the grants get new generations.
@@ -377,7 +377,7 @@ class ConsumerGroup:
         )
 
     # ---- answers to members and operators ---------------------------------------------------------------------------------
-    def tell(self, name: str, owned: Iterable[pb.GrantedPartitions], answer: pb.GroupAnswer) -> None:
+    def fill_answer(self, name: str, owned: Iterable[pb.GrantedPartitions], answer: pb.GroupAnswer) -> None:
         """Fill the answer to a join or a heartbeat of member ``name``. ``owned``: the partitions that the member has reported."""
         member = self.members[name]
         answer.generation = self.generation

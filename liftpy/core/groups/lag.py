@@ -3,7 +3,7 @@
 Goal: a scrape of the groups' metrics sends no requests. Constraint: a coordinator knows the committed positions of its
 groups, but not the ends of their partitions. Only the log has the age of a record.
 
-Algorithm: the caller reports from time to time where partitions end (``KnownEnds.set_bounds``). For each partition, some pairs
+Algorithm: the caller reports from time to time where partitions end (``LogEnds.set_bounds``). For each partition, some pairs
 (end, time when first seen) are kept. The age of the first unread record is the age of the first end above the committed
 position. If there are too many pairs, two old ones are merged into one with the earlier time and the later end. A computed
 age may be too high by that width, never too low. The lag of a group that does not move keeps growing.
@@ -90,7 +90,7 @@ class PartitionEnds:
         return self._ends[-1] - position, now_ns - self._since_ns[at]
 
 
-class KnownEnds:
+class LogEnds:
     """Log ends (HW + 1) of the partitions that groups read, as far as they are known."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from liftpy.errors import CorruptionError
 
 
 @dataclass(slots=True)
-class HeardClock:
+class LogClock:
     """The coordinator's clock, which advances with the records of the log.
 
     ``now_ns``: its time in ns. ``stamp_ns``, ``leader_epoch``: timestamp and LeaderEpoch of the last record.
@@ -103,7 +103,7 @@ class GroupMachine:
     """
 
     def __init__(self) -> None:
-        self.clock = HeardClock()
+        self.clock = LogClock()
         self.groups: dict[str, GroupRecord] = {}
         self._swept_ns = 0
         self._generations = 0
@@ -191,7 +191,7 @@ class GroupMachine:
         if command.HasField("settle"):
             _settle(group, command.settle, now_ns, answer)
         if command.HasField("take"):
-            self._take(group, command.take, answer)
+            self._apply_take(group, command.take, answer)
         if command.HasField("open"):
             group.new_holder()
             answer.generation = group.cursor
@@ -226,9 +226,9 @@ class GroupMachine:
             _reject_full(answer, reason)
             return
         readers.join(join, answer.number, self.clock.now_ns)
-        readers.tell(join.member, (), answer)
+        readers.fill_answer(join.member, (), answer)
 
-    def _take(self, group: GroupRecord, take: pb.TakeRecords, answer: pb.GroupAnswer) -> None:
+    def _apply_take(self, group: GroupRecord, take: pb.TakeRecords, answer: pb.GroupAnswer) -> None:
         queue = self._queue(group, take, answer)
         if queue is None:
             return
@@ -241,7 +241,7 @@ class GroupMachine:
             )
             return
         may_grow = self._size_bytes < commands.MAX_STATE_BYTES
-        answer.granted.extend(queue.take(take, now_ns, may_grow=may_grow))
+        answer.granted.extend(queue.lease_records(take, now_ns, may_grow=may_grow))
         answer.waitMs = queue.wait_ns // NS_PER_MS
         answer.takenBelow = queue.frontier if queue.ordered else 0
         if answer.granted:
@@ -252,7 +252,7 @@ class GroupMachine:
             _reject_full(answer, f"{commands.MAX_QUEUE_RANGES} ranges of one queue: settle what is out before more is given")
 
     def _queue(self, group: GroupRecord, take: pb.TakeRecords, answer: pb.GroupAnswer) -> WorkQueue | None:
-        """Return the work queue of the partition from which ``take`` requests records. Create the queue if it does not exist.
+        """Return the work queue of the partition from which ``lease_records`` requests records. Create the queue if it does not exist.
 
         Return None if the request is rejected. ``answer`` then has the reason.
         """
@@ -332,7 +332,7 @@ class GroupMachine:
                 f"The state of the consumer groups has version {state.version}, but this version reads "
                 f"{STATE_VERSION}. Start the newer version of liftpy."
             )
-        self.clock = HeardClock(state.clockNs, state.stampNs, state.leaderEpoch)
+        self.clock = LogClock(state.clockNs, state.stampNs, state.leaderEpoch)
         self._swept_ns, self._generations = state.sweptNs, state.generations
         self.groups = {group.group: _group_of(group) for group in state.groups}
         self._busy = {name for name, group in self.groups.items() if group.is_busy}
@@ -364,7 +364,7 @@ def _beat(group: GroupRecord, beat: pb.BeatGroup, now_ns: int, answer: pb.GroupA
         beat.tellsStreams = False
     answer.code = readers.beat(beat, answer.number, now_ns)
     if answer.code == pb.GROUP_OK:
-        readers.tell(beat.member, beat.owned, answer)
+        readers.fill_answer(beat.member, beat.owned, answer)
     elif answer.code == pb.GROUP_FENCED_INSTANCE:
         answer.detail = f"another process has joined as {beat.instance!r}"
     else:

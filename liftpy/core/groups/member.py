@@ -46,7 +46,7 @@ class MemberStage(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionGained:
+class PartitionAssigned:
     """Action: start to read ``key`` at ``position``, the offset of the next record.
 
     If nothing is committed, ``position`` is negative. -1: start at the configured position. ``ADDED_LATER``: start at the
@@ -60,7 +60,7 @@ class PartitionGained:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionAsked:
+class PartitionRevoked:
     """Action: release ``key``, because another member waits for it. Finish its records, commit, then call ``given_up``."""
 
     key: PartitionKey
@@ -86,7 +86,7 @@ class MemberRefused:
     for_good: bool
 
 
-MemberEvent = PartitionGained | PartitionAsked | PartitionLost | MemberRefused
+MemberEvent = PartitionAssigned | PartitionRevoked | PartitionLost | MemberRefused
 
 
 class MemberMachine:
@@ -152,15 +152,15 @@ class MemberMachine:
         if key in self._owned:
             self._dropped[key] = (self._owned.pop(key), self._number)
             self._asked.discard(key)
-            self._tell()
+            self._send_now()
 
     def reads(self, streams: Iterable[pb.KnownStream]) -> None:
         """Set the streams to read from now on. Call it also when a stream gets more partitions or was created again."""
         self._streams = list(streams)
         self._streams_from = self._number + 1
-        self._tell()
+        self._send_now()
 
-    def _tell(self) -> None:
+    def _send_now(self) -> None:
         self._news_after, self._due_ns = self._number, _LONG_AGO
 
     # ---- commands --------------------------------------------------------------------------------------------------------
@@ -274,16 +274,16 @@ class MemberMachine:
         self._due_ns = now_ns if self._news_after == self._number else sent_ns + answer.heartbeatMs * NS_PER_MS
         if self._streams_from <= answer.number:
             self._streams_from = 0
-        assigned: dict[PartitionKey, PartitionGained] = {}
+        assigned: dict[PartitionKey, PartitionAssigned] = {}
         for part in answer.assigned:
             for place, partition in enumerate(part.partitions):
                 key = PartitionKey(part.stream, part.uid, partition)
                 at, epoch = (part.positions[place], part.leaderEpochs[place]) if part.positions else (-1, 0)
-                assigned[key] = PartitionGained(key, part.generations[place], at, epoch)
+                assigned[key] = PartitionAssigned(key, part.generations[place], at, epoch)
         refused: list[MemberEvent] = [MemberRefused(answer.detail, for_good=False)] if answer.detail else []
         return refused + self._assignment_changed(assigned, answer.number)
 
-    def _assignment_changed(self, assigned: dict[PartitionKey, PartitionGained], number: int) -> list[MemberEvent]:
+    def _assignment_changed(self, assigned: dict[PartitionKey, PartitionAssigned], number: int) -> list[MemberEvent]:
         events: list[MemberEvent] = []
         for key, generation in sorted(self._owned.items()):
             new = assigned.get(key)
@@ -293,7 +293,7 @@ class MemberMachine:
                 events.append(PartitionLost(key, generation))
             elif new is None and key not in self._asked:
                 self._asked.add(key)
-                events.append(PartitionAsked(key, generation))
+                events.append(PartitionRevoked(key, generation))
         for key, new in sorted(assigned.items()):
             if key not in self._owned and new.generation > self._dropped.get(key, (0, 0))[0]:
                 self._owned[key] = new.generation

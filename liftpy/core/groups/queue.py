@@ -219,7 +219,7 @@ class WorkQueue:
                 return
             piece = self._at(heapq.heappop(self._ends), PieceKind.OUT)
             if piece is not None:
-                self._put(self._return_or_kill(piece, piece.due_ns, piece.deliveries))
+                self._insert(self._return_or_kill(piece, piece.due_ns, piece.deliveries))
         over = [
             (index, self._return_or_kill(piece, piece.due_ns, piece.deliveries))
             for index, piece in enumerate(self._pieces)
@@ -265,8 +265,8 @@ class WorkQueue:
     def is_full(self) -> bool:
         return len(self._pieces) >= commands.MAX_QUEUE_RANGES
 
-    def take(self, take: pb.TakeRecords, now_ns: int, *, may_grow: bool = True) -> list[pb.GrantedRange]:
-        """Lease up to ``maxRecords`` records to the member in ``take``, and return their ranges in order of offsets.
+    def lease_records(self, take: pb.TakeRecords, now_ns: int, *, may_grow: bool = True) -> list[pb.GrantedRange]:
+        """Lease up to ``maxRecords`` records to the member in ``lease_records``, and return their ranges in order of offsets.
 
         Records to be delivered again come before new ones. New records are below ``logEnd``. The request limits the leased
         records of the queue and those of this member [Q5]. ``may_grow`` False: lease no new records.
@@ -321,7 +321,7 @@ class WorkQueue:
                 given.append(self._lease(piece, take.member, now_ns))
                 room -= behind - at
             else:
-                self._put(piece)
+                self._insert(piece)
             at = behind
         return given
 
@@ -404,7 +404,7 @@ class WorkQueue:
         self._cut(start)  # it may have been merged with the previous piece
         if end < self.frontier:
             self._cut(end)
-        self._put(self._settle(settlement, piece.between(start, end), now_ns))
+        self._insert(self._settle(settlement, piece.between(start, end), now_ns))
 
     def _settle(self, settlement: pb.Settlement, piece: QueuePiece, now_ns: int) -> QueuePiece:
         match settlement.kind:
@@ -438,7 +438,7 @@ class WorkQueue:
         given = replace(
             piece, kind=PieceKind.OUT, deliveries=deliveries, lease=self.leases, due_ns=now_ns + self.wait_ns, member=member
         )
-        self._put(given)
+        self._insert(given)
         return given
 
     # ---- pieces ----------------------------------------------------------------------------------------------------------
@@ -462,7 +462,7 @@ class WorkQueue:
         self._starts.insert(index + 1, offset)
         self._remember(self._pieces[index + 1])
 
-    def _put(self, piece: QueuePiece) -> None:
+    def _insert(self, piece: QueuePiece) -> None:
         """Insert ``piece`` in place of one with the same bounds, or at the end. Merge it with neighbors in the same state."""
         index = self._index(piece.start)
         if index >= 0 and self._starts[index] == piece.start:
@@ -494,7 +494,7 @@ class WorkQueue:
                 self._cut(piece.start)
                 if piece.end < self.frontier:
                     self._cut(piece.end)
-                self._put(piece)
+                self._insert(piece)
             return
         made, fresh, done = self._pieces[max(first - 1, 0) : first], list[QueuePiece](), list[QueuePiece]()
         at, start = first, self._pieces[first].start

@@ -90,7 +90,7 @@ def _rows(batch: RecordBatch, from_offset: int | None, end_offset: int | None) -
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _ColumnPart:
     """Part of one column: its entries ``first`` (inclusive) to ``end`` (exclusive). If ``column`` is None, all of them are null."""
 
     column: BytesColumn | None
@@ -98,11 +98,11 @@ class _Part:
     end: int
 
 
-def _column_parts(group: Sequence[Rows], column: Callable[[RecordBatch], BytesColumn | None]) -> list[_Part]:
-    return [_Part(column(rows.batch), rows.first_index, rows.end_index) for rows in group]
+def _column_parts(group: Sequence[Rows], column: Callable[[RecordBatch], BytesColumn | None]) -> list[_ColumnPart]:
+    return [_ColumnPart(column(rows.batch), rows.first_index, rows.end_index) for rows in group]
 
 
-def _bytes_array(parts: Sequence[_Part], kind: pa.DataType) -> pa.Array:
+def _bytes_array(parts: Sequence[_ColumnPart], kind: pa.DataType) -> pa.Array:
     count = sum(part.end - part.first for part in parts)
     offsets = np.zeros(count + 1, dtype=np.int32)
     data: list[memoryview] = []
@@ -144,7 +144,7 @@ def _one_buffer(pieces: Sequence[memoryview]) -> pa.Buffer:
     return pa.py_buffer(np.concatenate([np.frombuffer(piece, dtype=np.uint8) for piece in pieces]))  # faster than bytes.join
 
 
-def _validity(parts: Sequence[_Part]) -> pa.Buffer | None:
+def _validity(parts: Sequence[_ColumnPart]) -> pa.Buffer | None:
     if all(part.column is not None and part.column.validity is None for part in parts):
         return None
     valid = [
@@ -194,8 +194,8 @@ def _headers(group: Sequence[Rows]) -> pa.Array:
     """Return one list of (name, value) per record, in order, with repeated names. Null for a record without headers."""
     if all(rows.batch.columns.headers is None for rows in group):
         return pa.nulls(sum(rows.record_count for rows in group), HEADERS)
-    names: list[_Part] = []
-    values: list[_Part] = []
+    names: list[_ColumnPart] = []
+    values: list[_ColumnPart] = []
     counts: list[NDArray[np.int64]] = []
     for rows in group:
         column = rows.batch.columns.headers
@@ -204,8 +204,8 @@ def _headers(group: Sequence[Rows]) -> pa.Array:
             continue
         ends = np.concatenate(([0], column.ends)).astype(np.int64)[rows.first_index : rows.end_index + 1]
         counts.append(np.diff(ends))
-        names.append(_Part(column.names, int(ends[0]), int(ends[-1])))
-        values.append(_Part(column.values, int(ends[0]), int(ends[-1])))
+        names.append(_ColumnPart(column.names, int(ends[0]), int(ends[-1])))
+        values.append(_ColumnPart(column.values, int(ends[0]), int(ends[-1])))
     per_record = _concat_numbers(counts)
     offsets = np.concatenate(([0], np.cumsum(per_record))).astype(np.int32)
     pairs = pa.StructArray.from_arrays(
@@ -218,7 +218,7 @@ def _subjects(group: Sequence[Rows]) -> pa.Array:
     """Return the subject of every record, '' if none was stored."""
     if (subject := _only_subject(group)) is not None:
         return pa.repeat(pa.scalar(_decode_text(subject), pa.string()), sum(rows.record_count for rows in group))
-    entries: list[_Part] = []
+    entries: list[_ColumnPart] = []
     indices: list[NDArray[np.int64]] = []
     entry_count = 0
     for rows in group:
@@ -226,7 +226,7 @@ def _subjects(group: Sequence[Rows]) -> pa.Array:
         if column is None:
             indices.append(np.full(rows.record_count, -1, dtype=np.int64))
             continue
-        entries.append(_Part(column.entries, 0, len(column.entries.ends)))
+        entries.append(_ColumnPart(column.entries, 0, len(column.entries.ends)))
         indices.append(column.index[rows.first_index : rows.end_index].astype(np.int64) + entry_count)
         entry_count += len(column.entries.ends)
     index = _concat_numbers(indices)

@@ -18,7 +18,7 @@ Which records go: with ``compaction``, a record that a later one of its key foll
 a purge below its end. Records that may have a message id stay for the deduplication window [A3], and then they also
 keep the record that replaced them [D29].
 
-``Compaction.run`` may run in another thread: it only reads sealed segments and writes ``.tmp`` files. ``Cleaning``
+``Compaction.run`` may run in another thread: it only reads sealed segments and writes ``.tmp`` files. ``CompactionSchedule``
 decides when a run is worth it, and which purges are done.
 """
 
@@ -43,10 +43,10 @@ MAX_KEYS = 4_000_000
 
 
 @dataclass(slots=True, kw_only=True)
-class Superseded:
+class CompactionFilter:
     """Finds the records that compaction may remove. It works in two passes.
 
-    First pass all batches to ``learn`` in order. Then call ``kept_mask`` for the same batches in the same order.
+    First pass all batches to ``learn`` in order. Then call ``retained_mask`` for the same batches in the same order.
     """
 
     config: StreamConfig
@@ -97,7 +97,7 @@ class Superseded:
             for subject, count in zip(*_count_by_subject(columns.subjects), strict=True):
                 self._counts[subject] = self._counts.get(subject, 0) + count
 
-    def kept_mask(self, batch: RecordBatch) -> Mask:
+    def retained_mask(self, batch: RecordBatch) -> Mask:
         if batch.header.is_remains:
             return np.zeros(batch.record_count, dtype=np.bool_)
         keep = np.ones(batch.record_count, dtype=np.bool_)
@@ -261,7 +261,7 @@ class Compaction:
     producer_expiry_ns: int = 0
     """Log time without a batch after which a producer is forgotten, in nanoseconds. 0: never."""
     purges: tuple[Purge, ...] = ()
-    rules: Superseded = field(init=False)
+    rules: CompactionFilter = field(init=False)
     covered: tuple[Segment, ...] = ()
     """The first of the ``inputs``, as many as fit into the map of keys. The run compacts only these."""
     outputs: list[CompactedFile] = field(default_factory=list)
@@ -270,7 +270,7 @@ class Compaction:
 
     def __post_init__(self) -> None:
         config, now_ns, ids_ns = self.config, self.now_wall_ns, self.ids_from_ns
-        self.rules = Superseded(
+        self.rules = CompactionFilter(
             config=config,
             now_wall_ns=now_ns,
             ids_from_ns=ids_ns,
@@ -297,7 +297,7 @@ class Compaction:
             for segment in group:
                 for batch in _batches(segment):
                     is_last = lasts.get(batch.header.producer_id) == batch.base_offset
-                    mask = self.rules.kept_mask(batch)
+                    mask = self.rules.retained_mask(batch)
                     if not (is_last and batch.header.is_remains):
                         self.dropped_records += int(batch.record_count - mask.sum())
                     writer.add(batch, mask, is_last)
@@ -421,7 +421,7 @@ def _batches(segment: Segment) -> Iterator[RecordBatch]:
 
 
 @dataclass(slots=True)
-class Cleaning:
+class CompactionSchedule:
     """Decides when a compaction of one log is worth its cost. It also records which purges this log has carried out."""
 
     purges: tuple[Purge, ...] = ()

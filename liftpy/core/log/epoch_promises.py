@@ -60,12 +60,16 @@ def decode_promises(data: bytes | None) -> dict[str, int]:
     while position + _FRAME.size <= len(data):
         crc, length = _FRAME.unpack_from(data, position)
         start, position = position + _FRAME.size, position + _FRAME.size + length
-        if position > len(data) or crc32c.crc32c(data[start - 4 : position]) != crc or not _take(data[start:position], held):
+        if (
+            position > len(data)
+            or crc32c.crc32c(data[start - 4 : position]) != crc
+            or not _add_promises(data[start:position], held)
+        ):
             break
     return held
 
 
-def _take(body: bytes, held: dict[str, int]) -> bool:
+def _add_promises(body: bytes, held: dict[str, int]) -> bool:
     """Add the promises in the ``body`` of a frame to ``held`` (key -> LeaderEpoch). Return False, and add nothing, if it is invalid."""
     found: list[tuple[str, int]] = []
     position = 0

@@ -69,7 +69,7 @@ class Flush:
         self.waiter()
 
 
-# ``FlushPlace``: decides whether a flush runs on the event loop or in a thread.
+# ``FlushScheduler``: decides whether a flush runs on the event loop or in a thread.
 #
 # On a fast disk, switching to a thread costs more than the flush. The node measures the duration of all flushes. Flushing
 # starts in a thread. Each short flush (at most ``SHORT_S``) adds a point, and a longer one removes ``_MISS``. With enough
@@ -100,7 +100,7 @@ _WEIGHT = 1 / 32
 """Share of the newest flush in the average."""
 
 
-class FlushPlace:
+class FlushScheduler:
     """Decides whether the flushes of a node run on its event loop or in threads.
 
     Durations are in seconds and do not include the wait for a thread.
@@ -134,7 +134,7 @@ class FlushPlace:
         """
         return self.on_loop and not seals and size_bytes <= LARGE_BYTES and self.waiting <= MOST_WAITING
 
-    def took_on_loop(self, took_s: float) -> None:
+    def record_loop_flush(self, took_s: float) -> None:
         """Record that a flush on the event loop took ``took_s`` seconds. If flushes have become slow, move them to threads."""
         self.done_on_loop += 1
         self._average_s += (took_s - self._average_s) * _WEIGHT
@@ -145,7 +145,7 @@ class FlushPlace:
         self.on_loop, self._points = False, 0
         self.moves += 1
 
-    def took_in_thread(self, took_s: float, size_bytes: int) -> None:
+    def record_thread_flush(self, took_s: float, size_bytes: int) -> None:
         """Record that a flush of ``size_bytes`` in a thread took ``took_s`` seconds. If enough were short, move flushes to the
         event loop.
 

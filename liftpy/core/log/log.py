@@ -17,7 +17,7 @@ from enum import Enum
 from liftpy.config import FlushMode, StreamConfig
 from liftpy.core.base.invariants import check
 from liftpy.core.base.partition import PartitionState
-from liftpy.core.log.compaction import Cleaning, CompactedFile, Compaction
+from liftpy.core.log.compaction import CompactedFile, Compaction, CompactionSchedule
 from liftpy.core.log.compaction_point import HORIZON_NAME, NEVER, CompactionHorizon, Horizon, deletes_end_after
 from liftpy.core.log.flush import Flush, SealJob
 from liftpy.core.log.leader_epochs import EpochCache
@@ -31,7 +31,7 @@ from liftpy.core.log.reading import (
     segment_at,
     without_earlier_offsets,
 )
-from liftpy.core.log.recovery import OpenReport, Recovered, recover
+from liftpy.core.log.recovery import OpenReport, RecoveryResult, recover
 from liftpy.core.log.retention import asked_start, held_start, is_below, is_too_old, retained_start
 from liftpy.core.log.segment import Segment, index_name, log_name
 from liftpy.core.log.small_files import EPOCHS_NAME, STATE_PREFIX, Checkpoint, Checkpoints, encode_index
@@ -43,7 +43,7 @@ from liftpy.errors import CorruptionError, LogClosedError, NoSpaceError, OffsetO
 class Log:
     """The log of one partition. Offsets: ``*_end_offset`` exclusive, all others inclusive."""
 
-    def __init__(self, config: StreamConfig, recovered: Recovered) -> None:
+    def __init__(self, config: StreamConfig, recovered: RecoveryResult) -> None:
         storage, segments, checkpoint = recovered.storage, recovered.segments, recovered.checkpoint
         self.storage = storage
         self.config = config
@@ -71,11 +71,11 @@ class Log:
         """Highest LeaderEpoch that is durably promised, in the journal of promises or in a checkpoint. 0: none."""
         self._durable_end_offset = self.log_end_offset
         self._horizon = CompactionHorizon(storage, segments, recovered.small_files.get(HORIZON_NAME))
-        self._rechecks = Rechecks()
+        self._rechecks = RecheckLimiter()
         self.on_compacted: Callable[[Horizon], None] | None = None
         """Called when the horizon rises."""
         self.producer_expiry_ns = 0  # expiry of producers in log time, for compaction [A4]. 0: producers never expire
-        self.cleaning = Cleaning()
+        self.cleaning = CompactionSchedule()
         self._unsynced: list[SealJob] = []
         self._flush: Flush | None = None
         self._new_names = False
@@ -90,7 +90,7 @@ class Log:
         *,
         now_wall_ns: int = 0,
         clean: bool = False,
-        recovered: Recovered | None = None,
+        recovered: RecoveryResult | None = None,
         promised_epoch: int = 0,
     ) -> tuple[Log, OpenReport]:
         """Recover the directory and open its log.
@@ -332,7 +332,7 @@ class Log:
                 self._segment_at(from_offset).recheck(from_offset)
             return without_earlier_offsets(result, from_offset) if self.may_have_gaps else result
         except CorruptionError as error:
-            self.met_damage(error)
+            self.handle_damage(error)
             raise
 
     def read_part(
@@ -347,7 +347,7 @@ class Log:
         try:
             return read_part(self.segments, from_offset, position, size_bytes, self._end_limit(end_offset))
         except CorruptionError as error:
-            self.met_damage(error)
+            self.handle_damage(error)
             raise
 
     def offset_for_timestamp(self, timestamp_ns: int) -> int:
@@ -358,11 +358,11 @@ class Log:
         try:
             found = first_offset_at(self.segments, timestamp_ns)
         except CorruptionError as error:
-            self.met_damage(error)
+            self.handle_damage(error)
             raise
         return self.log_end_offset if found is None else max(found, self.log_start_offset)
 
-    def met_damage(self, error: CorruptionError) -> None:
+    def handle_damage(self, error: CorruptionError) -> None:
         """Handle damage that a read has found: remove the index of the segment, and report the damage to the replica (``on_damage``).
 
         Without the index, the next recovery reads the segment, finds the damage and quarantines the segment [S3]. Until then
@@ -376,27 +376,27 @@ class Log:
         if self.on_damage is not None:
             self.on_damage(error)
 
-    def complaint(self, offset: int, asker: str, now_ns: int) -> Recheck:
+    def complaint(self, offset: int, asker: str, now_ns: int) -> RecheckResult:
         """Check the batch at ``offset`` on disk, because the node or reader ``asker`` reported it as damaged. Return the result.
 
-        ``Rechecks`` limits the number of checks. A confirmed damage is handled as in ``met_damage``. ``now_ns``: monotonic
+        ``RecheckLimiter`` limits the number of checks. A confirmed damage is handled as in ``handle_damage``. ``now_ns``: monotonic
         time.
         """
         if self.closed or not self.log_start_offset <= offset < self.log_end_offset:
-            return Recheck.NOT_HERE
+            return RecheckResult.NOT_HERE
         if not self._rechecks.is_due(asker, now_ns):
-            return Recheck.TOO_SOON
-        return Recheck.SOUND if self.is_sound(offset) else Recheck.DAMAGED
+            return RecheckResult.TOO_SOON
+        return RecheckResult.SOUND if self.is_sound(offset) else RecheckResult.DAMAGED
 
     def is_sound(self, offset: int) -> bool:
         """Read the block that contains ``offset`` from the file again. Return True if its batches are valid.
 
-        If they are damaged, handle this as in ``met_damage``.
+        If they are damaged, handle this as in ``handle_damage``.
         """
         try:
             self._segment_at(offset).recheck(offset)
         except CorruptionError as error:
-            self.met_damage(error)
+            self.handle_damage(error)
             return False
         except StorageError:
             return True  # no readable byte is wrong. The next reader sees an error of the device
@@ -514,7 +514,7 @@ class Log:
             return offset_at(segment, segment.locate(offset)) if segment.size_bytes else segment.base_offset
         except CorruptionError as error:
             segment.damaged = True
-            self.met_damage(error)
+            self.handle_damage(error)
             raise
 
     def apply_retention(
@@ -607,7 +607,7 @@ class Log:
                 deletes_end = deletes_end_after(self.horizon, compaction.rules.deletes_start, compaction.rules.deletes_end)
                 self._store_horizon(Horizon(end_offset, self.epochs.epoch_at(end_offset - 1), deletes_end))
             for output in compaction.outputs:
-                self._put_in_place(output)
+                self._swap_in(output)
         except StorageError as error:
             self.closed = f"compaction failed: {error}"
             raise
@@ -618,7 +618,7 @@ class Log:
         if self._horizon.rise(horizon) and self.on_compacted is not None:
             self.on_compacted(self.horizon)
 
-    def _put_in_place(self, output: CompactedFile) -> None:
+    def _swap_in(self, output: CompactedFile) -> None:
         """Replace the input segments of a compaction by the file ``output``. Recovery completes this after a crash."""
         old = [s for s in self.segments if s.base_offset in output.replaced]
         self.storage.remove(index_name(old[0].base_offset))
@@ -676,10 +676,10 @@ class Log:
             self.on_advance()
 
 
-# ``Rechecks``: limits how often a replica checks its file after a reader or follower has reported damaged bytes [S14].
+# ``RecheckLimiter``: limits how often a replica checks its file after a reader or follower has reported damaged bytes [S14].
 #
 # The replica reads the reported block from the file again. If it is damaged, it is repaired as any other damage
-# (``Log.met_damage``). If not, the report is only counted. The number of checks is limited: one each ``EVERY_NS`` per
+# (``Log.handle_damage``). If not, the report is only counted. The number of checks is limited: one each ``EVERY_NS`` per
 # follower, and one for all readers together.
 
 
@@ -690,7 +690,7 @@ READERS = ""
 """Id that all readers share. It differs from every node id, because a node id is never empty."""
 
 
-class Recheck(Enum):
+class RecheckResult(Enum):
     """Result of the check of a batch that another node or a reader reported as damaged. The values are names of counters."""
 
     DAMAGED = "complaints: damage found"
@@ -699,7 +699,7 @@ class Recheck(Enum):
     NOT_HERE = "complaints: about offsets that are not here"
 
 
-class Rechecks:
+class RecheckLimiter:
     """Limits how often reports of damage make a node read its log from disk again."""
 
     def __init__(self) -> None:

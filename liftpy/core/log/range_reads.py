@@ -19,7 +19,7 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.reading import offset_about_bytes_before, segment_at
 from liftpy.core.log.segment import INDEX_INTERVAL_BYTES, Segment, log_name
 from liftpy.core.wire.batch import BatchHeader, RecordBatch, parse_header, split_batches
-from liftpy.core.wire.chunking import NOTHING, Held, Piece
+from liftpy.core.wire.chunking import NOTHING, PartialBatch, Piece
 from liftpy.core.wire.filters import Filter, keep_records, narrow
 from liftpy.errors import CorruptionError
 
@@ -37,7 +37,7 @@ def read_selected(
     *,
     end_offset: int,
     backwards: bool = False,
-    held: Held = NOTHING,
+    held: PartialBatch = NOTHING,
 ) -> Portion:
     """Read the records that match ``wanted``, from ``offset`` on (inclusive), or ``backwards`` below it (exclusive).
 
@@ -76,7 +76,7 @@ def read_selected(
 
 
 def read_narrow(
-    log: Log, left_out: int, offset: int, max_bytes: int, room_bytes: int, *, end_offset: int, held: Held = NOTHING
+    log: Log, left_out: int, offset: int, max_bytes: int, room_bytes: int, *, end_offset: int, held: PartialBatch = NOTHING
 ) -> Portion:
     """Read batches from ``offset`` on as ``read_portion`` does, but without some columns.
 
@@ -123,7 +123,7 @@ def _matching_part(batch: RecordBatch, wanted: Filter) -> memoryview | None:
     return batch.view if mask.all() else memoryview(keep_records(batch, mask))
 
 
-def _piece_of(data: memoryview, room_bytes: int, offset: int, held: Held) -> Portion:
+def _piece_of(data: memoryview, room_bytes: int, offset: int, held: PartialBatch) -> Portion:
     """Return a piece of the batch ``data``, which is larger than a message. It follows ``held``, the part that the reader has.
 
     ``offset``: offset that the reader requested. ``room_bytes``: maximum size of the piece.
@@ -163,7 +163,7 @@ def _checked_batches(log: Log, chunk: memoryview) -> list[RecordBatch]:
     try:
         return split_batches(chunk)
     except CorruptionError as error:
-        log.met_damage(error)
+        log.handle_damage(error)
         raise
 
 
@@ -220,7 +220,7 @@ def measure(log: Log, start: int, end: int, *, every_bytes: int = 0, every_recor
         else:
             found = measured.by_records(every_records) if every_records else []
     except CorruptionError as error:
-        log.met_damage(error)
+        log.handle_damage(error)
         raise
     return RangeSize(measured.size_bytes, tuple(offset for offset, _ in found), tuple(position for _, position in found))
 
@@ -350,7 +350,7 @@ def spans_of(log: Log, start: int, end: int) -> list[FileSpan]:
         begins = [reached[0].locate(start), *(0 for _ in reached[1:])]
         batch, at = last_batch_at(reached[-1], end - 1)
     except CorruptionError as error:
-        log.met_damage(error)
+        log.handle_damage(error)
         raise
     ends = [*(segment.size_bytes for segment in reached[:-1]), at + batch.size_bytes]
     found = [FileSpan(s.base_offset, a, b) for s, a, b in zip(reached, begins, ends, strict=True)]
@@ -376,7 +376,7 @@ class Portion:
 
 
 def read_portion(
-    log: Log, from_offset: int, max_bytes: int, room_bytes: int, *, end_offset: int | None = None, held: Held = NOTHING
+    log: Log, from_offset: int, max_bytes: int, room_bytes: int, *, end_offset: int | None = None, held: PartialBatch = NOTHING
 ) -> Portion:
     """Read batches as ``Log.read`` does, from the one that contains ``from_offset``, but at most ``room_bytes``.
 

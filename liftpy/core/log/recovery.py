@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from liftpy.core.log.compaction_point import HORIZON_NAME
-from liftpy.core.log.segment import Segment, Walk, index_name, log_name, walk
+from liftpy.core.log.segment import Segment, SegmentContents, index_name, log_name, walk
 from liftpy.core.log.small_files import (
     CHECKPOINT_NAME,
     EPOCHS_NAME,
@@ -122,7 +122,7 @@ class OpenReport:
 
 
 @dataclass(slots=True)
-class Recovered:
+class RecoveryResult:
     """Result of recovery: the segments of a directory, in ascending order and without gaps between them."""
 
     segments: list[Segment]
@@ -141,7 +141,7 @@ class Recovered:
         return bool(self.segments) and not self.segments[-1].sealed and not self.report.lost_committed
 
 
-def recover(storage: Storage, *, clean: bool = False) -> Recovered:
+def recover(storage: Storage, *, clean: bool = False) -> RecoveryResult:
     """Recover the directory ``storage`` so that its log can be used. Return the segments and the findings.
 
     ``clean``: True if the log was closed cleanly. Damage at its end then happened after the close.
@@ -188,7 +188,7 @@ def recover(storage: Storage, *, clean: bool = False) -> Recovered:
     )
     has_states = any(name.startswith(STATE_PREFIX) for name in names)
     small_files = {name: storage.load(name) for name in (EPOCHS_NAME, HORIZON_NAME) if name in names}
-    return Recovered(
+    return RecoveryResult(
         segments, checkpoint, report, storage, {name: data for name, data in small_files.items() if data}, has_states
     )
 
@@ -267,7 +267,7 @@ def _from_index(storage: Storage, base: int) -> Segment | None:
     return None
 
 
-def _open_and_scan(storage: Storage, base: int) -> tuple[Segment, Walk]:
+def _open_and_scan(storage: Storage, base: int) -> tuple[Segment, SegmentContents]:
     segment = Segment(base, storage.open(log_name(base)), base)
     return segment, walk(segment)
 
@@ -299,7 +299,7 @@ def _remove_segment(storage: Storage, base: int) -> None:
     storage.sync_folder()
 
 
-def _set_aside(storage: Storage, segment: Segment, found: Walk, later: list[int]) -> Segment | None:
+def _set_aside(storage: Storage, segment: Segment, found: SegmentContents, later: list[int]) -> Segment | None:
     """Quarantine a damaged segment and all ``later`` ones. Return a new segment with its valid part. None: no part is valid.
 
     ``found``: result of reading the damaged segment. ``later``: base offsets of the segments after it.

@@ -19,7 +19,7 @@ AT_ONCE = 32
 """Maximum number of segments that one step deletes after an operator's request."""
 
 
-class Retained(Protocol):
+class RetainedSegment(Protocol):
     """Properties of a segment on which retention decides."""
 
     base_offset: int
@@ -29,19 +29,19 @@ class Retained(Protocol):
     max_timestamp_ns: int
 
 
-def is_too_old(segment: Retained, config: StreamConfig, high_watermark: int, now_wall_ns: int) -> bool:
+def is_too_old(segment: RetainedSegment, config: StreamConfig, high_watermark: int, now_wall_ns: int) -> bool:
     """Return whether the whole segment is committed and older than ``retention_age_s``. ``high_watermark``: inclusive."""
     oldest_ns = now_wall_ns - int(config.retention_age_s * NS_PER_S)
     committed = segment.next_offset <= high_watermark + 1
     return bool(config.retention_age_s and segment.size_bytes and committed and segment.max_timestamp_ns < oldest_ns)
 
 
-def is_below(segment: Retained, asked_start: int, high_watermark: int) -> bool:
+def is_below(segment: RetainedSegment, asked_start: int, high_watermark: int) -> bool:
     """Return whether the whole segment is committed and below the requested log start. ``high_watermark``: inclusive."""
     return bool(segment.size_bytes) and segment.next_offset <= min(asked_start, high_watermark + 1)
 
 
-def asked_start(segments: Sequence[Retained], wanted: int) -> int:
+def asked_start(segments: Sequence[RetainedSegment], wanted: int) -> int:
     """Return the next log start (inclusive) on the way to ``wanted``, the log start that an operator requested.
 
     Each step removes at most ``AT_ONCE`` segments.
@@ -49,7 +49,7 @@ def asked_start(segments: Sequence[Retained], wanted: int) -> int:
     return min(wanted, segments[AT_ONCE].base_offset) if len(segments) > AT_ONCE else wanted
 
 
-def retained_start(segments: Sequence[Retained], config: StreamConfig, high_watermark: int, now_wall_ns: int) -> int:
+def retained_start(segments: Sequence[RetainedSegment], config: StreamConfig, high_watermark: int, now_wall_ns: int) -> int:
     """Return the log start after retention: the base offset of the first segment that stays.
 
     Args:
@@ -71,7 +71,7 @@ def retained_start(segments: Sequence[Retained], config: StreamConfig, high_wate
     return segments[-1].base_offset
 
 
-def held_start(segments: Sequence[Retained], wanted: int, held_from: int | None, most_bytes: int) -> int:
+def held_start(segments: Sequence[RetainedSegment], wanted: int, held_from: int | None, most_bytes: int) -> int:
     """Return the log start after retention, if a service still needs the record at ``held_from``. None: no service needs a record.
 
     At most ``most_bytes`` below ``wanted``, the log start by the settings, stay for the service. Beyond this limit, retention

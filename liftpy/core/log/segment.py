@@ -220,7 +220,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class SegmentContents:
     """Result of reading a segment file completely.
 
     ``end``: position up to which the file is valid. ``fault``: description of the first fault, '' for none. ``valid_behind``:
@@ -232,7 +232,7 @@ class Walk:
     valid_behind: bool = False
 
 
-def walk(segment: Segment) -> Walk:
+def walk(segment: Segment) -> SegmentContents:
     """Read a segment's file from its start, and check CRC and order of each batch. Add the valid batches to ``segment``.
 
     Raises UnknownFormatError for a complete, valid batch of another version. The caller then truncates nothing [S11].
@@ -248,11 +248,11 @@ def walk(segment: Segment) -> Walk:
             batch = parse_batch(block, position - start)
             _check_order(segment, batch)
         except CorruptionError as error:
-            return Walk(position, str(error), _valid_behind(segment, position))
+            return SegmentContents(position, str(error), _valid_behind(segment, position))
         segment.note(batch.header, position)
         position += needed
     segment.checked = True
-    return Walk(position)
+    return SegmentContents(position)
 
 
 def _size_at(block: memoryview, position: int) -> int:

@@ -26,7 +26,7 @@ from liftpy.config import (
     SessionTimes,
     StreamConfig,
 )
-from liftpy.core.base.partition import MoveReason, PartitionState, Pause, Purge, PurgedBy
+from liftpy.core.base.partition import MoveReason, PartitionState, Pause, Purge, PurgeReport
 from liftpy.core.metadata.controller_list import CONTROLLERS
 from liftpy.core.metadata.feature_range import NO_LEVEL
 from liftpy.core.metadata.idempotency_cache import IdempotencyCache, Operation
@@ -69,7 +69,7 @@ CONFIG = MessageCodec(
 )
 NODE = MessageCodec(NodeImage, pb.Node)
 MessageCodec(Purge, pb.Purge)  # PARTITION finds these two by their classes
-MessageCodec(PurgedBy, pb.PurgedBy, shared=True)
+MessageCodec(PurgeReport, pb.PurgedBy, shared=True)
 PARTITION = MessageCodec(PartitionState, pb.Partition, shared=True)
 STREAM = MessageCodec(StreamImage, pb.Stream)
 COUNTERS = MessageCodec(Counters, pb.CountersMoved)

@@ -131,7 +131,7 @@ class GroupView:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class ControllerRejection:
     """Rejection of a change of the controllers, with its reason."""
 
     error: pb.ControlResponse.Error
@@ -145,7 +145,7 @@ class NoChange:
     detail: str
 
 
-Planned = ControllerList | NoChange | Refused
+Planned = ControllerList | NoChange | ControllerRejection
 _ERROR = pb.ControlResponse
 
 
@@ -155,7 +155,7 @@ def plan_change(asked: pb.ChangeControllers, view: GroupView, nodes: frozenset[s
     ``nodes``: registered nodes. ``fenced``: those that do not run.
     """
     if view.blocked:  # first: an entry that is not committed may be of this very request
-        return Refused(_ERROR.UNAVAILABLE, view.blocked)
+        return ControllerRejection(_ERROR.UNAVAILABLE, view.blocked)
     match asked.what:
         case pb.ChangeControllers.ADD:
             plan = _plan_add(asked.node, view.now, nodes, fenced)
@@ -170,16 +170,18 @@ def plan_change(asked: pb.ChangeControllers, view: GroupView, nodes: frozenset[s
     return plan
 
 
-def _change_in_progress(now: ControllerList) -> Refused:
+def _change_in_progress(now: ControllerList) -> ControllerRejection:
     replaces = f" for {now.leaving}" if now.leaving else ""
     what = f"{now.learner} is being added{replaces}" if now.learner else f"{now.leaving} is being removed"
     how = f"liftpy controllers remove {now.learner}" if now.learner else f"liftpy controllers add {now.leaving}"
-    return Refused(_ERROR.EXISTS, f"Only one change at a time: {what}. Wait until it ends, or cancel it with: {how}")
+    return ControllerRejection(
+        _ERROR.EXISTS, f"Only one change at a time: {what}. Wait until it ends, or cancel it with: {how}"
+    )
 
 
 def _check_new_controller(
     node: str, now: ControllerList, nodes: frozenset[str], fenced: frozenset[str], more: int
-) -> Refused | None:
+) -> ControllerRejection | None:
     """Return why ``node`` cannot become a controller. None: it can.
 
     ``now``: current list. ``nodes``: registered nodes. ``fenced``: those that do not run. ``more``: number of voters that the
@@ -188,14 +190,14 @@ def _check_new_controller(
     if now.learner or now.leaving:
         return _change_in_progress(now)
     if node not in nodes:
-        return Refused(
+        return ControllerRejection(
             _ERROR.NOT_FOUND,
             f"Node {quote(node)} does not exist. Start it first, with the current controllers in its settings.",
         )
     if node in fenced:
-        return Refused(_ERROR.INVALID, f"Node {node} does not run. Start it first.")
+        return ControllerRejection(_ERROR.INVALID, f"Node {node} does not run. Start it first.")
     if len(now.voters) + more > MAX_CONTROLLERS:
-        return Refused(
+        return ControllerRejection(
             _ERROR.INVALID,
             f"The cluster has {len(now.voters)} controllers, the maximum is {MAX_CONTROLLERS}. Remove or replace one.",
         )
@@ -208,7 +210,7 @@ def _plan_add(node: str, now: ControllerList, nodes: frozenset[str], fenced: fro
     if node in now.voters and node == now.leaving and not now.learner:
         return replace(now, leaving="")
     if node in now.voters and node != now.leaving:
-        return Refused(_ERROR.EXISTS, f"{node} is already a controller. Name another node.")
+        return ControllerRejection(_ERROR.EXISTS, f"{node} is already a controller. Name another node.")
     return _check_new_controller(node, now, nodes, fenced, 1) or replace(now, learner=node)
 
 
@@ -221,9 +223,9 @@ def _plan_remove(node: str, view: GroupView) -> Planned:
     if now.learner or now.leaving:
         return _change_in_progress(now)
     if node not in now.voters:
-        return Refused(_ERROR.NOT_FOUND, f"{quote(node)} is not a controller. Use one of: {', '.join(now.voters)}.")
+        return ControllerRejection(_ERROR.NOT_FOUND, f"{quote(node)} is not a controller. Use one of: {', '.join(now.voters)}.")
     if len(now.voters) == 1:
-        return Refused(_ERROR.INVALID, f"{node} is the last controller. Add another one first.")
+        return ControllerRejection(_ERROR.INVALID, f"{node} is the last controller. Add another one first.")
     return _check_majority_without(now, node, view) or replace(now, leaving=node)
 
 
@@ -235,13 +237,13 @@ def _plan_replace(old: str, new: str, now: ControllerList, nodes: frozenset[str]
     if now.learner or now.leaving:
         return _change_in_progress(now)
     if old not in now.voters:
-        return Refused(_ERROR.NOT_FOUND, f"{quote(old)} is not a controller. Use one of: {', '.join(now.voters)}.")
+        return ControllerRejection(_ERROR.NOT_FOUND, f"{quote(old)} is not a controller. Use one of: {', '.join(now.voters)}.")
     if new in now.voters:
-        return Refused(_ERROR.EXISTS, f"{new} is already a controller. Name another node.")
+        return ControllerRejection(_ERROR.EXISTS, f"{new} is already a controller. Name another node.")
     return _check_new_controller(new, now, nodes, fenced, 0) or replace(now, learner=new, leaving=old)
 
 
-def _check_majority(plan: ControllerList, view: GroupView) -> Refused | None:
+def _check_majority(plan: ControllerList, view: GroupView) -> ControllerRejection | None:
     """Return a rejection if the planned list ``plan`` would have no live majority. None: it has one.
 
     The learner counts as a voter.
@@ -251,14 +253,14 @@ def _check_majority(plan: ControllerList, view: GroupView) -> Refused | None:
     needed = majority(len(voters))
     if len(live) >= needed:
         return None
-    return Refused(
+    return ControllerRejection(
         _ERROR.INVALID,
         f"After this change, {needed} of {len(voters)} controllers must be alive, but only {len(live)} are: "
         f"{', '.join(sorted(live))}. Start the others first.",
     )
 
 
-def _check_majority_without(now: ControllerList, node: str, view: GroupView) -> Refused | None:
+def _check_majority_without(now: ControllerList, node: str, view: GroupView) -> ControllerRejection | None:
     return _check_majority(replace(now, voters=tuple(v for v in now.voters if v != node), learner=""), view)
 
 

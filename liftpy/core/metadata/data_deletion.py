@@ -28,7 +28,7 @@ class DataDeletion:
         """Record that the image shows the streams ``deleted`` as deleted, so that their partitions have left this node."""
         self._deleted_uids.update(stream.uid for stream in deleted)
 
-    def has_left(self, key: PartitionKey, image: ClusterImage) -> bool:
+    def has_moved_away(self, key: PartitionKey, image: ClusterImage) -> bool:
         """Return whether the partition ``key`` has left this node: its stream was deleted, or its replicas are elsewhere."""
         return key.uid in self._deleted_uids or self._moved_away(key, image)
 

@@ -68,7 +68,7 @@ def begin(
     reports = _answers(draft, stream, partition) | ({report.witness: report} if report else {}) if deposed else {}
     started = replace(partition, leader="", candidate="", passed_over=(), deposed=deposed, status=PartitionStatus.ELECTION)
     told = {} if is_quorum(stream) else reports  # a report from before the election does not promise to follow no other leader
-    return _conclude_if_all_told(draft, stream, started, told)
+    return _conclude_if_all_reported(draft, stream, started, told)
 
 
 def add_report(
@@ -81,7 +81,7 @@ def add_report(
     told = _answers(draft, stream, partition)
     if report is not None:
         told[report.witness] = report
-    return _conclude_if_all_told(draft, stream, partition, told)
+    return _conclude_if_all_reported(draft, stream, partition, told)
 
 
 def conclude(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
@@ -97,7 +97,7 @@ def pass_over(draft: RecordBuilder, stream: StreamImage, partition: PartitionSta
     failed = partition.candidate
     rest = replace(partition, candidate="", passed_over=(*partition.passed_over, failed), status=PartitionStatus.ELECTION)
     if is_quorum(stream):
-        return _conclude_if_all_told(draft, stream, rest, {})
+        return _conclude_if_all_reported(draft, stream, rest, {})
     return _choose(draft, stream, rest, {})
 
 
@@ -162,7 +162,7 @@ def offline(partition: PartitionState) -> PartitionState:
     return replace(partition, leader="", candidate="", passed_over=(), deposed="", status=PartitionStatus.OFFLINE)
 
 
-def _conclude_if_all_told(
+def _conclude_if_all_reported(
     draft: RecordBuilder, stream: StreamImage, partition: PartitionState, told: dict[str, LeaderReport]
 ) -> PartitionState:
     candidates = eligible(draft, stream, partition)
@@ -327,7 +327,7 @@ class ElectionTimers:
         self._set(clock, now_ns + self._wait_ns[PartitionStatus.CANDIDATE_FOUND])
         return True
 
-    def due(self, now_ns: int) -> list[Proposal]:
+    def take_due(self, now_ns: int) -> list[Proposal]:
         """Return the requests of expired timers that the metadata leader proposes now, ordered by partition.
 
         A request without effect is returned again later.
@@ -468,7 +468,7 @@ class PreferredLeaders:
         self._seen = frozenset()
         self._next_ns = 0 if self._every_ns and self._leads else None
 
-    def due(self, image: ClusterImage, now_ns: int) -> list[pb.ElectLeader]:
+    def take_due(self, image: ClusterImage, now_ns: int) -> list[pb.ElectLeader]:
         if self._next_ns is None or now_ns < self._next_ns:
             return []
         self._next_ns = now_ns + self._every_ns

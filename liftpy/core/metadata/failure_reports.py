@@ -38,7 +38,7 @@ class ProbeResult(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderQuestion:
+class LeaderCheck:
     """Question to ``node`` whether it serves as the leader of ``leader_epoch``."""
 
     key: PartitionKey
@@ -61,7 +61,7 @@ class FailureReports:
         """Numbers of checks by result: the reported leader served, it did not serve, or the witness was unreachable."""
         self._term = 0
         self._cases: dict[PartitionKey, _OpenReport] = {}
-        self._questions: list[LeaderQuestion] = []
+        self._questions: list[LeaderCheck] = []
         self._proven: list[pb.ReportLeader] = []
 
     def lead(self, term: int) -> None:
@@ -91,22 +91,22 @@ class FailureReports:
         if case is not None and case.report.leaderEpoch == report.leaderEpoch:
             return True
         self._cases[key] = _OpenReport(report, now_ns + ANSWER_NS)
-        self._questions += [LeaderQuestion(key, report.leaderEpoch, node) for node in (report.leader, report.witness)]
+        self._questions += [LeaderCheck(key, report.leaderEpoch, node) for node in (report.leader, report.witness)]
         return True
 
-    def take_questions(self) -> list[LeaderQuestion]:
+    def take_leader_checks(self) -> list[LeaderCheck]:
         """Return the questions to send now to reported leaders and to reporting followers. Each question is returned once."""
         asked, self._questions = self._questions, []
         return asked
 
-    def record_testimony(self, question: LeaderQuestion, testimony: ProbeResult) -> None:
+    def record_testimony(self, question: LeaderCheck, testimony: ProbeResult) -> None:
         """Record the answer of a node to a question, or that NATS reported no responders for it."""
         case = self._cases.get(question.key)
         if case is not None and case.report.leaderEpoch == question.leader_epoch:
             case.heard[question.node] = testimony
             self._close_if_clear(question.key, case, late=False)
 
-    def due(self, now_ns: int) -> list[pb.ReportLeader]:
+    def take_due(self, now_ns: int) -> list[pb.ReportLeader]:
         for key, case in list(self._cases.items()):
             if now_ns >= case.deadline_ns:
                 self._close_if_clear(key, case, late=True)

@@ -10,7 +10,7 @@ NO_LEVEL = 0
 """Level of the image of a new group. Nothing is decided before the level is set."""
 
 
-class HasLevelRange(Protocol):
+class LevelRangeMessage(Protocol):
     """Protobuf message that names the range of feature levels that its sender supports."""
 
     minLevel: int
@@ -30,7 +30,7 @@ class LevelRange:
     def __str__(self) -> str:
         return f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
 
-    def write_to(self, message: HasLevelRange) -> None:
+    def write_to(self, message: LevelRangeMessage) -> None:
         message.minLevel, message.maxLevel = self.least, self.most
 
 
@@ -41,7 +41,7 @@ Controllers store the text of the rejection, which contains this range. The rang
 """
 
 
-def level_range_in(message: HasLevelRange) -> LevelRange:
+def level_range_in(message: LevelRangeMessage) -> LevelRange:
     """Return the range of levels in ``message``, or ``UNSAID`` if it names none."""
     return LevelRange(message.minLevel, message.maxLevel or message.minLevel) if message.minLevel else UNSAID
 

@@ -95,7 +95,7 @@ class FeedProducer:
         """
         self._published_index = self.index
 
-    def take(self) -> list[pb.FeedEntry]:
+    def take_entries(self) -> list[pb.FeedEntry]:
         """Return the entries to publish: all entries applied since the last call, combined up to the size limit."""
         entries = list(self._entries(self._published_index, None))
         if self._published_index < self.index and not entries:
@@ -282,8 +282,8 @@ class FeedSubscription:
         if self._contradicts(entry):
             self.start_again()
         self.known_index = max(self.known_index, entry.index)
-        self._take(entry)
-        self._take_waiting()
+        self._apply_entry(entry)
+        self._apply_waiting()
         return self.image is not before
 
     def response_received(self, response: pb.FeedSnapshotResponse) -> bool:
@@ -299,12 +299,12 @@ class FeedSubscription:
             )
         before = self.image
         if response.chunk or response.sizeBytes:
-            self._take_chunk(response)
+            self._add_chunk(response)
         elif self.synced:
             for entry in response.entries:
-                self._take(entry)
+                self._apply_entry(entry)
             self.known_index = max(response.index, *self._waiting_indexes())
-        self._take_waiting()
+        self._apply_waiting()
         if self.image is not before:
             self._asked_ns = None
         return self.image is not before
@@ -333,7 +333,7 @@ class FeedSubscription:
     def _waiting_indexes(self) -> list[int]:
         return [0, *(entry.index for entry in self._waiting.values())]
 
-    def _take(self, entry: pb.FeedEntry) -> None:
+    def _apply_entry(self, entry: pb.FeedEntry) -> None:
         if entry.index <= self.image.index and self.synced:
             return
         if not self.synced or entry.previousIndex != self.image.index:
@@ -359,15 +359,15 @@ class FeedSubscription:
         held_bytes = sum(held.ByteSize() for held in self._waiting.values())
         return len(self._waiting) < MAX_WAITING_ENTRIES and held_bytes + entry.ByteSize() <= MAX_WAITING_BYTES
 
-    def _take_waiting(self) -> None:
+    def _apply_waiting(self) -> None:
         while self.synced and self._waiting:
             entry = self._waiting.pop(self.image.index, None)
             if entry is None:
                 break
-            self._take(entry)
+            self._apply_entry(entry)
         self._waiting = {previous: e for previous, e in self._waiting.items() if e.index > self.image.index}
 
-    def _take_chunk(self, response: pb.FeedSnapshotResponse) -> None:
+    def _add_chunk(self, response: pb.FeedSnapshotResponse) -> None:
         if not response.index:
             return  # no image of the cluster: 0 is no position
         if response.index != self._parts_index and response.offsetBytes == 0:
@@ -385,10 +385,10 @@ class FeedSubscription:
         self._other_chunks = 0
         self._asked_ns = None
         if len(self._parts) >= response.sizeBytes:
-            self._take_snapshot(bytes(self._parts))
+            self._apply_snapshot(bytes(self._parts))
             self._parts, self._parts_index = bytearray(), 0
 
-    def _take_snapshot(self, data: bytes) -> None:
+    def _apply_snapshot(self, data: bytes) -> None:
         try:
             image = decode_snapshot(data)
             check_level(image, self._spoken)

@@ -18,10 +18,10 @@ def error_response(request: pb.ControlRequest, error: pb.ControlResponse.Error, 
     return pb.ControlResponse(operationId=request.operationId[:OPERATION_ID_SIZE_BYTES], error=error, detail=detail)
 
 
-class Forwarding:
+class ForwardedRequest:
     """One request that is forwarded to the metadata leader, in several attempts if needed.
 
-    Send attempts until ``decided`` is True or ``left_ns`` returns 0. Then use ``response``.
+    Send attempts until ``decided`` is True or ``remaining_ns`` returns 0. Then use ``response``.
     """
 
     def __init__(self, request: pb.ControlRequest, deadline_ns: int) -> None:
@@ -31,11 +31,11 @@ class Forwarding:
         self._maybe_applied = False
         self.decided = False
 
-    def left_ns(self, now_ns: int) -> int:
+    def remaining_ns(self, now_ns: int) -> int:
         return max(self._deadline_ns - now_ns, 0)
 
     def pause_ns(self, now_ns: int) -> int:
-        return min(PAUSE_NS, self.left_ns(now_ns))
+        return min(PAUSE_NS, self.remaining_ns(now_ns))
 
     def response_received(self, response: pb.ControlResponse) -> bool:
         """Process the response to an attempt. Return whether it is the final decision."""

@@ -15,7 +15,7 @@ from immutables import Map
 
 from liftpy.config import NO_QUOTA, AckPolicy, CommitPolicy, DefaultQuota, SessionTimes, StreamConfig
 from liftpy.core.base.ids import PartitionKey, is_internal
-from liftpy.core.base.partition import HeldPartition, PartitionState, PartitionStatus
+from liftpy.core.base.partition import PartitionMetadata, PartitionState, PartitionStatus
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.feature_range import NO_LEVEL
 from liftpy.core.metadata.idempotency_cache import IdempotencyCache
@@ -52,10 +52,10 @@ class SubjectIndex:
 
     def with_stream(self, name: str, subject: str, partitions: int) -> SubjectIndex:
         """Return the index with the subject of the stream ``name`` added. The index must not contain the stream yet."""
-        return SubjectIndex(_put(self.root, subject.split("."), name, partitions))
+        return SubjectIndex(_with_stream_at(self.root, subject.split("."), name, partitions))
 
     def without_stream(self, name: str, subject: str) -> SubjectIndex:
-        return SubjectIndex(_put(self.root, subject.split("."), name, 0))
+        return SubjectIndex(_with_stream_at(self.root, subject.split("."), name, 0))
 
     def overlapping(self, subject: str, partitions: int) -> str:
         """Return the name of a stream whose subject overlaps with ``subject`` or its partitions, or '' if there is none.
@@ -66,12 +66,12 @@ class SubjectIndex:
         return next(_of_subject(self.root, tokens), "") or (next(_of_numbers(self.root, tokens, partitions), ""))
 
 
-def _put(branch: _Branch, tokens: list[str], name: str, partitions: int) -> _Branch:
+def _with_stream_at(branch: _Branch, tokens: list[str], name: str, partitions: int) -> _Branch:
     """Return the tree of subjects with the stream ``name`` at the subject ``tokens``. ``partitions`` 0: without it."""
     if not tokens:
         others = tuple(held for held in branch.streams if held[0] != name)
         return replace(branch, streams=tuple(sorted((*others, (name, partitions)))) if partitions else others)
-    child = _put(branch.below.get(tokens[0], _Branch()), tokens[1:], name, partitions)
+    child = _with_stream_at(branch.below.get(tokens[0], _Branch()), tokens[1:], name, partitions)
     if child.streams or child.below:
         return replace(branch, below=branch.below.set(tokens[0], child))
     return replace(branch, below=branch.below.delete(tokens[0]))
@@ -263,14 +263,16 @@ class StreamImage:
 
     def partition_metadata(
         self, partition: PartitionState, quota: DefaultQuota = NO_QUOTA, longest_lease_ns: int = 0
-    ) -> HeldPartition:
+    ) -> PartitionMetadata:
         """Return the metadata that replicas of ``partition`` need.
 
         ``quota``: default quota of the cluster. ``longest_lease_ns``: longest lease that any node may have.
         """
         key, count = self.key(partition.partition), len(self.partitions)
         config = self.config_under(quota)
-        return HeldPartition(key=key, config=config, state=partition, partition_count=count, longest_lease_ns=longest_lease_ns)
+        return PartitionMetadata(
+            key=key, config=config, state=partition, partition_count=count, longest_lease_ns=longest_lease_ns
+        )
 
     def with_isr(self, partition: PartitionState, isr: Iterable[str], lost: Iterable[str] = ()) -> PartitionState:
         """Return ``partition`` with the ISR ``isr``.
@@ -395,7 +397,7 @@ class ClusterImage:
             return None
         return found, found.partitions[partition]
 
-    def partition_metadata(self, stream: StreamImage, partition: PartitionState) -> HeldPartition:
+    def partition_metadata(self, stream: StreamImage, partition: PartitionState) -> PartitionMetadata:
         return stream.partition_metadata(partition, self.default_quota, self.longest_lease_ns)
 
     @property

@@ -171,7 +171,7 @@ class NodeSessions:
             detail = f"node {node_id!r} is incarnation {session.incarnation} now, not {incarnation}"
             return LeaseAnswer(False, error=pb.ControlResponse.FENCED, detail=detail)
         if not self._anybody_heard:
-            self._first_heard(now_ns)
+            self._extend_sessions(now_ns)
         session.heard_ns = session.beat_ns = now_ns
         session.absent = False
         session.deadline_ns = session.lasts_ns = max(session.lasts_ns, now_ns + self._session_ns)
@@ -201,7 +201,7 @@ class NodeSessions:
     def _starts_cold(self, now_ns: int) -> bool:
         return not self._anybody_heard and now_ns - self._began_ns < self._cold_start_ns
 
-    def _first_heard(self, now_ns: int) -> None:
+    def _extend_sessions(self, now_ns: int) -> None:
         """Extend the sessions of all nodes that have not sent a heartbeat yet, when the first heartbeat of any node arrives.
 
         After a start of the whole cluster, the other nodes may need as long as the first one.
@@ -259,7 +259,7 @@ class NodeSessions:
         session.deadline_ns = min(session.deadline_ns, session.leased_ns + self._longest_lease_ns // _DRIFT_SHARE)
         self._earliest_ns = min(self._earliest_ns, session.deadline_ns)
 
-    def due(self, now_ns: int) -> list[pb.FenceNode | pb.UnfenceNode | pb.SettleSessionTimes]:
+    def take_due(self, now_ns: int) -> list[pb.FenceNode | pb.UnfenceNode | pb.SettleSessionTimes]:
         """Return the requests that the metadata leader proposes now, ordered by node id.
 
         A request without effect is repeated after half a session.
@@ -313,7 +313,7 @@ MAX_WAITING = 64
 """Maximum number of answered heartbeats that wait for the image. The oldest ones are dropped first."""
 
 
-class Registered(Enum):
+class RegistrationOutcome(Enum):
     """Meaning of the answer to a registration for the process that sent it."""
 
     TAKEN_IN = "this process is the node now"
@@ -323,21 +323,21 @@ class Registered(Enum):
     AGAIN = "nothing is decided: ask again under the same operation id"
 
 
-def registration_result(response: pb.ControlResponse) -> Registered:
+def registration_result(response: pb.ControlResponse) -> RegistrationOutcome:
     """Return what the answer to a RegisterNode request means for the process that sent it."""
     match response.error:
         case pb.ControlResponse.OK:
-            return Registered.TAKEN_IN
+            return RegistrationOutcome.TAKEN_IN
         case pb.ControlResponse.EXISTS:
-            return Registered.TAKEN
+            return RegistrationOutcome.TAKEN
         case pb.ControlResponse.INVALID if response.detail.startswith(UNSUPPORTED):
-            return Registered.UNSPOKEN
+            return RegistrationOutcome.UNSPOKEN
         case pb.ControlResponse.INVALID | pb.ControlResponse.STALE:
-            return Registered.REFUSED
-    return Registered.AGAIN
+            return RegistrationOutcome.REFUSED
+    return RegistrationOutcome.AGAIN
 
 
-class Granted(NamedTuple):
+class LeaseGrant(NamedTuple):
     """A granted lease. ``sent_ns``: monotonic time of its heartbeat, at which it starts. ``lease_ns``: its duration."""
 
     sent_ns: int
@@ -353,22 +353,22 @@ class AnsweredHeartbeats:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Granted, int]] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[tuple[LeaseGrant, int]] = deque(maxlen=MAX_WAITING)
         """Waiting leases, each with the image index of its answer."""
 
-    def response_received(self, sent_ns: int, answer: pb.ControlResponse, seen_index: int) -> Granted | None:
+    def response_received(self, sent_ns: int, answer: pb.ControlResponse, seen_index: int) -> LeaseGrant | None:
         """Process the answer to a heartbeat that was sent at ``sent_ns``. Return the lease if it counts now, else None.
 
         ``seen_index``: index of the newest image that all parts of this node have.
         """
-        granted = Granted(sent_ns, answer.leaseMs * NS_PER_MS)
+        granted = LeaseGrant(sent_ns, answer.leaseMs * NS_PER_MS)
         if seen_index >= answer.index:
             self._waiting.clear()
             return granted
         self._waiting.append((granted, answer.index))
         return None
 
-    def image_seen(self, index: int) -> Granted | None:
+    def image_seen(self, index: int) -> LeaseGrant | None:
         """Record that all parts of this node have the image ``index``. Return the lease that this allows, or None."""
         granted = None
         while self._waiting and self._waiting[0][1] <= index:

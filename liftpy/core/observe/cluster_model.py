@@ -65,7 +65,7 @@ class _NodeSummaries:
     glances: deque[tuple[float, NodeSummary]] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
     history: deque[float | None] = field(default_factory=lambda: deque(maxlen=HISTORY))
 
-    def put(self, now_s: float, glance: NodeSummary | None) -> None:
+    def add_summaries(self, now_s: float, glance: NodeSummary | None) -> None:
         last = self.glances[-1][1] if self.glances else None
         if glance is None or (last is not None and glance.incarnation != last.incarnation):
             self.glances.clear()  # a restarted process counts from 0, so the rate is not known
@@ -92,7 +92,7 @@ class _NodeSummaries:
         return [max(0, b - a) for a, b in zip(old or (0,) * len(new), new, strict=False)]
 
 
-class Watching:
+class ClusterMonitor:
     """Collects the summaries of all nodes, and builds the model that ``liftpy top`` shows."""
 
     def __init__(self, namespace: str) -> None:
@@ -103,7 +103,7 @@ class Watching:
         self._out: deque[float | None] = deque(maxlen=HISTORY)
         self._is_nats_lost = False
 
-    def put(self, now_s: float, glances: Mapping[str, NodeSummary | None], *, is_nats_lost: bool = False) -> None:
+    def add_summaries(self, now_s: float, glances: Mapping[str, NodeSummary | None], *, is_nats_lost: bool = False) -> None:
         """Add the newest summaries of all known nodes. Nodes that are not in ``glances`` are forgotten.
 
         Args:
@@ -115,7 +115,7 @@ class Watching:
         self._glances = dict(glances)
         self._seen = {node: self._seen.get(node) or _NodeSummaries() for node in glances}
         for node, glance in glances.items():
-            self._seen[node].put(now_s, glance)
+            self._seen[node].add_summaries(now_s, glance)
         self._in.append(self._sum("records_in"))
         self._out.append(self._sum("records_out"))
 

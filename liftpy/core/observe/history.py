@@ -145,7 +145,7 @@ class History:
     def size_bytes(self) -> int:
         return sum(one.itemsize * len(one) for series in self._held.values() for one in series)
 
-    def put(self, second: int, values: Sequence[float], covers: int = 1) -> None:
+    def add_values(self, second: int, values: Sequence[float], covers: int = 1) -> None:
         """Add the values of the ``covers`` seconds up to ``second`` (wall clock in s). The values are in the order of ``SERIES``.
 
         Earlier seconds without values become gaps. If the clock has gone back, the history starts again.
@@ -166,13 +166,13 @@ class History:
                 self._sum_up(at - TENS + 1)
         self._newest[SECONDS] = second
 
-    def take(self, rows: HistoryRows) -> None:
+    def add_rows(self, rows: HistoryRows) -> None:
         """Add rows of an earlier history of the same node. Only rows that are newer than the known ones are added."""
         for number, values in enumerate(zip(*rows.columns, strict=True)):
             at = rows.first + number * rows.step
             if rows.step == SECONDS:
                 if at > self.newest:
-                    self.put(at, values, covers=1)
+                    self.add_values(at, values, covers=1)
             elif at > self._newest[TENS] and not isnan(values[0]):
                 self._advance_tens(at)
                 self._write(TENS, at, values)

@@ -29,7 +29,7 @@ class Check(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signs:
+class HealthInput:
     """State of a node at one moment, as input of the checks."""
 
     failure: str = ""
@@ -52,7 +52,7 @@ class Signs:
     """Number of replicas that are stopped because the disk is full."""
 
 
-def live(signs: Signs) -> list[Check]:
+def live(signs: HealthInput) -> list[Check]:
     """Check by the state ``signs`` whether this process should keep running. Return the results."""
     hung = signs.longest_flush_s >= signs.hung_flush_s
     return [
@@ -61,7 +61,7 @@ def live(signs: Signs) -> list[Check]:
     ]
 
 
-def ready(signs: Signs) -> list[Check]:
+def ready(signs: HealthInput) -> list[Check]:
     """Check by the state ``signs`` whether the node takes part in the cluster. Return the results."""
     heard_s = signs.metadata_heard_s
     late = heard_s is None or heard_s > signs.session_s
@@ -76,7 +76,7 @@ def ready(signs: Signs) -> list[Check]:
     ]
 
 
-class Synced:
+class ReplicaSyncCheck:
     """Check that every replica of this node has been in its ISR at least once since the start.
 
     After the check passes, it never fails again.
@@ -86,7 +86,7 @@ class Synced:
         self.done = False
         self._were: set[PartitionKey] = set()
 
-    def look(self, replicas: Iterable[tuple[PartitionKey, bool]], *, opened: bool) -> Check:
+    def update(self, replicas: Iterable[tuple[PartitionKey, bool]], *, opened: bool) -> Check:
         """Return the result of the check with the current state of the replicas.
 
         ``replicas``: (partition, is in sync) of each replica, without learners. ``opened``: True if these are all replicas

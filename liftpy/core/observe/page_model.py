@@ -224,7 +224,7 @@ def figure(kind: str, value: Any) -> str:
     return _age(value)
 
 
-def look_up(found: Any, path: str) -> Any:
+def value_at(found: Any, path: str) -> Any:
     """Return the value at a path such as ``a.b.c`` in ``found``, nested JSON objects. None: it does not exist."""
     for name in path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None

@@ -159,11 +159,11 @@ class NodeTraces:
         self.open_count = 0
         """Number of traced batches that are not complete."""
 
-    def look(self) -> None:
+    def export_due(self) -> None:
         """Export the traces of all partitions that waited long enough. Call it regularly while ``open`` is not empty."""
         now_ns = self.now_ns()
         for partition in list(self.open):
-            partition.look(now_ns)
+            partition.export_due(now_ns)
 
     def whole(self, name: str, began_ns: int, attributes: Attributes, error: str = "") -> None:
         """Export one span without children, which began at ``began_ns`` (monotonic) and ends now, if the budget allows it.
@@ -337,7 +337,7 @@ class PartitionTraces:
         """End all traces of this partition, and export them with ``why`` as the reason. By default, the leadership has ended."""
         self._close_batches(self._open, why)
 
-    def look(self, now_ns: int) -> None:
+    def export_due(self, now_ns: int) -> None:
         self._close_batches([one for one in self._open if now_ns - one.appended_ns >= MOST_NS], SLOW)
         self._hand_over(now_ns)
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.base.partition import HeldPartition
+from liftpy.core.base.partition import PartitionMetadata
 from liftpy.core.log.compaction_point import Horizon
-from liftpy.core.log.log import Log, Recheck
+from liftpy.core.log.log import Log, RecheckResult
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.standby import Standby
-from liftpy.core.publish.state_transfer import StateTaker
+from liftpy.core.publish.state_transfer import StateFetcher
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.wire.batch import RecordBatch
@@ -30,7 +30,7 @@ from liftpy.errors import NoSpaceError, StorageError
 
 
 @dataclass(slots=True)
-class Fetched:
+class FetchedBatches:
     """Batches of one answer to a fetch. They are stored until the replica appends or drops them."""
 
     buffer: memoryview
@@ -53,11 +53,11 @@ class PartitionShell(ABC):
     acks: PendingAcks
     derived: LogState
     standby: Standby
-    taker: StateTaker | None
+    taker: StateFetcher | None
     """Receives the leader's state of deleted records. None: this shell needs none."""
     reads: CommittedReads
     counters: Counter[str]
-    fetched: dict[int, Fetched]
+    fetched: dict[int, FetchedBatches]
     """Token -> fetched batches that wait for the decision of the replica."""
     failed = ""
     """Reason of the first storage error. '': the log works."""
@@ -113,7 +113,7 @@ class PartitionShell(ABC):
         log.on_compacted = lambda horizon: self.feed(events.LogCompacted(**horizon._asdict()))
         log.on_compacted(log.horizon)
 
-    def apply_metadata(self, held: HeldPartition, incarnations: Mapping[str, int]) -> bool:
+    def apply_metadata(self, held: PartitionMetadata, incarnations: Mapping[str, int]) -> bool:
         """Pass the partition's new state in the metadata, or a new set of live nodes, to the log and the replica.
 
         ``incarnations``: node id -> incarnation of each live node. Return True if records can be deleted now.
@@ -205,7 +205,7 @@ class PartitionShell(ABC):
     def recheck_log(self, effect: do.RecheckLog) -> None:
         self.recheck(effect)
 
-    def recheck(self, effect: do.RecheckLog) -> Recheck:
+    def recheck(self, effect: do.RecheckLog) -> RecheckResult:
         """Read the batch again that a follower or a reader has received with wrong bytes. Return and count the result."""
         outcome = self.log.complaint(effect.offset, effect.replica, self.now_ns())
         self.counters[outcome.value] += 1
@@ -233,7 +233,7 @@ class PartitionShell(ABC):
 
     # ---- publishers --------------------------------------------------------------------------------------------------------
     def open_subject(self, _: do.OpenSubject) -> None:
-        self.standby.take_over(self.ingest.start)
+        self.standby.replay(self.ingest.start)
 
     def close_subject(self, _: do.CloseSubject) -> None:
         self.standby.cancel()

@@ -22,7 +22,7 @@ from typing import Protocol
 from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import PublishTimes
-from liftpy.core.publish.dedup_window import Stored
+from liftpy.core.publish.dedup_window import StoredId
 from liftpy.core.publish.jetstream_headers import Rejection, stream_of
 from liftpy.core.publish.memory_budget import LEAST_WAIT_MS
 from liftpy.core.replication.effects import RejectReason
@@ -141,7 +141,7 @@ def envelope_of(publishers: Publishers) -> Envelope:
 
 
 @dataclass(slots=True)
-class _Unanswered:
+class _UnackedBatch:
     """A stored batch whose publishers wait for acks."""
 
     base_offset: int
@@ -169,7 +169,7 @@ class PendingAcks:
         self._times = times or PublishTimes()
         self.key = key
         self._data_subject = data_subject
-        self._waiting: dict[AckPolicy, deque[_Unanswered]] = {AckPolicy.LEADER: deque(), AckPolicy.ALL: deque()}
+        self._waiting: dict[AckPolicy, deque[_UnackedBatch]] = {AckPolicy.LEADER: deque(), AckPolicy.ALL: deque()}
         self._again: dict[AckPolicy, list[_RepeatedPublish]] = {AckPolicy.LEADER: [], AckPolicy.ALL: []}
         """Heaps of publishers that repeated a stored message, one per ack policy."""
         self._delayed_rejections: list[tuple[Publishers, Rejection, Sequence[int] | int]] = []
@@ -192,7 +192,7 @@ class PendingAcks:
         else:
             wanted = {p for p, r in zip(publishers.policies, publishers.replies, strict=True) if r and p is not AckPolicy.NONE}
         for policy in wanted:
-            self._waiting[policy].append(_Unanswered(base_offset, last_offset, publishers, arrived_ns))
+            self._waiting[policy].append(_UnackedBatch(base_offset, last_offset, publishers, arrived_ns))
             self.count += len(publishers.replies)
 
     def since_ns(self) -> int:
@@ -203,7 +203,7 @@ class PendingAcks:
                 oldest_ns = waiting[0].arrived_ns
         return oldest_ns
 
-    def add_again(self, stored: Stored, publishers: Publishers, *, duplicate: bool = True) -> None:
+    def add_again(self, stored: StoredId, publishers: Publishers, *, duplicate: bool = True) -> None:
         """Add a publisher whose message was not stored, because the record ``stored`` has the same message id.
 
         It gets its ack together with the record's own publisher. ``duplicate``: the value of the field in the ack. It is False
@@ -239,7 +239,7 @@ class PendingAcks:
         if lines:
             self._shell.send_lines(lines)
 
-    def _answer(self, entry: _Unanswered, policy: AckPolicy, leader_epoch: int, now_wall_ns: int, lines: list[bytes]) -> None:
+    def _answer(self, entry: _UnackedBatch, policy: AckPolicy, leader_epoch: int, now_wall_ns: int, lines: list[bytes]) -> None:
         publishers = entry.publishers
         prefix = self._json_prefix
         seq = entry.base_offset + 1  # JetStream counts from 1
@@ -260,7 +260,7 @@ class PendingAcks:
                 self._answer_alike(entry, start, end, envelopes[start], leader_epoch, now_wall_ns, lines)
 
     def _answer_alike(
-        self, entry: _Unanswered, start: int, end: int, envelope: Envelope | None, leader_epoch: int, now_wall_ns: int,
+        self, entry: _UnackedBatch, start: int, end: int, envelope: Envelope | None, leader_epoch: int, now_wall_ns: int,
         lines: list[bytes],
     ) -> None:  # fmt: skip
         """Append to ``lines`` the acks for the messages with indexes ``start`` to ``end`` (exclusive) of one batch.

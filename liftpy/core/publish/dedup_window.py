@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from liftpy.config import NS_PER_S
 from liftpy.core.publish.log_state_part import (
     NewBatch,
-    NodeDerived,
+    NodeStateMemory,
     Share,
     cut_up,
     join_texts,
@@ -51,7 +51,7 @@ _BATCH_BYTES = 296
 """Memory of a batch with message ids besides the ids, in bytes."""
 
 
-class Stored(NamedTuple):
+class StoredId(NamedTuple):
     """Place of a stored message id.
 
     ``last_offset``: last offset of the batch of its record. A batch is committed as a whole [D23].
@@ -62,7 +62,7 @@ class Stored(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Taken:
+class _BatchIds:
     """Message ids of one batch in the log.
 
     ``time_ns``: log time of the batch. ``known_ns``: monotonic time at which this node got the batch.
@@ -75,7 +75,7 @@ class _Taken:
     ids: Sequence[bytes] = ()
     offsets: Sequence[int] = ()
     size_bytes: int = 0
-    before: dict[bytes, _Taken] | None = None
+    before: dict[bytes, _BatchIds] | None = None
     """Earlier places of the same ids, until this batch is committed. None: there are none."""
 
 
@@ -94,7 +94,7 @@ class RecentIds:
     name = "ids"
     version = 1
 
-    def __init__(self, window_ns: int, max_bytes: int, now_ns: Callable[[], int], node: NodeDerived | None = None) -> None:
+    def __init__(self, window_ns: int, max_bytes: int, now_ns: Callable[[], int], node: NodeStateMemory | None = None) -> None:
         self.window_ns = window_ns
         self._now_ns = now_ns
         self.share = Share(node, self.name, max_bytes, "partition_message_id_bytes")
@@ -110,9 +110,9 @@ class RecentIds:
         self._high_watermark = -1
         self._time_ns = 0  # log time of the last committed batch
         self._last_id = b""  # message id of the last committed record
-        self._tail: deque[_Taken] = deque()
-        self._kept: deque[_Taken] = deque()  # committed batches with ids, oldest first
-        self._by_id: dict[bytes, _Taken] = {}
+        self._tail: deque[_BatchIds] = deque()
+        self._kept: deque[_BatchIds] = deque()  # committed batches with ids, oldest first
+        self._by_id: dict[bytes, _BatchIds] = {}
         self._lost_ns = self._lost_known_ns = -1
         """(log time, time of arrival here) of the last id that was dropped early. -1: no id was dropped."""
         self.share.hold(0)
@@ -134,11 +134,11 @@ class RecentIds:
         return self.window_ns
 
     # ---- the log -----------------------------------------------------------------------------------------------------
-    def take(self, batch: NewBatch) -> None:
+    def add_batch(self, batch: NewBatch) -> None:
         ids, last_offset = batch.ids, batch.last_offset
         last_id = self.last_id if not batch.record_count else ids.get(last_offset, b"") if ids else b""
         time_ns = max(self._tail[-1].time_ns if self._tail else self._time_ns, batch.timestamp_ns)
-        taken = _Taken(last_offset, time_ns, self._now_ns() if ids else 0, last_id)
+        taken = _BatchIds(last_offset, time_ns, self._now_ns() if ids else 0, last_id)
         if ids and self.window_ns:
             taken.ids, taken.offsets = tuple(ids.values()), tuple(ids)
             self._note(taken)
@@ -148,7 +148,7 @@ class RecentIds:
         if taken.ids and (excess_bytes := self.share.excess_bytes(taken.size_bytes)):
             self._make_room(excess_bytes)
 
-    def _note(self, taken: _Taken) -> None:
+    def _note(self, taken: _BatchIds) -> None:
         by_id = self._by_id
         known = by_id.keys() & taken.ids
         if known:
@@ -190,13 +190,13 @@ class RecentIds:
                 break
             self._lose(taken)
 
-    def _lose(self, taken: _Taken) -> None:
+    def _lose(self, taken: _BatchIds) -> None:
         if taken.ids and taken.time_ns > self._time_ns - self.window_ns:
             self._lost_ns, self._lost_known_ns = taken.time_ns, taken.known_ns
         self.forgotten += len(taken.ids)
         self._forget(taken)
 
-    def _forget(self, taken: _Taken) -> None:
+    def _forget(self, taken: _BatchIds) -> None:
         for message_id in taken.ids:
             if self._by_id.get(message_id) is taken:
                 del self._by_id[message_id]
@@ -236,7 +236,7 @@ class RecentIds:
         self._high_watermark = end_offset - 1
         now_ns = self._now_ns()
         for last_offset, time_ns, ids, offsets in _decode(data[_HEAD.size + size_bytes :], end_offset):
-            taken = _Taken(last_offset, time_ns, now_ns, b"", ids, offsets)
+            taken = _BatchIds(last_offset, time_ns, now_ns, b"", ids, offsets)
             if self.window_ns:
                 self._note(taken)
                 taken.before = None
@@ -245,7 +245,7 @@ class RecentIds:
             self._make_room(excess_bytes)
 
     # ---- lookups -----------------------------------------------------------------------------------------------------
-    def find(self, message_id: bytes, now_wall_ns: int) -> Stored | None:
+    def find(self, message_id: bytes, now_wall_ns: int) -> StoredId | None:
         """Return the stored record with ``message_id``, if a publish at ``now_wall_ns`` would repeat it. None: there is none.
 
         A record that is older than the deduplication window is not returned.
@@ -255,7 +255,7 @@ class RecentIds:
             taken.time_ns <= max(self._time_ns, now_wall_ns) - self.window_ns and not self._is_fresh(taken.known_ns)
         ):
             return None
-        return Stored(taken.offsets[_last_index(taken.ids, message_id)], taken.last_offset)
+        return StoredId(taken.offsets[_last_index(taken.ids, message_id)], taken.last_offset)
 
     def may_hold(self, message_id: bytes, now_wall_ns: int) -> bool:
         """Return whether a record with ``message_id`` may exist, so that a publish at ``now_wall_ns`` must not be treated as new.
@@ -308,7 +308,7 @@ def size_of(ids: Iterable[bytes]) -> int:
     return sum(sizes) + _ID_BYTES * len(sizes)
 
 
-def _encode(kept: Sequence[_Taken]) -> list[bytes]:
+def _encode(kept: Sequence[_BatchIds]) -> list[bytes]:
     """Return the encoded ids of these batches. Other code may remove the oldest ids from ``kept`` in the meantime."""
     columns: tuple[list[bytes], ...] = ([], [], [], [], [], [])
     row_count = id_count = 0

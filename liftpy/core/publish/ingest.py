@@ -26,12 +26,12 @@ from operator import itemgetter
 from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
 from liftpy.core.base.instruments import PublishTimes
 from liftpy.core.publish.acks import PendingAcks, Publishers, envelope_of
-from liftpy.core.publish.dedup_window import Stored
-from liftpy.core.publish.jetstream_headers import Expected, Rejection, wrong_last_id, wrong_sequence
+from liftpy.core.publish.dedup_window import StoredId
+from liftpy.core.publish.jetstream_headers import PublishConditions, Rejection, wrong_last_id, wrong_sequence
 from liftpy.core.publish.last_per_subject import MANY
 from liftpy.core.publish.log_state import LogState
-from liftpy.core.publish.log_state_part import Numbering
-from liftpy.core.publish.memory_budget import NO_LIMIT, PartitionRoom
+from liftpy.core.publish.log_state_part import ProducerSequences
+from liftpy.core.publish.memory_budget import NO_LIMIT, PartitionMemoryBudget
 from liftpy.core.publish.message_decoder import (
     MessageColumns,
     MessageDecoder,
@@ -52,8 +52,16 @@ from liftpy.core.publish.overload import (
     body_of,
     message_size_bytes,
 )
-from liftpy.core.publish.ports import Hearing, IngestShell, ReplyPolicy, Subscription
-from liftpy.core.publish.producer_state import RECORDS_LOST, Claim, Finding, ProducerDesk, Question, after, last_offset_of
+from liftpy.core.publish.ports import IngestShell, ReplyPolicy, StandbySubscription, Subscription
+from liftpy.core.publish.producer_state import (
+    RECORDS_LOST,
+    Claim,
+    Finding,
+    ProducerRegistry,
+    ProducerRequest,
+    after,
+    last_offset_of,
+)
 from liftpy.core.publish.quota import Quota, quota_for
 from liftpy.core.publish.standby import FailoverBacklog
 from liftpy.core.replication.effects import AppendBatch, RejectReason
@@ -101,7 +109,7 @@ class _EarlierMessages:
         self.last.update(new)
         self._in_order += new
 
-    def look_up(self, subject_filter: str) -> _FilterLookup | None:
+    def last_offsets(self, subject_filter: str) -> _FilterLookup | None:
         """Return the last offsets of the subjects that match a filter, in the log and in this batch.
 
         None: the lookup would take too long.
@@ -180,12 +188,12 @@ def _unmet(
     return wrong_last_id(last_id) if last_id is not None and wanted.last_id and wanted.last_id != last_id else None
 
 
-def _of_subject(wanted: Expected, own: str, before: _EarlierMessages, derived: LogState) -> Rejection | None:
+def _of_subject(wanted: PublishConditions, own: str, before: _EarlierMessages, derived: LogState) -> Rejection | None:
     subject = wanted.subject or own
     if has_wildcards(subject):
         if len(derived.subjects) > MANY:
             return _TOO_MANY
-        lookup = before.look_up(subject)
+        lookup = before.last_offsets(subject)
         if lookup is None:
             return _TOO_OFTEN
         offset, here = lookup.in_log, lookup.here
@@ -197,7 +205,7 @@ def _of_subject(wanted: Expected, own: str, before: _EarlierMessages, derived: L
     return None if wanted.sequence == last_sequence else wrong_sequence(last_sequence)
 
 
-def index_key(wanted: Expected, own: str) -> str:
+def index_key(wanted: PublishConditions, own: str) -> str:
     """Return the subject whose last offset the condition ``wanted`` needs. '': it needs the whole index, for a filter with wildcards.
 
     ``own``: subject of the message itself.
@@ -213,7 +221,7 @@ INGEST_OVERFLOW = "ingest_overflow"
 """Reason in the counter of publishes that the connection dropped before they reached a partition."""
 _BATCH_OVERHEAD_BYTES = 4096
 """Maximum size of the headers of a batch, of its response and of NATS, in bytes."""
-_NOBODY = Numbering(0, 0, 0, None)
+_NOBODY = ProducerSequences(0, 0, 0, None)
 
 
 class Ingest:
@@ -243,7 +251,7 @@ class Ingest:
         on_drop: Callable[[str, int], None] = lambda reason, count: None,
         may_leave: Callable[[], bool] = lambda: False,
         times: PublishTimes | None = None,
-        room: PartitionRoom = NO_LIMIT,
+        room: PartitionMemoryBudget = NO_LIMIT,
     ) -> None:
         self._shell = shell
         self._subject = subject
@@ -255,7 +263,7 @@ class Ingest:
         self._log_end_offset = log_end_offset
         self._may = ReplyPolicy(may_refuse, may_refuse_for_now or may_refuse, room, may_leave)
         self._derived = derived
-        self._desk = ProducerDesk(derived.producers)
+        self._registry = ProducerRegistry(derived.producers)
         self._takes = takes
         self.reader = MessageDecoder(acks.key, subject, policy, inboxes, codec)
         self.counters = IngestCounters(on_drop=on_drop, times=times or PublishTimes())
@@ -263,7 +271,7 @@ class Ingest:
         """Message id -> its pending batch, and the index of its record there."""
         self._overload = Overload(
             may=self._may, reader=self.reader, counters=self.counters, is_full=self._is_full, known=self._find_repeats,
-            ids=KnownIds(derived.ids, self._pending_ids, self._has_unread), reject_or_delay=self._say_no, wall_ns=wall_ns,
+            ids=KnownIds(derived.ids, self._pending_ids, self._has_unread), reject_or_delay=self._reject_or_delay, wall_ns=wall_ns,
         )  # fmt: skip
         self._overload.unanswered_since_ns = acks.since_ns
         self._listener: Subscription | None = None
@@ -317,7 +325,7 @@ class Ingest:
         hearing = taken.hearing
         assert hearing is not None
         self._taken_over, self._listener, self.heard = taken, hearing, True
-        hearing.feed_to(self._message_arrived, self._given_up, self._on_standby_lost)
+        hearing.feed_to(self._message_arrived, self._record_dropped, self._on_standby_lost)
         for stored, publishers in taken.known:
             self._acks.add_again(stored, publishers, duplicate=False)
         if taken.known:
@@ -327,7 +335,7 @@ class Ingest:
             self._raw_bytes = sum(map(message_size_bytes, taken.fresh))
             self._drain_soon()
 
-    def _say_no(self, publishers: Publishers, unfit: Rejection, waits_ms: Sequence[int] | int = 0) -> None:
+    def _reject_or_delay(self, publishers: Publishers, unfit: Rejection, waits_ms: Sequence[int] | int = 0) -> None:
         self._acks.reject_or_delay(publishers, unfit, waits_ms, now=self._may.refuse_for_now(), later=not self._may.refuse())
 
     def settle(self) -> None:
@@ -348,7 +356,7 @@ class Ingest:
             self._leave_to_standby()
 
     @property
-    def _hearing(self) -> Hearing | None:
+    def _hearing(self) -> StandbySubscription | None:
         """Subscription of the standby buffer, if it delivers the publishes to this leader. None: the leader has its own one, or
         none.
         """
@@ -380,10 +388,10 @@ class Ingest:
         if self._taken_over is not None:
             self._taken_over.hearing = None
         self._listener = listener = self._shell.listen(
-            self._subject, self._message_arrived, given_up=self._given_up, refuser=self._overload
+            self._subject, self._message_arrived, given_up=self._record_dropped, refuser=self._overload
         )
         self.heard = False
-        self._shell.when_heard(lambda: self._on_subscribed(listener))
+        self._shell.when_subscribed(lambda: self._on_subscribed(listener))
 
     def _on_subscribed(self, listener: Subscription) -> None:
         self.heard = self.heard or listener is self._listener
@@ -430,7 +438,7 @@ class Ingest:
         self._tokens.clear()
         self._pending_ids.clear()
         self._derived.ids.in_hand.hold(0)
-        self._desk.begin()
+        self._registry.begin()
         self._again_count = 0
 
     def _is_full(self) -> bool:
@@ -454,14 +462,14 @@ class Ingest:
         self._raw, self._raw_bytes = [], 0
         if size_bytes <= batch_bytes and len(raw) <= self._config.batch_max_records:
             if raw:
-                self._take(raw)
+                self._check_messages(raw)
             self._count_processed(len(raw))
             return
         start = 0
         most = len(raw) if self._taken_over is None else self._config.batch_max_records  # a standby buffer has many messages
         while start < min(len(raw), most):
             end = batch_end(raw, start, self._config.batch_max_records, batch_bytes)
-            self._take(raw[start:end])
+            self._check_messages(raw[start:end])
             start = end
         self._count_processed(start)
         if start < len(raw) and self._listener is not None:
@@ -476,7 +484,7 @@ class Ingest:
         self._drain_scheduled = True
         (self._hearing or self._shell).behind_read(self._drain)
 
-    def _take(self, messages: list[RawMessage]) -> None:
+    def _check_messages(self, messages: list[RawMessage]) -> None:
         """Check messages and pass them to the replica. If the node is late, first reject those that have waited too long.
 
         If an unexpected error occurs for one message, only this message is rejected [A6].
@@ -484,7 +492,7 @@ class Ingest:
         try:
             messages = self._overload.in_time(messages)
         except Exception as error:
-            self._drop_or_split(messages, error, self._take)
+            self._drop_or_split(messages, error, self._check_messages)
             return
         if messages:
             self._submit_piece(messages)
@@ -585,7 +593,7 @@ class Ingest:
         )
 
     # ---- producers -----------------------------------------------------------------------------------------------------
-    def _answer_producer(self, asked: Question, publishers: Publishers) -> None:
+    def _answer_producer(self, asked: ProducerRequest, publishers: Publishers) -> None:
         """Answer the request of a process to continue a producer with the producer's epoch and next sequence.
 
         The answer is sent when the state of the producer is committed.
@@ -593,14 +601,14 @@ class Ingest:
         if asked.acked is not None and self._derived.has_lost(*asked.acked):
             self._refuse(publishers, RECORDS_LOST)
             return
-        given = self._desk.ask(asked)
+        given = self._registry.ask(asked)
         if isinstance(given, Finding):
-            self._refuse(publishers, self._desk.why_not(given))
+            self._refuse(publishers, self._registry.why_not(given))
             return
         envelope_of(publishers).producer = given.as_pb
-        self._await_stored_ack(Stored(-1, given.last_offset), publishers)
+        self._await_stored_ack(StoredId(-1, given.last_offset), publishers)
 
-    def _judge_batch(self, claim: Claim, columns: MessageColumns) -> Numbering | None:
+    def _judge_batch(self, claim: Claim, columns: MessageColumns) -> ProducerSequences | None:
         """Check a producer's batch. Return the sequence numbers of the records to append, and leave only these in ``columns``.
 
         None: nothing is appended. The publisher gets its answer: an ack for a duplicate, or a rejection. ``claim``: fields of
@@ -608,18 +616,18 @@ class Ingest:
         """
         published, publishers = columns.batch, columns.publishers
         assert published is not None
-        ruling = self._desk.judge(claim, published.columns)
+        ruling = self._registry.judge(claim, published.columns)
         envelope = envelope_of(publishers)
         if ruling.finding is Finding.DUPLICATE:
             self.counters.duplicates += claim.record_count
             envelope.known_records = claim.record_count
             state = self._derived.producers.state_of(claim.producer_id)
             assert state is not None
-            self._await_stored_ack(Stored(ruling.offset, last_offset_of(state)), publishers)
+            self._await_stored_ack(StoredId(ruling.offset, last_offset_of(state)), publishers)
             return None
         if ruling.finding is not Finding.APPEND:
             envelope.producer = client_pb2.ProducerState(nextSequence=ruling.next_sequence)
-            self._refuse(publishers, self._desk.why_not(ruling.finding))
+            self._refuse(publishers, self._registry.why_not(ruling.finding))
             return None
         known = envelope.known_records = ruling.known
         if known:
@@ -629,7 +637,7 @@ class Ingest:
             columns.ids = {index - known: message_id for index, message_id in columns.ids.items() if index >= known}
         sequence = after(claim.base_sequence, known)
         said = (claim.name, claim.position, claim.partitioning)
-        return Numbering(claim.producer_id, claim.epoch, sequence, published.columns, known, *said)
+        return ProducerSequences(claim.producer_id, claim.epoch, sequence, published.columns, known, *said)
 
     def _forbids_only_stored(self, columns: MessageColumns) -> bool:
         """Return whether the stream's settings forbid only those records of a producer's batch that are stored already.
@@ -638,7 +646,7 @@ class Ingest:
         """
         if columns.claim is None or columns.batch is None:
             return False
-        ruling = self._desk.judge(columns.claim, columns.batch.columns)
+        ruling = self._registry.judge(columns.claim, columns.batch.columns)
         if ruling.finding is Finding.DUPLICATE:
             return True
         if ruling.finding is not Finding.APPEND or not ruling.known:
@@ -652,9 +660,9 @@ class Ingest:
 
     def _is_known(self, claim: Claim, columns: MessageColumns) -> bool:
         assert columns.batch is not None
-        return self._desk.judge(claim, columns.batch.columns).known > 0
+        return self._registry.judge(claim, columns.batch.columns).known > 0
 
-    def _await_stored_ack(self, stored: Stored, publishers: Publishers) -> None:
+    def _await_stored_ack(self, stored: StoredId, publishers: Publishers) -> None:
         """Send the ack of the record ``stored`` also to this publisher, which repeated the record.
 
         It is sent when the record may be acked. Above the limit of waiting publishers, the publisher gets no answer until it
@@ -686,12 +694,12 @@ class Ingest:
             self.counters.drop(IDS_LOST, columns.publishers.record_count)
         return True
 
-    def _repeats(self, columns: MessageColumns, now_wall_ns: int) -> dict[int, Stored | None]:
+    def _repeats(self, columns: MessageColumns, now_wall_ns: int) -> dict[int, StoredId | None]:
         """Return record index -> stored record, for the messages whose message id is already known.
 
         None as value: the other message is in progress, or is earlier in this batch.
         """
-        found: dict[int, Stored | None] = {}
+        found: dict[int, StoredId | None] = {}
         seen: set[bytes] = set()
         if not self._derived.ids.window_ns or columns.batch is not None:
             return found  # a whole batch is stored unchanged. Its expected offset makes sure that it is stored once
@@ -705,7 +713,7 @@ class Ingest:
         return found
 
     def _submit_without_repeats(
-        self, repeats: dict[int, Stored | None], columns: MessageColumns, messages: list[RawMessage]
+        self, repeats: dict[int, StoredId | None], columns: MessageColumns, messages: list[RawMessage]
     ) -> None:
         """Submit the messages that repeat no other one. Publishers of the others get the acks of the records that they repeat.
 
@@ -719,7 +727,7 @@ class Ingest:
         if fresh := [message for index, message in enumerate(messages) if index not in repeats]:
             self._submit_piece(fresh)
         now_wall_ns = self.wall_ns()
-        known: dict[int, Stored | None] = {}
+        known: dict[int, StoredId | None] = {}
         for index in repeated_here:
             message_id = columns.ids[index]
             stored = None if message_id in ids_in_hand else find(message_id, now_wall_ns)
@@ -729,7 +737,7 @@ class Ingest:
                 self._submit_piece([messages[index]])
         self._answer_repeats(known, columns)
 
-    def _answer_repeats(self, repeats: Mapping[int, Stored | None], columns: MessageColumns) -> None:
+    def _answer_repeats(self, repeats: Mapping[int, StoredId | None], columns: MessageColumns) -> None:
         """Let each publisher of a repeated message wait for the ack of the record that it repeats.
 
         ``repeats``: result of ``_repeats``. All these records are stored or in progress. Above the limit of waiting publishers,
@@ -798,7 +806,7 @@ class Ingest:
             for index, unfit in unmet.items():
                 if unfit is UNINDEXED:
                     key = index_key(columns.of_others[index], columns.subjects[index])
-                    if self._derived.index_wait.add(messages[index], key, lambda message: self._take([message])):
+                    if self._derived.index_wait.add(messages[index], key, lambda message: self._check_messages([message])):
                         waits.add(index)
         self._reject_some(columns, {index: unfit for index, unfit in unmet.items() if index not in waits})
 
@@ -819,7 +827,12 @@ class Ingest:
         self._submit_at([messages[index] for index in left], alone)
 
     def _over_quota(
-        self, quota: Quota, columns: MessageColumns, messages: list[RawMessage], numbering: Numbering | None, now_ns: int
+        self,
+        quota: Quota,
+        columns: MessageColumns,
+        messages: list[RawMessage],
+        numbering: ProducerSequences | None,
+        now_ns: int,
     ) -> bool:
         """Return whether some messages exceed the quota of the stream. If so, reject these and submit the others [A2].
 
@@ -835,12 +848,12 @@ class Ingest:
         refused, unfit = publishers.only(*over), Rejection(RejectReason.QUOTA, "")
         self.counters.throttled[quota.scope] += refused.record_count
         self.counters.not_stored(refused, unfit.reason)
-        self._say_no(refused, unfit, [waits_ms[index] for index in over])
+        self._reject_or_delay(refused, unfit, [waits_ms[index] for index in over])
         if within := [message for message, wait_ms in zip(messages, waits_ms, strict=True) if not wait_ms]:
             self._submit_piece(within)
         return True
 
-    def _find_repeats(self, columns: MessageColumns) -> dict[int, Stored | None] | None:
+    def _find_repeats(self, columns: MessageColumns) -> dict[int, StoredId | None] | None:
         """Return the messages with a known message id, as ``_repeats`` does. None: a part of this producer's batch is already
         stored.
         """
@@ -848,7 +861,7 @@ class Ingest:
             return None
         return self._repeats(columns, self.wall_ns()) if columns.ids else {}
 
-    def _given_up(self, count: int) -> None:
+    def _record_dropped(self, count: int) -> None:
         """Record that the connection dropped ``count`` publishes unread, because the buffers of the node and the server were full."""
         self.counters.drop(INGEST_OVERFLOW, count)
 
@@ -888,7 +901,7 @@ class Ingest:
         ids = {base_offset + index: message_id for index, message_id in in_hand.ids.items()}
         self._derived.appended(base_offset, record_count, effect.timestamp_ns, ids, batch, in_hand.numbering, asks=in_hand.asks)
         for index, publishers in in_hand.again:
-            self._acks.add_again(Stored(base_offset + index, base_offset + record_count - 1), publishers)
+            self._acks.add_again(StoredId(base_offset + index, base_offset + record_count - 1), publishers)
         self.counters.records += record_count
         self.counters.size_bytes += len(batch)
         self.counters.batches += 1

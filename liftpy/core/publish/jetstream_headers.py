@@ -84,7 +84,7 @@ _MAX_DIGITS = 19
 """Maximum number of digits of a sequence, which has 63 bits."""
 
 
-class Expected(NamedTuple):
+class PublishConditions(NamedTuple):
     """Conditions in the headers of a publish, without the condition on the last sequence of the stream."""
 
     sequence: int | None
@@ -145,7 +145,7 @@ def rejection_after_sequence(headers: Headers) -> Rejection | None:
     return None
 
 
-def expected_in(headers: Headers) -> Expected | None:
+def expected_in(headers: Headers) -> PublishConditions | None:
     """Return the conditions in the headers of a publish. None: it has none.
 
     The condition on the last sequence of the stream is not included. If a header occurs several times, the first one counts.
@@ -155,7 +155,7 @@ def expected_in(headers: Headers) -> Expected | None:
     if not sequence and not last_id:
         return None
     subject = given.get(OF_SUBJECT_NAMED, b"").decode("utf-8", "surrogateescape")
-    return Expected(number_of(sequence) if sequence else None, subject, last_id)
+    return PublishConditions(number_of(sequence) if sequence else None, subject, last_id)
 
 
 def number_of(text: bytes) -> int:

@@ -1,7 +1,7 @@
-"""``LastOfSubjects``: index of the last offset of each subject, for ``Nats-Expected-Last-Subject-Sequence``. Pure.
+"""``LastPerSubject``: index of the last offset of each subject, for ``Nats-Expected-Last-Subject-Sequence``. Pure.
 
 The first publish with this header creates the index. From then on each new batch is added, and the log before it is
-read backwards in slices (``LogState.look_back``). A publish for a subject that is in the index can be answered at once.
+read backwards in slices (``LogState.index_backwards``). A publish for a subject that is in the index can be answered at once.
 For any other subject it waits until the whole log is read. A stream with one literal subject needs no index. A
 truncation removes the entries of the truncated batches.
 
@@ -28,7 +28,7 @@ import numpy as np
 from liftpy.config import NS_PER_S
 from liftpy.core.publish.log_state_part import (
     NewBatch,
-    NodeDerived,
+    NodeStateMemory,
     Share,
     cut_up,
     join_texts,
@@ -63,7 +63,7 @@ _WAIT_OVERHEAD_BYTES = 400
 """Memory of a waiting publish besides its parts, in bytes."""
 
 
-class _Waiting(NamedTuple):
+class _WaitingPublish(NamedTuple):
     """A publish that waits until the subject index can answer its condition."""
 
     until_ns: int
@@ -81,10 +81,10 @@ class IndexWait:
         node: Memory limit of the node for derived state. Waiting publishes count there.
     """
 
-    def __init__(self, now_ns: Callable[[], int], node: NodeDerived | None = None) -> None:
+    def __init__(self, now_ns: Callable[[], int], node: NodeStateMemory | None = None) -> None:
         self._now_ns = now_ns
         self.share = Share(node, "subject_waits", WAIT_BYTES, "the bound of waiting publishes")
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_WaitingPublish] = []
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -101,11 +101,11 @@ class IndexWait:
         if len(self._waiting) >= WAIT_PUBLISHES or not self.share.has_room(size_bytes):
             self.share.count_rejections()
             return False
-        self._waiting.append(_Waiting(self._now_ns() + WAIT_NS, subject, message, judge))
+        self._waiting.append(_WaitingPublish(self._now_ns() + WAIT_NS, subject, message, judge))
         self.share.hold(self.share.size_bytes + size_bytes)
         return True
 
-    def release(self, index: LastOfSubjects, *, everything: bool = False) -> None:
+    def release(self, index: LastPerSubject, *, everything: bool = False) -> None:
         """Call ``judge`` for the publishes whose subject is in the index now, and for those that have waited too long.
 
         ``everything``: True to do this for all waiting publishes.
@@ -116,8 +116,8 @@ class IndexWait:
                 lambda one: everything or one.until_ns <= now_ns or (one.subject and index.find(one.subject) is not None)
             )
 
-    def _judge(self, is_due: Callable[[_Waiting], object]) -> None:
-        due, left = list[_Waiting](), list[_Waiting]()
+    def _judge(self, is_due: Callable[[_WaitingPublish], object]) -> None:
+        due, left = list[_WaitingPublish](), list[_WaitingPublish]()
         for one in self._waiting:
             (due if is_due(one) else left).append(one)
         if not due:
@@ -141,7 +141,7 @@ def _wait_bytes(message: RawMessage) -> int:
     return _WAIT_OVERHEAD_BYTES + sum(map(len, message))
 
 
-class LastOfSubjects:
+class LastPerSubject:
     """Index of the last offset of each subject in the log, a ``Part`` of the derived state.
 
     Args:
@@ -162,7 +162,7 @@ class LastOfSubjects:
         max_bytes: int,
         log_start_offset: Callable[[], int],
         read_on: Callable[[], None] = lambda: None,
-        node: NodeDerived | None = None,
+        node: NodeStateMemory | None = None,
     ) -> None:
         self._literal = literal
         self.share = Share(node, self.name, max_bytes, "partition_subject_index_bytes")
@@ -244,7 +244,7 @@ class LastOfSubjects:
         self.begin(offset)
         self._high_watermark = high_watermark
 
-    def take(self, batch: NewBatch) -> None:
+    def add_batch(self, batch: NewBatch) -> None:
         if not self.wanted:
             if not batch.asks:
                 return

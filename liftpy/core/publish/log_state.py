@@ -19,10 +19,10 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.reading import offset_about_bytes_before, offset_before
 from liftpy.core.publish.dedup_window import ID_NAME, RecentIds, ids_of, is_id
 from liftpy.core.publish.jetstream_headers import OF_SUBJECT
-from liftpy.core.publish.last_per_subject import IndexWait, LastOfSubjects, last_of_each
-from liftpy.core.publish.log_state_part import NewBatch, NodeDerived, Numbering, Part
+from liftpy.core.publish.last_per_subject import IndexWait, LastPerSubject, last_of_each
+from liftpy.core.publish.log_state_part import NewBatch, NodeStateMemory, ProducerSequences, StatePart
 from liftpy.core.publish.producer_state import Producers, max_producers
-from liftpy.core.publish.state_file import State, Unwritten, epoch_before
+from liftpy.core.publish.state_file import State, StateCapture, epoch_before
 from liftpy.core.wire.batch import FEW, RecordBatch, few_headers, parse_header, split_batches
 from liftpy.core.wire.batch_columns import Columns
 from liftpy.core.wire.producer_note import ProducerNote
@@ -50,7 +50,7 @@ class LogState:
         *,
         subject: str = "",
         partition_subject_index_bytes: int = 1 << 20,
-        node: NodeDerived | None = None,
+        node: NodeStateMemory | None = None,
     ) -> None:
         self._log = log
         self._subject = subject
@@ -63,12 +63,12 @@ class LogState:
         """Number of bytes of the log that the first condition on a subject reads at once. 0: none."""
         self.ids = RecentIds(window_ns, max_bytes, now_ns, node)
         self.producers = Producers(0, max_producers(max_bytes), 0, node) if producers is None else producers
-        self.subjects = LastOfSubjects(
+        self.subjects = LastPerSubject(
             self._literal, partition_subject_index_bytes, lambda: log.log_start_offset, lambda: self.on_lacking(), node
         )
         self.index_wait = IndexWait(now_ns, node)
         """Publishes that wait until ``subjects`` knows the subject of their condition."""
-        self.parts: tuple[Part, ...] = (self.ids, self.producers, self.subjects)
+        self.parts: tuple[StatePart, ...] = (self.ids, self.producers, self.subjects)
         self.taken_bytes = 0
         """Total size of all processed batches in bytes, including the replayed ones."""
         self.covered = -1
@@ -86,7 +86,7 @@ class LogState:
         """Number of bytes of the log that replays have read."""
         self._begin(log.log_end_offset if log.log_end_offset == log.log_start_offset else None)
 
-    def join(self, node: NodeDerived) -> None:
+    def join(self, node: NodeStateMemory) -> None:
         for share in (self.ids.in_hand, self.index_wait.share, *(part.share for part in self.parts)):
             share.join(node)
 
@@ -109,7 +109,7 @@ class LogState:
         timestamp_ns: int,
         ids: Mapping[int, bytes],
         stored: bytes,
-        numbering: Numbering | None = None,
+        numbering: ProducerSequences | None = None,
         *,
         asks: bool = False,
     ) -> None:
@@ -126,7 +126,7 @@ class LogState:
         """
         last_offset = base_offset + record_count - 1
         self.taken_bytes += len(stored)
-        self._take(NewBatch(base_offset, last_offset, timestamp_ns, record_count, ids, numbering, stored, asks))
+        self._add_batch(NewBatch(base_offset, last_offset, timestamp_ns, record_count, ids, numbering, stored, asks))
 
     def fetched(self, batches: Iterable[RecordBatch]) -> None:
         """Add batches that this follower has fetched and appended. If earlier batches are missing, a replay adds all of them later."""
@@ -138,13 +138,13 @@ class LogState:
                 self.on_lacking()
                 return
             self.taken_bytes += batch.header.size_bytes
-            self._take(_new_batch_of(batch))
+            self._add_batch(_new_batch_of(batch))
 
-    def _take(self, batch: NewBatch) -> None:
+    def _add_batch(self, batch: NewBatch) -> None:
         check(self.end_offset == batch.base_offset, "A3", "derived: a batch at", batch.base_offset, "after", self.end_offset)
         self.end_offset = batch.last_offset + 1
         for part in self.parts:
-            part.take(batch)
+            part.add_batch(batch)
         if self.awaited is not None and self.end_offset >= self.awaited.end_offset:
             self._use_awaited(batch)
 
@@ -217,7 +217,7 @@ class LogState:
         return offset >= log.log_end_offset or log.epochs.epoch_at(offset) > leader_epoch
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
-    def snapshot(self, of: str) -> Unwritten | None:
+    def snapshot(self, of: str) -> StateCapture | None:
         """Return the state up to the high watermark, for a state file. Write it after the high watermark is stored.
 
         None: there is nothing to write, the state is not complete, or the records are not flushed yet. ``of``: name of the
@@ -231,7 +231,7 @@ class LogState:
         if not self.is_whole:
             return None  # a start from this file would not know that some are missing
         parts = {part.name: (part.version, part.snapshot()) for part in self.parts}
-        return Unwritten(of, end_offset, epoch_before(log, end_offset), parts)
+        return StateCapture(of, end_offset, epoch_before(log, end_offset), parts)
 
     def begin_with(self, state: State) -> bool:
         """Use a stored state now, or when the log that is being copied reaches its end. Return False if it cannot be used."""
@@ -280,7 +280,7 @@ class LogState:
         for chunk in result.chunks:
             for batch in split_batches(chunk, verify=False):
                 self.taken_bytes += batch.header.size_bytes
-                self._take(_new_batch_of(batch))
+                self._add_batch(_new_batch_of(batch))
         if not result.chunks:
             raise CorruptionError(
                 f"Cannot read offset {self.end_offset} of a log that ends at {log.log_end_offset}. The log is "
@@ -303,7 +303,7 @@ class LogState:
             if self._is_behind:
                 self._is_behind = not self.replay(max_bytes)
             else:
-                self.look_back(max_bytes)
+                self.index_backwards(max_bytes)
             is_read = True
         finally:
             self.index_wait.release(self.subjects, everything=not is_read or not self.lacks)
@@ -322,7 +322,7 @@ class LogState:
             until = self.replayed_bytes + self.first_look_bytes
             with suppress(LiftError):  # the next background read reports the damage
                 while subjects.lacks and self.replayed_bytes < until:
-                    self.look_back(self.first_look_bytes)
+                    self.index_backwards(self.first_look_bytes)
         return subjects.find(subject)
 
     def last_of_matching(self, subject_filter: str) -> int | None:
@@ -342,7 +342,7 @@ class LogState:
             more //= 4  # most of them differ from the filter in their first tokens
         return self.subjects.share.may_check(checks + more, self._now_ns())
 
-    def look_back(self, max_bytes: int = REPLAY_BYTES) -> bool:
+    def index_backwards(self, max_bytes: int = REPLAY_BYTES) -> bool:
         """Read about ``max_bytes`` of the log backwards into the subject index. Return whether no part is missing now.
 
         Raises the errors of ``Log.read``.
@@ -384,7 +384,7 @@ def _new_batch_of(batch: RecordBatch) -> NewBatch:
         stored_note = batch.columns.note if header.column_bits & Columns.NOTE.value else None
         note = ProducerNote() if stored_note is None else ProducerNote.decode(stored_note)
         said = (header.producer_id, header.producer_epoch, header.base_sequence)
-        numbering = Numbering(*said, columns, name=note.name, position=note.position, partitioning=note.partitioning)
+        numbering = ProducerSequences(*said, columns, name=note.name, position=note.position, partitioning=note.partitioning)
     ids, asks = headers_of(batch)
     record_count = 0 if header.is_remains else header.record_count
     return NewBatch(header.base_offset, header.last_offset, header.timestamp_ns, record_count, ids, numbering, batch, asks)
@@ -422,7 +422,7 @@ def derived_state(
     stream: StreamConfig,
     node: ReplicationConfig,
     now_ns: Callable[[], int],
-    held: NodeDerived | None = None,
+    held: NodeStateMemory | None = None,
 ) -> LogState:
     """Create the derived state of a partition. It is still empty. Also configure the compaction of ``log`` to keep what the state
     needs.

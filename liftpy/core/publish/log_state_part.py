@@ -21,7 +21,7 @@ from liftpy.core.wire.batch_columns import ColumnSet
 from liftpy.core.wire.producer_note import Partitioning, SourcePosition
 
 
-class Numbering(NamedTuple):
+class ProducerSequences(NamedTuple):
     """Producer and sequence numbers of the records of a batch.
 
     Attributes:
@@ -55,14 +55,14 @@ class NewBatch(NamedTuple):
     record_count: int
     ids: Mapping[int, bytes]
     """Offset -> message id, ascending, for the records that have one."""
-    numbering: Numbering | None = None
+    numbering: ProducerSequences | None = None
     stored: RecordBatch | bytes = b""
     """The batch itself, for data that is rarely needed. It is valid during the call."""
     asks: bool = False
     """True if a record of the batch was published with an expected last sequence of a subject."""
 
 
-class Part(Protocol):
+class StatePart(Protocol):
     """One part of the derived state, such as the message ids. A part enforces its own limits."""
 
     @property
@@ -82,7 +82,7 @@ class Part(Protocol):
     def begin(self, offset: int | None) -> None:
         """Drop the whole state. The next batch begins at ``offset``. None: at any offset."""
 
-    def take(self, batch: NewBatch) -> None:
+    def add_batch(self, batch: NewBatch) -> None:
         """Add the next batch of the log to the state. The batch may already be committed."""
 
     def committed(self, high_watermark: int) -> None:
@@ -143,7 +143,7 @@ def cut_up(data: bytes, at: int, sizes: np.ndarray) -> Iterator[bytes]:
         at = int(ends[-1])
 
 
-# ``NodeDerived``: limits the memory for message ids, producers and subjects over all partitions of a node.
+# ``NodeStateMemory``: limits the memory for message ids, producers and subjects over all partitions of a node.
 #
 # An id inside its window must never be forgotten silently: a repeated message would be stored twice. A follower cannot
 # reject what its leader accepted. So a leader accepts new ids up to 7/8 of both limits (partition and node), and rejects
@@ -185,7 +185,7 @@ class FilterBudget:
 
 
 @dataclass(slots=True)
-class NodeDerived:
+class NodeStateMemory:
     """Memory use and memory limit for the derived state of all partitions of a node. ``bound_bytes``: the limit."""
 
     bound_bytes: int = _UNBOUNDED
@@ -208,8 +208,8 @@ class Share:
 
     __slots__ = ("_node", "bound_bytes", "kind", "setting", "size_bytes")
 
-    def __init__(self, node: NodeDerived | None, kind: str, bound_bytes: int = _UNBOUNDED, setting: str = "") -> None:
-        self._node = NodeDerived() if node is None else node
+    def __init__(self, node: NodeStateMemory | None, kind: str, bound_bytes: int = _UNBOUNDED, setting: str = "") -> None:
+        self._node = NodeStateMemory() if node is None else node
         self.kind = kind
         self.bound_bytes = bound_bytes
         self.setting = setting
@@ -222,7 +222,7 @@ class Share:
         node.size_bytes += grown_bytes
         node.by_kind[self.kind] += grown_bytes
 
-    def join(self, node: NodeDerived) -> None:
+    def join(self, node: NodeStateMemory) -> None:
         """Count the memory use of the part for ``node`` from now on, including the current use."""
         size_bytes = self.size_bytes
         self.hold(0)

@@ -5,7 +5,7 @@ publishers, standby buffers and waiting readers. Standby buffers and readers cou
 ``limit_bytes`` the limits of the partitions stay unchanged. Above, they shrink linearly, to zero at the limit. So the
 longest queues are limited first.
 
-Time is limited too: ``Lateness`` rejects publishes with a reply subject when the oldest unprocessed one has waited too
+Time is limited too: ``QueueDelay`` rejects publishes with a reply subject when the oldest unprocessed one has waited too
 long.
 
 Example: of a limit of 1,000 MiB, 900 are in use. Half of the last fifth is left, so a partition with a limit of 64 MiB
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from liftpy.config import NS_PER_S
 
-# ``Lateness``: rejects publishes while the queue delay is too high, as CoDel does.
+# ``QueueDelay``: rejects publishes while the queue delay is too high, as CoDel does.
 #
 # A burst is accepted, a lasting queue is not: in a lasting queue every publish is answered late, and the throughput
 # does not increase. When the oldest unprocessed publish is older than ``late_ns``, publishes with reply subject are
@@ -31,7 +31,7 @@ from liftpy.config import NS_PER_S
 # 62 ms. During an overload, rejection starts again at about 140 ms. 4 s after the overload, a wait of 500 ms is accepted,
 # and the limit is 625 ms.
 #
-# ``Unanswered`` detects the same for acks of one partition, when followers are too slow: the oldest publish without an
+# ``AckDelay`` detects the same for acks of one partition, when followers are too slow: the oldest publish without an
 # ack was always older than ``late_ns`` for a quarter of ``late_ns``.
 
 
@@ -41,7 +41,7 @@ _REGAINS_PARTS = 8
 """Divisor of the time since the last rejection. The result is added to the time limit."""
 
 
-class Lateness:
+class QueueDelay:
     """Decides when publishes have waited too long, so that new ones are rejected. The limit is shorter for a time after an overload.
 
     ``late_ns``: limit without overload. 0: no limit. All times are monotonic nanoseconds.
@@ -66,7 +66,7 @@ class Lateness:
         """Record that another check rejected publishes because of overload. The limit is then shorter for a time."""
         self._refused_ns = now_ns
 
-    def look(self, waited_ns: int, now_ns: int) -> bool:
+    def check(self, waited_ns: int, now_ns: int) -> bool:
         """Check the wait of the oldest publish that is not processed, ``waited_ns``.
 
         Return whether publishes with a reply subject must be rejected now.
@@ -79,7 +79,7 @@ class Lateness:
         return self.is_late
 
 
-class Unanswered:
+class AckDelay:
     """Decides whether the publishers of one partition get their acks too late. Times are monotonic nanoseconds."""
 
     __slots__ = ("_moved_ns", "_oldest_ns", "is_late")
@@ -91,7 +91,7 @@ class Unanswered:
         self._moved_ns = 0
         """First time after that at which another publish was the oldest. 0: none yet."""
 
-    def look(self, since_ns: int, now_ns: int, late_ns: int, *, is_pressed: bool) -> bool:
+    def check(self, since_ns: int, now_ns: int, late_ns: int, *, is_pressed: bool) -> bool:
         """Check the oldest publish that waits for its ack. Return whether acks are too late.
 
         Args:
@@ -141,7 +141,7 @@ DEFAULT_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldByNode:
+class NodePublishMemory:
     """Memory of publishes in progress on a node, by kind, in bytes."""
 
     unread: int = 0
@@ -171,7 +171,7 @@ class MemoryBudget:
     def __init__(self, limit_bytes: int = 0, late_s: float = 0.0) -> None:
         self.limit_bytes = limit_bytes
         self.late_ns = round(late_s * NS_PER_S)
-        self._lateness = Lateness(self.late_ns)
+        self._lateness = QueueDelay(self.late_ns)
         self._looks: deque[tuple[int, int]] = deque(maxlen=_MOST_LOOKS)
         """(number of bytes that had arrived, time of the check), for checks whose bytes are not all processed."""
         self.waited_ns = 0
@@ -197,7 +197,7 @@ class MemoryBudget:
         apart_ns = max(_APART_NS, self.waited_ns // _APART_PARTS)
         if arrived_bytes > done_bytes and (not self._looks or now_ns - self._looks[-1][1] >= apart_ns):
             self._looks.append((arrived_bytes, now_ns))
-        self.is_late = self._lateness.look(self.waited_ns, now_ns)
+        self.is_late = self._lateness.check(self.waited_ns, now_ns)
         self.is_pressed = self.is_late or self._lateness.bound_ns(now_ns) < self.late_ns
 
     def note_slow_commits(self, now_ns: int) -> None:
@@ -210,7 +210,7 @@ class MemoryBudget:
         wait_ns = max(self.waited_ns, self.late_ns // 2) if self.is_late or self.is_pressed else self.waited_ns
         return min(max(wait_ns // 1_000_000, LEAST_WAIT_MS), LONGEST_WAIT_MS)
 
-    def look(self, held: HeldByNode) -> None:
+    def update(self, held: NodePublishMemory) -> None:
         """Set the memory use of the node to ``held``, and compute how far the limits of its partitions shrink."""
         if not self.limit_bytes:
             return
@@ -227,7 +227,7 @@ class MemoryBudget:
         self.open_part = min(max((1.0 - used_part) / (1.0 - _FREE), 0.0), 1.0)
 
 
-class PartitionRoom:
+class PartitionMemoryBudget:
     """Memory limit for the publishes in progress of one partition. It shrinks when the node is short of memory.
 
     ``node``: budget of the node. ``own_bytes``: limit in the settings. ``queued``: returns the bytes in use.
@@ -248,4 +248,4 @@ class PartitionRoom:
         return arrived_bytes + self._queued() < self._own_bytes * self.node.open_part
 
 
-NO_LIMIT = PartitionRoom(MemoryBudget(), 0, lambda: 0)
+NO_LIMIT = PartitionMemoryBudget(MemoryBudget(), 0, lambda: 0)

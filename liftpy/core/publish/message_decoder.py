@@ -19,8 +19,8 @@ from liftpy.core.publish import jetstream_headers
 from liftpy.core.publish.acks import Envelope, Publishers
 from liftpy.core.publish.dedup_window import MAX_ID_BYTES, MESSAGE_ID, ids_of, is_id
 from liftpy.core.publish.digest import RollingDigest
-from liftpy.core.publish.jetstream_headers import FAST_BATCH_REPLY, Expected, Rejection, first_refused
-from liftpy.core.publish.producer_state import Claim, Question
+from liftpy.core.publish.jetstream_headers import FAST_BATCH_REPLY, PublishConditions, Rejection, first_refused
+from liftpy.core.publish.producer_state import Claim, ProducerRequest
 from liftpy.core.publish.quota import Quota
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import envelope, frames
@@ -44,7 +44,7 @@ from liftpy.core.wire.batch_columns import (
     note_column,
     subject_column,
 )
-from liftpy.core.wire.envelope import MAGIC, MessageType, Ordinary
+from liftpy.core.wire.envelope import MAGIC, FastEnvelope, MessageType
 from liftpy.core.wire.headers import ACK, KEY, REPLY_TO, TOMBSTONE, Headers, may_be_enveloped, parse_headers
 from liftpy.core.wire.producer_note import MAX_NAME_BYTES, MAX_UID_BYTES, Partitioning, ProducerNote, SourcePosition
 from liftpy.core.wire.subjects import InboxRule, is_protocol_shaped
@@ -73,7 +73,7 @@ class InvalidBatchError(LiftError):
         self.reason = reason
 
 
-class Published(NamedTuple):
+class DecodedBatch(NamedTuple):
     """A valid batch that a producer has published.
 
     ``body``: as it will be stored. ``ids``: record index -> message id. ``columns``: as received. ``note``: fields of its
@@ -87,7 +87,7 @@ class Published(NamedTuple):
     note: bytes = b""
 
 
-def body_to_store(published: memoryview, subject: str, codec: Codec, note: bytes = b"") -> Published:
+def body_to_store(published: memoryview, subject: str, codec: Codec, note: bytes = b"") -> DecodedBatch:
     """Return the body of a published batch as it is stored: with ``subject``, the producer's ``note`` and the ``codec`` of the stream.
 
     ``published``: the batch as received. Raises InvalidBatchError. Raises BatchTooLargeError if the subject makes the body too
@@ -118,10 +118,10 @@ def body_to_store(published: memoryview, subject: str, codec: Codec, note: bytes
     if note:
         pieces, stored_columns = [*pieces, *note_column(note)], stored_columns | Columns.NOTE
     stored = sized_body(pieces, stored_columns, header.record_count, codec)
-    return Published(stored, ids_of(columns.headers), header, columns, note)
+    return DecodedBatch(stored, ids_of(columns.headers), header, columns, note)
 
 
-def body_after(published: Published, first: int, subject: str, codec: Codec) -> Body:
+def body_after(published: DecodedBatch, first: int, subject: str, codec: Codec) -> Body:
     """Return the body of a published batch without its first ``first`` records, which are stored already.
 
     ``subject``: subject of all records. ``codec``: compression of the stream.
@@ -248,15 +248,15 @@ class MessageColumns:
     headers: list[Headers | None] | None = None
     replies: list[str | None] | None = None
     expected: dict[int, int] = field(default_factory=dict)
-    of_others: dict[int, Expected] = field(default_factory=dict)
+    of_others: dict[int, PublishConditions] = field(default_factory=dict)
     """Record index -> its other conditions."""
     ids: dict[int, bytes] = field(default_factory=dict)
     """Record index -> message id, ascending."""
-    batch: Published | None = None
+    batch: DecodedBatch | None = None
     """The batch, if the only message is a whole batch. Then the other columns are empty."""
     claim: Claim | None = None
     """Producer and sequence numbers that the producer has set. None: the batch has no producer."""
-    asked: Question | None = None
+    asked: ProducerRequest | None = None
     """The request, if the only message asks how a process may continue a producer. Then nothing is stored."""
     apart: list[int] = field(default_factory=list)
     """Indexes of whole batches among several messages. Each of them is then decoded alone, and no other column is set."""
@@ -302,7 +302,7 @@ class MessageDecoder:
         """
         self._own_is_protocol = is_protocol_shaped(own_subject)
         self._forms = [
-            Ordinary(key.stream, key.partition, key.uid, ack, runs=runs)
+            FastEnvelope(key.stream, key.partition, key.uid, ack, runs=runs)
             for runs in (True, False)
             for ack in (AckPolicy.ALL, AckPolicy.LEADER)
         ]
@@ -445,7 +445,7 @@ class MessageDecoder:
             if unfit is not None:
                 columns.unfit[index] = unfit
                 return
-            self._take(columns, index, published)
+            self._add_message(columns, index, published)
             headers += [(header.name, header.value) for header in published.headers]
             asks = asks or bool(published.headers)
         if asks and self._policy is not AckPolicy.NONE:
@@ -511,8 +511,8 @@ class MessageDecoder:
             self._envelopes(columns)[index] = alike or self._shared_envelope(subject, policy, form.runs, now_wall_ns)
         return left
 
-    def _form_of(self, payload: bytes, otherwise: Ordinary) -> Ordinary:
-        """Return the form (``Ordinary``) of an envelope, because it differs from that of the previous message.
+    def _form_of(self, payload: bytes, otherwise: FastEnvelope) -> FastEnvelope:
+        """Return the form (``FastEnvelope``) of an envelope, because it differs from that of the previous message.
 
         ``otherwise``: result if no known form matches.
         """
@@ -629,7 +629,7 @@ class MessageDecoder:
                 return
             asked = (head.askedProducer, head.producerInstance, head.producerSequence)
             acked = (head.producerAckedOffset, head.producerAckedEpoch) if head.HasField("producerAckedOffset") else None
-            columns.asked = Question(*asked, note.name, note.position, acked)
+            columns.asked = ProducerRequest(*asked, note.name, note.position, acked)
         else:
             try:
                 note = _note(head)
@@ -668,7 +668,7 @@ class MessageDecoder:
             )
         return published.stream in ("", key.stream) and (not published.stream or published.partition in (0, key.partition))
 
-    def _take(self, columns: MessageColumns, index: int, published: client_pb2.Message) -> None:
+    def _add_message(self, columns: MessageColumns, index: int, published: client_pb2.Message) -> None:
         columns.values[index] = None if published.tombstone else published.value
         if published.key or published.keyed:
             _column(columns, "keys")[index] = published.key
@@ -717,7 +717,7 @@ def _note(head: client_pb2.BatchPublish) -> ProducerNote:
     return ProducerNote(name, None, partitioning)
 
 
-def _claim(head: client_pb2.BatchPublish, published: Published, note: ProducerNote) -> Claim | None:
+def _claim(head: client_pb2.BatchPublish, published: DecodedBatch, note: ProducerNote) -> Claim | None:
     header = published.header
     if not header.producer_id:
         if head.producerReset or head.producerDigest or head.producerInstance or any(note):

@@ -16,10 +16,10 @@ from typing import NamedTuple
 from liftpy.config import Codec
 from liftpy.core.base.instruments import PublishTimes
 from liftpy.core.publish.acks import Publishers
-from liftpy.core.publish.dedup_window import RecentIds, Stored
+from liftpy.core.publish.dedup_window import RecentIds, StoredId
 from liftpy.core.publish.jetstream_headers import Rejection
-from liftpy.core.publish.log_state_part import Numbering
-from liftpy.core.publish.memory_budget import MemoryBudget, Unanswered
+from liftpy.core.publish.log_state_part import ProducerSequences
+from liftpy.core.publish.memory_budget import AckDelay, MemoryBudget
 from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder, RawMessage, split_late
 from liftpy.core.publish.ports import ReplyPolicy
 from liftpy.core.replication.effects import RejectReason
@@ -62,21 +62,21 @@ class Overload:
         reader: MessageDecoder,
         counters: IngestCounters,
         is_full: Callable[[], bool],
-        known: Callable[[MessageColumns], Mapping[int, Stored | None] | None],
+        known: Callable[[MessageColumns], Mapping[int, StoredId | None] | None],
         ids: KnownIds,
         reject_or_delay: Callable[[Publishers, Rejection, int], None],
         wall_ns: Callable[[], int],
     ) -> None:
         self.unanswered_since_ns: Callable[[], int] = lambda: 0
         """Returns the arrival time of the oldest publish without an answer. 0: there is none."""
-        self._unanswered = Unanswered()
+        self._unanswered = AckDelay()
         self._may = may
         self._reader = reader
         self._counters = counters
         self._is_full = is_full
         self._known = known
         self._ids = ids
-        self._say_no = reject_or_delay
+        self._reject_or_delay = reject_or_delay
         self._wall_ns = wall_ns
 
     @property
@@ -87,7 +87,7 @@ class Overload:
 
     def _waits_for_commit(self, node: MemoryBudget) -> bool:
         now_ns = self._counters.times.now_ns()
-        late = self._unanswered.look(self.unanswered_since_ns(), now_ns, node.late_ns, is_pressed=node.is_pressed)
+        late = self._unanswered.check(self.unanswered_since_ns(), now_ns, node.late_ns, is_pressed=node.is_pressed)
         if late:
             node.note_slow_commits(now_ns)
         return late
@@ -105,7 +105,7 @@ class Overload:
 
     def refuse(self, replies: Sequence[bytes]) -> None:
         self._counters.overloaded += len(replies)
-        self._say_overloaded(self._reader.publishers_of(replies), len(replies))
+        self._reject_overloaded(self._reader.publishers_of(replies), len(replies))
 
     def in_time(self, messages: list[RawMessage]) -> list[RawMessage]:
         """Return the messages to accept. If the node is late, reject the messages with a reply subject and return the others."""
@@ -135,12 +135,12 @@ class Overload:
             if known:  # a rejected message must never be stored [A2]
                 kept = [b"" if index in known else reply for index, reply in enumerate(publishers.replies)]
                 publishers = replace(publishers, replies=kept)
-            self._say_overloaded(publishers, len(messages) - plain)
+            self._reject_overloaded(publishers, len(messages) - plain)
         self._counters.drop("overloaded", plain)
 
-    def _say_overloaded(self, publishers: Publishers, count: int) -> None:
+    def _reject_overloaded(self, publishers: Publishers, count: int) -> None:
         self._counters.refuse("overloaded", count)
-        self._say_no(publishers, _NO_ROOM, self._may.room.node.retry_after_ms)
+        self._reject_or_delay(publishers, _NO_ROOM, self._may.room.node.retry_after_ms)
 
 
 # Counters of ingest, and the publishes that the replica has not appended yet.
@@ -206,7 +206,7 @@ class PendingBatch:
     """True if a publish has a condition on its subject."""
     again: list[tuple[int, Publishers]] = field(default_factory=list)
     """(record index, publisher) of messages that repeat a record of this batch."""
-    numbering: Numbering | None = None
+    numbering: ProducerSequences | None = None
     """Sequence numbers that a producer has set."""
     arrived_ns: int = 0
     """Monotonic time of the arrival, in nanoseconds."""

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from liftpy.core.publish.acks import AckShell
 from liftpy.core.publish.dedup_window import ID_NAME, MAX_ID_BYTES
-from liftpy.core.publish.memory_budget import PartitionRoom
+from liftpy.core.publish.memory_budget import PartitionMemoryBudget
 from liftpy.core.wire.envelope import MAGIC
 
 _ONE_ID = re.compile(rb"\r\n%b: ?([!-~]{1,%d})\r\n" % (ID_NAME, MAX_ID_BYTES)).search
@@ -26,7 +26,7 @@ class Subscription(Protocol):
         """Unsubscribe. No message is passed on afterwards."""
 
 
-class Refuser(Protocol):
+class PublishRejector(Protocol):
     """Rejects publishes without decoding them, when there is no time or no room for them."""
 
     def refuses(self) -> bool:
@@ -69,7 +69,7 @@ class IngestShell(AckShell, Protocol):
         """Maximum size of a message that the NATS server accepts now, in bytes."""
 
     def listen(
-        self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: Refuser | None = None
+        self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: PublishRejector | None = None
     ) -> Subscription:
         """Subscribe to the data subject of the partition.
 
@@ -80,7 +80,7 @@ class IngestShell(AckShell, Protocol):
             refuser: Rejects messages unread. None: no message is rejected unread.
         """
 
-    def when_heard(self, heard: Callable[[], None]) -> None:
+    def when_subscribed(self, heard: Callable[[], None]) -> None:
         """Call ``heard`` when the NATS server has processed all subscriptions made so far."""
 
     def behind_read(self, callback: Callable[[], None]) -> None:
@@ -90,7 +90,7 @@ class IngestShell(AckShell, Protocol):
         """Count and log that a message on ``subject`` caused an unexpected ``error`` and was skipped."""
 
 
-class Hearing(Protocol):
+class StandbySubscription(Protocol):
     """Subscription of a standby follower to the data subject of its partition."""
 
     is_denied: bool
@@ -121,7 +121,7 @@ class Hearing(Protocol):
 class StandbyShell(Protocol):
     """Interface of the code around ``Standby``: it receives publishes."""
 
-    def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> Hearing:
+    def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> StandbySubscription:
         """Subscribe to ``subject``, now or when the connection is open. ``sink``: called with each message.
 
         ``given_up``: called with the number of messages that were dropped unread because the buffers were full.
@@ -135,7 +135,7 @@ class ReplyPolicy(NamedTuple):
     refuse_for_now: Callable[[], bool]
     """Returns True if publishes may be rejected that the next leader could store. Then no standby follower has buffered them.
     """
-    room: PartitionRoom
+    room: PartitionMemoryBudget
     """Memory limit of this partition on the node."""
     leave: Callable[[], bool]
     """Called when publishes no longer reach this node. It returns True if standby followers receive them.

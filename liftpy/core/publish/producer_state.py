@@ -41,7 +41,7 @@ import crc32c
 
 from liftpy.core.publish.digest import DIGEST_BYTES, RollingDigest
 from liftpy.core.publish.jetstream_headers import Rejection
-from liftpy.core.publish.log_state_part import NewBatch, NodeDerived, Share, join_texts
+from liftpy.core.publish.log_state_part import NewBatch, NodeStateMemory, Share, join_texts
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch_columns import ColumnSet
@@ -150,7 +150,7 @@ class Finding(Enum):
     """There is no memory for more producers."""
 
 
-class Ruling(NamedTuple):
+class BatchCheck(NamedTuple):
     """Result of the check of a producer's batch, with details.
 
     ``known``: number of its first records that are stored already. ``offset``: offset of the first stored one. -1: not known.
@@ -180,7 +180,7 @@ def conflict_with(state: ProducerState, name: str, position: SourcePosition | No
 
 
 @dataclass(slots=True, eq=False)
-class _StateBefore:
+class _PreviousState:
     """State of a producer before an uncommitted batch. A truncation of the batch restores it."""
 
     last_offset: int
@@ -199,7 +199,7 @@ class Producers:
     version = 2
     """Version 1 has no names and no positions."""
 
-    def __init__(self, expiry_ns: int, max_count: int, reach_ns: int = 0, node: NodeDerived | None = None) -> None:
+    def __init__(self, expiry_ns: int, max_count: int, reach_ns: int = 0, node: NodeStateMemory | None = None) -> None:
         """Create an empty table.
 
         Args:
@@ -220,7 +220,7 @@ class Producers:
         self._states: dict[int, ProducerState] = {}  # the producer of the newest batch is at the end
         self._plans: dict[tuple[str, int], dict[int, int]] = {}
         """(run, generation) of a round -> plan -> number of producers whose last batch has this plan."""
-        self._tail: deque[_StateBefore] = deque()
+        self._tail: deque[_PreviousState] = deque()
         self._high_watermark = -1
         self._time_ns = self._committed_ns = 0
         self._lost_ns = -1
@@ -282,7 +282,7 @@ class Producers:
         return self._states.get(producer_id)
 
     # ---- the log -----------------------------------------------------------------------------------------------------
-    def take(self, batch: NewBatch) -> None:
+    def add_batch(self, batch: NewBatch) -> None:
         numbering = batch.numbering
         if numbering is None:
             return
@@ -305,12 +305,12 @@ class Producers:
         stored = StoredBatch(base_sequence, count, batch.base_offset, _check(digest))
         batches = (*earlier, stored)
         state = ProducerState(epoch, after(base_sequence, count), digest, batches, self._time_ns, name, position, partitioning)
-        self._put(producer_id, state)
-        self._tail.append(_StateBefore(batch.last_offset, self._time_ns, producer_id, before))
+        self._set_state(producer_id, state)
+        self._tail.append(_PreviousState(batch.last_offset, self._time_ns, producer_id, before))
         self._merge_committed()
         self._make_room(STATE_BYTES if before is None else 0)
 
-    def _put(self, producer_id: int, state: ProducerState) -> None:
+    def _set_state(self, producer_id: int, state: ProducerState) -> None:
         self._states[producer_id] = state
         self._count_plan(state, 1)
 
@@ -374,7 +374,7 @@ class Producers:
             self._time_ns = self._tail[-1].time_ns if self._tail else self._committed_ns
             self._drop(taken.producer_id)
             if taken.before is not None:
-                self._put(taken.producer_id, taken.before)
+                self._set_state(taken.producer_id, taken.before)
         self._states = _by_last_offset(self._states)
         self._count()
 
@@ -406,52 +406,52 @@ class Producers:
         self._time_ns, self._high_watermark = self._committed_ns, end_offset - 1
         self._states, self._plans = {}, {}
         for producer_id, state in _by_last_offset(states).items():
-            self._put(producer_id, state)
+            self._set_state(producer_id, state)
         self._merge_committed()
         self._make_room(0)
 
     # ---- checks of batches --------------------------------------------------------------------------------------------
-    def judge(self, claim: Claim, columns: ColumnSet) -> Ruling:
+    def judge(self, claim: Claim, columns: ColumnSet) -> BatchCheck:
         state = self._states.get(claim.producer_id)
         if state is None:
-            return Ruling(Finding.OUT_OF_ORDER if claim.base_sequence else Finding.APPEND)
+            return BatchCheck(Finding.OUT_OF_ORDER if claim.base_sequence else Finding.APPEND)
         due = state.next_sequence
         newer = epoch_distance(claim.epoch, state.epoch)
         if newer < 0:
-            return Ruling(Finding.FENCED, next_sequence=due)
+            return BatchCheck(Finding.FENCED, next_sequence=due)
         if claim.reset and newer > 0:
-            return Ruling(Finding.OUT_OF_ORDER if claim.base_sequence else Finding.APPEND)
+            return BatchCheck(Finding.OUT_OF_ORDER if claim.base_sequence else Finding.APPEND)
         if (ruling := self._judge_by_position(state, claim)) is not None:
             return ruling
         ahead = distance(claim.base_sequence, due)
         if ahead > 0:
-            return Ruling(Finding.OUT_OF_ORDER, next_sequence=due)
+            return BatchCheck(Finding.OUT_OF_ORDER, next_sequence=due)
         if ahead == 0 and claim.digest is None:
-            return Ruling(Finding.APPEND, next_sequence=due)
+            return BatchCheck(Finding.APPEND, next_sequence=due)
         known = min(-ahead, claim.record_count)
         at_the_end = known == -ahead
         if not (self._repeats if at_the_end else self._equals_stored)(state, claim, columns, known, newer):
-            return Ruling(Finding.DIVERGED, next_sequence=due)
+            return BatchCheck(Finding.DIVERGED, next_sequence=due)
         finding = Finding.APPEND if known < claim.record_count else Finding.DUPLICATE
-        return Ruling(finding, known, _offset_of(state, claim.base_sequence), due)
+        return BatchCheck(finding, known, _offset_of(state, claim.base_sequence), due)
 
     @staticmethod
-    def _judge_by_position(state: ProducerState, claim: Claim) -> Ruling | None:
+    def _judge_by_position(state: ProducerState, claim: Claim) -> BatchCheck | None:
         """Check a batch that names its source position: another source, or records that are stored already. None: it is new."""
         due = state.next_sequence
         finding = conflict_with(state, claim.name, claim.position)
         if finding is not None:
-            return Ruling(finding, next_sequence=due)
+            return BatchCheck(finding, next_sequence=due)
         if claim.position is None or state.position is None:
             return None
         # a batch is never stored in part, so an overlapping batch is from another process
         if claim.position.offset > state.position.offset:
             overlaps = distance(claim.base_sequence, due) < 0
-            return Ruling(Finding.DIVERGED, next_sequence=due) if overlaps else None
+            return BatchCheck(Finding.DIVERGED, next_sequence=due) if overlaps else None
         offset = (
             _offset_of(state, claim.base_sequence) if claim.epoch == state.epoch else -1
         )  # the digest of another process may differ
-        return Ruling(Finding.DUPLICATE, claim.record_count, offset, due)
+        return BatchCheck(Finding.DUPLICATE, claim.record_count, offset, due)
 
     @staticmethod
     def _repeats(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
@@ -537,7 +537,7 @@ def _offset_of(state: ProducerState, sequence: int) -> int:
     return -1
 
 
-# ``ProducerDesk``: decides which process may continue a producer, during one leadership [A3].
+# ``ProducerRegistry``: decides which process may continue a producer, during one leadership [A3].
 #
 # A process asks before it sends and receives an epoch above the one in the log. The epoch belongs to this process,
 # identified by a random number (``instance``). Until a batch of the epoch is in the log, only the newest assigned epoch
@@ -587,7 +587,7 @@ RECORDS_LOST = Rejection(
 """Rejection for a producer whose acknowledged records are lost [A20]."""
 
 
-class Given(NamedTuple):
+class ProducerGrant(NamedTuple):
     """Answer to a process that opens a producer. It is sent when the record at ``last_offset`` is committed.
 
     ``last_offset`` -1: the log has no record of the producer, and ``known`` is False. ``digest``: digest of all records before
@@ -614,7 +614,7 @@ class Given(NamedTuple):
         return told
 
 
-class Question(NamedTuple):
+class ProducerRequest(NamedTuple):
     """Request of a process to open the producer ``producer_id``, and to continue it if the log has it.
 
     ``instance``: random number of the process. ``sequence``: next sequence if the leader does not know the producer.
@@ -630,7 +630,7 @@ class Question(NamedTuple):
     """(offset, LeaderEpoch) of the last ack that the process has received. None: none."""
 
 
-class ProducerDesk:
+class ProducerRegistry:
     """Assigns epochs to the processes that open producers. Each leader of a partition has one."""
 
     def __init__(self, producers: Producers) -> None:
@@ -656,7 +656,7 @@ class ProducerDesk:
     def __len__(self) -> int:
         return len(self._given)
 
-    def ask(self, asked: Question) -> Given | Finding:
+    def ask(self, asked: ProducerRequest) -> ProducerGrant | Finding:
         """Open a producer for a process: return its epoch and next sequence. Return a Finding if the process may not continue it."""
         producer_id, instance, sequence = asked[:3]
         state = self._producers.state_of(producer_id)
@@ -676,11 +676,11 @@ class ProducerDesk:
         self._share.hold(_GIVEN_BYTES * len(self._given))
         self._names[producer_id] = asked.name, _generation(asked)
         if state is None:
-            return Given(epoch, sequence, None if sequence else RollingDigest(), False, -1)
+            return ProducerGrant(epoch, sequence, None if sequence else RollingDigest(), False, -1)
         said = (state.position, state.partitioning)
-        return Given(epoch, state.next_sequence, state.digest, True, last_offset_of(state), *said)
+        return ProducerGrant(epoch, state.next_sequence, state.digest, True, last_offset_of(state), *said)
 
-    def _refusal(self, state: ProducerState | None, asked: Question) -> Finding | None:
+    def _refusal(self, state: ProducerState | None, asked: ProducerRequest) -> Finding | None:
         if state is not None and (finding := conflict_with(state, asked.name, asked.position)) is not None:
             return finding
         if self._producers.has_another_plan(asked.position):
@@ -703,7 +703,7 @@ class ProducerDesk:
         newest = state.epoch if state is not None and is_stored else epoch
         return (newest + 1) % _EPOCHS
 
-    def judge(self, claim: Claim, columns: ColumnSet) -> Ruling:
+    def judge(self, claim: Claim, columns: ColumnSet) -> BatchCheck:
         """Check a producer's batch against the assigned epochs and the log. ``claim``: fields of the producer. ``columns``: of the
         batch.
         """
@@ -711,18 +711,18 @@ class ProducerDesk:
         due = 0 if state is None else state.next_sequence
         ahead = 1 if state is None else epoch_distance(claim.epoch, state.epoch)
         if ahead < 0:
-            return Ruling(Finding.FENCED, next_sequence=due)
+            return BatchCheck(Finding.FENCED, next_sequence=due)
         if given is not None and given[1] != claim.instance:
-            return Ruling(Finding.FENCED, next_sequence=due)
+            return BatchCheck(Finding.FENCED, next_sequence=due)
         if ahead > 0 and (given is None or given[0] != claim.epoch):
-            return Ruling(Finding.UNKNOWN, next_sequence=due)
+            return BatchCheck(Finding.UNKNOWN, next_sequence=due)
         if self._producers.has_another_plan(claim.position):
-            return Ruling(Finding.PLAN_CHANGED, next_sequence=due)
+            return BatchCheck(Finding.PLAN_CHANGED, next_sequence=due)
         if state is None:
             return self._judge_the_first(claim)
         ruling = self._producers.judge(claim, columns)
         if ruling.finding is Finding.APPEND and not ruling.known and not self._producers.takes_batches:
-            return Ruling(Finding.FULL, next_sequence=due)
+            return BatchCheck(Finding.FULL, next_sequence=due)
         return ruling
 
     def why_not(self, finding: Finding) -> Rejection:
@@ -731,17 +731,17 @@ class ProducerDesk:
         self._producers.share.count_rejections()
         return Rejection(RejectReason.OVERLOADED, self._producers.why_full)
 
-    def _judge_the_first(self, claim: Claim) -> Ruling:
+    def _judge_the_first(self, claim: Claim) -> BatchCheck:
         """Check the first batch of a producer that the log does not know.
 
         Its sequence must be the one with which the process opened the producer. Otherwise an earlier batch was lost.
         """
         if claim.base_sequence != self._first[claim.producer_id]:
-            return Ruling(Finding.UNKNOWN)
-        return Ruling(Finding.FULL if self._producers.is_full else Finding.APPEND)
+            return BatchCheck(Finding.UNKNOWN)
+        return BatchCheck(Finding.FULL if self._producers.is_full else Finding.APPEND)
 
 
-def _generation(asked: Question) -> int:
+def _generation(asked: ProducerRequest) -> int:
     return 0 if asked.position is None else asked.position.generation
 
 

@@ -25,9 +25,9 @@ from typing import NamedTuple
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.log.log import Log
 from liftpy.core.publish.acks import Publishers
-from liftpy.core.publish.dedup_window import RecentIds, Stored
+from liftpy.core.publish.dedup_window import RecentIds, StoredId
 from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder, RawMessage, split_at
-from liftpy.core.publish.ports import Hearing, StandbyShell
+from liftpy.core.publish.ports import StandbyShell, StandbySubscription
 from liftpy.core.replication.phases import RoleName
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire.batch import RecordBatch, split_batches
@@ -54,7 +54,7 @@ class Block(NamedTuple):
 
 
 @dataclass(slots=True)
-class NodeHeard:
+class NodeStandbyMemory:
     """Memory use and memory limit of all standby buffers of a node, in bytes."""
 
     bound_bytes: int
@@ -68,7 +68,7 @@ class StandbyBuffer:
     ``bound_bytes``: memory limit. ``age_ns``: maximum age of a message.
     """
 
-    node: NodeHeard
+    node: NodeStandbyMemory
     bound_bytes: int
     age_ns: int
     blocks: deque[Block] = field(default_factory=deque)
@@ -147,7 +147,7 @@ class StandbyBuffer:
 
 Key = tuple[object, ...]
 """Values by which a record, or a whole batch, is recognized."""
-_Place = tuple[int, Stored]
+_Place = tuple[int, StoredId]
 """Monotonic time in nanoseconds when the log got the record, and its offset."""
 
 
@@ -180,7 +180,7 @@ def column_keys(columns: ColumnSet, subjects: Iterable[str] | None) -> list[Key]
     )
 
 
-class InLog:
+class NewestRecords:
     """The newest records of a log. A replay searches buffered messages among them.
 
     Args:
@@ -207,11 +207,11 @@ class InLog:
         shown_ns = self._shown_ns(last_offset)
         self._unheard[last_offset] = len(keys), shown_ns
         for key, offset in zip(keys, batch.offsets().tolist(), strict=True):
-            self._put(key, (shown_ns, Stored(offset, last_offset)))
+            self._add(key, (shown_ns, StoredId(offset, last_offset)))
         if self._whole_batches:
-            self._put((tuple(keys),), (shown_ns, Stored(batch.base_offset, last_offset)))
+            self._add((tuple(keys),), (shown_ns, StoredId(batch.base_offset, last_offset)))
 
-    def _put(self, key: Key, place: _Place) -> None:
+    def _add(self, key: Key, place: _Place) -> None:
         places = self._places.get(key)
         if places is None:
             self._places[key] = deque((place,))
@@ -219,7 +219,7 @@ class InLog:
             self._equal.add(key)
             places.append(place)
 
-    def take(self, key: Key, heard_ns: int) -> Stored | None:
+    def pop_match(self, key: Key, heard_ns: int) -> StoredId | None:
         """Return the stored record that matches a buffered message. None: there is none. Each record matches one message only.
 
         ``key``: recognition key of the message. ``heard_ns``: monotonic time of its arrival here.
@@ -237,7 +237,7 @@ class InLog:
                 return stored
         return None
 
-    def _record_stored(self, stored: Stored, whole: bool) -> None:
+    def _record_stored(self, stored: StoredId, whole: bool) -> None:
         count, shown_ns = self._unheard[stored.last_offset]
         self._unheard[stored.last_offset] = 0 if whole else count - 1, shown_ns
 
@@ -292,9 +292,9 @@ class FailoverBacklog:
     ``known``: records of the log whose publishers get acks. ``undecided``: messages that must be rejected when possible.
     """
 
-    hearing: Hearing | None
+    hearing: StandbySubscription | None
     fresh: list[RawMessage] = field(default_factory=list)
-    known: list[tuple[Stored, Publishers]] = field(default_factory=list)
+    known: list[tuple[StoredId, Publishers]] = field(default_factory=list)
     undecided: list[RawMessage] = field(default_factory=list)
     fresh_left: int = 0
     """Number of ``fresh`` messages that were not processed yet. No quota applies to messages of the time of the failover."""
@@ -306,7 +306,7 @@ def connection_of(reply: bytes, value: bytes | None) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SortingRules:
+class StandbyReplayRules:
     """Settings for the replay of a standby buffer. ``doubt_ns``: length of a lease, used if the metadata does not contain it."""
 
     doubt_ns: int
@@ -318,7 +318,7 @@ class SortingRules:
     origin: Callable[[bytes, bytes | None], bytes] = connection_of
 
 
-class Seen:
+class OffsetHistory:
     """History of an offset that grows, such as the log end, on a follower.
 
     The samples are (monotonic ns, offset), at most one per millisecond, for the last ``reach_ns``.
@@ -388,7 +388,7 @@ class _Step:
     messages: Sequence[RawMessage]
     columns: MessageColumns
     keys: list[Key | None]
-    stored: list[Stored | None]
+    stored: list[StoredId | None]
     passed: list[bool] = field(default_factory=list)
 
     @property
@@ -412,11 +412,11 @@ class StandbyReplay:
     ``ends``: log ends (exclusive) over time. ``answered_through``: publishers of records up to this offset have their ack.
     """
 
-    rules: SortingRules
+    rules: StandbyReplayRules
     reader: MessageDecoder
     log: Log
     ids: RecentIds
-    ends: Seen
+    ends: OffsetHistory
     answered_through: int
     wall_ns: int
     refused_until_ns: int = -1
@@ -468,7 +468,7 @@ class StandbyReplay:
         """
         log = self.log
         whole = any(step.columns.batch is not None for step in steps)
-        found = InLog(self.rules.credit_ns, self.ends.above_ns, whole_batches=whole)
+        found = NewestRecords(self.rules.credit_ns, self.ends.above_ns, whole_batches=whole)
         first = min(self.ends.at(steps[0].heard_ns - self.rules.credit_ns), log.log_end_offset)
         offset = max(first, log.log_start_offset)
         while offset < log.log_end_offset:
@@ -481,7 +481,7 @@ class StandbyReplay:
             offset = result.next_offset
             yield
         for step in steps:
-            step.stored = [None if key is None else found.take(key, step.heard_ns) for key in step.keys]
+            step.stored = [None if key is None else found.pop_match(key, step.heard_ns) for key in step.keys]
             yield
         self.counters.ambiguous += found.ambiguous
         # a record that retention or compaction has deleted cannot be recognized
@@ -557,14 +557,14 @@ class Standby:
     heard: StandbyBuffer
     now_ns: Callable[[], int]
     wall_ns: Callable[[], int]
-    rules: SortingRules
+    rules: StandbyReplayRules
     on_lost: Callable[[int], None] = lambda count: None
     touched: Callable[[], None] = lambda: None
     """Callback when the counters may have changed."""
     on_unreadable: Callable[[LiftError], None] = lambda error: None
     """Called when the log cannot be read, so that duplicates cannot be found. The replica then gives up its leadership."""
     counters: StandbyCounters = field(default_factory=StandbyCounters)
-    _hearing: Hearing | None = None
+    _hearing: StandbySubscription | None = None
     _leader: tuple[str, int, int] = ("", 0, 0)
     """Leader whose publishes this replica buffers: (node, LeaderEpoch, first known incarnation of the node)."""
     _settings: tuple[bool, int, bool, int] | None = None
@@ -574,11 +574,11 @@ class Standby:
     _doubt_ns: int = field(init=False)
     """The longest lease that any node may have, at the last ``review``."""
     _waits: int = 0
-    """Number of ``take_over`` calls. It tells a wait of an earlier call from the current one."""
+    """Number of ``replay`` calls. It tells a wait of an earlier call from the current one."""
     _reading: list[RawMessage] = field(default_factory=list)
-    _ends: Seen = field(init=False)
+    _ends: OffsetHistory = field(init=False)
     """Log ends (exclusive) since the standby began to buffer."""
-    _marks: Seen = field(init=False)
+    _marks: OffsetHistory = field(init=False)
     """High watermarks (inclusive) since the standby began to buffer, until the replica leads."""
 
     def __post_init__(self) -> None:
@@ -586,8 +586,8 @@ class Standby:
         self._begin()
 
     def _begin(self) -> None:
-        self._ends = Seen(self.now_ns(), self.log.log_end_offset, self._reach_ns)
-        self._marks = Seen(self.now_ns(), self.log.high_watermark, self._reach_ns)
+        self._ends = OffsetHistory(self.now_ns(), self.log.log_end_offset, self._reach_ns)
+        self._marks = OffsetHistory(self.now_ns(), self.log.high_watermark, self._reach_ns)
 
     @property
     def _reach_ns(self) -> int:
@@ -595,7 +595,7 @@ class Standby:
 
     def review(self) -> None:
         """Start or stop buffering, as the role of the replica and the settings require. A new leader keeps its buffer until
-        ``take_over``.
+        ``replay``.
         """
         replica = self.replica
         doubt_ns = replica.longest_lease_ns or self.rules.doubt_ns
@@ -619,7 +619,7 @@ class Standby:
             self._leader = *leader, replica.live_incarnation(state.leader)
         if self._hearing is None and replica.role is not RoleName.LEADER:
             self._begin()
-            self._hearing = self.shell.hear(self.subject, self._message_arrived, self._given_up)
+            self._hearing = self.shell.hear(self.subject, self._message_arrived, self._record_dropped)
 
     def stop(self) -> None:
         if self._hearing is not None:
@@ -646,9 +646,9 @@ class Standby:
         messages, self._reading = self._reading, []
         self.touched()
         if messages and self._hearing is not None and not self.heard.add(messages, self.now_ns(), self._ends.last_ns):
-            self._given_up(len(messages))
+            self._record_dropped(len(messages))
 
-    def _given_up(self, count: int) -> None:
+    def _record_dropped(self, count: int) -> None:
         self.counters.lost += count
         self.touched()
         self.on_lost(count)
@@ -688,7 +688,7 @@ class Standby:
         self._ends.cut(self.log.log_end_offset)
 
     # ---- as a new leader --------------------------------------------------------------------------------------------------------
-    def take_over(self, then: Callable[[FailoverBacklog | None], None]) -> None:
+    def replay(self, then: Callable[[FailoverBacklog | None], None]) -> None:
         """Replay the buffer on a new leader. Then call ``then`` with the messages in order. None: nothing was buffered.
 
         The replay starts when all earlier publishes have arrived, because a later one would look new. After ``cancel``,
@@ -703,14 +703,14 @@ class Standby:
 
     def _run_slice(
         self,
-        hearing: Hearing,
+        hearing: StandbySubscription,
         turn: int,
         work: Generator[None, None, FailoverBacklog],
         then: Callable[[FailoverBacklog | None], None],
     ) -> None:
         """Run the replay ``work`` for a limited time. When it ends, call ``then`` with its result.
 
-        ``turn``: number of the ``take_over`` call. A later call or ``cancel`` ends this replay.
+        ``turn``: number of the ``replay`` call. A later call or ``cancel`` ends this replay.
         """
         if turn != self._waits:
             return
@@ -732,11 +732,11 @@ class Standby:
             hearing.soon(lambda: self._run_slice(hearing, turn, work, then))
 
     def cancel(self) -> None:
-        """Cancel ``take_over``, because the node has lost the leadership. The messages stay in the buffer."""
+        """Cancel ``replay``, because the node has lost the leadership. The messages stay in the buffer."""
         self._waits += 1
         self.heard.put_back()
 
-    def _sort(self, hearing: Hearing) -> Generator[None, None, FailoverBacklog]:
+    def _sort(self, hearing: StandbySubscription) -> Generator[None, None, FailoverBacklog]:
         self._read()
         taken, sorting = FailoverBacklog(hearing), self._make_replay()
         yield from sorting.run(self.heard.take_all(self.now_ns()), taken)

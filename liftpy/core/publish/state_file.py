@@ -56,7 +56,7 @@ class State(NamedTuple):
     parts: Parts
 
 
-class Unwritten(NamedTuple):
+class StateCapture(NamedTuple):
     """State that is captured in memory and not written to a file yet. Any thread may call ``write``.
 
     ``parts``: name of a part -> (version, function that returns its bytes).
@@ -109,7 +109,7 @@ def encode_state(state: State) -> bytes:
     return b"".join(_pieces(state.of, state.end_offset, state.leader_epoch, parts))
 
 
-def encode_parts(unwritten: Unwritten) -> bytes:
+def encode_parts(unwritten: StateCapture) -> bytes:
     """Return the bytes of the state file for ``unwritten``. Any thread may call it."""
     parts = {name: (version, encode()) for name, (version, encode) in unwritten.parts.items()}
     return b"".join(_pieces(unwritten.of, unwritten.end_offset, unwritten.leader_epoch, parts))

@@ -35,7 +35,7 @@ FRESH_NS = 2 * NS_PER_S
 """Maximum age of an encoded state that is sent to further replicas, in nanoseconds. Concurrent transfers share one state."""
 
 
-class StateQuestion(NamedTuple):
+class StatePieceRequest(NamedTuple):
     """Request of a replica for the next piece of the leader's state. ``position``: number of bytes that the replica already has."""
 
     end_offset: int = 0
@@ -54,7 +54,7 @@ class StatePiece(NamedTuple):
     data: bytes = b""
 
 
-class StateGiver:
+class StateServer:
     """Sends the derived state of a replica to followers and backups. It stores at most one encoded state.
 
     ``run(work, then)`` calls ``work`` in any thread, and then ``then`` with its result on the thread of the replica.
@@ -77,7 +77,7 @@ class StateGiver:
         self.given = 0
         """Number of states whose last piece was sent."""
 
-    def give(self, asked: StateQuestion, most_bytes: int = PIECE_BYTES) -> StatePiece | None:
+    def read_piece(self, asked: StatePieceRequest, most_bytes: int = PIECE_BYTES) -> StatePiece | None:
         """Return the piece of the state that a replica has requested, of at most ``most_bytes``.
 
         None: the state is not encoded yet, so the replica retries later.
@@ -86,7 +86,7 @@ class StateGiver:
         self._used_ns = self._now_ns()
         is_held = bool(self._data) and not self._is_encoding
         if is_held and asked.end_offset != self._end_offset and self._used_ns - self._made_ns < FRESH_NS:
-            asked = StateQuestion(self._end_offset)
+            asked = StatePieceRequest(self._end_offset)
         elif not is_held or not asked.position or asked.end_offset != self._end_offset:
             if self._is_encoding:
                 return None
@@ -100,19 +100,19 @@ class StateGiver:
             self._run(lambda: encode_parts(unwritten), lambda data: self._state_encoded(unwritten.end_offset, data))
             if self._is_encoding:
                 return None
-            asked = StateQuestion()
+            asked = StatePieceRequest()
         if len(self._data) > MAX_STATE_BYTES:
             return StatePiece()
         piece = self._data[asked.position : asked.position + most_bytes]
         self.given += asked.position + len(piece) == len(self._data)
         return StatePiece(self._end_offset, len(self._data), asked.position, piece)
 
-    def give_piece(self, end_offset: int, position: int, most_bytes: int) -> StatePiece | None:
+    def read_piece_below(self, end_offset: int, position: int, most_bytes: int) -> StatePiece | None:
         """Return a piece of the state below ``end_offset`` for a reader, such as a backup. None: the reader retries later.
 
         ``position``: number of bytes that the reader already has. ``most_bytes``: maximum size of the piece.
         """
-        return self.give(StateQuestion(end_offset, position), min(most_bytes, PIECE_BYTES))
+        return self.read_piece(StatePieceRequest(end_offset, position), min(most_bytes, PIECE_BYTES))
 
     def _state_encoded(self, end_offset: int, data: bytes) -> None:
         self._is_encoding, self._end_offset, self._data = False, end_offset, data
@@ -124,7 +124,7 @@ class StateGiver:
             self._data = b""
 
 
-class StateTaker:
+class StateFetcher:
     """Requests the derived state from the leader, for a follower whose empty log begins above 0, and stores it as a state file."""
 
     def __init__(self, derived: LogState, log: Log, of: str) -> None:
@@ -153,7 +153,7 @@ class StateTaker:
         self._end_offset, self._total_bytes = 0, 0
         self._pieces.clear()
 
-    def asks(self, leader_epoch: int) -> StateQuestion | None:
+    def asks(self, leader_epoch: int) -> StatePieceRequest | None:
         """Return the request for the next piece of the state, to send to the leader of ``leader_epoch`` instead of a fetch.
 
         None: send a fetch.
@@ -166,7 +166,7 @@ class StateTaker:
         self._silent = self._silent + 1 if self._silent <= ASKS else 1
         if self._silent > ASKS:
             return None
-        return StateQuestion(self._end_offset, len(self._pieces))
+        return StatePieceRequest(self._end_offset, len(self._pieces))
 
     def nobody_listens(self) -> None:
         """Note that NATS reported no responders for a request. This does not mean that the leader has an earlier version."""

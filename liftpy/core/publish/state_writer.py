@@ -14,7 +14,7 @@ from typing import NamedTuple
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.log.log import Log
 from liftpy.core.publish.log_state import LogState
-from liftpy.core.publish.state_file import Unwritten, load_state
+from liftpy.core.publish.state_file import StateCapture, load_state
 from liftpy.errors import LiftError
 
 GIVE_UP_NS = 60 * NS_PER_S
@@ -23,7 +23,7 @@ LEAST_BYTES = 256 * 1024
 """Size of the log, in bytes, below which a replay is as fast as reading a file."""
 
 
-class Pace(NamedTuple):
+class StateFileSchedule(NamedTuple):
     """Decides when a state file is due, so that state files are only a small share of all writes.
 
     A file is due when the log has grown by ``much_bytes``, and by ``last_files`` times the size of the last file. It is
@@ -46,9 +46,9 @@ class Pace(NamedTuple):
         return since_ns >= self.every_ns and grown_bytes >= max(self.least_bytes, last_bytes if self.last_files else 0)
 
 
-def pace_of(config: ReplicationConfig) -> Pace:
+def pace_of(config: ReplicationConfig) -> StateFileSchedule:
     """Return the rule for state files that the settings define."""
-    return Pace(round(config.state_checkpoint_interval_s * NS_PER_S), config.state_checkpoint_bytes)
+    return StateFileSchedule(round(config.state_checkpoint_interval_s * NS_PER_S), config.state_checkpoint_bytes)
 
 
 class StateWriter:
@@ -57,7 +57,7 @@ class StateWriter:
     ``of``: name of the partition with the stream's uid. ``pace``: when a file is due. ``now_ns``: returns the monotonic clock.
     """
 
-    def __init__(self, derived: LogState, log: Log, of: str, pace: Pace, now_ns: Callable[[], int]) -> None:
+    def __init__(self, derived: LogState, log: Log, of: str, pace: StateFileSchedule, now_ns: Callable[[], int]) -> None:
         self._derived = derived
         self._log = log
         self._of = of
@@ -95,7 +95,7 @@ class StateWriter:
         self._wanted = max(self._wanted, log_start_offset)
         if self._now_ns() - self._wanted_ns >= GIVE_UP_NS:
             self.failed += 1
-            self._give_up()
+            self._stop_at_limit()
             return True
         derived.catch_up()
         return False
@@ -104,11 +104,11 @@ class StateWriter:
     def is_wanted(self) -> bool:
         return self._wanted >= 0
 
-    def _give_up(self) -> None:
+    def _stop_at_limit(self) -> None:
         self._dropped, self._wanted = max(self._dropped, self._wanted), -1
         self.uncovered += 1
 
-    def begin(self, *, closing: bool = False) -> Unwritten | None:
+    def begin(self, *, closing: bool = False) -> StateCapture | None:
         """Return the state to write to a file now. None: no file is due. ``closing``: True if the log is about to be closed cleanly."""
         derived, now_ns = self._derived, self._now_ns()
         grown_bytes = derived.taken_bytes - self._at_bytes
@@ -120,10 +120,10 @@ class StateWriter:
             self._at_bytes, self._at_ns = derived.taken_bytes, now_ns
         elif self.is_wanted and not derived.is_whole:
             self.failed += 1
-            self._give_up()
+            self._stop_at_limit()
         return unwritten
 
-    def write(self, unwritten: Unwritten) -> None:
+    def write(self, unwritten: StateCapture) -> None:
         """Write a state file. The high watermark must be stored before. A failure is counted."""
         try:
             size_bytes = unwritten.write(self._log.storage)
@@ -138,7 +138,7 @@ class StateWriter:
         else:
             self.failed += 1
             if self.is_wanted:
-                self._give_up()
+                self._stop_at_limit()
 
 
 def restore_state(derived: LogState, log: Log, of: str) -> dict[str, str]:

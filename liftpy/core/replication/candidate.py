@@ -12,7 +12,7 @@ from __future__ import annotations
 from liftpy.core.replication.effects import CloseSubject, PersistLeaderEpoch, ReplayLog, ReportPromotion, StartServing
 from liftpy.core.replication.events import Deadline, EpochQueryReceived, FetchReceived
 from liftpy.core.replication.fetch_handler import FetchHandler
-from liftpy.core.replication.phases import Leading, RoleName
+from liftpy.core.replication.phases import LeaderPhase, RoleName
 from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, nanoseconds
 
 _REPORTS_PER_TIMEOUT = 4
@@ -24,8 +24,8 @@ class CandidateRole(ReplicaRole):
     name = RoleName.CANDIDATE
 
     def __init__(self, shared: ReplicaContext, now_ns: int) -> None:
-        super().__init__(shared, Leading.LOG_REPLICATION)
-        self.desk = FetchHandler(shared, self.leader_epoch, now_ns)
+        super().__init__(shared, LeaderPhase.LOG_REPLICATION)
+        self.handler = FetchHandler(shared, self.leader_epoch, now_ns)
         self._persisted = False
         self._replayed_end_offset = 0  # exclusive: derived state covers the log below it
 
@@ -49,8 +49,8 @@ class CandidateRole(ReplicaRole):
         ``epoch_rose``: True if the partition's Epoch is higher. A finished promotion is then reported again, with the new
         Epoch.
         """
-        self.desk.partition_changed(now_ns)
-        if epoch_rose and self.phase is Leading.INIT:
+        self.handler.partition_changed(now_ns)
+        if epoch_rose and self.phase is LeaderPhase.INIT:
             self._report(now_ns, out)  # the last report named the Epoch before
 
     def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None:
@@ -62,20 +62,20 @@ class CandidateRole(ReplicaRole):
         self._replay_when_durable(now_ns, out)
 
     def _replay_when_durable(self, now_ns: int, out: Effects) -> None:
-        if self.phase is not Leading.LOG_REPLICATION or not self._persisted or not self.log.is_flushed:
+        if self.phase is not LeaderPhase.LOG_REPLICATION or not self._persisted or not self.log.is_flushed:
             return
-        self.to_phase(Leading.REPLAY, out)
+        self.to_phase(LeaderPhase.REPLAY, out)
         out.append(StartServing())
         out.append(ReplayLog(end_offset=self.log.log_end_offset))
         self._report(now_ns, out)
 
     def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
         """Record that the replay has reached ``end_offset`` (exclusive). If it has ``finished``, report this to the metadata leader."""
-        if self.phase is not Leading.REPLAY:
+        if self.phase is not LeaderPhase.REPLAY:
             return
         self._replayed_end_offset = end_offset
         if finished:
-            self.to_phase(Leading.INIT, out)
+            self.to_phase(LeaderPhase.INIT, out)
             self._report(now_ns, out)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
@@ -87,7 +87,7 @@ class CandidateRole(ReplicaRole):
 
         Set a timer for the next report, because a report may be lost.
         """
-        finished = self.phase is Leading.INIT
+        finished = self.phase is LeaderPhase.INIT
         epoch, newest_offset = self.shared.state.epoch, self.log.flushed_newest_offset
         out.append(
             ReportPromotion(
@@ -106,19 +106,19 @@ class CandidateRole(ReplicaRole):
 
         The fetched position is recorded. It has an effect on the high watermark only when this replica leads.
         """
-        if self.phase is Leading.LOG_REPLICATION:
-            self.desk.record_request(event.replica, event.leader_epoch, now_ns)
+        if self.phase is LeaderPhase.LOG_REPLICATION:
+            self.handler.record_request(event.replica, event.leader_epoch, now_ns)
             super().fetch_received(event, now_ns, out)
             return
-        reason = self.desk.fetch_received(event, now_ns)
+        reason = self.handler.fetch_received(event, now_ns)
         if reason is not None:
             self.refuse(event.token, reason, out)
-        elif self.desk.answer(event, now_ns, out):
-            self.desk.tell(event.replica, out)  # what it needs to know of a candidate is that it is there
+        elif self.handler.answer(event, now_ns, out):
+            self.handler.send_high_watermark(event.replica, out)  # what it needs to know of a candidate is that it is there
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
-        if self.phase is Leading.LOG_REPLICATION:
-            self.desk.record_request(event.replica, event.current_epoch, now_ns)
+        if self.phase is LeaderPhase.LOG_REPLICATION:
+            self.handler.record_request(event.replica, event.current_epoch, now_ns)
             super().epoch_query_received(event, now_ns, out)
         else:
-            self.desk.epoch_query_received(event, now_ns, out)
+            self.handler.epoch_query_received(event, now_ns, out)

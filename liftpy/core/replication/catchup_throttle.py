@@ -78,7 +78,7 @@ class CatchupThrottle:
         self.copied_bytes += size_bytes
         self.backlog_bytes += backlog_bytes
 
-    def give_back(self, reserved_ns: int) -> None:
+    def release(self, reserved_ns: int) -> None:
         """Release a reserved turn that was not used. ``reserved_ns``: its expected duration."""
         self._free_ns -= reserved_ns
 
@@ -93,7 +93,7 @@ class CatchupThrottle:
             reserved_ns: Expected duration that ``turn`` reserved. 0: no turn was reserved.
         """
         if not self.bytes_per_second or not backlog_bytes:
-            self.give_back(reserved_ns)
+            self.release(reserved_ns)
             return
         bytes_ns = turn_ns = backlog_bytes * NS_PER_S // self.bytes_per_second
         took_ns = round((now_ns - asked_ns) * backlog_bytes / size_bytes / self.share)
@@ -148,7 +148,7 @@ class LearnerCopy:
 
     def let_go(self) -> None:
         """Release the turn that the learner has reserved, because the learner does not fetch."""
-        self.pace.give_back(self._reserved_ns)
+        self.pace.release(self._reserved_ns)
         self._reserved_ns = 0
 
 

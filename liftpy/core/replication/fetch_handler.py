@@ -31,7 +31,7 @@ from liftpy.core.replication.role import Effects, ReplicaContext
 
 
 @dataclass(frozen=True, slots=True)
-class Waiter:
+class ParkedFetch:
     """Waiting fetch of a follower that has all records below ``end_offset`` (exclusive)."""
 
     replica: str
@@ -40,24 +40,24 @@ class Waiter:
     """Maximum size of the later answer with records, in bytes. 0: send a notification instead."""
 
 
-class Waiters:
+class ParkedFetches:
     """Fetches of followers that wait for new records, at most one for each follower."""
 
     __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
-        self._waiting: dict[str, Waiter] = {}
+        self._waiting: dict[str, ParkedFetch] = {}
 
-    def register(self, waiter: Waiter) -> None:
+    def register(self, waiter: ParkedFetch) -> None:
         self._waiting[waiter.replica] = waiter
 
     def forget(self, replica: str) -> None:
         self._waiting.pop(replica, None)
 
-    def of(self, replica: str) -> Waiter | None:
+    def of(self, replica: str) -> ParkedFetch | None:
         return self._waiting.get(replica)
 
-    def signal(self, log_end_offset: int) -> list[Waiter]:
+    def signal(self, log_end_offset: int) -> list[ParkedFetch]:
         """Remove and return the fetches that can be answered, because the log now ends at ``log_end_offset`` (exclusive).
 
         They are ordered by the node id of the replica.
@@ -79,7 +79,7 @@ class FetchHandler:
         self._leader_epoch = leader_epoch
         self.followers: dict[str, FollowerProgress] = {}
         """Node id -> progress of each other replica and of the learner. Positions are those of this LeaderEpoch [D6]."""
-        self.waiters = Waiters()
+        self.waiters = ParkedFetches()
         self.partition_changed(now_ns)
 
     def partition_changed(self, now_ns: int) -> None:
@@ -117,7 +117,7 @@ class FetchHandler:
         progress.fetched(event.offset, event.request_id, self._log.log_end_offset, now_ns)
         if event.offset + 1 >= self._log.log_end_offset:
             max_bytes = self._max_bytes(event) if event.awaits_more else 0
-            self.waiters.register(Waiter(event.replica, event.offset + 1, max_bytes))
+            self.waiters.register(ParkedFetch(event.replica, event.offset + 1, max_bytes))
         else:
             self.waiters.forget(event.replica)
         return None
@@ -181,7 +181,7 @@ class FetchHandler:
         progress = self.followers[event.replica]
         counts = event.incarnation == progress.incarnation and event.request_id == progress.last_request_id
         if counts and self.awaits_answer(event.replica):
-            progress.is_owed(now_ns)
+            progress.mark_stale(now_ns)
             out.append(KeepFetch(token=event.token, replica=event.replica))
             return True
         if counts or not self.awaits_answer(event.replica):
@@ -196,7 +196,7 @@ class FetchHandler:
         )
         return False
 
-    def owes_high_watermark(self, now_ns: int) -> bool:
+    def has_stale_followers(self, now_ns: int) -> bool:
         """Return whether a live follower with a waiting fetch has not received the current HW.
 
         Record ``now_ns`` for each such follower as the time since which it lacks the HW.
@@ -205,11 +205,11 @@ class FetchHandler:
         for replica, progress in self.followers.items():
             lacks = progress.told_high_watermark < high_watermark and self.waiters.of(replica) is not None
             if lacks and replica in self._shared.live:
-                progress.is_owed(now_ns)
+                progress.mark_stale(now_ns)
                 found = True
         return found
 
-    def tell_those_owed(self, before_ns: int, out: Effects) -> tuple[str, ...]:
+    def send_high_watermark_to_stale(self, before_ns: int, out: Effects) -> tuple[str, ...]:
         """Send the current HW to the live followers that have lacked it since ``before_ns`` or longer.
 
         Return the live followers that need a notice instead, because they have no open fetch or have not fetched in this
@@ -219,24 +219,24 @@ class FetchHandler:
         for replica, progress in self.followers.items():
             if replica not in self._shared.live:
                 continue
-            if progress.position is not None and not (self._is_owed(replica) and progress.owed_ns <= before_ns):
+            if progress.position is not None and not (self._is_stale(replica) and progress.owed_ns <= before_ns):
                 continue
             if progress.position is not None and self.awaits_answer(replica):
-                self.tell(replica, out)
+                self.send_high_watermark(replica, out)
             else:
                 progress.record_sent_high_watermark(self._log.high_watermark)
                 told.append(replica)
         return tuple(told)
 
-    def _is_owed(self, replica: str) -> bool:
+    def _is_stale(self, replica: str) -> bool:
         return self.followers[replica].owed_ns > 0 and self.waiters.of(replica) is not None
 
-    def owes_since_ns(self) -> int | None:
+    def stale_since_ns(self) -> int | None:
         """Return the monotonic time since which a live follower lacks the current HW. None: all live followers have it."""
-        owed = (progress.owed_ns for replica, progress in self.followers.items() if self._is_owed(replica) and progress.live)
+        owed = (progress.owed_ns for replica, progress in self.followers.items() if self._is_stale(replica) and progress.live)
         return min(owed, default=None)
 
-    def tell(self, replica: str, out: Effects) -> None:
+    def send_high_watermark(self, replica: str, out: Effects) -> None:
         """Answer the waiting fetch of ``replica`` with only the HW. It then still waits for records."""
         self.followers[replica].record_sent_high_watermark(self._log.high_watermark)
         out.append(TellWaiter(replica=replica, leader_epoch=self._leader_epoch))

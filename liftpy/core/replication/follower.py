@@ -75,14 +75,14 @@ from liftpy.core.replication.events import (
     RequestFailed,
 )
 from liftpy.core.replication.log_offsets import LogOffsets
-from liftpy.core.replication.phases import Following, RoleName, check_phase
+from liftpy.core.replication.phases import FollowerPhase, RoleName, check_phase
 from liftpy.core.replication.quiescence import QUIET_WAIT
 from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, nanoseconds
-from liftpy.core.wire.chunking import Assembly, Held, Piece
+from liftpy.core.wire.chunking import Assembly, PartialBatch, Piece
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Truncation:
     """Result of ``reconcile``: truncate the log to ``end_offset`` (exclusive).
 
     ``agreed``: True if the log is then a prefix of the leader's log, so that the follower may fetch.
@@ -93,26 +93,26 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class StartAfresh:
+class LogReset:
     """Result of ``reconcile``: discard all records and start an empty log at ``start_offset``, the log start of the leader [D26]."""
 
     start_offset: int
 
 
-def reconcile(log: LogOffsets, answer: EpochQueryAnswered) -> Cut | StartAfresh:
+def reconcile(log: LogOffsets, answer: EpochQueryAnswered) -> Truncation | LogReset:
     """Return the next action of a follower that compares its log with the leader's log: truncate, or start an empty log.
 
     ``log``: offsets of the follower's log, which must have records. ``answer``: answer of the leader to an epoch query.
     """
     if answer.leader_epoch == NO_EPOCH:
-        return StartAfresh(answer.log_start_offset)
+        return LogReset(answer.log_start_offset)
     leader_end_offset = answer.last_offset + 1
     _, own_end_offset = log.epochs.end_offset_for(answer.leader_epoch, log.log_end_offset)
     end_offset = min(leader_end_offset, own_end_offset)
     superseding_is_cut = end_offset < min(log.horizon.end_offset, log.log_end_offset)
     if end_offset <= log.log_start_offset or superseding_is_cut:
-        return StartAfresh(answer.log_start_offset)
-    return Cut(end_offset, log.epochs.epoch_at(end_offset - 1) == answer.leader_epoch)
+        return LogReset(answer.log_start_offset)
+    return Truncation(end_offset, log.epochs.epoch_at(end_offset - 1) == answer.leader_epoch)
 
 
 def lacks_superseding(log: LogOffsets) -> bool:
@@ -132,9 +132,11 @@ def reaches(horizon: Horizon, answer: EpochQueryAnswered) -> bool:
     return answer.leader_epoch != NO_EPOCH and answer.last_offset + 1 >= horizon.end_offset
 
 
-_ASLEEP = frozenset({Following.IDLE, Following.QUIET})
+_ASLEEP = frozenset({FollowerPhase.IDLE, FollowerPhase.QUIET})
 """Phases in which the last fetch got an empty answer and waits for records."""
-_AGREED = frozenset({Following.FETCHING, Following.FLUSHING, Following.FETCH_BACKOFF, Following.PACED}) | _ASLEEP
+_AGREED = (
+    frozenset({FollowerPhase.FETCHING, FollowerPhase.FLUSHING, FollowerPhase.FETCH_BACKOFF, FollowerPhase.PACED}) | _ASLEEP
+)
 """Phases in which the log is known to be a prefix of the leader's log."""
 _REMEMBERED = 16
 _STALE_EPOCH = "stale epoch"
@@ -146,12 +148,12 @@ class FollowerRole(ReplicaRole):
     """A replica that follows one leader in one LeaderEpoch."""
 
     name = RoleName.FOLLOWER
-    phase: Following
+    phase: FollowerPhase
 
     def __init__(self, shared: ReplicaContext, leader: str, now_ns: int) -> None:
-        super().__init__(shared, Following.RECONCILING)
+        super().__init__(shared, FollowerPhase.RECONCILING)
         self.leader = leader
-        self._way = deque([Following.RECONCILING], maxlen=_REMEMBERED)  # the last phases, this one included
+        self._way = deque([FollowerPhase.RECONCILING], maxlen=_REMEMBERED)  # the last phases, this one included
         self._request_id = 0  # of the outstanding fetch or epoch query; 0: none
         self._idle_request_id = 0  # of the fetch that was answered with nothing; it means something while IDLE or QUIET
         self._woken = False  # the leader said that there is more, and no fetch has been sent since
@@ -182,7 +184,7 @@ class FollowerRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.LEADER, now_ns + self._leader_timeout_ns(), out)
         if self.shared.state.status is PartitionStatus.CANDIDATE_FOUND:
             self._awaits_leader = True
-            self._waits_for(Following.RECONCILE_BACKOFF)
+            self._waits_for(FollowerPhase.RECONCILE_BACKOFF)
             wait_ns = self.shared.backoff.jittered_ns(nanoseconds(self.shared.config.fetch_backoff_max_s))
             self.shared.deadlines.set(Deadline.FETCH, now_ns + wait_ns, out)
         else:
@@ -194,7 +196,7 @@ class FollowerRole(ReplicaRole):
         Until then, this replica may have waited a random time, because a candidate may not be subscribed yet.
         """
         leads = self.shared.state.status is PartitionStatus.ONLINE
-        if self._awaits_leader and leads and self.phase is Following.RECONCILE_BACKOFF:
+        if self._awaits_leader and leads and self.phase is FollowerPhase.RECONCILE_BACKOFF:
             self._begin(now_ns, out)
 
     def _begin(self, now_ns: int, out: Effects) -> None:
@@ -206,7 +208,7 @@ class FollowerRole(ReplicaRole):
 
     def leave(self, out: Effects) -> None:
         super().leave(out)
-        if self.phase is Following.QUIET:
+        if self.phase is FollowerPhase.QUIET:
             out.append(StopWaiting())
         if self._copy is not None:
             self._copy.let_go()
@@ -223,7 +225,7 @@ class FollowerRole(ReplicaRole):
             return None
         return max(self._leader_high_watermark - self.log.newest_offset, 0)
 
-    def _waits_for(self, following: Following) -> None:
+    def _waits_for(self, following: FollowerPhase) -> None:
         check_phase(self._way, following)
         self._way.append(following)
         self.phase = following
@@ -248,18 +250,18 @@ class FollowerRole(ReplicaRole):
             self._quiet_rounds = 0
             self.shared.deadlines.set(Deadline.LEADER, self._heard_ns + self._leader_timeout_ns(), out)
         fetching = self.phase in _AGREED
-        self._waits_for(Following.FETCH_BACKOFF if fetching else Following.RECONCILE_BACKOFF)
+        self._waits_for(FollowerPhase.FETCH_BACKOFF if fetching else FollowerPhase.RECONCILE_BACKOFF)
         self.shared.deadlines.set(Deadline.FETCH, now_ns + self.shared.backoff.next_ns(), out)
 
     def data_path_restored(self, now_ns: int, out: Effects) -> None:
         """Send the open fetch or epoch query again after the retry pause, because the lost connection may have lost its answer."""
         self._leave_quiet(now_ns, now_ns, out)
-        if self._request_id or self.phase is Following.IDLE:
+        if self._request_id or self.phase is FollowerPhase.IDLE:
             self._retry_later(now_ns, out)
 
     # ---- reconcile -------------------------------------------------------------------------------------------------
     def _ask(self, now_ns: int, out: Effects) -> None:
-        self._waits_for(Following.RECONCILING)
+        self._waits_for(FollowerPhase.RECONCILING)
         self.shared.deadlines.cancel(Deadline.FETCH, out)
         request_id = self._next_request(now_ns, out)
         self._asks_for_horizon = lacks_superseding(self.log) and not self._horizon_reached
@@ -274,7 +276,7 @@ class FollowerRole(ReplicaRole):
         """Truncate the log to the common prefix that the leader's answer shows. If the last epochs still differ, send the next
         epoch query [D12].
         """
-        if event.request_id != self._request_id or self.phase is not Following.RECONCILING:
+        if event.request_id != self._request_id or self.phase is not FollowerPhase.RECONCILING:
             return
         if event.current_epoch != self.leader_epoch or event.leader_epoch > self._asked_epoch:
             self._retry_later(now_ns, out)
@@ -285,8 +287,8 @@ class FollowerRole(ReplicaRole):
             self._horizon_reached = True
             self._ask(now_ns, out)
             return
-        cut = StartAfresh(event.log_start_offset) if self._asks_for_horizon else reconcile(self.log, event)
-        if isinstance(cut, StartAfresh):
+        cut = LogReset(event.log_start_offset) if self._asks_for_horizon else reconcile(self.log, event)
+        if isinstance(cut, LogReset):
             self._start_afresh(cut.start_offset, out)
             return
         if self._would_lose_committed(cut.end_offset):
@@ -296,7 +298,7 @@ class FollowerRole(ReplicaRole):
             return
         self._asks_again = not cut.agreed
         if cut.end_offset < self.log.log_end_offset:
-            self._waits_for(Following.CUTTING)
+            self._waits_for(FollowerPhase.CUTTING)
             self.log.cut(cut.end_offset)
             out.append(CutLog(end_offset=cut.end_offset))
         else:
@@ -313,12 +315,12 @@ class FollowerRole(ReplicaRole):
     def _start_afresh(self, start_offset: int, out: Effects, deletes_end: int = 0) -> None:
         self._asks_again = False
         self._deletes_end = deletes_end
-        self._waits_for(Following.CUTTING)
+        self._waits_for(FollowerPhase.CUTTING)
         self.log.start_afresh(start_offset, deletes_end)
         out.append(StartLogAfresh(start_offset=start_offset, deletes_end=deletes_end))
 
     def log_cut(self, now_ns: int, out: Effects) -> None:
-        if self.phase is Following.CUTTING:
+        if self.phase is FollowerPhase.CUTTING:
             self._cut_done(now_ns, out)
 
     def _cut_done(self, now_ns: int, out: Effects) -> None:
@@ -331,9 +333,9 @@ class FollowerRole(ReplicaRole):
     def _fetch(self, now_ns: int, out: Effects) -> None:
         self.shared.deadlines.cancel(Deadline.FETCH, out)
         if not self.log.is_flushed:
-            self._waits_for(Following.FLUSHING)
+            self._waits_for(FollowerPhase.FLUSHING)
             return
-        self._waits_for(Following.FETCHING)
+        self._waits_for(FollowerPhase.FETCHING)
         self._woken = False
         log, most_bytes = self.log, self.shared.config.replication_max_bytes
         copy_epoch = self.shared.copy_epoch
@@ -381,7 +383,7 @@ class FollowerRole(ReplicaRole):
                 record_count = event.spans[-1].last_offset + 1 - event.spans[0].base_offset
                 self._copy.came(event.size_bytes, record_count, max(grown, 0))
             self._quiet_rounds, self._bad_offset = 0, None
-            self._waits_for(Following.FLUSHING)
+            self._waits_for(FollowerPhase.FLUSHING)
             self.log.append_spans(event.spans)
             out.append(
                 AppendFetched(
@@ -408,12 +410,12 @@ class FollowerRole(ReplicaRole):
         if begins_ns <= now_ns:
             self._fetch(now_ns, out)
             return
-        self._waits_for(Following.PACED)
+        self._waits_for(FollowerPhase.PACED)
         self.shared.deadlines.set(Deadline.FETCH, begins_ns, out)
 
     def fetch_piece_arrived(self, event: FetchPieceArrived, now_ns: int, out: Effects) -> None:
         idle = self.phase in _ASLEEP and event.request_id == self._idle_request_id
-        if not idle and (event.request_id != self._request_id or self.phase is not Following.FETCHING):
+        if not idle and (event.request_id != self._request_id or self.phase is not FollowerPhase.FETCHING):
             return
         self._leave_quiet(now_ns, now_ns, out)
         if event.leader_epoch != self.leader_epoch:
@@ -435,7 +437,7 @@ class FollowerRole(ReplicaRole):
         """
         if self.phase in _ASLEEP:
             return event.request_id == self._idle_request_id
-        return event.request_id == self._request_id and self.phase is Following.FETCHING
+        return event.request_id == self._request_id and self.phase is FollowerPhase.FETCHING
 
     def _process_empty_answer(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
         """Process a second empty answer to the waiting fetch: raise the HW if the answer has a higher one. The fetch still waits."""
@@ -461,7 +463,7 @@ class FollowerRole(ReplicaRole):
         return ""
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
-        if self.phase is Following.FLUSHING and self.log.is_flushed:
+        if self.phase is FollowerPhase.FLUSHING and self.log.is_flushed:
             self._learn_high_watermark(self._leader_high_watermark, out)
             self._fetch_in_turn(now_ns, out)
 
@@ -475,12 +477,12 @@ class FollowerRole(ReplicaRole):
             return
         self._quiet_rounds += 1
         if self._is_quiet and self._may_wait_quietly:
-            self._waits_for(Following.QUIET)
+            self._waits_for(FollowerPhase.QUIET)
             self.shared.deadlines.cancel(Deadline.FETCH, out)
             self.shared.deadlines.cancel(Deadline.LEADER, out)  # whether it is there is seen for all of its partitions at once
             out.append(WaitQuietly(request_id=self._idle_request_id, leader=self.leader, leader_epoch=self.leader_epoch))
             return
-        self._waits_for(Following.IDLE)
+        self._waits_for(FollowerPhase.IDLE)
         self.shared.deadlines.set(Deadline.FETCH, now_ns + self._idle_wait_ns(), out)
 
     @property
@@ -514,10 +516,10 @@ class FollowerRole(ReplicaRole):
         ``heard_ns``: monotonic time of the last message from the leader. The leader is reported as silent only after a further
         timeout.
         """
-        if self.phase is not Following.QUIET:
+        if self.phase is not FollowerPhase.QUIET:
             return
         out.append(StopWaiting())
-        self._waits_for(Following.IDLE)
+        self._waits_for(FollowerPhase.IDLE)
         self._quiet_rounds, self._heard_ns = 0, heard_ns
         timeout_ns = self._leader_timeout_ns()
         self.shared.deadlines.set(Deadline.LEADER, max(heard_ns + timeout_ns, now_ns + timeout_ns // 2), out)
@@ -527,7 +529,7 @@ class FollowerRole(ReplicaRole):
 
         Fetch at once if ``event.heard_ns`` is set, because the leader's node answered. Otherwise fetch after the idle wait.
         """
-        if self.phase is not Following.QUIET:
+        if self.phase is not FollowerPhase.QUIET:
             return
         if event.heard_ns is not None:
             self._leave_quiet(event.heard_ns, now_ns, out)
@@ -547,7 +549,7 @@ class FollowerRole(ReplicaRole):
         self._woken = True
         self._leave_quiet(now_ns, now_ns, out)
         self._quiet_rounds = 0
-        if self.phase is Following.IDLE:
+        if self.phase is FollowerPhase.IDLE:
             self._fetch(now_ns, out)
 
     # ---- failures and refusals -------------------------------------------------------------------------------------
@@ -572,10 +574,10 @@ class FollowerRole(ReplicaRole):
         ours = event.leader_epoch == self.leader_epoch
         if ours and event.reason in _ALIVE:
             self._leader_answered(now_ns)
-        fetching = ours and self.phase is Following.FETCHING
+        fetching = ours and self.phase is FollowerPhase.FETCHING
         if fetching and event.reason is RefusalReason.DIVERGED:
             self._leader_answered(now_ns)
-            self._waits_for(Following.RECONCILE_BACKOFF)
+            self._waits_for(FollowerPhase.RECONCILE_BACKOFF)
             self._retry_later(now_ns, out)
         elif fetching and self._is_of_no_use(event):
             self._leader_answered(now_ns)
@@ -604,18 +606,18 @@ class FollowerRole(ReplicaRole):
         first_sign = not self._met
         self._leader_answered(now_ns)
         if first_sign:
-            self._ask_anew(now_ns, out)
+            self._resend_request(now_ns, out)
         if self.agrees and event.high_watermark > self.log.high_watermark:
             self.woken_up(now_ns, out)
 
-    def _ask_anew(self, now_ns: int, out: Effects) -> None:
+    def _resend_request(self, now_ns: int, out: Effects) -> None:
         """Send the open fetch or epoch query again, once per leadership, because the new leader is ready to answer.
 
         The earlier request may have reached only the old leader.
         """
-        if self.phase in (Following.RECONCILING, Following.RECONCILE_BACKOFF):
+        if self.phase in (FollowerPhase.RECONCILING, FollowerPhase.RECONCILE_BACKOFF):
             self._begin(now_ns, out)
-        elif self.phase in (Following.FETCHING, Following.FETCH_BACKOFF):
+        elif self.phase in (FollowerPhase.FETCHING, FollowerPhase.FETCH_BACKOFF):
             self._fetch(now_ns, out)
 
     def _leader_answered(self, now_ns: int) -> None:
@@ -635,9 +637,9 @@ class FollowerRole(ReplicaRole):
         elif kind is Deadline.LEADER:
             self._check_leader(late_ns, now_ns, out)
         elif kind is Deadline.FETCH:
-            if self.phase is Following.RECONCILE_BACKOFF:
+            if self.phase is FollowerPhase.RECONCILE_BACKOFF:
                 self._begin(now_ns, out)
-            elif self.phase in (Following.IDLE, Following.FETCH_BACKOFF, Following.PACED):
+            elif self.phase in (FollowerPhase.IDLE, FollowerPhase.FETCH_BACKOFF, FollowerPhase.PACED):
                 self._fetch(now_ns, out)
 
     def _check_leader(self, late_ns: int, now_ns: int, out: Effects) -> None:
@@ -685,7 +687,7 @@ class FetchAssembly:
         self._request_id = 0
         """Id of the newest fetch."""
 
-    def asks(self, effect: SendFetch) -> Held:
+    def asks(self, effect: SendFetch) -> PartialBatch:
         """Note a new fetch. Return the part of the batch that is already stored, which the fetch names.
 
         The stored part is dropped if the fetch has another epoch or offset, or reports damage.
@@ -699,8 +701,8 @@ class FetchAssembly:
     def is_asked(self, request_id: int) -> bool:
         return request_id == self._request_id
 
-    def take(self, piece: Piece) -> memoryview | None:
-        return self._assembly.take(piece)
+    def add_piece(self, piece: Piece) -> memoryview | None:
+        return self._assembly.add_piece(piece)
 
     @property
     def held_bytes(self) -> int:

@@ -42,7 +42,7 @@ def size_in_memory(event: PublishesReceived) -> int:
 
 
 @dataclass(slots=True)
-class NodeIntake:
+class NodeInflight:
     """Totals of uncommitted and delayed publishes, over all partitions that a node leads."""
 
     unreplicated_bytes: int = 0
@@ -58,7 +58,7 @@ class NodeIntake:
 class InflightLimits:
     """Decides which publishes of one partition are appended, delayed or rejected, during one leadership."""
 
-    def __init__(self, node: NodeIntake, config: ReplicationConfig) -> None:
+    def __init__(self, node: NodeInflight, config: ReplicationConfig) -> None:
         self._node = node
         self._config = config
         self._uncommitted: deque[tuple[int, int]] = deque()
@@ -160,7 +160,7 @@ class Gate:
     can continue.
     """
 
-    def __init__(self, node: NodeIntake) -> None:
+    def __init__(self, node: NodeInflight) -> None:
         self._node = node
         self.least_rate_bytes = LEAST_RATE_BYTES
         self._since_ns = 0  # of the window that the rate is measured in; 0: there is room
@@ -234,7 +234,7 @@ _WINDOW_NS = 4 * _NS_PER_S
 _SHED_PATIENCE_NS = _NS_PER_S
 
 
-class Overflow:
+class LoadShedding:
     """Decides how many bytes a node must read from a NATS connection, and drop, while its own buffer is full.
 
     Otherwise the server closes the connection, because the server's buffer for this connection is full too. The class learns
@@ -293,7 +293,7 @@ class Overflow:
         if not is_full or now_ns - max(self._heard_ns, self._full_ns) <= _BLIND_NS:
             self._blind_ns = 0
             return max(0, due_bytes, self.held_bytes(read_bytes, now_ns) - self.limit_bytes)
-        return max(0, due_bytes, self._due_blindly(done_bytes, now_ns))
+        return max(0, due_bytes, self._due_without_counts(done_bytes, now_ns))
 
     def roomy(self) -> None:
         """Note that the node's buffer is less than half full, so that the node reads everything from the connection."""
@@ -316,7 +316,7 @@ class Overflow:
         come_bytes = self._inflow_bytes * (now_ns - self._heard_ns) // _NS_PER_S if self._mark is not None else 0
         return self.backlog_bytes + come_bytes - (read_bytes - self._heard_bytes)
 
-    def _due_blindly(self, done_bytes: int, now_ns: int) -> int:
+    def _due_without_counts(self, done_bytes: int, now_ns: int) -> int:
         if not self._blind_ns:
             self._blind_ns, self._blind_bytes = now_ns, done_bytes
         due_bytes = self.blind_rate_bytes * (now_ns - self._blind_ns) // _NS_PER_S - (done_bytes - self._blind_bytes)

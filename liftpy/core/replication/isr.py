@@ -578,7 +578,7 @@ class FollowerProgress:
     def record_sent_high_watermark(self, high_watermark: int) -> None:
         self.told_high_watermark, self.owed_ns = high_watermark, 0
 
-    def is_owed(self, now_ns: int) -> None:
+    def mark_stale(self, now_ns: int) -> None:
         """Note ``now_ns`` as the time since which the follower lacks the current HW. An earlier noted time stays."""
         self.owed_ns = self.owed_ns or now_ns
 

@@ -61,7 +61,7 @@ from liftpy.core.replication.events import (
 from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.inflight_limits import InflightLimits, size_in_memory
 from liftpy.core.replication.isr import IsrChange, SlowFlushes, new_high_watermark, successor, to_keep_out
-from liftpy.core.replication.phases import Leading, Phase, RoleName
+from liftpy.core.replication.phases import LeaderPhase, Phase, RoleName
 from liftpy.core.replication.quiescence import QUIET_WAIT
 from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, nanoseconds
 
@@ -111,7 +111,7 @@ _AGAIN_NS = 250_000_000
 """Pause before a repeated request to the metadata group, in nanoseconds."""
 
 
-class Pausing:
+class PauseEnforcer:
     """Applies the pause of one partition during one leadership: rejects publishes, or requests the end of the pause."""
 
     def __init__(self, shared: ReplicaContext) -> None:
@@ -143,7 +143,7 @@ class Pausing:
         """Request the end of the pause from the metadata group, if it is due. The request is repeated, because one may be lost."""
         state = self._shared.state
         known = state.pause, state.pauses
-        if phase is Leading.READY and self.is_over(intake) and (known != self._asked or now_ns >= self._again_ns):
+        if phase is LeaderPhase.READY and self.is_over(intake) and (known != self._asked or now_ns >= self._again_ns):
             self._asked, self._again_ns = known, now_ns + _AGAIN_NS
             out.append(WakePartition(leader_epoch=state.leader_epoch, pause=state.pause, pauses=state.pauses))
 
@@ -172,16 +172,16 @@ _RELEASE_BYTES = 1024 * 1024
 class LeaderRole(ReplicaRole):
     """Role of the replica that leads a partition.
 
-    ``desk``: fetch handler of the candidate that becomes the leader, with its followers. None: the role creates a new one.
+    ``handler``: fetch handler of the candidate that becomes the leader, with its followers. None: the role creates a new one.
     """
 
     name = RoleName.LEADER
 
-    def __init__(self, shared: ReplicaContext, now_ns: int, desk: FetchHandler | None = None) -> None:
-        super().__init__(shared, Leading.REPLAY)
+    def __init__(self, shared: ReplicaContext, now_ns: int, handler: FetchHandler | None = None) -> None:
+        super().__init__(shared, LeaderPhase.REPLAY)
         self.epoch_start_offset = shared.log.log_end_offset
         """Offset of the first record of this LeaderEpoch, inclusive. It is set before anything is appended."""
-        self.desk = desk or FetchHandler(shared, self.leader_epoch, now_ns)
+        self.handler = handler or FetchHandler(shared, self.leader_epoch, now_ns)
         self.isr_change = IsrChange()
         self.flushes = SlowFlushes(shared.config)
         self._stays_until_ns = now_ns + (nanoseconds(shared.config.min_leadership_s) if shared.state.leaderships > 1 else 0)
@@ -189,10 +189,10 @@ class LeaderRole(ReplicaRole):
         self._waiting_end_offset = -1  # exclusive: the flushed end when a flush was first seen under way; -1: none was
         self._waiting_ns = 0  # since when
         self.intake = InflightLimits(shared.intake, shared.config)
-        self.pausing = Pausing(shared)
+        self.pausing = PauseEnforcer(shared)
         self._probe_after_ns = nanoseconds(shared.config.follower_ping_delay_s)
         self._lag_interval_ns = nanoseconds(shared.config.max_lag_time_s) // _LAG_CHECKS_PER_LAG_TIME
-        self.was_candidate = desk is not None
+        self.was_candidate = handler is not None
         self._acked_leader_through = shared.log.newest_offset  # inclusive: SendAcks(LEADER) has gone out up to here
         self._acked_all_through = shared.log.newest_offset  # inclusive: who waits for an earlier one's comes as a duplicate
 
@@ -203,9 +203,9 @@ class LeaderRole(ReplicaRole):
         A promoted candidate has already replayed its log. Publishes are accepted after the replay.
         """
         super().enter(now_ns, out)
-        self.desk.partition_changed(now_ns)
+        self.handler.partition_changed(now_ns)
         if self.was_candidate:
-            self.to_phase(Leading.INIT, out)
+            self.to_phase(LeaderPhase.INIT, out)
         else:
             out.append(StartServing())
             out.append(ReplayLog(end_offset=self.log.log_end_offset))
@@ -220,9 +220,9 @@ class LeaderRole(ReplicaRole):
 
         Otherwise set a timer for the end of that lease.
         """
-        if self.phase is not Leading.INIT:
+        if self.phase is not LeaderPhase.INIT:
             return
-        if self.desk.is_free_to_speak(now_ns):
+        if self.handler.is_free_to_speak(now_ns):
             self.shared.deadlines.cancel(Deadline.PROMOTION, out)
             self._open(now_ns, out)
             self._advance(now_ns, out)
@@ -231,7 +231,7 @@ class LeaderRole(ReplicaRole):
 
     def _open(self, now_ns: int, out: Effects) -> None:
         out.append(OpenSubject())
-        self.to_phase(Leading.READY if self.shared.lease.is_current(now_ns) else Leading.NO_LEASE, out)
+        self.to_phase(LeaderPhase.READY if self.shared.lease.is_current(now_ns) else LeaderPhase.NO_LEASE, out)
         self.pausing.review(self.phase, self.intake, now_ns, out)
         self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
 
@@ -243,13 +243,13 @@ class LeaderRole(ReplicaRole):
         out.append(DropPendingAcks())
 
     def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
-        if finished and self.phase is Leading.REPLAY:
-            self.to_phase(Leading.INIT, out)
+        if finished and self.phase is LeaderPhase.REPLAY:
+            self.to_phase(LeaderPhase.INIT, out)
             self._open_when_free(now_ns, out)
 
-    def metadata_heard(self, now_ns: int, out: Effects) -> None:
-        if self.phase is Leading.NO_LEASE and self.shared.lease.is_current(now_ns):
-            self.to_phase(Leading.READY, out)
+    def heartbeat_answered(self, now_ns: int, out: Effects) -> None:
+        if self.phase is LeaderPhase.NO_LEASE and self.shared.lease.is_current(now_ns):
+            self.to_phase(LeaderPhase.READY, out)
             self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
             self.pausing.review(self.phase, self.intake, now_ns, out)
             self._acknowledge(now_ns, out)
@@ -259,7 +259,7 @@ class LeaderRole(ReplicaRole):
 
         ``epoch_rose``: True if the partition's Epoch is higher, so that no earlier ISR change is open.
         """
-        self.desk.partition_changed(now_ns)
+        self.handler.partition_changed(now_ns)
         self.flushes.keep(self.shared.state.holders)
         if epoch_rose:
             self.isr_change.record_new_epoch()
@@ -272,10 +272,10 @@ class LeaderRole(ReplicaRole):
         self._release(out)
         self.pausing.review(self.phase, self.intake, now_ns, out)
         self._review_isr(now_ns, out)
-        self._look_soon(now_ns, out)
+        self._schedule_lag_check(now_ns, out)
 
     def data_path_lost(self, now_ns: int, out: Effects) -> None:
-        self._look_soon(now_ns, out)
+        self._schedule_lag_check(now_ns, out)
 
     # ---- publishes, log, commit ------------------------------------------------------------------------------------
     @property
@@ -293,7 +293,7 @@ class LeaderRole(ReplicaRole):
         Publishes are rejected during a pause, above a limit, or if the ISR is too small and the leader may send negative acks
         [D20, D22].
         """
-        self._look_soon(now_ns, out)
+        self._schedule_lag_check(now_ns, out)
         short, holds, sleeps = self._is_short, self.intake.holds, self.pausing.sleeps
         if (refusal := self.pausing.refusal) is not None:
             out.append(self._no(event, refusal, now_ns))
@@ -330,7 +330,7 @@ class LeaderRole(ReplicaRole):
                 token=event.token, base_offset=base_offset, leader_epoch=self.leader_epoch, timestamp_ns=event.received_wall_ns
             )
         )
-        self.desk.appended(out)
+        self.handler.appended(out)
 
     def _release(self, out: Effects) -> None:
         size_bytes = 0
@@ -340,7 +340,7 @@ class LeaderRole(ReplicaRole):
             size_bytes += size_in_memory(event)
             self._append(event, out)
 
-    def _give_up_what_is_old(self, now_ns: int, out: Effects) -> None:
+    def _reject_expired(self, now_ns: int, out: Effects) -> None:
         """Drop or reject the delayed publishes that have waited longer than the stream's limit."""
         bound_ns, reason = nanoseconds(self.shared.held.config.min_isr_hold_timeout_s), RejectReason.PAUSED
         if bound_ns and (self._is_short or self.pausing.sleeps):
@@ -354,7 +354,7 @@ class LeaderRole(ReplicaRole):
         have stored the rejected message.
         """
         settled = self._commits_by_quorum and self.log.high_watermark >= self.epoch_start_offset
-        return self.shared.lease.is_current(now_ns) and (settled or self.desk.heirs_have_joined)
+        return self.shared.lease.is_current(now_ns) and (settled or self.handler.heirs_have_joined)
 
     def may_refuse_for_now(self, now_ns: int) -> bool:
         """Return whether publishers may get a negative ack for a reason of this node only, such as a full queue.
@@ -371,9 +371,9 @@ class LeaderRole(ReplicaRole):
 
     def _advance(self, now_ns: int, out: Effects) -> None:
         """Raise the HW to the offset that the commit policy allows. Then send the acks for committed records."""
-        if not self.desk.is_free_to_speak(now_ns):
+        if not self.handler.is_free_to_speak(now_ns):
             return
-        held, log, positions = self.shared.held, self.log, self.desk.positions()
+        held, log, positions = self.shared.held, self.log, self.handler.positions()
         offset = min(
             new_high_watermark(
                 held.config.commit_policy,
@@ -391,7 +391,7 @@ class LeaderRole(ReplicaRole):
         if offset > log.high_watermark:
             self.shared.raise_high_watermark(min(offset, log.flushed_newest_offset), out)
             self.intake.committed(log.high_watermark)
-            if self.desk.owes_high_watermark(now_ns):
+            if self.handler.has_stale_followers(now_ns):
                 self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
         if log.high_watermark < log.flushed_newest_offset and self._probe_after_ns:
             self.shared.deadlines.set_earlier(Deadline.PROBE, now_ns + self._probe_after_ns, out)
@@ -407,7 +407,7 @@ class LeaderRole(ReplicaRole):
             return
         silent = [
             (replica, progress)
-            for replica, progress in self.desk.followers.items()
+            for replica, progress in self.handler.followers.items()
             if replica in state.isr
             and (progress.position is None or progress.position < log.flushed_newest_offset)
             and now_ns - progress.last_fetch_ns >= self._probe_after_ns
@@ -424,7 +424,7 @@ class LeaderRole(ReplicaRole):
 
         Ignore the report if the follower has fetched since it was requested.
         """
-        progress = self.desk.followers.get(event.replica)
+        progress = self.handler.followers.get(event.replica)
         if progress is None or not progress.probed:
             return
         progress.absences += 1
@@ -452,19 +452,19 @@ class LeaderRole(ReplicaRole):
 
         An invalid fetch is rejected.
         """
-        before = self.desk.newest_offset_of(event.replica)
-        if (reason := self.desk.fetch_received(event, now_ns)) is not None:
+        before = self.handler.newest_offset_of(event.replica)
+        if (reason := self.handler.fetch_received(event, now_ns)) is not None:
             self.refuse(event.token, reason, out)
             self._open_when_free(now_ns, out)
             return
         self._open_when_free(now_ns, out)
-        if event.flush_ns and self.desk.newest_offset_of(event.replica) != before:
+        if event.flush_ns and self.handler.newest_offset_of(event.replica) != before:
             self.flushes.flushed(event.replica, event.flush_ns, now_ns, in_isr=event.replica in self.shared.held.isr)
         self._advance(now_ns, out)
-        if self.desk.answer(event, now_ns, out):
+        if self.handler.answer(event, now_ns, out):
             self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
         self._release(out)
-        lost = not self._commits_by_quorum and isr.has_lost(self.desk.followers[event.replica], self.log.high_watermark)
+        lost = not self._commits_by_quorum and isr.has_lost(self.handler.followers[event.replica], self.log.high_watermark)
         if lost or event.replica not in self.shared.held.isr:
             self._review_isr(now_ns, out)
 
@@ -477,11 +477,11 @@ class LeaderRole(ReplicaRole):
 
         If it does not wait, send nothing. The follower then fetches again.
         """
-        if self.desk.still_waits(event, now_ns):
+        if self.handler.still_waits(event, now_ns):
             out.append(ConfirmQuiet(token=event.token))
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
-        self.desk.epoch_query_received(event, now_ns, out)
+        self.handler.epoch_query_received(event, now_ns, out)
         self._open_when_free(now_ns, out)
 
     def _want_notice(self, at_ns: int, out: Effects) -> None:
@@ -493,10 +493,10 @@ class LeaderRole(ReplicaRole):
         Followers that have not fetched in this epoch get NewLeadershipTerm. Followers at the log end get the HW, in the answer
         to a waiting fetch or as CommitPosition.
         """
-        log, told = self.log, self.desk.tell_those_owed(now_ns - _NOTICE_DELAY_NS, out)
-        if any(self.desk.followers[replica].position is None for replica in told):
+        log, told = self.log, self.handler.send_high_watermark_to_stale(now_ns - _NOTICE_DELAY_NS, out)
+        if any(self.handler.followers[replica].position is None for replica in told):
             self._want_notice(now_ns + nanoseconds(self.shared.config.notice_interval_s), out)
-        if (owed_ns := self.desk.owes_since_ns()) is not None:
+        if (owed_ns := self.handler.stale_since_ns()) is not None:
             self._want_notice(owed_ns + _NOTICE_DELAY_NS, out)
         if told:
             out.append(
@@ -520,7 +520,7 @@ class LeaderRole(ReplicaRole):
         wanted = isr.wanted_isr(
             self.shared.node_id,
             held.isr,
-            self.desk.followers,
+            self.handler.followers,
             self.shared.live,
             high_watermark=self.log.high_watermark,
             epoch_start_offset=self.epoch_start_offset,
@@ -533,7 +533,7 @@ class LeaderRole(ReplicaRole):
             min_isr=held.min_isr,
             slow_disks=slow,
         )
-        followers, high_watermark = self.desk.followers, self.log.high_watermark
+        followers, high_watermark = self.handler.followers, self.log.high_watermark
         heirs = frozenset() if self._commits_by_quorum else held.isr | held.may_lead
         lost = isr.have_lost(followers, heirs, high_watermark)
         evicted = self._may_go(wanted, now_ns)
@@ -568,11 +568,11 @@ class LeaderRole(ReplicaRole):
         """
         state = self.shared.state
         leaving = next_to_go(state, wanted, self.shared.held.min_isr)
-        if not leaving or self.phase is not Leading.READY or not self.desk.is_free_to_speak(now_ns):
+        if not leaving or self.phase is not LeaderPhase.READY or not self.handler.is_free_to_speak(now_ns):
             return ""
         if leaving == self.shared.node_id or not self._commits_by_quorum:
             return leaving
-        start_offset, positions = self.epoch_start_offset, self.desk.positions()
+        start_offset, positions = self.epoch_start_offset, self.handler.positions()
         return leaving if majority_holds(state, leaving, positions, self.log.high_watermark, start_offset) else ""
 
     def _replicas_after(self, wanted: frozenset[str], evicted: str) -> frozenset[str] | None:
@@ -593,7 +593,7 @@ class LeaderRole(ReplicaRole):
         if now_ns < self._asks_again_ns:
             return
         lag_ns = nanoseconds(self.shared.config.max_lag_time_s)
-        followers, live = self.desk.followers, self.shared.live
+        followers, live = self.handler.followers, self.shared.live
         toward = heir(self.shared.state, (r for r, p in followers.items() if r in live and now_ns - p.caught_up_ns < lag_ns))
         if toward:
             self._asks_again_ns = now_ns + _HAND_OVER_AGAIN_NS
@@ -612,7 +612,7 @@ class LeaderRole(ReplicaRole):
         else:
             change.record_rejection(now_ns + _ISR_RETRY_NS)
         self.shared.deadlines.cancel(Deadline.ISR_CHANGE, out)
-        self._look_soon(now_ns, out)
+        self._schedule_lag_check(now_ns, out)
         self._advance(now_ns, out)
         self._release(out)
 
@@ -634,13 +634,13 @@ class LeaderRole(ReplicaRole):
     def _check_lag(self, late_ns: int, now_ns: int, out: Effects) -> None:
         interval_ns = self._lag_interval_ns
         if late_ns > interval_ns:  # this process stood still: their fetches lie in its queues, they are not to blame
-            for progress in self.desk.followers.values():
+            for progress in self.handler.followers.values():
                 progress.caught_up_ns += late_ns
                 progress.last_asked_ns += late_ns
         if unreachable := self._why_unreachable(now_ns):
             out.append(GiveUpLeadership(leader_epoch=self.leader_epoch, reason=unreachable))
-        self._look_at_own_flush(late_ns, interval_ns, now_ns)
-        self._give_up_what_is_old(now_ns, out)
+        self._check_own_flush(late_ns, interval_ns, now_ns)
+        self._reject_expired(now_ns, out)
         self.pausing.review(self.phase, self.intake, now_ns, out)
         self._review_isr(now_ns, out)
         if self.flushes.is_slow(self.shared.node_id, now_ns):
@@ -652,7 +652,7 @@ class LeaderRole(ReplicaRole):
 
         0: check at every event, because a change is open. Idle partitions therefore need no regular checks.
         """
-        state, log, followers = self.shared.state, self.log, self.desk.followers.values()
+        state, log, followers = self.shared.state, self.log, self.handler.followers.values()
         everything = log.high_watermark == log.newest_offset and len(state.isr) == len(state.replicas) and not state.target
         change = self.isr_change
         if not everything or change.in_flight or change.unsettled or self.shared.data_path_down_ns is not None or not followers:
@@ -662,10 +662,10 @@ class LeaderRole(ReplicaRole):
         lagging_ns = min(progress.caught_up_ns for progress in followers) + nanoseconds(self.shared.config.max_lag_time_s)
         return min(lagging_ns + 1, max(progress.last_asked_ns for progress in followers) + self._silence_ns())
 
-    def _look_soon(self, now_ns: int, out: Effects) -> None:
+    def _schedule_lag_check(self, now_ns: int, out: Effects) -> None:
         self.shared.deadlines.set_earlier(Deadline.LAG, now_ns + self._lag_interval_ns, out)
 
-    def _look_at_own_flush(self, late_ns: int, interval_ns: int, now_ns: int) -> None:
+    def _check_own_flush(self, late_ns: int, interval_ns: int, now_ns: int) -> None:
         """Record the age of a flush of this node that has not ended, to detect a slow disk.
 
         ``late_ns``: delay of the timer. ``interval_ns``: time between two checks. If the timer was later than this, the process
@@ -683,12 +683,12 @@ class LeaderRole(ReplicaRole):
         Enough other replicas must be fast to commit records without this node.
         """
         state, shared = self.shared.state, self.shared
-        if self.phase is not Leading.READY or now_ns < self._stays_until_ns or self.isr_change.in_flight:
+        if self.phase is not LeaderPhase.READY or now_ns < self._stays_until_ns or self.isr_change.in_flight:
             return
         members = [replica for replica in state.replicas if replica in state.isr and replica != shared.node_id]
         toward = successor(
             self.flushes.fast(members, now_ns),
-            self.desk.followers,
+            self.handler.followers,
             shared.live,
             needed=len(state.replicas) // 2 + 1 if self._commits_by_quorum else max(shared.held.min_isr, isr.STAY_AT_LEAST),
             now_ns=now_ns,
@@ -720,7 +720,7 @@ class LeaderRole(ReplicaRole):
     def _silent_ns(self, now_ns: int) -> int:
         """Return the time since the last request of any live follower, in nanoseconds. 0: fewer than two followers are live."""
         counted = self.shared.live.keys() & self.shared.state.replicas  # a learner may take its time
-        asked_ns = [p.last_asked_ns for replica, p in self.desk.followers.items() if replica in counted]
+        asked_ns = [p.last_asked_ns for replica, p in self.handler.followers.items() if replica in counted]
         return now_ns - max(asked_ns) if len(asked_ns) > 1 else 0
 
     def _may_be_deaf(self, now_ns: int) -> bool:
@@ -742,5 +742,5 @@ class LeaderRole(ReplicaRole):
     def _check_lease(self, now_ns: int, out: Effects) -> None:
         if self.shared.lease.is_current(now_ns):
             self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
-        elif self.phase is Leading.READY:
-            self.to_phase(Leading.NO_LEASE, out)
+        elif self.phase is LeaderPhase.READY:
+            self.to_phase(LeaderPhase.NO_LEASE, out)

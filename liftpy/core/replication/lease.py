@@ -49,7 +49,7 @@ class Lease:
         return self._until_ns if self._until_ns is not None and self._until_ns > now_ns else now_ns
 
 
-class Succession:
+class EarlierLeaders:
     """Earlier leaders that may still send acks, as one replica knows them. Times are monotonic nanoseconds."""
 
     __slots__ = ("_ended", "_last", "_lease_ns", "_node_id", "_suspects")
@@ -137,9 +137,9 @@ class DataPath:
             self._down_ns.pop(link, None)
         else:
             self._down_ns.setdefault(link, now_ns + GRACES_NS[link])
-        return self.due(now_ns)
+        return self.check_timeout(now_ns)
 
-    def due(self, now_ns: int) -> bool | None:
+    def check_timeout(self, now_ns: int) -> bool | None:
         """Check whether a lost connection has reached the end of its tolerated time.
 
         Return True if the data path is up now, False if it is down now, and None if that did not change.
@@ -151,5 +151,5 @@ class DataPath:
         return is_up
 
     def next_ns(self, now_ns: int) -> int | None:
-        """Return the monotonic time of the next call of ``due``. None: no call is needed until a connection changes."""
+        """Return the monotonic time of the next call of ``check_timeout``. None: no call is needed until a connection changes."""
         return min((at_ns for at_ns in self._down_ns.values() if at_ns > now_ns), default=None)

@@ -144,7 +144,7 @@ class LogOffsets:
 # later leader may have committed the record.
 
 
-class Lineage(Enum):
+class OffsetCheck(Enum):
     """Result of the check whether the last record that a reader has read is in this log."""
 
     SAME = "same"
@@ -162,7 +162,7 @@ class EpochVerdict:
     ``end_offset``: for CUT, offset (exclusive) up to which the reader's records may be in this log. Otherwise 0.
     """
 
-    lineage: Lineage
+    lineage: OffsetCheck
     end_offset: int = 0
 
 
@@ -178,8 +178,8 @@ def judge(log: LogOffsets, *, last_offset: int, last_epoch: int, is_latest: bool
     """
     within = last_offset < log.log_end_offset
     if last_offset < log.log_start_offset or (within and log.epochs.epoch_at(last_offset) == last_epoch):
-        return EpochVerdict(Lineage.SAME)
+        return EpochVerdict(OffsetCheck.SAME)
     if not is_latest:
-        return EpochVerdict(Lineage.BEHIND)
+        return EpochVerdict(OffsetCheck.BEHIND)
     _, end_offset = log.epochs.end_offset_for(last_epoch, log.log_end_offset)
-    return EpochVerdict(Lineage.CUT, min(end_offset, last_offset))
+    return EpochVerdict(OffsetCheck.CUT, min(end_offset, last_offset))

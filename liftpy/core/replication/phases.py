@@ -24,7 +24,7 @@ class RoleName(StrEnum):
     STOPPED = "STOPPED"
 
 
-class Leading(StrEnum):
+class LeaderPhase(StrEnum):
     """Phase of a candidate or of a leader."""
 
     LOG_REPLICATION = "LEADER_LOG_REPLICATION"
@@ -38,7 +38,7 @@ class Leading(StrEnum):
     """The leader has no lease. It accepts publishes, but sends no acks [D22]."""
 
 
-class Following(StrEnum):
+class FollowerPhase(StrEnum):
     """Phase of a follower."""
 
     RECONCILING = "FOLLOWER_RECONCILE"
@@ -53,7 +53,7 @@ class Following(StrEnum):
     """A learner waits until its node may copy more."""
 
 
-class Waiting(StrEnum):
+class InactivePhase(StrEnum):
     """Phase of a replica that neither leads nor follows. The name is the reason."""
 
     NO_METADATA = "NO_METADATA"
@@ -65,10 +65,10 @@ class Waiting(StrEnum):
     STOPPED = "STOPPED"
 
 
-Phase = Leading | Following | Waiting
+Phase = LeaderPhase | FollowerPhase | InactivePhase
 
-_F = Following
-FOLLOWS_ON: dict[Following, frozenset[Following]] = {
+_F = FollowerPhase
+FOLLOWS_ON: dict[FollowerPhase, frozenset[FollowerPhase]] = {
     # Before the logs agree: nothing is fetched [D11]. An empty log agrees with every other.
     _F.RECONCILING: frozenset({_F.RECONCILING, _F.RECONCILE_BACKOFF, _F.CUTTING, _F.FETCHING, _F.FLUSHING}),
     _F.RECONCILE_BACKOFF: frozenset({_F.RECONCILE_BACKOFF, _F.RECONCILING, _F.FETCHING}),
@@ -84,7 +84,7 @@ FOLLOWS_ON: dict[Following, frozenset[Following]] = {
 """Phase of a follower -> phases that may come next. A new follower begins in RECONCILING."""
 
 
-def check_phase(way: deque[Following], after: Following) -> None:
+def check_phase(way: deque[FollowerPhase], after: FollowerPhase) -> None:
     """Raise InvariantError if a follower must not change from its last phase to ``after``. ``way``: its phases so far."""
     if after not in FOLLOWS_ON[way[-1]]:
         story = " -> ".join(phase.name for phase in way)

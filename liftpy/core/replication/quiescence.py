@@ -1,4 +1,4 @@
-"""``QuietFetches``: combines the fetches of idle partitions into one message per pair of nodes. Pure.
+"""``CombinedFetches``: combines the fetches of idle partitions into one message per pair of nodes. Pure.
 
 A thousand idle partitions then cost two nodes one request and one answer per second. A follower whose last
 ``idle_polls_before_quiet`` fetches returned no records waits in phase QUIET. Its node sends one question about all such
@@ -10,7 +10,7 @@ responders", all partitions of that leader's node fetch individually.
 Example: 1,000 partitions with three replicas on three nodes. Combined fetches need 4 messages per second and node.
 Individual ones need 444.
 
-The shell calls ``due`` regularly, sends the questions that it returns, and reports the answers.
+The shell calls ``start_turn`` regularly, sends the questions that it returns, and reports the answers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ QUIET_WAIT = 0.6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class QuietFetch:
+class IdleFetch:
     """Fetch of one idle partition that got an empty answer and waits for records."""
 
     key: PartitionKey
@@ -41,44 +41,44 @@ class QuietFetch:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitQuestion:
+class CombinedFetchRequest:
     """Question to the node ``leader``: do these fetches still wait? ``number`` is unique in this process."""
 
     number: int
     leader: str
-    fetches: tuple[QuietFetch, ...]
+    fetches: tuple[IdleFetch, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ReleasedFetches:
     """Fetches that are no longer combined, so that their partitions must fetch individually again.
 
     ``heard_ns``: monotonic time of the last answer of the leader's node.
     """
 
-    fetches: tuple[QuietFetch, ...]
+    fetches: tuple[IdleFetch, ...]
     heard_ns: int
 
 
 @dataclass(slots=True)
-class _Link:
+class _NodeFetches:
     """Combined fetches of the partitions whose leaders are on one node."""
 
     heard_ns: int
     """Sending time of the last questions that were all answered. Initially: the time of the first fetch."""
-    fetches: dict[PartitionKey, QuietFetch] = field(default_factory=dict)
-    pages: dict[int, tuple[tuple[QuietFetch, ...], ...]] = field(default_factory=dict)
+    fetches: dict[PartitionKey, IdleFetch] = field(default_factory=dict)
+    pages: dict[int, tuple[tuple[IdleFetch, ...], ...]] = field(default_factory=dict)
     """Turn -> ``fetches`` in pages of one question each. A missing turn must be computed again."""
-    open: dict[int, WaitQuestion] = field(default_factory=dict)
+    open: dict[int, CombinedFetchRequest] = field(default_factory=dict)
     """Questions of the last turn that have no answer yet."""
     asked_ns: int = 0
     misses: int = 0
 
 
-class QuietFetches:
+class CombinedFetches:
     """Combines the waiting fetches of all idle partitions of one node into questions to their leaders' nodes.
 
-    Times are monotonic nanoseconds. Calls of ``due`` may be late, but not early.
+    Times are monotonic nanoseconds. Calls of ``start_turn`` may be late, but not early.
     """
 
     def __init__(self, config: ReplicationConfig) -> None:
@@ -89,7 +89,7 @@ class QuietFetches:
         self._shares = max(1, int(config.max_lag_time_s * QUIET_WAIT * NS_PER_S) // self.interval_ns)
         """Number of turns over which the fetches are spread."""
         self._turn = 0
-        self._links: dict[str, _Link] = {}
+        self._links: dict[str, _NodeFetches] = {}
         self._leader_of: dict[PartitionKey, str] = {}
         self._not_before_ns: dict[str, int] = {}
         """Silent leader node -> monotonic time until which it gets no questions."""
@@ -99,7 +99,7 @@ class QuietFetches:
     def __len__(self) -> int:
         return len(self._leader_of)
 
-    def add(self, fetch: QuietFetch, leader: str, now_ns: int) -> bool:
+    def add(self, fetch: IdleFetch, leader: str, now_ns: int) -> bool:
         """Add the waiting fetch of a partition to the combined fetches to the node ``leader``.
 
         Return False if that node did not answer recently. Then the partition must fetch individually.
@@ -109,7 +109,7 @@ class QuietFetches:
         self.remove(fetch.key)
         link = self._links.get(leader)
         if link is None:
-            link = self._links[leader] = _Link(now_ns)
+            link = self._links[leader] = _NodeFetches(now_ns)
         link.fetches[fetch.key] = fetch
         link.pages.pop(self._share(fetch), None)
         self._leader_of[fetch.key] = leader
@@ -124,11 +124,11 @@ class QuietFetches:
         if not link.fetches:
             del self._links[leader]
 
-    def _share(self, fetch: QuietFetch) -> int:
+    def _share(self, fetch: IdleFetch) -> int:
         """Return the turn in which ``fetch`` is asked about, from 0. It stays the same while the fetch waits."""
         return fetch.request_id % self._shares
 
-    def due(self, now_ns: int) -> tuple[list[WaitQuestion], list[Ended]]:
+    def start_turn(self, now_ns: int) -> tuple[list[CombinedFetchRequest], list[ReleasedFetches]]:
         """Start a turn. Return the questions to send to other nodes now, and the fetches of nodes that did not answer.
 
         The partitions of the latter must fetch individually again.
@@ -144,16 +144,16 @@ class QuietFetches:
                 self._not_before_ns[leader] = now_ns + ASK_AGAIN_NS
                 ended.append(self._end(link, list(link.fetches.values())))
                 continue
-            pages = self._due_pages(link)
+            pages = self._pages_to_check(link)
             link.open, link.asked_ns = {}, now_ns
             for page in pages:
-                question = WaitQuestion(self._next_number, leader, page)
+                question = CombinedFetchRequest(self._next_number, leader, page)
                 self._next_number += 1
                 link.open[question.number] = question
                 questions.append(question)
         return questions, ended
 
-    def _due_pages(self, link: _Link) -> list[tuple[QuietFetch, ...]]:
+    def _pages_to_check(self, link: _NodeFetches) -> list[tuple[IdleFetch, ...]]:
         """Return the fetches to ask the node of ``link`` about in this turn, divided into messages. Unanswered ones come first.
 
         Without fetches, return one empty page, which only checks whether the node answers.
@@ -163,7 +163,7 @@ class QuietFetches:
             link.pages[self._turn] = tuple(_pages([f for f in link.fetches.values() if self._share(f) == self._turn]))
         return [*again, *(page for page in link.pages[self._turn] if page not in again)] or [()]
 
-    def take_ended(self, question: WaitQuestion, over: Collection[int]) -> Ended | None:
+    def process_answer(self, question: CombinedFetchRequest, over: Collection[int]) -> ReleasedFetches | None:
         """Process an answer to ``question``. ``over``: indexes of the fetches that no longer wait at the leader.
 
         Return these fetches. Their partitions must fetch individually again. None: all fetches still wait, or the answer is
@@ -177,7 +177,7 @@ class QuietFetches:
         ended = [fetch for index, fetch in enumerate(question.fetches) if index in over]
         return self._end(link, ended) if ended else None
 
-    def take_unanswered(self, question: WaitQuestion) -> Ended | None:
+    def process_no_responders(self, question: CombinedFetchRequest) -> ReleasedFetches | None:
         """Process "no responders" for ``question``. Return all combined fetches to that node, or None if the question is outdated.
 
         Their partitions must fetch individually again.
@@ -187,14 +187,14 @@ class QuietFetches:
             return None
         return self._end(link, list(link.fetches.values()))
 
-    def _end(self, link: _Link, fetches: Iterable[QuietFetch]) -> Ended:
+    def _end(self, link: _NodeFetches, fetches: Iterable[IdleFetch]) -> ReleasedFetches:
         still = tuple(fetch for fetch in fetches if link.fetches.get(fetch.key) is fetch)
         for fetch in still:
             self.remove(fetch.key)
-        return Ended(still, link.heard_ns)
+        return ReleasedFetches(still, link.heard_ns)
 
 
-def _still(asked: tuple[QuietFetch, ...], waiting: Mapping[PartitionKey, QuietFetch]) -> tuple[QuietFetch, ...]:
+def _still(asked: tuple[IdleFetch, ...], waiting: Mapping[PartitionKey, IdleFetch]) -> tuple[IdleFetch, ...]:
     """Return those of the ``asked`` fetches that still wait. If all wait, return ``asked`` itself.
 
     ``waiting``: partition -> its waiting fetch.
@@ -203,5 +203,5 @@ def _still(asked: tuple[QuietFetch, ...], waiting: Mapping[PartitionKey, QuietFe
     return asked if len(still) == len(asked) else still
 
 
-def _pages(every: list[QuietFetch]) -> Iterable[tuple[QuietFetch, ...]]:
+def _pages(every: list[IdleFetch]) -> Iterable[tuple[IdleFetch, ...]]:
     return (tuple(every[start : start + MAX_PER_QUESTION]) for start in range(0, len(every), MAX_PER_QUESTION))

@@ -20,13 +20,13 @@ from liftpy.core.base.ids import PartitionKey, quote
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.log.log import READERS, Log
 from liftpy.core.log.range_reads import Portion, measure, read_narrow, read_portion, read_selected, spans_of
-from liftpy.core.replication.log_offsets import EpochVerdict, Lineage
+from liftpy.core.replication.log_offsets import EpochVerdict, OffsetCheck
 from liftpy.core.replication.phases import RoleName
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2 as pb
 from liftpy.core.wire.batch import parse_header
-from liftpy.core.wire.chunking import Held, room_bytes
+from liftpy.core.wire.chunking import PartialBatch, room_bytes
 from liftpy.core.wire.decode_errors import REFUSED, counter_name
 from liftpy.core.wire.envelope import ChecksumError
 from liftpy.core.wire.filters import LEAVABLE, MAX_FILTER_BYTES, MAX_KEYS, MAX_SUBJECTS, Filter
@@ -73,7 +73,7 @@ def is_selective(request: pb.ReadRequest) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnFiles:
+class PartitionFiles:
     """Location of a partition's files, for readers on the same host. ``host``: name of the host. ``folder``: path of the directory."""
 
     host: str
@@ -206,7 +206,7 @@ class ReadBudget:
     max_bytes: int = MAX_WAITING_BYTES
     used_bytes: int = 0
 
-    def take(self, cost_bytes: int) -> bool:
+    def try_reserve(self, cost_bytes: int) -> bool:
         if self.used_bytes + cost_bytes > self.max_bytes:
             return False
         self.used_bytes += cost_bytes
@@ -225,7 +225,7 @@ class Reads(Generic[Asker]):
         counters: Counter[str],
         budget: ReadBudget | None = None,
         instruments: Instruments | None = None,
-        files: OwnFiles | None = None,
+        files: PartitionFiles | None = None,
     ) -> None:
         """Create the reads of the partition ``key`` on the node ``node_id``.
 
@@ -309,7 +309,7 @@ class Reads(Generic[Asker]):
         False: a limit for waiting requests is reached, and the caller answers at once.
         """
         cost_bytes = WAITING_COST_BYTES + request.ByteSize() + (len(asker) if isinstance(asker, str) else 0)
-        if len(self._waiting) >= MAX_WAITING or not self._budget.take(cost_bytes):
+        if len(self._waiting) >= MAX_WAITING or not self._budget.try_reserve(cost_bytes):
             self._counters[NOT_WAITED] += 1
             return False
         number = self._next_id
@@ -376,8 +376,8 @@ class Reads(Generic[Asker]):
         source = self._source
         if request.lastEpoch:
             judgement = source.judge_reader(request.lastOffset, request.lastEpoch, self._shell.now_ns())
-            if judgement.lineage is not Lineage.SAME:
-                cut = judgement.lineage is Lineage.CUT
+            if judgement.lineage is not OffsetCheck.SAME:
+                cut = judgement.lineage is OffsetCheck.CUT
                 detail = f"(offset {request.lastOffset}, LeaderEpoch {request.lastEpoch}) is not on this log"
                 head = self._head(0, _E.CUT if cut else _E.NOT_READY, detail)
                 head.cutEndOffset = judgement.end_offset
@@ -403,7 +403,7 @@ class Reads(Generic[Asker]):
         if request.boundsOnly:
             waits = may_wait and request.waitMs and offset >= end_offset and not request.HasField("rangeEnd")
             if not (waits and not request.byTimestamp and self._may_wait(asker, request, offset)):
-                self._tell_bounds(asker, request, self._head(offset))
+                self._answer_bounds(asker, request, self._head(offset))
         elif offset < log.log_start_offset or offset > end_offset:
             bounds = f"{log.log_start_offset} to {end_offset}"
             self._refuse(asker, request, _E.OFFSET_OUT_OF_RANGE, f"offset {offset} is outside {bounds}")
@@ -412,7 +412,7 @@ class Reads(Generic[Asker]):
         elif not (may_wait and request.waitMs and self._may_wait(asker, request, offset)):
             self._send(asker, request, self._head(offset))
 
-    def _tell_bounds(self, asker: Asker, request: pb.ReadRequest, head: pb.ReadResponse) -> None:
+    def _answer_bounds(self, asker: Asker, request: pb.ReadRequest, head: pb.ReadResponse) -> None:
         """Answer a request for the bounds of the partition, or for the size of a range of offsets.
 
         A range must be completely in the log and committed, otherwise the request is rejected. ``head``: answer that the method
@@ -432,13 +432,13 @@ class Reads(Generic[Asker]):
             head.borders.extend(size.borders)
             head.borderPositions.extend(size.positions)
             if request.asksFiles and self._files is not None:
-                self._tell_files(request, self._files, head)
+                self._add_files(request, self._files, head)
         if request.asksState and self.give_state is not None:
-            self._tell_state(request, self.give_state, head)
+            self._add_state(request, self.give_state, head)
         head.endEpoch = self._epoch_below(end)
         self._send(asker, request, head)
 
-    def _tell_state(self, request: pb.ReadRequest, give_state: GiveState, head: pb.ReadResponse) -> None:
+    def _add_state(self, request: pb.ReadRequest, give_state: GiveState, head: pb.ReadResponse) -> None:
         """Add to the answer ``head`` a piece of the state of producers and message ids.
 
         The state includes producers and message ids of deleted records [A16].
@@ -451,7 +451,7 @@ class Reads(Generic[Asker]):
         if piece is not None:
             head.stateEnd, head.stateBytes, head.statePosition, head.stateData = piece
 
-    def _tell_files(self, request: pb.ReadRequest, files: OwnFiles, head: pb.ReadResponse) -> None:
+    def _add_files(self, request: pb.ReadRequest, files: PartitionFiles, head: pb.ReadResponse) -> None:
         self._counters[FILES_TOLD] += 1
         head.host, head.folder = files.host, files.folder
         for span in spans_of(self._source.log, request.offset, request.rangeEnd):
@@ -472,7 +472,7 @@ class Reads(Generic[Asker]):
         wanted = request.maxBytes or _DEFAULT_BYTES
         max_payload = self._shell.max_payload
         room = room_bytes(max_payload, min(_HEADER_ROOM_BYTES, max_payload // 4), wanted)
-        held = Held(request.position, request.batchCrc)
+        held = PartialBatch(request.position, request.batchCrc)
         read = self._read_portion(request, offset, wanted, room, end_offset, held)
         head, piece = self._head(read.next_offset), read.piece
         head.lookedBytes = read.looked_bytes
@@ -495,7 +495,7 @@ class Reads(Generic[Asker]):
         self._times.observe((self._shell.now_ns() - began_ns) / NS_PER_S)
 
     def _read_portion(
-        self, request: pb.ReadRequest, offset: int, max_bytes: int, room: int, end_offset: int, held: Held
+        self, request: pb.ReadRequest, offset: int, max_bytes: int, room: int, end_offset: int, held: PartialBatch
     ) -> Portion:
         log = self._source.log
         if not is_selective(request):

@@ -19,7 +19,7 @@ A change of (role, leader, LeaderEpoch) creates a new role object, so nothing of
 in the order of their Epoch, and older ones are ignored [C2]. "Registered as now" means: the metadata shows the
 incarnation of this process [C7].
 
-Also here: ``WaitingRole`` and related roles (they serve committed records, but neither lead nor follow), and the
+Also here: ``InactiveRole`` and related roles (they serve committed records, but neither lead nor follow), and the
 snapshot of a replica for status pages and tests.
 """
 
@@ -38,15 +38,15 @@ from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.effects import Effect, GiveUpLeadership, LeaveIsr, RejectPublishes, RejectReason
 from liftpy.core.replication.events import Deadline, PublishesReceived
 from liftpy.core.replication.follower import FollowerRole, report_leader
-from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.leader import LeaderRole
-from liftpy.core.replication.lease import Lease, Succession
+from liftpy.core.replication.lease import EarlierLeaders, Lease
 from liftpy.core.replication.log_offsets import EpochVerdict, LogOffsets, judge
-from liftpy.core.replication.phases import Leading, RoleName, Waiting
+from liftpy.core.replication.phases import InactivePhase, LeaderPhase, RoleName
 from liftpy.core.replication.role import Backoff, Effects, ReplicaContext, ReplicaRole, nanoseconds, standby_successor_of
 
 
-class WaitingRole(ReplicaRole):
+class InactiveRole(ReplicaRole):
     """Role of a replica that has no leader to follow.
 
     An election runs, this node is no replica, or the metadata does not show this process yet. In an election, the replica
@@ -56,7 +56,7 @@ class WaitingRole(ReplicaRole):
     name = RoleName.WAITING
 
     def __init__(self, shared: ReplicaContext) -> None:
-        super().__init__(shared, Waiting[shared.state.status.name] if shared.state.epoch else Waiting.NO_METADATA)
+        super().__init__(shared, InactivePhase[shared.state.status.name] if shared.state.epoch else InactivePhase.NO_METADATA)
 
     def enter(self, now_ns: int, out: Effects) -> None:
         super().enter(now_ns, out)
@@ -78,7 +78,7 @@ class FailedRole(ReplicaRole):
     name = RoleName.FAILED
 
     def __init__(self, shared: ReplicaContext, reason: str, speaks_until_lease_ends: bool) -> None:
-        super().__init__(shared, Waiting.STORAGE_FAILED)
+        super().__init__(shared, InactivePhase.STORAGE_FAILED)
         self._reason = reason
         self._speaks_until_lease_ends = speaks_until_lease_ends  # it led and has no space: publishers can get a rejection
 
@@ -190,18 +190,18 @@ class Replica:
         incarnation: int,
         config: ReplicationConfig,
         seed: int = 0,
-        intake: NodeIntake | None = None,
+        intake: NodeInflight | None = None,
         request_id_base: int = 0,
         copy_pace: CatchupThrottle | None = None,
     ) -> None:
         backoff = Backoff(nanoseconds(config.fetch_backoff_min_s), nanoseconds(config.fetch_backoff_max_s), seed)
         lease_ns = nanoseconds(config.lease_s)
-        succession = Succession(node_id, lease_ns)
+        succession = EarlierLeaders(node_id, lease_ns)
         self._shared = ReplicaContext(node_id, incarnation, config, Lease(lease_ns), backoff, succession)
         self._shared.request_id_base = request_id_base
         self._shared.intake = intake or self._shared.intake
         self._shared.copy_pace = copy_pace or self._shared.copy_pace
-        self._role: ReplicaRole = WaitingRole(self._shared)
+        self._role: ReplicaRole = InactiveRole(self._shared)
         self._persisted_epoch = 0  # the highest LeaderEpoch that PersistLeaderEpoch is known to have stored
 
     # ---- views -----------------------------------------------------------------------------------------------------
@@ -257,7 +257,9 @@ class Replica:
     def may_refuse_publishers(self, now_ns: int) -> bool:
         """Return whether the shell may send a negative ack for a message that it has not passed to the core [A2, D22]."""
         role = self._role
-        return isinstance(role, LeaderRole) and role.phase in (Leading.READY, Leading.NO_LEASE) and role.may_refuse(now_ns)
+        return (
+            isinstance(role, LeaderRole) and role.phase in (LeaderPhase.READY, LeaderPhase.NO_LEASE) and role.may_refuse(now_ns)
+        )
 
     def may_refuse_for_now(self, now_ns: int) -> bool:
         """Return whether the shell may reject a publish for a reason of this node only, such as a full queue.
@@ -303,7 +305,7 @@ class Replica:
         role, shared = self._role, self._shared
         if not isinstance(role, LeaderRole) or not shared.lease.is_current(now_ns):
             return False
-        return role.phase is Leading.READY and shared.log.high_watermark + 1 >= role.epoch_start_offset
+        return role.phase is LeaderPhase.READY and shared.log.high_watermark + 1 >= role.epoch_start_offset
 
     @property
     def stands_by(self) -> bool:
@@ -322,7 +324,7 @@ class Replica:
         role, shared = self._role, self._shared
         if not isinstance(role, LeaderRole) or not shared.held.has_standby:
             return ""
-        asked_ns = {replica: progress.last_asked_ns for replica, progress in role.desk.followers.items()}
+        asked_ns = {replica: progress.last_asked_ns for replica, progress in role.handler.followers.items()}
         return standby_successor_of(shared.node_id, shared.held.isr, shared.live, asked_ns)
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
@@ -375,7 +377,7 @@ class Replica:
         if not isinstance(role, LeaderRole):
             return 0, 0, ()
         newest, least, since_ns = self._shared.log.flushed_newest_offset, None, 0
-        for progress in role.desk.followers.values():
+        for progress in role.handler.followers.values():
             position = progress.position
             if position is not None and position < newest:
                 if least is None:
@@ -398,7 +400,7 @@ class Replica:
                 role.flushes.last_ns(replica) / 1e6,
                 role.flushes.is_slow(replica, now_ns),
             )
-            for replica, progress in role.desk.followers.items()
+            for replica, progress in role.handler.followers.items()
         )
 
     # ---- the one way in --------------------------------------------------------------------------------------------
@@ -423,7 +425,7 @@ class Replica:
                 role.woken_up(now_ns, out)
             case ev.MetadataHeard():
                 self._shared.lease.extend(event.sent_ns, event.lease_ns)
-                role.metadata_heard(now_ns, out)
+                role.heartbeat_answered(now_ns, out)
             case ev.DataPathChanged():
                 self._data_path_changed(event, now_ns, out)
             case ev.DeadlineReached():
@@ -468,7 +470,7 @@ class Replica:
             case ev.StorageFailed():
                 self._storage_failed(event, now_ns, out)
             case ev.StopRequested():
-                self._become(StoppedRole(self._shared, Waiting.STOPPED), now_ns, out)
+                self._become(StoppedRole(self._shared, InactivePhase.STOPPED), now_ns, out)
             case _:
                 assert_never(event)
         return out
@@ -525,7 +527,7 @@ class Replica:
         if role is None:
             self._role.partition_changed(epoch_rose, now_ns, out)
         else:
-            role_is_new = not isinstance(role, WaitingRole) or not isinstance(self._role, WaitingRole)
+            role_is_new = not isinstance(role, InactiveRole) or not isinstance(self._role, InactiveRole)
             if role_is_new or (old.status, old.leader_epoch) != (state.status, state.leader_epoch) or not old.epoch:
                 self._become(role, now_ns, out)
 
@@ -534,7 +536,7 @@ class Replica:
         shared, role = self._shared, self._role
         leader = {PartitionStatus.ONLINE: state.leader, PartitionStatus.CANDIDATE_FOUND: state.candidate}.get(state.status, "")
         if not leader or shared.node_id not in state.holders:
-            return WaitingRole(shared)
+            return InactiveRole(shared)
         same_epoch = role.leader_epoch == state.leader_epoch
         if leader != shared.node_id:
             follows = isinstance(role, FollowerRole) and same_epoch and role.leader == leader
@@ -544,11 +546,11 @@ class Replica:
         if state.status is PartitionStatus.CANDIDATE_FOUND and isinstance(role, CandidateRole) and same_epoch:
             return None
         if shared.live.get(shared.node_id) != shared.incarnation:
-            return WaitingRole(shared)
+            return InactiveRole(shared)
         if state.status is PartitionStatus.CANDIDATE_FOUND:
             return CandidateRole(shared, now_ns)
-        promoted = isinstance(role, CandidateRole) and same_epoch and role.phase is Leading.INIT
-        return LeaderRole(shared, now_ns, role.desk if promoted and isinstance(role, CandidateRole) else None)
+        promoted = isinstance(role, CandidateRole) and same_epoch and role.phase is LeaderPhase.INIT
+        return LeaderRole(shared, now_ns, role.handler if promoted and isinstance(role, CandidateRole) else None)
 
     def _become(self, role: ReplicaRole, now_ns: int, out: Effects) -> None:
         if isinstance(role, LeaderRole) and role.was_candidate:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.base.partition import HeldPartition, PartitionState, PartitionStatus
+from liftpy.core.base.partition import PartitionMetadata, PartitionState, PartitionStatus
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.effects import (
     DropFetched,
@@ -48,8 +48,8 @@ from liftpy.core.replication.events import (
     ReplicaAbsent,
     RequestFailed,
 )
-from liftpy.core.replication.inflight_limits import NodeIntake
-from liftpy.core.replication.lease import Lease, Succession
+from liftpy.core.replication.inflight_limits import NodeInflight
+from liftpy.core.replication.lease import EarlierLeaders, Lease
 from liftpy.core.replication.log_offsets import LogOffsets
 from liftpy.core.replication.phases import Phase, RoleName
 
@@ -139,7 +139,7 @@ class Backoff:
 
 Effects = list[Effect]
 
-NOTHING_HELD = HeldPartition(
+NOTHING_HELD = PartitionMetadata(
     key=PartitionKey("", "", 0),
     config=StreamConfig(),
     state=PartitionState(partition=0, replicas=(), isr=(), leader="", leader_epoch=0, epoch=0, status=PartitionStatus.OFFLINE),
@@ -160,12 +160,12 @@ class ReplicaContext:
     config: ReplicationConfig
     lease: Lease
     backoff: Backoff
-    succession: Succession
+    succession: EarlierLeaders
     log: LogOffsets = field(default_factory=LogOffsets)
     deadlines: Deadlines = field(default_factory=Deadlines)
     live: dict[str, int] = field(default_factory=dict)
     """Node id -> incarnation of each registered node that is not fenced, by the last PartitionChanged."""
-    intake: NodeIntake = field(default_factory=NodeIntake)
+    intake: NodeInflight = field(default_factory=NodeInflight)
     """Totals over all partitions of the node."""
     copy_pace: CatchupThrottle = field(default_factory=CatchupThrottle)
     """Throttle that all learners of the node share."""
@@ -173,7 +173,7 @@ class ReplicaContext:
     """Duration of the last flush of the log, in nanoseconds. 0: unknown."""
     data_path_down_ns: int | None = None
     """Monotonic time when the data path was lost. None: the data path works."""
-    held: HeldPartition = NOTHING_HELD
+    held: PartitionMetadata = NOTHING_HELD
     """Partition by the last PartitionChanged. Epoch 0: there was no such event."""
     next_request_id: int = 1
     """Id of the next request.
@@ -235,7 +235,7 @@ class ReplicaRole:
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
         """Handle changed metadata with which this replica keeps its role. ``epoch_rose``: True if the partition's Epoch is higher."""
 
-    def metadata_heard(self, now_ns: int, out: Effects) -> None: ...
+    def heartbeat_answered(self, now_ns: int, out: Effects) -> None: ...
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
         """Handle an expired timer of this role. ``late_ns``: time since it was due, in nanoseconds."""

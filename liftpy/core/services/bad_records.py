@@ -131,7 +131,7 @@ def decided_unit(record: Record, service: str) -> Unit | None:
     return None
 
 
-class Skips:
+class SkippedUnits:
     """Units that a service must skip or has skipped, the newest ``MAX_SKIPS`` by offset. They are part of a snapshot.
 
     Units that were skipped already stay in the list, because the log may have a decision twice.
@@ -158,7 +158,7 @@ class Skips:
         self._offsets = {unit.offset for unit in self._units}
 
 
-class Next(Enum):
+class NextStep(Enum):
     """Next step for a failed unit: try it again, decide to skip it, wait, or stop the service.
 
     The step is chosen after the service has searched all committed records for a decision, and has found none.
@@ -171,7 +171,7 @@ class Next(Enum):
 
 
 @dataclass(slots=True)
-class Failing:
+class FailedUnit:
     """State of a unit that keeps failing.
 
     ``error``: its last error. ``tries``: number of attempts. ``scanned``: next offset to search for a decision. ``again_s``:
@@ -200,21 +200,21 @@ class Failing:
         self.tries += 1
         self.again_s = now_s + min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(self.tries - 2, 10))
 
-    def next(self, on_error: OnError, *, leads: bool, now_s: float) -> Next:
+    def next(self, on_error: OnError, *, leads: bool, now_s: float) -> NextStep:
         """Return the next step for the failed unit.
 
         ``on_error``: setting of the service. ``leads``: True if the service runs on the node of the partition's leader.
         ``now_s``: monotonic time in seconds.
         """
         if on_error is OnError.STOP:
-            return Next.STOP
+            return NextStep.STOP
         if self.tries < 2:
-            return Next.TRY
+            return NextStep.TRY
         if self.decided_s is not None and now_s < self.decided_s + DECIDED_WAIT_S:
-            return Next.WAIT
+            return NextStep.WAIT
         if leads:
-            return Next.DECIDE
-        return Next.TRY if now_s >= self.again_s else Next.WAIT
+            return NextStep.DECIDE
+        return NextStep.TRY if now_s >= self.again_s else NextStep.WAIT
 
 
 def dead_letter_headers(service: str, source: str, error: str, record: Record) -> Pairs:

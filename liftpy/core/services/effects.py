@@ -58,7 +58,7 @@ class Effect:
         return _ENTRY.size + len(self.name.encode()) + len(self.payload) + len(self.key or b"")
 
 
-class Pending:
+class PendingEffects:
     """Effects of a service that have no result yet, in order.
 
     ``source``: prefix of each effect id (service, stream uid, partition).
@@ -88,10 +88,10 @@ class Pending:
 
         ``output_count``: number of outputs that must be written before it runs.
         """
-        self._put(Effect(self.count, f"{self._source}/{self.count}", name, payload, key, is_offer, output_count))
+        self._add(Effect(self.count, f"{self._source}/{self.count}", name, payload, key, is_offer, output_count))
         self.count += 1
 
-    def _put(self, effect: Effect) -> None:
+    def _add(self, effect: Effect) -> None:
         self._effects[effect.number] = effect
         self._size_bytes += effect.size_bytes
 
@@ -145,7 +145,7 @@ class Pending:
                     offer == 1,
                     outputs,
                 )
-                self._put(found)
+                self._add(found)
         except (struct.error, UnicodeDecodeError):
             raise CorruptionError(
                 "The snapshot is damaged: its list of effects cannot be decoded. The service uses an older snapshot."

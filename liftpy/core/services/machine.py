@@ -19,14 +19,22 @@ from liftpy.core.services.bad_records import (
     BadRecordError,
     DecisionMissedError,
     OnError,
-    Skips,
+    SkippedUnits,
     Unit,
     decided_unit,
     is_decision,
 )
-from liftpy.core.services.effects import MAX_NAME_BYTES, MAX_PENDING, MAX_PENDING_BYTES, Effect, Pending, effect_of, is_tick
+from liftpy.core.services.effects import (
+    MAX_NAME_BYTES,
+    MAX_PENDING,
+    MAX_PENDING_BYTES,
+    Effect,
+    PendingEffects,
+    effect_of,
+    is_tick,
+)
 from liftpy.core.services.outbox import EXPECTED_HEADER, MAX_OUTPUT_BYTES, Outbox, Output
-from liftpy.core.services.replies import PASSED_OVER, Answer, AnswerTable, Reply, ReplyDesk, decode_answers, message_id_of
+from liftpy.core.services.replies import PASSED_OVER, Answer, AnswerTable, Reply, ReplyBuffer, decode_answers, message_id_of
 from liftpy.core.services.rules import check_class
 from liftpy.core.services.service import DivergedError, Headers, Role, Service, ServiceFailedError
 from liftpy.core.services.snapshot import Identity, Section, Snapshot
@@ -69,7 +77,7 @@ class _Source:
 
 
 @dataclass(slots=True)
-class Applied:
+class ApplyResult:
     """Result of ``ServiceMachine.apply``. ``count``: number of applied records. ``snapshots``: snapshots to store in order."""
 
     count: int = 0
@@ -95,12 +103,12 @@ class ServiceMachine:
         self.identity = identity
         self.outbox = outbox
         self._parameters_digest = parameters_digest
-        self.replies = ReplyDesk()
+        self.replies = ReplyBuffer()
         """Replies of the service. The caller may replace this object before the first record."""
         self._answers = AnswerTable()
         self.routes: Collection[str] | None = None
         """Names of the routes that ``emit`` may use. None: any. The caller sets it before the first record."""
-        self.effects = Pending(f"{identity.uid}/{identity.partition}/{identity.service}")
+        self.effects = PendingEffects(f"{identity.uid}/{identity.partition}/{identity.service}")
         """Effects without a result."""
         self.position = 0
         """Offset of the next record. The state contains all earlier records."""
@@ -122,7 +130,7 @@ class ServiceMachine:
         self._timers = LogTimers()
         self._source: _Source | None = None
         """Record that is being applied. None: outputs and timers are rejected, because no callback is running."""
-        self._skips = Skips()
+        self._skips = SkippedUnits()
         self.version = service.version
         """Version of the service's code."""
         self.active_version = FIRST
@@ -156,7 +164,7 @@ class ServiceMachine:
             self.last_epoch, self.now_ns = snapshot.last_epoch, snapshot.now_ns
             for at_ns, name in snapshot.timers:
                 self._timers.set(name, at_ns)
-            self._skips = Skips(snapshot.skips)
+            self._skips = SkippedUnits(snapshot.skips)
             self._answers = decode_answers(snapshot.section(Section.ANSWERS))
             self.effects.load(snapshot.section(Section.EFFECTS))
         if self.outbox is not None:
@@ -193,7 +201,7 @@ class ServiceMachine:
         return self.outbox is not None and self.role is Role.LEADER and self.outbox.full
 
     # ---- records ---------------------------------------------------------------------------------------------------------
-    def apply(self, records: Iterable[Record], stop_position: int | None = None) -> Applied:
+    def apply(self, records: Iterable[Record], stop_position: int | None = None) -> ApplyResult:
         """Apply records to the service in order. Records below ``position`` are skipped.
 
         The method ends early while ``waits_for_outputs``.
@@ -210,7 +218,7 @@ class ServiceMachine:
             DecisionMissedError: A record decides to skip a record that was applied. The caller must not use the machine any
                 more.
         """
-        done = Applied()
+        done = ApplyResult()
         stop = _NO_STOP if stop_position is None else stop_position
         may_wait = self.outbox is not None and self.role is Role.LEADER
         boundary = self.boundary
@@ -244,7 +252,7 @@ class ServiceMachine:
 
         Return the snapshots to store that are due on the way.
         """
-        done = Applied()
+        done = ApplyResult()
         if position > self.position:
             self.position = position
             self._snapshot_through(position, done)
@@ -406,7 +414,7 @@ class ServiceMachine:
                 self._answers.add(Answer(record.offset, name, value))
 
     # ---- snapshots -------------------------------------------------------------------------------------------------------
-    def _snapshot_through(self, position: int, done: Applied) -> int:
+    def _snapshot_through(self, position: int, done: ApplyResult) -> int:
         """Take the snapshot at the last multiple of the interval up to ``position``, unless it was taken. Add it to ``done``.
 
         Return the next multiple.

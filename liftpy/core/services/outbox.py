@@ -86,7 +86,7 @@ class Output:
 class Outbox:
     """Outputs of one service that are not written to the output stream yet.
 
-    It has the outputs from ``first_kept`` (inclusive) to ``output_count`` (exclusive).
+    It has the outputs from ``oldest_number`` (inclusive) to ``output_count`` (exclusive).
 
     Args:
         source: Prefix of every output id (stream uid and partition).
@@ -127,7 +127,7 @@ class Outbox:
         """Number and digest of the newest written output that this node has read. (-1, b''): none."""
 
     @property
-    def first_kept(self) -> int:
+    def oldest_number(self) -> int:
         """Number of the oldest output in the outbox, or ``output_count`` if it is empty."""
         return self._kept[0].number if self._kept else self.output_count
 
@@ -144,7 +144,7 @@ class Outbox:
     @property
     def must_rewind(self) -> bool:
         """True if the outbox has dropped outputs that are not written. A LEADER must then replay the log from an earlier snapshot."""
-        return self.known and self.emitted_end < self.first_kept
+        return self.known and self.emitted_end < self.oldest_number
 
     # ---- the state -------------------------------------------------------------------------------------------------------
     def restart(self, output_count: int, digest: bytes = b"") -> None:
@@ -200,14 +200,14 @@ class Outbox:
         self._kept_bytes -= self._kept.popleft().size_bytes
 
     # ---- the output stream -----------------------------------------------------------------------------------------------
-    def take(self, first_number: int, count: int) -> list[Output]:
+    def read(self, first_number: int, count: int) -> list[Output]:
         """Return up to ``count`` outputs to write, from number ``first_number`` on.
 
         Return none if the first one was dropped, or if the state has diverged.
         """
         if self.diverged:
             return []
-        skipped = first_number - self.first_kept
+        skipped = first_number - self.oldest_number
         if skipped < 0:
             return []
         end = min(len(self._kept), skipped + count)
@@ -405,7 +405,7 @@ class Route:
 
 
 @dataclass(slots=True)
-class Place:
+class RouteTarget:
     """One target partition of a route, with the outputs that wait to be copied to it.
 
     ``end_offset``: its log end, exclusive. ``last_number``: number of the newest output that it has, -1: none.
@@ -436,7 +436,7 @@ def place_of(key: bytes | None, places: Sequence[int]) -> int:
     return places[partition_of(key, len(places))] if key is not None else places[0]
 
 
-def sort_in(records: Iterable[Record], route: Route, places: dict[int, Place]) -> None:
+def sort_in(records: Iterable[Record], route: Route, places: dict[int, RouteTarget]) -> None:
     """Add each of the output ``records`` that belongs to ``route`` to the ``waiting`` list of its target partition.
 
     Outputs that the target partition has already are left out. ``places``: target partitions by number.

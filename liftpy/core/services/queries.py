@@ -52,7 +52,7 @@ class Query:
     position: int | None = None
 
 
-class QueryDesk:
+class PendingQueries:
     """The queries that wait in one service process until its state can answer them."""
 
     def __init__(
@@ -68,7 +68,7 @@ class QueryDesk:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def take(self, query: Query) -> bool:
+    def try_add(self, query: Query) -> bool:
         if len(self._waiting) >= self._max_queries or self._waiting_bytes + len(query.body) > self._max_bytes:
             return False
         self._waiting[query] = None
@@ -88,7 +88,7 @@ class QueryDesk:
         """Remove and return the queries that a state with all records below ``position`` can answer."""
         return self._remove([query for query in self._waiting if query.position is not None and query.position <= position])
 
-    def take_expired(self, now_s: float) -> list[Query]:
+    def pop_expired(self, now_s: float) -> list[Query]:
         return self._remove([query for query in self._waiting if now_s - query.arrived_s >= self._patience_s])
 
     def drop(self, queries: list[Query]) -> list[Query]:

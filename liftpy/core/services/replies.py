@@ -5,7 +5,7 @@ that is sent again without an answer has no second effect and gets the same answ
 may fail before, between and after. No node knows which answers have arrived.
 
 Algorithm: a reply is a function of the log, as outputs are, but it is not kept forever. The service on every node
-computes it and keeps the newest ones (``ReplyDesk``). Only the LEADER sends it, when the record is committed and all
+computes it and keeps the newest ones (``ReplyBuffer``). Only the LEADER sends it, when the record is committed and all
 outputs up to its own are written. A new LEADER sends all replies that it has kept. A second answer goes to an inbox
 without a subscriber. For older replies, the repeated command with its message id (``Nats-Msg-Id``) is looked up in
 ``AnswerTable``: a bounded table (message id -> answer) that is part of the state and of every snapshot. ``on_record``
@@ -15,7 +15,7 @@ The table has only commands with a reply, and forgets the oldest beyond its limi
 than that is applied again.
 
 Worked example: record 17 is the command c1. The LEADER fails before it answers. The client sends c1 again as record 30.
-The new LEADER has answered 17 from its desk when it was promoted, and answers 30 from the table: the same bytes, one
+The new LEADER has answered 17 from its buffer when it was promoted, and answers 30 from the table: the same bytes, one
 effect.
 """
 
@@ -69,7 +69,7 @@ class Reply:
         return len(self.value) + len(self.to or "") + _OVERHEAD_BYTES
 
 
-class ReplyDesk:
+class ReplyBuffer:
     """The newest replies that this node may have to send, limited in number and size."""
 
     def __init__(self, max_replies: int = MAX_REPLIES, max_bytes: int = MAX_REPLIES_BYTES) -> None:

@@ -44,7 +44,7 @@ class DivergedError(LiftError):
     code = "SERVICE_DIVERGED"
 
 
-class Surroundings(Protocol):
+class ServiceContext(Protocol):
     """The methods that the framework offers to a service. The methods of ``Service`` with the same names call them."""
 
     now_ns: int
@@ -107,7 +107,7 @@ class Service:
     callback runs before ``on_start`` returns. Ignored with an output stream.
     """
 
-    surroundings: Surroundings
+    surroundings: ServiceContext
     """Framework interface of the instance. It is set before ``on_start``."""
 
     # ---- callbacks to override-----------------------------------------------------------------------------------------

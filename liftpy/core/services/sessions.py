@@ -81,7 +81,7 @@ class ReplicaView:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendToService:
     """Effect: the caller must send ``message`` to ``inbox``, the inbox of a service."""
 
     inbox: str
@@ -89,7 +89,7 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ServicesReplayed:
     """Effect: the services that a promotion waits for have replayed the log up to ``position`` (exclusive).
 
     ``finished``: True if the promotion may continue.
@@ -100,7 +100,7 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ServiceEnded:
     """A service that ended without a request of an operator.
 
     ``ending``: failed, diverged or silent. ``reason``: text for operators.
@@ -114,11 +114,11 @@ class Ended:
         return f"{self.service} {self.ending}: {self.reason}"
 
 
-Effect = Tell | Replayed | Ended
+Effect = SendToService | ServicesReplayed | ServiceEnded
 
 
 @dataclass(slots=True)
-class _Order:
+class _Instruction:
     """Current instruction to a service: its role, and up to which offset it reads."""
 
     role: pb.ServiceRole
@@ -142,7 +142,7 @@ class _ServiceSession:
     """Last heartbeat. It has figures, and its texts and lists are not longer than allowed."""
     position: int = 0
     problem: str = ""
-    order: _Order | None = None
+    order: _Instruction | None = None
     replayed_epoch: int = 0
     """LeaderEpoch in which the service finished its replay up to the stop position."""
     has_caught_up: bool = False
@@ -258,9 +258,9 @@ class ServiceSessions:
         """
         refusal = self._why_not(hello, now_ns)
         if refusal is not None:
-            return [] if hello.leaving else [Tell(inbox, self._refusal(hello, *refusal))]
+            return [] if hello.leaving else [SendToService(inbox, self._refusal(hello, *refusal))]
         if hello.leaving:
-            return self._service_left(hello, now_ns)
+            return self._end_session(hello, now_ns)
         session = self._sessions.get(hello.service)
         if session is None or session.instance != hello.instance:
             gone = self._gone.pop(hello.service, None)
@@ -328,7 +328,7 @@ class ServiceSessions:
             )
         return None
 
-    def _service_left(self, hello: pb.ServiceHello, now_ns: int) -> list[Effect]:
+    def _end_session(self, hello: pb.ServiceHello, now_ns: int) -> list[Effect]:
         session = self._sessions.get(hello.service)
         if session is None or session.instance != hello.instance:
             return []
@@ -344,11 +344,11 @@ class ServiceSessions:
         if position > view.high_watermark:
             session.excused, session.has_caught_up = False, True
 
-    def expire(self, now_ns: int) -> list[Ended]:
+    def expire(self, now_ns: int) -> list[ServiceEnded]:
         late = [session for session in self._sessions.values() if now_ns >= session.expires_ns]
         return [ended for session in late for ended in self._forget(session, now_ns, SILENT)]
 
-    def _forget(self, session: _ServiceSession, now_ns: int, ending: str) -> list[Ended]:
+    def _forget(self, session: _ServiceSession, now_ns: int, ending: str) -> list[ServiceEnded]:
         del self._sessions[session.service]
         gone = self._gone[session.service] = _EndedService(
             failed_at=session.position if session.failing else -1,
@@ -361,7 +361,7 @@ class ServiceSessions:
         )
         if len(self._gone) > MAX_SERVICES:
             del self._gone[next(iter(self._gone))]
-        return [] if ending == STOPPED else [Ended(session.service, ending, gone.reason)]
+        return [] if ending == STOPPED else [ServiceEnded(session.service, ending, gone.reason)]
 
     @property
     def expires_ns(self) -> int:
@@ -428,11 +428,11 @@ class ServiceSessions:
         hello = pb.ServiceHello(service=service, stream=self._stream, partition=self._partition, instance=session.instance)
         refusal = self._refusal(hello, pb.ServiceRefusal.DIVERGED, session.differs)
         refusal.position = difference.position
-        return [Tell(session.inbox, refusal)]
+        return [SendToService(session.inbox, refusal)]
 
-    def states(self) -> dict[str, Wellbeing]:
-        found = {name: Wellbeing(gone.failed_at, False) for name, gone in self._gone.items()}
-        return found | {name: Wellbeing(s.position, not s.failing) for name, s in self._sessions.items()}
+    def states(self) -> dict[str, ServiceHealth]:
+        found = {name: ServiceHealth(gone.failed_at, False) for name, gone in self._gone.items()}
+        return found | {name: ServiceHealth(s.position, not s.failing) for name, s in self._sessions.items()}
 
     # ---- events of the replica ---------------------------------------------------------------------------------------------
     def replay(self, view: ReplicaView, now_ns: int) -> list[Effect]:
@@ -474,7 +474,7 @@ class ServiceSessions:
             if name in self._sessions:
                 self._sessions[name].excused = True
         self._gate = None
-        return [Replayed(gate.stop_position, True)]
+        return [ServicesReplayed(gate.stop_position, True)]
 
     def _replayed(self, name: str, gate: _PromotionWait) -> bool:
         session = self._sessions.get(name)
@@ -506,7 +506,7 @@ class ServiceSessions:
         order = session.order
         if order is not None and (order.kind, order.leader_epoch) == (kind, view.leader_epoch):
             return False
-        session.order = _Order(role, stop_position, view.leader_epoch, kind, self._next_ack_id)
+        session.order = _Instruction(role, stop_position, view.leader_epoch, kind, self._next_ack_id)
         self._next_ack_id += 1
         return True
 
@@ -516,19 +516,19 @@ class ServiceSessions:
             return []
         if all(self._replayed(name, gate) for name in gate.names):
             self._gate, self._failed_one = None, self._failed_one and not gate.names
-            return [Replayed(gate.stop_position, True)]
+            return [ServicesReplayed(gate.stop_position, True)]
         sessions = [self._sessions.get(name) for name in gate.names]
         position = min((session.position if session is not None else -1) for session in sessions)
         if position <= gate.position:
             return []
         gate.position = position
-        return [Replayed(min(position, gate.stop_position), False)]
+        return [ServicesReplayed(min(position, gate.stop_position), False)]
 
     # ---- messages and status -----------------------------------------------------------------------------------------------
-    def _join_log(self, session: _ServiceSession, view: ReplicaView) -> Tell:
+    def _join_log(self, session: _ServiceSession, view: ReplicaView) -> SendToService:
         order = session.order
         assert order is not None
-        return Tell(
+        return SendToService(
             session.inbox,
             pb.JoinLog(
                 service=session.service,
@@ -600,10 +600,10 @@ class ServiceSessions:
     def has_any(self) -> bool:
         return bool(self._sessions or self._gone)
 
-    def recently_ended(self, now_ns: int) -> list[Ended]:
+    def recently_ended(self, now_ns: int) -> list[ServiceEnded]:
         """Return the services that ended without a request in the last ``shown_ns`` and did not come back, newest first."""
         return [
-            Ended(name, gone.ending, gone.reason)
+            ServiceEnded(name, gone.ending, gone.reason)
             for name, gone in reversed(self._gone.items())
             if gone.ending != STOPPED and now_ns - gone.since_ns < self._shown_ns
         ]
@@ -684,7 +684,7 @@ MAX_REPORTED = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Wellbeing:
+class ServiceHealth:
     """Health of one service on one node.
 
     ``position``: offset of its next record. ``well``: True if it is registered and has not failed.
@@ -698,12 +698,12 @@ class Wellbeing:
 class _NodeReport:
     """The last report of one node about its services. ``heard_ns``: monotonic time of its arrival."""
 
-    services: Mapping[str, Wellbeing]
+    services: Mapping[str, ServiceHealth]
     heard_ns: int
 
 
 @dataclass(slots=True)
-class Wellness:
+class ServicesHealth:
     """Health of the services on all nodes, as one replica knows it.
 
     Times are monotonic nanoseconds. ``grace_ns``: time for which a service may be unhealthy before the leadership
@@ -715,7 +715,7 @@ class Wellness:
     _ill_since_ns: dict[str, int] = field(default_factory=dict)
     _stays_until_ns: int = 0
 
-    def record_states(self, node: str, services: Mapping[str, Wellbeing], now_ns: int) -> None:
+    def record_states(self, node: str, services: Mapping[str, ServiceHealth], now_ns: int) -> None:
         self._forget_old(now_ns)
         if node in self._reports or len(self._reports) < MAX_REPORTED:
             self._reports[node] = _NodeReport(dict(list(services.items())[:MAX_REPORTED]), now_ns)
@@ -727,14 +727,14 @@ class Wellness:
 
     @property
     def anybody_is_ill(self) -> bool:
-        """True if a service on this node was unhealthy at the last call of ``look``."""
+        """True if a service on this node was unhealthy at the last call of ``unhealthy_services``."""
         return bool(self._ill_since_ns)
 
     def _forget_old(self, now_ns: int) -> None:
         for node in [n for n, report in self._reports.items() if now_ns - report.heard_ns > _BELIEVED_S * NS_PER_S]:
             del self._reports[node]
 
-    def look(self, own: Mapping[str, Wellbeing], now_ns: int) -> list[str]:
+    def unhealthy_services(self, own: Mapping[str, ServiceHealth], now_ns: int) -> list[str]:
         """Return the services on this node that have been unhealthy for longer than ``grace_ns``.
 
         ``own``: all services that were ever registered on this node. Call it regularly, also on a follower, so that a
@@ -746,14 +746,14 @@ class Wellness:
         self._ill_since_ns = {name: self._ill_since_ns.get(name, now_ns) for name in ill}
         return [name for name in ill if now_ns - self._ill_since_ns[name] >= self.grace_ns]
 
-    def toward(self, own: Mapping[str, Wellbeing], members: Iterable[str], now_ns: int) -> tuple[str, str]:
+    def toward(self, own: Mapping[str, ServiceHealth], members: Iterable[str], now_ns: int) -> tuple[str, str]:
         """Return the node to which this leader should transfer the leadership, and the reason. ('', ''): it stays here.
 
         Another node is better if a service that is unhealthy here is healthy there, and no other service is worse there.
 
         ``own``: health of the services on this node. ``members``: the ISR without this node.
         """
-        ill = self.look(own, now_ns)
+        ill = self.unhealthy_services(own, now_ns)
         if not ill or now_ns < self._stays_until_ns:
             return "", ""
         best: tuple[int, int, str] = (0, 0, "")
@@ -770,7 +770,7 @@ class Wellness:
         return best[2], why
 
 
-def _has_passed(there: Wellbeing, here: Wellbeing | None) -> bool:
+def _has_passed(there: ServiceHealth, here: ServiceHealth | None) -> bool:
     """Return whether the service on another node has passed the record at which it is blocked here.
 
     ``there``: its health on the other node. ``here``: its health on this node, None: it was never registered here.

@@ -32,7 +32,7 @@ import crc32c
 
 from liftpy.core.base.ids import check_name
 from liftpy.core.services.bad_records import Unit
-from liftpy.core.services.effects import Pending
+from liftpy.core.services.effects import PendingEffects
 from liftpy.core.services.replies import decode_answers
 from liftpy.core.services.versions import VersionError, from_section
 from liftpy.errors import CorruptionError, UnknownFormatError
@@ -249,7 +249,7 @@ def _sections(data: bytes) -> tuple[tuple[Section, bytes], ...]:
             )
         sections[Section(kind)] = data[place - size_bytes : place]
     decode_answers(sections.get(Section.ANSWERS, b""))
-    Pending("").load(sections.get(Section.EFFECTS, b""))
+    PendingEffects("").load(sections.get(Section.EFFECTS, b""))
     try:
         from_section(sections.get(Section.VERSION, b""))
     except VersionError as error:
@@ -282,7 +282,7 @@ def _timers(data: bytes, count: int) -> tuple[tuple[int, str], ...]:
 # Constraint: a message on NATS proves nothing, and the process that sends a snapshot may have diverged.
 #
 # Algorithm: each process offers its snapshots whose outputs were compared: position, digest, size. The sidecars report the
-# digests of their services' snapshots to each other (``Agreement``). The own sidecar knows which digest most nodes have at a
+# digests of their services' snapshots to each other (``StateComparison``). The own sidecar knows which digest most nodes have at a
 # position. The node downloads a snapshot that is offered, has this digest, and is within the log and the limits. A snapshot that
 # two nodes have is preferred to one that a single node has, then the newest is. Its bytes must have the digest. A download
 # that breaks off is retried later. One with other bytes is not retried from that node. A snapshot that was used a moment ago is
@@ -301,7 +301,7 @@ _SAID_BYTES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class SnapshotOffer:
     """A snapshot that ``node`` offers to other nodes for download.
 
     ``digest``: digest of its file. ``size_bytes``: size of its file. ``output_count``: number of outputs up to it.
@@ -324,17 +324,17 @@ class SnapshotRange:
 
 
 @dataclass(slots=True)
-class PeerSearch:
+class SnapshotSearch:
     """A search for a snapshot on other nodes: their offers, and the downloads that failed.
 
     ``barred``: digests of snapshots that must not be used.
     """
 
     barred: frozenset[bytes] = frozenset()
-    _offers: dict[str, tuple[Offer, ...]] = field(default_factory=dict)
+    _offers: dict[str, tuple[SnapshotOffer, ...]] = field(default_factory=dict)
     _agreed: dict[int, tuple[bytes, int]] = field(default_factory=dict)
     """Position -> (digest, number of nodes that have it), from the last reports."""
-    _failed: set[Offer] = field(default_factory=set)
+    _failed: set[SnapshotOffer] = field(default_factory=set)
     _mismatched: set[tuple[str, bytes]] = field(default_factory=set)
     """(node, digest) of downloads whose bytes did not have the digest."""
     _said: dict[str, str] = field(default_factory=dict)
@@ -344,7 +344,7 @@ class PeerSearch:
         known = self._agreed | {at: told for at, told in snapshots.items() if len(told[0]) == DIGEST_SIZE_BYTES and told[1] > 0}
         self._agreed = {at: known[at] for at in sorted(known)[-MAX_AGREED:]}
 
-    def set_offers(self, node: str, offers: Iterable[Offer]) -> None:
+    def set_offers(self, node: str, offers: Iterable[SnapshotOffer]) -> None:
         """Replace the offers of ``node``. Failed downloads from it may be retried."""
         self._offers[node] = tuple(offers)[:MAX_OFFERS]
         self._failed = {offer for offer in self._failed if offer.node != node}
@@ -354,12 +354,12 @@ class PeerSearch:
         """Store a text about the answer of ``node``, which ``explain`` returns later."""
         self._said[node] = what[:_SAID_BYTES]
 
-    def best(self, reach: SnapshotRange) -> Offer | None:
+    def best(self, reach: SnapshotRange) -> SnapshotOffer | None:
         """Return the offer to download next, within the bounds ``reach``. None: no offer is usable."""
         found = [offer for offers in self._offers.values() for offer in offers if self._is_usable(offer, reach)]
         return max(found, key=self._rank, default=None)
 
-    def _is_usable(self, offer: Offer, reach: SnapshotRange) -> bool:
+    def _is_usable(self, offer: SnapshotOffer, reach: SnapshotRange) -> bool:
         digest, _ = self._agreed.get(offer.position, (b"", 0))
         return (
             digest == offer.digest
@@ -370,10 +370,10 @@ class PeerSearch:
             and offer.digest not in self.barred
         )
 
-    def _rank(self, offer: Offer) -> tuple[int, int, str]:
+    def _rank(self, offer: SnapshotOffer) -> tuple[int, int, str]:
         return min(self._agreed[offer.position][1], _CERTAIN), offer.position, offer.node
 
-    def note_failure(self, offer: Offer, why: str, *, lies: bool = False) -> None:
+    def note_failure(self, offer: SnapshotOffer, why: str, *, lies: bool = False) -> None:
         """Exclude an offer whose download failed. ``why``: reason for ``explain``.
 
         ``lies``: True if the bytes did not have the offered digest.
@@ -437,7 +437,7 @@ class Difference:
 
 
 @dataclass(slots=True)
-class Agreement:
+class StateComparison:
     """Digests of the snapshots of one service on all nodes, to find nodes whose state differs."""
 
     _told: dict[str, dict[int, bytes]] = field(default_factory=dict)

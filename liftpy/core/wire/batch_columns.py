@@ -165,31 +165,31 @@ def encode_columns(
         if column is not None and len(column) != count:
             raise ValueError(f"A column has {len(column)} entries for {count} records. Pass one entry per record.")
     pieces: list[bytes] = []
-    present = Columns.VALUE_NULLS if _put_bytes(pieces, values) else Columns.NONE
+    present = Columns.VALUE_NULLS if _append_bytes(pieces, values) else Columns.NONE
     if keys is not None and any(k is not None for k in keys):
-        present |= Columns.KEYS | (Columns.KEY_NULLS if _put_bytes(pieces, keys) else Columns.NONE)
+        present |= Columns.KEYS | (Columns.KEY_NULLS if _append_bytes(pieces, keys) else Columns.NONE)
     if headers is not None and any(headers):
         present |= Columns.HEADERS
-        _put_headers(pieces, headers)
+        _append_headers(pieces, headers)
     if subjects is not None and any(subjects):
         present |= Columns.SUBJECTS
-        _put_dictionary(pieces, subjects)
+        _append_dictionary(pieces, subjects)
     if replies is not None and any(r is not None for r in replies):
         encoded = [None if r is None else r.encode(*_TEXT) for r in replies]
-        present |= Columns.REPLIES | (Columns.REPLY_NULLS if _put_bytes(pieces, encoded) else Columns.NONE)
+        present |= Columns.REPLIES | (Columns.REPLY_NULLS if _append_bytes(pieces, encoded) else Columns.NONE)
     if timestamps_ns is not None:
         present |= Columns.TIMESTAMPS
-        _put(pieces, np.asarray(timestamps_ns, dtype="<i8").tobytes())
+        _append_padded(pieces, np.asarray(timestamps_ns, dtype="<i8").tobytes())
     if offset_deltas is not None:
         present |= Columns.DELTAS
-        _put(pieces, np.asarray(offset_deltas, dtype="<u4").tobytes())
+        _append_padded(pieces, np.asarray(offset_deltas, dtype="<u4").tobytes())
     if note:
         present |= Columns.NOTE
         pieces += note_column(note)
     return present, pieces
 
 
-def _put(pieces: list[bytes], data: bytes) -> None:
+def _append_padded(pieces: list[bytes], data: bytes) -> None:
     pieces.append(data)
     if len(data) % 8:
         pieces.append(bytes(-len(data) % 8))
@@ -212,34 +212,34 @@ def _ends(entries: Sequence[Sized]) -> bytes:
     return cumulative.astype("<u4").tobytes()
 
 
-def _put_bytes(pieces: list[bytes], entries: Sequence[bytes | None]) -> bool:
+def _append_bytes(pieces: list[bytes], entries: Sequence[bytes | None]) -> bool:
     """Append a column of variable length to ``pieces``. Return whether ``entries`` has nulls, so that a bitmap comes first."""
     nulls = None in entries
     if nulls:
         valid = np.fromiter((e is not None for e in entries), dtype=np.bool_, count=len(entries))
-        _put(pieces, np.packbits(valid, bitorder="little").tobytes())
+        _append_padded(pieces, np.packbits(valid, bitorder="little").tobytes())
         entries = [e if e is not None else b"" for e in entries]
     present: Sequence[bytes] = entries  # type: ignore[assignment]
-    _put(pieces, _ends(present))
-    _put(pieces, b"".join(present))
+    _append_padded(pieces, _ends(present))
+    _append_padded(pieces, b"".join(present))
     return nulls
 
 
-def _put_dictionary(pieces: list[bytes], texts: Sequence[str]) -> None:
+def _append_dictionary(pieces: list[bytes], texts: Sequence[str]) -> None:
     numbers = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-    _put(pieces, struct.pack("<II", len(numbers), 0))
-    _put_bytes(pieces, [text.encode(*_TEXT) for text in numbers])
+    _append_padded(pieces, struct.pack("<II", len(numbers), 0))
+    _append_bytes(pieces, [text.encode(*_TEXT) for text in numbers])
     if len(numbers) > 1:
-        _put(pieces, np.fromiter(map(numbers.__getitem__, texts), dtype="<u4", count=len(texts)).tobytes())
+        _append_padded(pieces, np.fromiter(map(numbers.__getitem__, texts), dtype="<u4", count=len(texts)).tobytes())
 
 
 def laid_out_bytes(column: BytesColumn) -> list[bytes]:
     """Return the parts of the body for a column of variable length, in order."""
     pieces: list[bytes] = []
     if column.validity is not None:
-        _put(pieces, bytes(column.validity))
-    _put(pieces, column.ends.astype("<u4").tobytes())
-    _put(pieces, bytes(column.data))
+        _append_padded(pieces, bytes(column.validity))
+    _append_padded(pieces, column.ends.astype("<u4").tobytes())
+    _append_padded(pieces, bytes(column.data))
     return pieces
 
 
@@ -258,7 +258,7 @@ def laid_out_headers(column: HeadersColumn) -> list[bytes]:
 def laid_out_fixed(entries: NDArray[Any], kind: str) -> list[bytes]:
     """Return the parts of the body for a column of numbers. ``kind``: NumPy type, such as ``<i8``."""
     pieces: list[bytes] = []
-    _put(pieces, entries.astype(kind).tobytes())
+    _append_padded(pieces, entries.astype(kind).tobytes())
     return pieces
 
 
@@ -268,24 +268,24 @@ def subject_column(subject: str) -> list[bytes]:
     The column follows values, keys and headers.
     """
     pieces: list[bytes] = []
-    _put_dictionary(pieces, [subject])
+    _append_dictionary(pieces, [subject])
     return pieces
 
 
 def note_column(note: bytes) -> list[bytes]:
     """Return the parts of the body for a producer's ``note``. It follows all other columns."""
     pieces: list[bytes] = []
-    _put(pieces, struct.pack("<II", len(note), 0))
-    _put(pieces, note)
+    _append_padded(pieces, struct.pack("<II", len(note), 0))
+    _append_padded(pieces, note)
     return pieces
 
 
-def _put_headers(pieces: list[bytes], headers: Sequence[Headers | None]) -> None:
+def _append_headers(pieces: list[bytes], headers: Sequence[Headers | None]) -> None:
     filled = [pairs or () for pairs in headers]
-    _put(pieces, _ends(filled))
+    _append_padded(pieces, _ends(filled))
     flat = list(chain.from_iterable(filled))
-    _put_bytes(pieces, [name.encode(*_TEXT) for name, _ in flat])
-    _put_bytes(pieces, [value for _, value in flat])
+    _append_bytes(pieces, [name.encode(*_TEXT) for name, _ in flat])
+    _append_bytes(pieces, [value for _, value in flat])
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ class _Reader:
         self._body = body
         self._position = 0
 
-    def take(self, size_bytes: int) -> memoryview:
+    def read(self, size_bytes: int) -> memoryview:
         """Return the next ``size_bytes`` of the body. The position moves to the 8-byte boundary after them."""
         end = self._position + size_bytes
         if size_bytes < 0 or end > len(self._body):
@@ -315,7 +315,7 @@ class _Reader:
         return self._position == len(self._body)
 
     def u32(self, count: int) -> U32:
-        return np.frombuffer(self.take(4 * count), dtype="<u4")
+        return np.frombuffer(self.read(4 * count), dtype="<u4")
 
     def ends(self, count: int) -> U32:
         """Read the next ``count`` end positions. Raises CorruptionError if they are not ascending."""
@@ -328,9 +328,9 @@ class _Reader:
 
     def bytes_column(self, count: int, nulls: bool) -> BytesColumn:
         """Read the next column of variable length. ``nulls``: True if it begins with a validity bitmap."""
-        validity = self.take((count + 7) // 8) if nulls else None
+        validity = self.read((count + 7) // 8) if nulls else None
         ends = self.ends(count)
-        return BytesColumn(ends, self.take(int(ends[-1]) if count else 0), validity)
+        return BytesColumn(ends, self.read(int(ends[-1]) if count else 0), validity)
 
     def dictionary(self, count: int) -> DictionaryColumn:
         entry_count = int(self.u32(2)[0])
@@ -363,11 +363,11 @@ def decode_columns(body: memoryview, count: int, present: Columns, *, exact: boo
     headers = reader.headers(count) if Columns.HEADERS in present else None
     subjects = reader.dictionary(count) if Columns.SUBJECTS in present else None
     replies = reader.bytes_column(count, Columns.REPLY_NULLS in present) if Columns.REPLIES in present else None
-    timestamps = np.frombuffer(reader.take(8 * count), dtype="<i8") if Columns.TIMESTAMPS in present else None
+    timestamps = np.frombuffer(reader.read(8 * count), dtype="<i8") if Columns.TIMESTAMPS in present else None
     deltas = reader.u32(count) if Columns.DELTAS in present else None
     if deltas is not None and bool((deltas[1:] <= deltas[:-1]).any()):
         raise CorruptionError("Damaged batch: its offsets are not ascending. The node repairs it from another replica.")
-    note = reader.take(int(reader.u32(2)[0])) if Columns.NOTE in present else None
+    note = reader.read(int(reader.u32(2)[0])) if Columns.NOTE in present else None
     if exact and not reader.at_end:
         raise CorruptionError("Damaged batch: it has bytes behind its last column. The node repairs it from another replica.")
     return ColumnSet(values, keys, headers, subjects, replies, timestamps, deltas, note)

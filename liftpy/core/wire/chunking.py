@@ -29,7 +29,7 @@ SMALLEST_PIECE_BYTES = HEADER_SIZE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PartialBatch:
     """Part of a batch that a reader already has: the first ``position`` bytes of the batch with CRC-32C ``crc``.
 
     0: the reader has nothing.
@@ -39,7 +39,7 @@ class Held:
     crc: int = 0
 
 
-NOTHING = Held()
+NOTHING = PartialBatch()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ class Assembly:
         self._crc = self._total_bytes = 0
 
     @property
-    def held(self) -> Held:
+    def held(self) -> PartialBatch:
         """Part of the batch that is complete so far. The next request contains it."""
-        return Held(len(self._held), self._crc)
+        return PartialBatch(len(self._held), self._crc)
 
-    def take(self, piece: Piece) -> memoryview | None:
+    def add_piece(self, piece: Piece) -> memoryview | None:
         """Add a received piece. Return the complete batch if this was the last missing piece, else None.
 
         A piece that does not continue the collected part is ignored. The first piece of another batch starts again.

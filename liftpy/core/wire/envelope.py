@@ -230,7 +230,7 @@ _LONGEST_VARINT = 5
 _crc = crc32c.crc32c
 
 
-class Ordinary:
+class FastEnvelope:
     """Builds and parses envelopes of the most frequent form, to one stream, uid and partition with one ack policy.
 
     ``runs``: True if the sender numbers its messages, so that one Ack can answer several of them.

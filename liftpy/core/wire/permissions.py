@@ -126,7 +126,7 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class Rights:
+class Permissions:
     """NATS permissions of a user: subjects with wildcards for publishing and subscribing.
 
     ``responses``: limit of replies to received requests (count, seconds). None: the user sends none.
@@ -137,22 +137,22 @@ class Rights:
     responses: tuple[int, int] | None = None
 
 
-def rights_of(role: AccessRole, scope: Scope) -> Rights:
+def rights_of(role: AccessRole, scope: Scope) -> Permissions:
     """Return the NATS permissions that a user with this ``role`` and ``scope`` needs, and no others."""
     queried = scope.services or (("*",) if role in (AccessRole.SERVICE, AccessRole.NODE) else ())
     publish = _subjects(scope, queried, [use for use in USES if role in use.publish])
     subscribe = _subjects(scope, queried, [use for use in USES if role in use.subscribe])
     if role is AccessRole.SERVICE:
         publish = (*publish, *(f"{prefix}.>" for prefix in scope.replies))
-        return Rights(publish, subscribe, (QUERY_RESPONSES_MAX, QUERY_RESPONSES_EXPIRE_S))
+        return Permissions(publish, subscribe, (QUERY_RESPONSES_MAX, QUERY_RESPONSES_EXPIRE_S))
     if role is AccessRole.OPERATOR:  # the rows of readers, for that stream alone
         events = f"{scope.namespace}.{EVENTS_STREAM}.*.read"
-        return Rights((*publish, events, f"{events}.*"), subscribe)
+        return Permissions((*publish, events, f"{events}.*"), subscribe)
     if role is not AccessRole.NODE:
-        return Rights(publish, subscribe)
+        return Permissions(publish, subscribe)
     everything = f"{scope.namespace}.>"
     own = f"{scope.namespace}."
-    return Rights(
+    return Permissions(
         (everything, *(s for s in publish if not s.startswith(own)), *(f"{prefix}.>" for prefix in scope.replies)),
         (everything, *(subject for subject in subscribe if not subject.startswith(own))),
         (RESPONSES_MAX, RESPONSES_EXPIRE_S),
@@ -187,7 +187,7 @@ def partition_subjects(subject: str, partitions: int) -> tuple[str, ...]:
     return tuple(data_subject(subject, number) for number in range(partitions))
 
 
-def as_nats_conf(rights: Rights) -> str:
+def as_nats_conf(rights: Permissions) -> str:
     """Return the permissions as text for the ``permissions`` of a user in a nats-server configuration."""
     lines = ["permissions: {", _allow("publish", rights.publish), _allow("subscribe", rights.subscribe)]
     if rights.responses is not None:
@@ -200,7 +200,7 @@ def _allow(what: str, subjects: tuple[str, ...]) -> str:
     return f"  {what}: {{ allow: [{quoted}] }}"
 
 
-def as_nsc(rights: Rights, user: str) -> str:
+def as_nsc(rights: Permissions, user: str) -> str:
     """Return a shell command of ``nsc`` that gives the permissions to ``user``."""
     words = [f"nsc edit user --name {user}"]
     words += [f"--allow-pub {_nsc_item(subject)}" for subject in rights.publish]

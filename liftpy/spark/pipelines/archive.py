@@ -141,7 +141,7 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Orphans:
+class OrphanFiles:
     """Files that failed attempts have left in the data directory of a table.
 
     Attributes:
@@ -157,7 +157,7 @@ class Orphans:
 
 def orphans_among(
     found: Iterable[DataFile], in_table: frozenset[str], marks: Mapping[str, int], age_s: float, *, only_added_to: bool
-) -> Orphans:
+) -> OrphanFiles:
     """Return which of the files in ``found`` belong to failed attempts and may be deleted.
 
     Args:
@@ -182,10 +182,10 @@ def orphans_among(
             gone.append(one)
         else:
             left += 1
-    return Orphans(tuple(one.path for one in gone), sum(one.size_bytes for one in gone), left)
+    return OrphanFiles(tuple(one.path for one in gone), sum(one.size_bytes for one in gone), left)
 
 
-def find_orphans(table: Table, age_s: float = DEFAULT_AGE_S) -> Orphans:
+def find_orphans(table: Table, age_s: float = DEFAULT_AGE_S) -> OrphanFiles:
     """Return the files of failed attempts that may be deleted. ``age_s``: their minimum age, in seconds.
 
     It lists the files before it reads the table, so that a file of a new commit is not deleted.
@@ -198,7 +198,7 @@ def find_orphans(table: Table, age_s: float = DEFAULT_AGE_S) -> Orphans:
     return orphans_among(found, frozenset(state.files), state.marks, age_s, only_added_to=table.only_added_to())
 
 
-def remove_orphans(orphans: Orphans) -> None:
+def remove_orphans(orphans: OrphanFiles) -> None:
     """Delete the files of failed attempts that ``orphans`` names. A file that does not exist is no error."""
     for path in orphans.files:
         try:
@@ -341,7 +341,7 @@ class Archived:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class ArchiveEstimate:
     """The work that ``archive`` would do.
 
     Attributes:
@@ -353,11 +353,11 @@ class Outlook:
 
     starts: dict[tuple[str, int], int]
     waiting: int
-    orphans: Orphans
+    orphans: OrphanFiles
     resumed: bool
 
 
-class _Committing:
+class _BatchCommitter:
     """Function for ``foreachBatch`` that commits the files of each micro-batch to the table, on the driver.
 
     ``tell`` is called with the result of each micro-batch.
@@ -436,7 +436,7 @@ def start_archive(
             spark.readStream.format(FORMAT)
             .options(**given)
             .load()
-            .writeStream.foreachBatch(_Committing(table, options, tell))
+            .writeStream.foreachBatch(_BatchCommitter(table, options, tell))
             .option("checkpointLocation", str(plan.checkpoint_folder))
             .queryName("liftpy archive " + ",".join(plan.streams))
             .trigger(**trigger)
@@ -494,7 +494,7 @@ def _run(query: StreamingQuery) -> None:
             query.stop()
 
 
-def outlook(plan: ArchivePlan) -> Outlook:
+def outlook(plan: ArchivePlan) -> ArchiveEstimate:
     """Return what ``archive`` would do. Write nothing. Needs no Spark.
 
     Args:
@@ -509,7 +509,7 @@ def outlook(plan: ArchivePlan) -> Outlook:
     known = {} if state is None else state.marks
     starts = {key: known.get(end_mark(*key), view.log_start_offset) for key, view in views.items()}
     waiting = sum(max(0, view.end_offset - starts[key]) for key, view in views.items())
-    return Outlook(starts, waiting, find_orphans(table, plan.orphan_age_s), plan.resumed)
+    return ArchiveEstimate(starts, waiting, find_orphans(table, plan.orphan_age_s), plan.resumed)
 
 
 def _state(table: Table, views: Views) -> TableState | None:

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from liftpy.spark.failures import with_error_code
 from liftpy.spark.options import SourceOptions
-from liftpy.spark.pipelines.archive_writer import Writing, write_range
+from liftpy.spark.pipelines.archive_writer import WriterSettings, write_range
 from liftpy.spark.pipelines.tables import MANIFEST, ArchivedRange
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.range_reader import read_planned
@@ -45,12 +45,12 @@ class ManifestDataSource(DataSource):
             return ManifestStreamReader(*split_options(dict(self.options.items())))
 
 
-def split_options(given: Mapping[str, str]) -> tuple[SourceOptions, Writing]:
+def split_options(given: Mapping[str, str]) -> tuple[SourceOptions, WriterSettings]:
     """Return (options of the source, settings of the files to write) from Spark's option map. Raises ConfigError."""
     own = {name.lower(): value for name, value in given.items() if name.lower() in (ROOT, COMPRESSION)}
     options = SourceOptions.parse({name: value for name, value in given.items() if name.lower() not in own})
     options.check_streaming()
-    return options, Writing(own[ROOT], own.get(COMPRESSION, "zstd"))
+    return options, WriterSettings(own[ROOT], own.get(COMPRESSION, "zstd"))
 
 
 class ManifestStreamReader(LiftStreamReader):
@@ -61,7 +61,7 @@ class ManifestStreamReader(LiftStreamReader):
         writing: Settings of the files.
     """
 
-    def __init__(self, options: SourceOptions, writing: Writing) -> None:
+    def __init__(self, options: SourceOptions, writing: WriterSettings) -> None:
         super().__init__(options)
         self.writing = writing
 

@@ -34,7 +34,7 @@ _NO_SPACE = 28
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class WriterSettings:
     """Settings of written files.
 
     Attributes:
@@ -46,7 +46,9 @@ class Writing:
     compression: str = "zstd"
 
 
-def write_range(planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema: pa.Schema, writing: Writing) -> ArchivedRange:
+def write_range(
+    planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema: pa.Schema, writing: WriterSettings
+) -> ArchivedRange:
     """Write the records of the range ``planned`` to a Parquet file, and return the description of the file.
 
     If the file exists, its description is returned. Raises StorageError if the disk fails.
@@ -71,7 +73,7 @@ def write_range(planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema
 
 
 def _write(
-    begun: Path, planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema: pa.Schema, writing: Writing, path: str
+    begun: Path, planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema: pa.Schema, writing: WriterSettings, path: str
 ) -> ArchivedRange:
     """Write the range to the temporary file ``begun``, flush it, and return the description of the file.
 

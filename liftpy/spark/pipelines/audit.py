@@ -56,9 +56,9 @@ from liftpy.spark.pipelines.audit_findings import (
     SURPLUS,
     AuditFinding,
     AuditReport,
-    HeldRecords,
     PartitionAudit,
     ReplicaAudit,
+    ReplicaRecords,
     deviants,
     difference,
     digest_at,
@@ -66,8 +66,15 @@ from liftpy.spark.pipelines.audit_findings import (
     reference_of,
 )
 from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, spread
-from liftpy.spark.pipelines.replica_reads import Away, Damaged, HeldBlock, InBlocks, ReplicaAddress, ReplicaReads
-from liftpy.spark.process_connection import Link, link_to
+from liftpy.spark.pipelines.replica_reads import (
+    BatchBlocks,
+    DamagedRecordsError,
+    ReplicaAddress,
+    ReplicaBlock,
+    ReplicaReads,
+    ReplicaUnavailableError,
+)
+from liftpy.spark.process_connection import ProcessConnection, link_to
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,7 +99,7 @@ class Gap(NamedTuple):
     is_tombstone: bool = False
 
 
-class CompactionEnds(NamedTuple):
+class CompactionProgress(NamedTuple):
     """Progress of the compaction of a replica.
 
     Attributes:
@@ -105,7 +112,7 @@ class CompactionEnds(NamedTuple):
 
 
 @dataclass(slots=True)
-class Dropped:
+class DroppedRecords:
     """Records that some replicas lack, because these replicas have compacted their logs further than others.
 
     Attributes:
@@ -120,9 +127,9 @@ class Dropped:
     newest: dict[bytes, Gap] = field(default_factory=dict)
     keyless: list[Gap] = field(default_factory=list)
     is_complete: bool = True
-    ends: dict[str, CompactionEnds] = field(default_factory=dict)
+    ends: dict[str, CompactionProgress] = field(default_factory=dict)
 
-    def note(self, held: Mapping[str, HeldRecords]) -> None:
+    def note(self, held: Mapping[str, ReplicaRecords]) -> None:
         """Add the records of a range that at least one node lacks. ``held``: records of each node in this range."""
         everything = np.unique(np.concatenate([own.offsets for own in held.values()]))
         lacking = [np.setdiff1d(everything, own.offsets, assume_unique=True) for own in held.values()]
@@ -137,10 +144,10 @@ class Dropped:
         alone = np.unique(rows.filter(rows["key"].is_null())["offset"].to_numpy())
         self.keyless += [_gap_at(held, int(offset)) for offset in alone[: MAX_FINDINGS - len(self.keyless)]]
 
-    def learn_ends(self, node: str, ends: CompactionEnds) -> None:
+    def learn_ends(self, node: str, ends: CompactionProgress) -> None:
         """Store the progress ``ends`` of the compaction on a node. Earlier progress is never lowered."""
         known = self.ends.get(node, ends)
-        self.ends[node] = CompactionEnds(*map(max, known, ends))
+        self.ends[node] = CompactionProgress(*map(max, known, ends))
 
     def _add(self, key: bytes, gap: Gap) -> None:
         if key in self.newest or len(self.newest) < MAX_KEYS_DROPPED:
@@ -148,7 +155,7 @@ class Dropped:
         else:
             self.is_complete = False
 
-    def add(self, other: Dropped) -> None:
+    def add(self, other: DroppedRecords) -> None:
         """Add the records ``other``, which were found in another part of the partition."""
         self.count += other.count
         self.is_complete = self.is_complete and other.is_complete
@@ -168,19 +175,19 @@ class Dropped:
             if 2 * len(gap.lacking) > len(gap.holding) + len(gap.lacking):
                 return SURPLUS, gap.holding, ""
             return LOST, gap.lacking, ""
-        lost = tuple(node for node in gap.lacking if self.ends.get(node, CompactionEnds()).deletes_end <= gap.offset)
+        lost = tuple(node for node in gap.lacking if self.ends.get(node, CompactionProgress()).deletes_end <= gap.offset)
         if lost or most_hold:
             return LOST, lost or gap.lacking, ""
         ends = ", ".join(f"{node} below {self.ends[node].deletes_end}" for node in gap.lacking)
         return REVIVED, gap.holding, f"the delete marker of its key may be gone: compaction has removed markers on {ends}"
 
 
-def _rows_at(held: HeldRecords, offsets: np.ndarray) -> pa.Table:
+def _rows_at(held: ReplicaRecords, offsets: np.ndarray) -> pa.Table:
     own = np.intersect1d(offsets, held.offsets, assume_unique=True)
     return held.rows.take(np.searchsorted(held.offsets, own)).select(["offset", "key"])
 
 
-def _gap_at(held: Mapping[str, HeldRecords], offset: int) -> Gap:
+def _gap_at(held: Mapping[str, ReplicaRecords], offset: int) -> Gap:
     rows = {node: own.at(offset) for node, own in held.items()}
     holding = tuple(sorted(node for node, row in rows.items() if row >= 0))
     lacking = tuple(sorted(rows.keys() - set(holding)))
@@ -189,7 +196,7 @@ def _gap_at(held: Mapping[str, HeldRecords], offset: int) -> Gap:
 
 
 def lost_of(
-    link: Link, stream: StreamImage, one: PartitionAudit, dropped: Dropped, patience_s: float
+    link: ProcessConnection, stream: StreamImage, one: PartitionAudit, dropped: DroppedRecords, patience_s: float
 ) -> list[AuditFinding] | None:
     """Return findings about records in ``dropped`` that no later record of the key replaces. None: the audit cannot decide.
 
@@ -228,7 +235,9 @@ def lost_of(
     ][:MAX_FINDINGS]  # fmt: skip
 
 
-async def _newest(link: Link, one: PartitionAudit, gaps: dict[bytes, Gap], read_to: int, patience_s: float) -> dict[bytes, int]:
+async def _newest(
+    link: ProcessConnection, one: PartitionAudit, gaps: dict[bytes, Gap], read_to: int, patience_s: float
+) -> dict[bytes, int]:
     """Return the offset of the newest record of each key in ``gaps``. ``gaps``: record of each key that some replicas lack.
 
     Each key is read on a replica that has this record, at least up to ``read_to`` (exclusive).
@@ -312,7 +321,7 @@ class SpanAudit:
 
     replicas: dict[str, ReplicaAudit] = field(default_factory=dict)
     findings: list[AuditFinding] = field(default_factory=list)
-    dropped: Dropped = field(default_factory=Dropped)
+    dropped: DroppedRecords = field(default_factory=DroppedRecords)
 
 
 class _SpanPart(NamedTuple):
@@ -320,7 +329,7 @@ class _SpanPart(NamedTuple):
 
     start: int
     end: int
-    blocks: dict[str, HeldBlock]
+    blocks: dict[str, ReplicaBlock]
 
 
 def audit(
@@ -378,11 +387,11 @@ def audit(
     plan = link.call(planned(), _METADATA_PATIENCE_S + 6 * patience_s)
     spans = [span for stream, one in plan for span in _spans(stream, one, patience_s)]
     by_key = {(one.stream, one.partition): one for _, one in plan}
-    dropped: dict[tuple[str, int], Dropped] = {}
+    dropped: dict[tuple[str, int], DroppedRecords] = {}
     for span, done in zip(spans, spread(partial(audit_span, access), spans, spark=spark, tasks=tasks, tell=tell), strict=True):
         key = (span.stream, span.partition)
         _add(by_key[key], done)
-        dropped.setdefault(key, Dropped()).add(done.dropped)
+        dropped.setdefault(key, DroppedRecords()).add(done.dropped)
     for stream, one in plan:
         gone = dropped.get((one.stream, one.partition))
         if gone is not None and gone.count:
@@ -418,10 +427,14 @@ async def _comparable_range(
     )
     bounds: dict[str, Bounds] = {}
     if state.leader in asked:
-        await _look(state.leader, asked[state.leader], -1, found, bounds)
+        await _add_bounds(state.leader, asked[state.leader], -1, found, bounds)
     high = bounds[state.leader].high_watermark if state.leader in bounds else -1
     await asyncio.gather(
-        *(_look(node, asked[node], high if node in state.isr else -1, found, bounds) for node in nodes if node != state.leader)
+        *(
+            _add_bounds(node, asked[node], high if node in state.isr else -1, found, bounds)
+            for node in nodes
+            if node != state.leader
+        )
     )
     in_sync = [bounds[node] for node in nodes if node in bounds and node in state.isr]
     if in_sync:
@@ -436,7 +449,7 @@ async def _comparable_range(
     return found
 
 
-async def _look(node: str, reads: ReplicaReads, high: int, found: PartitionAudit, bounds: dict[str, Bounds]) -> None:
+async def _add_bounds(node: str, reads: ReplicaReads, high: int, found: PartitionAudit, bounds: dict[str, Bounds]) -> None:
     """Ask the replica on ``node`` for its bounds, and store them in ``bounds`` and in the result ``found``.
 
     ``high``: HW of the leader, inclusive. The call waits a moment if the replica does not know this HW yet.
@@ -445,9 +458,9 @@ async def _look(node: str, reads: ReplicaReads, high: int, found: PartitionAudit
     try:
         bounds[node] = await reads.bounds()
         if bounds[node].high_watermark < high:
-            with contextlib.suppress(Away):
+            with contextlib.suppress(ReplicaUnavailableError):
                 bounds[node] = await reads.bounds(high, _SETTLE_S)
-    except (Away, Damaged) as error:
+    except (ReplicaUnavailableError, DamagedRecordsError) as error:
         one.detail = str(error)
         return
     one.high_watermark, one.log_start_offset = bounds[node].high_watermark, bounds[node].log_start_offset
@@ -486,13 +499,13 @@ def audit_span(access: Access, span: AuditSpan) -> SpanAudit:
     link = link_to(access)
 
     async def run() -> SpanAudit:
-        return await _SpanWork(await link.transport(span.patience_s), link.subjects, span).run()
+        return await _SpanComparison(await link.transport(span.patience_s), link.subjects, span).run()
 
     offsets = span.end_offset - span.start_offset
     return link.call(run(), 20 * span.patience_s + len(span.nodes) * offsets / _SLOWEST_OFFSETS_S)
 
 
-class _SpanWork:
+class _SpanComparison:
     def __init__(self, transport: Transport, subjects: Subjects, span: AuditSpan) -> None:
         self._transport = transport
         self._subjects = subjects
@@ -515,7 +528,7 @@ class _SpanWork:
         A replica that becomes unreachable is left out from then on.
         """
         span = self._span
-        asked = {node: InBlocks(self._reads(node), span.start_offset, from_log_start=span.is_first) for node in span.nodes}
+        asked = {node: BatchBlocks(self._reads(node), span.start_offset, from_log_start=span.is_first) for node in span.nodes}
         for start in range(span.start_offset, span.end_offset, BLOCK_OFFSETS):
             end = min(start + BLOCK_OFFSETS, span.end_offset)
             blocks = dict(zip(asked, await asyncio.gather(*(one.block(end) for one in asked.values())), strict=True))
@@ -525,10 +538,10 @@ class _SpanWork:
                     del asked[node]
             await self._judge(_SpanPart(start, end, blocks))
         for reads in self._asked:
-            self._found.dropped.learn_ends(reads.replica.node, CompactionEnds(reads.compacted_end, reads.deletes_end))
+            self._found.dropped.learn_ends(reads.replica.node, CompactionProgress(reads.compacted_end, reads.deletes_end))
         return self._found
 
-    def _note(self, node: str, block: HeldBlock) -> None:
+    def _note(self, node: str, block: ReplicaBlock) -> None:
         one = self._found.replicas[node]
         one.records += block.records
         one.size_bytes += block.size_bytes
@@ -536,7 +549,7 @@ class _SpanWork:
         if block.away:
             one.state, one.detail = "away", f"from offset {block.end_offset} on: {block.away}"
 
-    def _tell(self, kind: str, node: str, offset: int, detail: str = "", **more: object) -> None:
+    def _add_finding(self, kind: str, node: str, offset: int, detail: str = "", **more: object) -> None:
         if (node, offset, kind) not in self._known and len(self._found.findings) < MAX_FINDINGS:
             self._known.add((node, offset, kind))
             span = self._span
@@ -554,7 +567,7 @@ class _SpanWork:
         for node, block in part.blocks.items():
             if block.damaged is not None:
                 text = f"it could not serve all of [{block.damaged.offset}, {part.end}): {block.damaged}"
-                self._tell(DAMAGED, node, block.damaged.offset, text)
+                self._add_finding(DAMAGED, node, block.damaged.offset, text)
         whole = {node: block for node, block in part.blocks.items() if block.is_whole}
         if len({block.digest for block in whole.values()}) < 2:
             return
@@ -564,25 +577,25 @@ class _SpanWork:
         middle = (part.start + part.end) // 2
         for start, end in ((part.start, middle), (middle, part.end)):
             first = self._span.is_first and start == self._span.start_offset
-            again = [InBlocks(self._reads(node), start, from_log_start=first).block(end) for node in whole]
+            again = [BatchBlocks(self._reads(node), start, from_log_start=first).block(end) for node in whole]
             await self._judge(_SpanPart(start, end, dict(zip(whole, await asyncio.gather(*again), strict=True))))
 
-    async def _compare(self, start: int, end: int, blocks: Mapping[str, HeldBlock]) -> None:
+    async def _compare(self, start: int, end: int, blocks: Mapping[str, ReplicaBlock]) -> None:
         """Compare the replicas record by record from offset ``start`` to ``end`` (exclusive), and add findings.
 
         ``blocks``: digest and size of each replica in this range, which has at most some megabytes.
         """
         batches: dict[str, list[RecordBatch]] = {node: [] for node in blocks}
-        again = [InBlocks(self._reads(node), start, from_log_start=True).block(end, into=batches[node]) for node in blocks]
-        held: dict[str, HeldRecords] = {}
+        again = [BatchBlocks(self._reads(node), start, from_log_start=True).block(end, into=batches[node]) for node in blocks]
+        held: dict[str, ReplicaRecords] = {}
         cleaned = self._span.cleaned
         for node, block in zip(blocks, await asyncio.gather(*again), strict=True):
             cleaned = cleaned or block.compacted
             try:
                 if block.is_whole:
-                    held[node] = HeldRecords.of(batches[node], start, end)
+                    held[node] = ReplicaRecords.of(batches[node], start, end)
             except CorruptionError as error:
-                self._tell(DAMAGED, node, start, f"a batch in [{start}, {end}) does not unpack: {error}")
+                self._add_finding(DAMAGED, node, start, f"a batch in [{start}, {end}) does not unpack: {error}")
         if len(held) < 2:
             return
         reference = reference_of(held, self._span.leader)
@@ -595,23 +608,23 @@ class _SpanWork:
         if len(self._found.findings) == before and not cleaned:
             self._compare_batches({node: batches[node] for node in held}, reference)
 
-    def _compare_two(self, held: Mapping[str, HeldRecords], reference: str, node: str, cleaned: bool) -> None:
+    def _compare_two(self, held: Mapping[str, ReplicaRecords], reference: str, node: str, cleaned: bool) -> None:
         found = difference(held[reference], held[node])
         for offset in found.differs:
-            self._tell_record(held, reference, offset)
+            self._add_record_finding(held, reference, offset)
         if not cleaned:
             for offsets in (found.only_here, found.only_there):
                 if len(offsets):
-                    self._tell_record(held, reference, int(offsets[0]))
+                    self._add_record_finding(held, reference, int(offsets[0]))
 
-    def _tell_record(self, held: Mapping[str, HeldRecords], reference: str, offset: int) -> None:
+    def _add_record_finding(self, held: Mapping[str, ReplicaRecords], reference: str, offset: int) -> None:
         digests = {node: own.digest(offset) for node, own in held.items()}
         expected, majority, others = deviants(digests, reference)
         there = {node: own.at(offset) >= 0 for node, own in held.items()}
         expected_there = there[next(node for node, digest in digests.items() if digest == expected)]
         for node in others:
             kind = DIFFERS if there[node] and expected_there else SURPLUS if there[node] else MISSING
-            self._tell(kind, node, offset, expected=expected, seen=digests[node], majority=majority)
+            self._add_finding(kind, node, offset, expected=expected, seen=digests[node], majority=majority)
 
     def _compare_batches(self, batches: Mapping[str, list[RecordBatch]], reference: str) -> None:
         """Add a finding if the batches of replicas differ although their records are equal.
@@ -624,4 +637,4 @@ class _SpanWork:
                 digests = {name: digest_at(own, offset) for name, own in batches.items()}
                 expected, majority, others = deviants(digests, reference)
                 for other in others:
-                    self._tell(BATCHES, other, offset, expected=expected, seen=digests[other], majority=majority)
+                    self._add_finding(BATCHES, other, offset, expected=expected, seen=digests[other], majority=majority)

@@ -184,7 +184,7 @@ _HEADERS = pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())]))
 
 
 @dataclass(frozen=True, slots=True)
-class HeldRecords:
+class ReplicaRecords:
     """Records of a replica in a range, in ascending order.
 
     ``offsets``: int64 array. ``rows``: one row of all columns for each record, times as int64 nanoseconds.
@@ -194,7 +194,7 @@ class HeldRecords:
     rows: pa.Table
 
     @classmethod
-    def of(cls, batches: Sequence[RecordBatch], start_offset: int, end_offset: int) -> HeldRecords:
+    def of(cls, batches: Sequence[RecordBatch], start_offset: int, end_offset: int) -> ReplicaRecords:
         """Return the records of ``batches`` from ``start_offset`` to ``end_offset`` (exclusive).
 
         Raises CorruptionError if the columns of a batch do not match its header.
@@ -233,7 +233,7 @@ class RecordDifference:
     only_there: NDArray[np.int64]
 
 
-def difference(here: HeldRecords, there: HeldRecords) -> RecordDifference:
+def difference(here: ReplicaRecords, there: ReplicaRecords) -> RecordDifference:
     """Return the differences between the records of two replicas in one range of offsets."""
     common, own, other = np.intersect1d(here.offsets, there.offsets, assume_unique=True, return_indices=True)
     rows = differing_rows(_rows(here, own), _rows(there, other))
@@ -244,7 +244,7 @@ def difference(here: HeldRecords, there: HeldRecords) -> RecordDifference:
     )
 
 
-def _rows(held: HeldRecords, wanted: NDArray[np.int64]) -> pa.Table:
+def _rows(held: ReplicaRecords, wanted: NDArray[np.int64]) -> pa.Table:
     return held.rows if len(wanted) == len(held.offsets) else held.rows.take(wanted)
 
 
@@ -290,7 +290,7 @@ def digest_at(batches: Sequence[RecordBatch], offset: int) -> str:
     return ABSENT if found is None else hashlib.blake2b(found.view, digest_size=16).hexdigest()
 
 
-def reference_of(held: Mapping[str, HeldRecords], leader: str) -> str:
+def reference_of(held: Mapping[str, ReplicaRecords], leader: str) -> str:
     """Return the node whose records most replicas have. ``held``: records of each node in one range.
 
     In a tie, return ``leader`` if it is one of these nodes, otherwise the first of them.
@@ -299,5 +299,5 @@ def reference_of(held: Mapping[str, HeldRecords], leader: str) -> str:
     return max(shared, key=lambda node: (shared[node], node == leader))
 
 
-def _same(one: HeldRecords, other: HeldRecords) -> bool:
+def _same(one: ReplicaRecords, other: ReplicaRecords) -> bool:
     return len(one.offsets) == len(other.offsets) and bool(one.rows.equals(other.rows))

@@ -26,8 +26,8 @@ from liftpy.spark.pipelines.archive_writer import write_file
 from liftpy.spark.pipelines.table_formats import state_of, table_at
 from liftpy.spark.pipelines.tables import (
     DATA,
-    Commit,
     Table,
+    TableCommit,
     TableFile,
     TableState,
     check_archived,
@@ -249,7 +249,7 @@ def compact(spark: SparkSession, plan: CompactPlan, tell: Callable[[CompactStep]
     if step.has_gaps:
         check_deletes(_views(plan), step.read)
     marks = {end_mark(*key): end for key, end in step.ends.items()} | {uid_mark(plan.stream, step.uid): 1}
-    version = table.commit(Commit(files, marks), arrow_schema(COLUMNS), replace=True)
+    version = table.commit(TableCommit(files, marks), arrow_schema(COLUMNS), replace=True)
     table.forget_old_files()
     return Compacted(step.waiting, sum(one.record_count for one in files), sum(one.size_bytes for one in files), version)
 

@@ -41,7 +41,7 @@ from liftpy.spark.planning import (
     resolve_starts,
     with_moving_ends,
 )
-from liftpy.spark.process_connection import Link, link_to
+from liftpy.spark.process_connection import ProcessConnection, link_to
 from liftpy.spark.range_reader import read_planned
 from liftpy.spark.sink_rows import as_binary, check_rows, places_of, shares_of
 
@@ -313,14 +313,16 @@ def replay_share(plan: ReplayPlan, tasks: int, share: ReplayShare) -> ShareDone:
     return ShareDone(planned.stream, planned.partition, planned.start_offset, planned.end_offset, records, known)
 
 
-async def _open(link: Link, target: str, round: Round) -> Producer:
+async def _open(link: ProcessConnection, target: str, round: Round) -> Producer:
     transport = await link.transport(_PATIENCE_S)
     requests = MetadataRequests(transport, link.subjects, _PATIENCE_S)
     chosen = ProducerOptions(patience_s=_PATIENCE_S)
     return await open_producer(transport, requests, target, id=f"spark/{round.run}/{round.part}", round=round, options=chosen)
 
 
-def _send(link: Link, producer: Producer, plan: ReplayPlan, share: ReplayShare, options: SourceOptions, rate: float) -> int:
+def _send(
+    link: ProcessConnection, producer: Producer, plan: ReplayPlan, share: ReplayShare, options: SourceOptions, rate: float
+) -> int:
     """Send all records of the share, and return their number. ``rate``: maximum number of new records per second, 0: no limit."""
     sent, began_s, partitions = 0, time.monotonic(), producer.round_partitions
     batches = _from_files(share) if share.files else read_planned(share.planned, options)

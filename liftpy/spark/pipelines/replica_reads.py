@@ -1,8 +1,8 @@
-"""Reads the bounds and the batches of one replica (``ReplicaReads``), and computes digests of blocks (``InBlocks``).
+"""Reads the bounds and the batches of one replica (``ReplicaReads``), and computes digests of blocks (``BatchBlocks``).
 
-Other readers change to another replica after a bad answer. An audit must see that answer. So damage (``Damaged``) and a
-missing answer (``Away``) are findings. ``ReplicaReads`` retries a request for its patience if the replica is not ready,
-or if the answer was damaged on the network.
+Other readers change to another replica after a bad answer. An audit must see that answer. So damage (``DamagedRecordsError``) and a
+missing answer (``ReplicaUnavailableError``) are findings. ``ReplicaReads`` retries a request for its patience if the
+replica is not ready, or if the answer was damaged on the network.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CORRUPTION = f"{CorruptionError.code}:"
 """Beginning of a node's error text about damage in its own log."""
 
 
-class Damaged(Exception):
+class DamagedRecordsError(Exception):
     """Raised if the replica has damaged records at ``offset`` or later. The text describes the damage."""
 
     def __init__(self, text: str, offset: int) -> None:
@@ -47,7 +47,7 @@ class Damaged(Exception):
         self.offset = offset
 
 
-class Away(Exception):
+class ReplicaUnavailableError(Exception):
     """Raised if the replica does not return the requested range. The text names the reason."""
 
 
@@ -68,7 +68,7 @@ class ReplicaAddress:
 
 
 @dataclass(slots=True, kw_only=True)
-class HeldBlock:
+class ReplicaBlock:
     """The batches of a replica that begin in a range of offsets.
 
     Attributes:
@@ -90,7 +90,7 @@ class HeldBlock:
     end_offset: int = 0
     epochs: list[tuple[int, int]] = field(default_factory=list)
     compacted: bool = False
-    damaged: Damaged | None = None
+    damaged: DamagedRecordsError | None = None
     away: str = ""
 
     @property
@@ -141,7 +141,7 @@ class ReplicaReads:
             head, _ = await self._patiently(request, -1, self.replica.patience_s)
             if head.stateLater:
                 if time.monotonic() >= patient_s:
-                    raise Away("it has not loaded its state of producers and message ids yet")
+                    raise ReplicaUnavailableError("it has not loaded its state of producers and message ids yet")
                 await asyncio.sleep(_LATER_S)
                 continue
             if not head.stateBytes:
@@ -154,13 +154,13 @@ class ReplicaReads:
             end = head.stateEnd
             held += head.stateData
             if not head.stateData or len(held) > head.stateBytes or head.stateBytes > MAX_STATE_BYTES:
-                raise Away("the parts of its state of producers and message ids do not fit")
+                raise ReplicaUnavailableError("the parts of its state of producers and message ids do not fit")
             if len(held) < head.stateBytes:
                 continue
             if is_whole_state(bytes(held)):
                 return end, bytes(held)
             if time.monotonic() >= patient_s:
-                raise Away("its state of producers and message ids cannot be read")
+                raise ReplicaUnavailableError("its state of producers and message ids cannot be read")
             end, held = 0, bytearray()  # parts of two states: the node made a new one during the copy
 
     async def batches(self, offset: int) -> tuple[list[RecordBatch], int]:
@@ -180,7 +180,7 @@ class ReplicaReads:
             self.deletes_end = head.deletesEnd
             piece = frames.piece_in(head, body)
             if piece is not None:
-                whole = assembly.take(piece)
+                whole = assembly.add_piece(piece)
                 if whole is None:
                     continue
                 body = whole
@@ -194,7 +194,7 @@ class ReplicaReads:
         except DamagedBatchError as error:
             at = max(error.offset, offset)
             await self._complain(at)
-            raise Damaged(f"the replica sent damaged records: {error}", at) from None
+            raise DamagedRecordsError(f"the replica sent damaged records: {error}", at) from None
         next_offset, epoch = offset, 0
         for batch in batches:
             wrong = ""
@@ -203,12 +203,14 @@ class ReplicaReads:
             elif batch.next_offset <= next_offset or batch.leader_epoch < epoch:
                 wrong = f"the batch at {batch.base_offset}, LeaderEpoch {batch.leader_epoch}, does not follow on {next_offset}, {epoch}"
             if wrong:
-                raise Damaged(wrong, next_offset)
+                raise DamagedRecordsError(wrong, next_offset)
             next_offset, epoch = batch.next_offset, batch.leader_epoch
         if head.compacted:  # the tail may have been compacted away
             next_offset = max(next_offset, min(head.nextOffset, head.highWatermark + 1))
         if next_offset == offset:
-            raise Away(f"it returned nothing at offset {offset}, although its high watermark is {head.highWatermark}")
+            raise ReplicaUnavailableError(
+                f"it returned nothing at offset {offset}, although its high watermark is {head.highWatermark}"
+            )
         return batches, next_offset
 
     async def _ask(self, request: client_pb2.ReadRequest, offset: int) -> tuple[client_pb2.ReadResponse, memoryview]:
@@ -225,7 +227,7 @@ class ReplicaReads:
         must_agree(head, replica.uid, -1, 0)
         if head.error == client_pb2.ReadResponse.UNKNOWN and head.detail.startswith(_CORRUPTION):
             named = _AT_OFFSET.search(head.detail)  # the node names the damaged offset
-            raise Damaged(head.detail, max(int(named[1]), offset) if named else offset)
+            raise DamagedRecordsError(head.detail, max(int(named[1]), offset) if named else offset)
         check_head(head, replica.uid, replica.stream, replica.partition, max(offset, 0))
         return head, body
 
@@ -243,7 +245,7 @@ class ReplicaReads:
         except NotFoundError:
             raise
         except LiftError as error:
-            raise Away(f"{error.code}: {error}") from error
+            raise ReplicaUnavailableError(f"{error.code}: {error}") from error
         raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
     async def _complain(self, offset: int) -> None:
@@ -251,11 +253,11 @@ class ReplicaReads:
         complaint = client_pb2.ReadRequest(boundsOnly=True, minHighWatermark=-1, badOffset=offset)
         try:
             await self._ask(complaint, -1)
-        except (LiftError, Damaged):
+        except (LiftError, DamagedRecordsError):
             return
 
 
-class InBlocks:
+class BatchBlocks:
     """Batches of a replica from offset ``start`` on, grouped into contiguous blocks.
 
     A batch belongs to the block in which it begins.
@@ -268,12 +270,12 @@ class InBlocks:
         self._held: deque[RecordBatch] = deque()
         """Batches that were read and are not part of a block yet."""
 
-    async def block(self, end: int, into: list[RecordBatch] | None = None) -> HeldBlock:
+    async def block(self, end: int, into: list[RecordBatch] | None = None) -> ReplicaBlock:
         """Read the batches that begin after the previous block and before ``end`` (exclusive), and return their digest and size.
 
         ``into``: list to which the batches are added. None: they are not kept.
         """
-        found, digest = HeldBlock(end_offset=self._position), hashlib.blake2b(digest_size=DIGEST_BYTES)
+        found, digest = ReplicaBlock(end_offset=self._position), hashlib.blake2b(digest_size=DIGEST_BYTES)
         try:
             while True:
                 while self._held and self._held[0].base_offset < end:
@@ -286,9 +288,9 @@ class InBlocks:
                     break
                 batches, self._position = await self._reads.batches(self._position)
                 self._held += [batch for batch in batches if batch.base_offset >= self._floor]
-        except Damaged as damaged:
+        except DamagedRecordsError as damaged:
             found.damaged = damaged
-        except Away as away:
+        except ReplicaUnavailableError as away:
             found.away = str(away)
         if not found.is_whole:
             self._held.clear()
@@ -297,7 +299,7 @@ class InBlocks:
         return found
 
 
-def _note(block: HeldBlock, batch: RecordBatch) -> None:
+def _note(block: ReplicaBlock, batch: RecordBatch) -> None:
     header = batch.header
     block.records += 0 if header.control else header.record_count
     block.size_bytes += header.size_bytes

@@ -1,6 +1,6 @@
 """``stats``: statistics of streams over time, for each partition: rates, sizes, gaps, keys and subjects.
 
-Threads of this process or executors read ranges like the source of Spark, and measure them (``Measures``). Each range returns only
+Threads of this process or executors read ranges like the source of Spark, and measure them (``RangeStats``). Each range returns only
 a few sums.
 """
 
@@ -53,7 +53,7 @@ class PartitionStats:
 
     stream: str
     partition: int
-    measures: Measures
+    measures: RangeStats
 
     @property
     def span_s(self) -> float:
@@ -211,7 +211,8 @@ def stats(
         measure = partial(measure_range, access, width_ns, patience_s)
         found = {
             key: PartitionStats(
-                *key, Measures(start_offset=start, end_offset=start, width_ns=width_ns or WIDTHS_NS[0], is_fixed=bool(width_ns))
+                *key,
+                RangeStats(start_offset=start, end_offset=start, width_ns=width_ns or WIDTHS_NS[0], is_fixed=bool(width_ns)),
             )
             for key, start in sorted(starts.items())
         }
@@ -224,13 +225,13 @@ def stats(
     return StatsReport(list(found.values()), losses)
 
 
-def measure_range(access: Access, width_ns: int, patience_s: float, planned: PlannedRange) -> Measures:
+def measure_range(access: Access, width_ns: int, patience_s: float, planned: PlannedRange) -> RangeStats:
     """Measure the records of the range ``planned``, in this process or in a Spark executor.
 
     ``width_ns``: width of a time bucket in nanoseconds, 0: it grows with the range. ``patience_s``: time limit without an answer, in
     seconds.
     """
-    found = Measures(
+    found = RangeStats(
         start_offset=planned.start_offset,
         end_offset=planned.end_offset,
         width_ns=width_ns or WIDTHS_NS[0],
@@ -244,14 +245,14 @@ def measure_range(access: Access, width_ns: int, patience_s: float, planned: Pla
     return found
 
 
-def _as_wide(all_of_them: Iterable[Measures]) -> None:
+def _as_wide(all_of_them: Iterable[RangeStats]) -> None:
     """Give the time buckets of all partitions one width, that of the widest, so that one plot can show them."""
     several = list(all_of_them)
     while several:
         widest = max(one.width_ns for one in several)
         for one in several:
             one.widen(widest)
-        together = Measures(start_offset=0, end_offset=0, width_ns=widest, is_fixed=several[0].is_fixed)
+        together = RangeStats(start_offset=0, end_offset=0, width_ns=widest, is_fixed=several[0].is_fixed)
         for one in several:
             for number in one.buckets:
                 together.buckets.setdefault(number, Bucket())
@@ -261,14 +262,14 @@ def _as_wide(all_of_them: Iterable[Measures]) -> None:
         several[0].widen(together.width_ns)
 
 
-def _beside(one: Measures) -> Measures:
-    made = Measures(start_offset=one.start_offset, end_offset=one.start_offset, width_ns=one.width_ns, is_fixed=one.is_fixed)
+def _beside(one: RangeStats) -> RangeStats:
+    made = RangeStats(start_offset=one.start_offset, end_offset=one.start_offset, width_ns=one.width_ns, is_fixed=one.is_fixed)
     made.first_ns = made.last_ns = one.first_ns
     _join_beside(made, one)
     return made
 
 
-def _join_beside(whole: Measures, one: Measures) -> None:
+def _join_beside(whole: RangeStats, one: RangeStats) -> None:
     """Add the statistics ``one`` of a partition to the statistics ``whole`` of the stream. Their time ranges may overlap."""
     if one.records:
         whole.first_ns = min(whole.first_ns, one.first_ns) if whole.records else one.first_ns
@@ -370,7 +371,7 @@ class Bucket:
 
 
 @dataclass(slots=True, kw_only=True)
-class Measures:
+class RangeStats:
     """Statistics of a range of one partition, from ``start_offset`` (inclusive) to ``end_offset`` (exclusive).
 
     Attributes:
@@ -459,7 +460,7 @@ class Measures:
             known = name in self.subjects or len(self.subjects) < MAX_SUBJECTS
             self.subjects[name if known else OTHERS] += count
 
-    def join(self, later: Measures) -> None:
+    def join(self, later: RangeStats) -> None:
         """Add the statistics ``later`` of the range that follows in the same partition."""
         self.missing += later.missing
         self.end_offset = later.end_offset

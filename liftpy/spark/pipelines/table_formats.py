@@ -34,8 +34,8 @@ from liftpy.spark.pipelines.tables import (
     EXTRAS,
     FORMATS,
     ArchivedRange,
-    Commit,
     Table,
+    TableCommit,
     TableFile,
     TableState,
 )
@@ -85,7 +85,7 @@ def state_of(table: Table, marks: Iterable[str] = ()) -> TableState:
     return found
 
 
-class _TableFolder:
+class _TableDirectory:
     """A table in a directory. A commit is based on the version that the newest ``state`` returned."""
 
     def __init__(self, root: Path) -> None:
@@ -97,7 +97,7 @@ class _TableFolder:
         return self._root
 
 
-class DeltaFolder(_TableFolder):
+class DeltaDirectory(_TableDirectory):
     """A Delta table in a directory."""
 
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
@@ -118,7 +118,7 @@ class DeltaFolder(_TableFolder):
                 {mark: value for mark, value in found.items() if value is not None},
             )
 
-    def commit(self, commit: Commit, schema: pa.Schema, *, replace: bool = False) -> int:
+    def commit(self, commit: TableCommit, schema: pa.Schema, *, replace: bool = False) -> int:
         from deltalake import DeltaTable, Schema
         from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import CommitProperties, Transaction, create_table_with_add_actions
@@ -204,7 +204,7 @@ def _text(ms: int) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"
 
 
-class IcebergFolder(_TableFolder):
+class IcebergDirectory(_TableDirectory):
     """An Iceberg table in a directory."""
 
     def _catalog(self) -> Any:
@@ -233,7 +233,7 @@ class IcebergFolder(_TableFolder):
                 {mark: int(value) for mark, value in known.items() if value is not None},
             )
 
-    def commit(self, commit: Commit, schema: pa.Schema, *, replace: bool = False) -> int:
+    def commit(self, commit: TableCommit, schema: pa.Schema, *, replace: bool = False) -> int:
         from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
         from pyiceberg.expressions import AlwaysTrue
 
@@ -305,4 +305,4 @@ def _iceberg_errors(root: Path) -> Iterator[None]:
         ) from error
 
 
-KINDS: dict[str, Callable[[Path], Table]] = {"delta": DeltaFolder, "iceberg": IcebergFolder}
+KINDS: dict[str, Callable[[Path], Table]] = {"delta": DeltaDirectory, "iceberg": IcebergDirectory}

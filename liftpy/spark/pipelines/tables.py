@@ -49,7 +49,7 @@ class Table(Protocol):
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
         """Return the current version of the table with the values of ``marks`` (names). None: the table does not exist."""
 
-    def commit(self, commit: Commit, schema: pa.Schema, *, replace: bool = False) -> int:
+    def commit(self, commit: TableCommit, schema: pa.Schema, *, replace: bool = False) -> int:
         """Commit the files and marks of ``commit``, and return the new version of the table.
 
         ``replace``: True to remove all other files from the table. Raises FencedError if another writer has committed since the newest
@@ -140,7 +140,7 @@ class TableFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class TableCommit:
     """Transaction on a table that adds ``files`` and sets ``marks`` (value by name)."""
 
     files: tuple[TableFile, ...]
@@ -157,7 +157,7 @@ def marks_of(ranges: Iterable[ArchivedRange], query_id: str) -> set[str]:
 
 def commit_of(
     ranges: Sequence[ArchivedRange], query_id: str, batch_id: int, marks: Mapping[str, int], *, fail_on_data_loss: bool = True
-) -> Commit | None:
+) -> TableCommit | None:
     """Return the commit of a micro-batch. None: the table already has the micro-batch.
 
     Args:
@@ -185,7 +185,7 @@ def commit_of(
             end = one.end_offset
             found |= {end_mark(*key): end, uid_mark(one.stream, one.uid): 1}
             marks = {**marks, **found}
-    return Commit(tuple(TableFile(one.path, one.size_bytes, one.record_count, one) for one in ordered if one.path), found)
+    return TableCommit(tuple(TableFile(one.path, one.size_bytes, one.record_count, one) for one in ordered if one.path), found)
 
 
 def check_uid(stream: str, uid: str, marks: Mapping[str, int]) -> None:

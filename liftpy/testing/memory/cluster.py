@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import sync
-from liftpy.client.awaitable_context import Opening
+from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.client import Client
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.tracing import making_of
@@ -206,7 +206,7 @@ class MemoryCluster:
         """Namespace of the cluster."""
         return self._subjects.namespace
 
-    def client(self, name: str = "liftpy-client", *, trace: bool | TracerProvider = False) -> Opening[Client]:
+    def client(self, name: str = "liftpy-client", *, trace: bool | TracerProvider = False) -> AwaitableContext[Client]:
         """Return a client for the running event loop.
 
         Args:
@@ -220,7 +220,7 @@ class MemoryCluster:
             async with cluster.client() as client:
                 await client.create_stream("orders", "shop.orders")
         """
-        return Opening(self._client(name, trace))
+        return AwaitableContext(self._client(name, trace))
 
     def sync_client(self, name: str = "liftpy-client", *, trace: bool | TracerProvider = False) -> sync.SyncClient:
         """Return a client without asyncio. Use it with ``with``, or close it.
@@ -231,7 +231,7 @@ class MemoryCluster:
         """
         return sync.sync_client_of(partial(self._client, name, trace))
 
-    def nats(self, **options: Any) -> Opening[NatsConnection]:
+    def nats(self, **options: Any) -> AwaitableContext[NatsConnection]:
         """Return a nats-py client of the cluster's NATS.
 
         Args:
@@ -240,7 +240,7 @@ class MemoryCluster:
         Returns:
             The client. Use it with ``async with``, or ``await`` it.
         """
-        return Opening(self._connection(**options))
+        return AwaitableContext(self._connection(**options))
 
     def _connection(self, **options: Any) -> Coroutine[Any, Any, NatsConnection]:
         if self._server is None or self._loop is None:
@@ -296,7 +296,7 @@ class MemoryCluster:
         """Wait until the coordinators of groups and queues run. They also start on first use."""
 
         async def made() -> None:
-            async with Opening(self._client("groups")) as client:
+            async with AwaitableContext(self._client("groups")) as client:
                 await client.groups.stream()
             if self._coordinators is not None:
                 await asyncio.shield(self._coordinators[1])

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from liftpy.config import ReplicationConfig
-from liftpy.core.metadata.controller.admission import WITHOUT_LIMITS, Arrival, RequestAcl, first_rejection, sender_of
+from liftpy.core.metadata.controller.admission import WITHOUT_LIMITS, RequestAcl, RequestContext, first_rejection, sender_of
 from liftpy.core.metadata.controller.feature_negotiation import begin_at, levels_answer
 from liftpy.core.metadata.controller.single_log import SingleLogGroup
 from liftpy.core.metadata.describe import cut_stream, page_bytes
@@ -89,7 +89,7 @@ class MemoryGroup(SingleLogGroup):
         for node_id in absent:
             self.duties.record_no_responders(node_id)
         self.apply_due()
-        for question in self.duties.take_questions():
+        for question in self.duties.take_leader_checks():
             del question  # a leader in memory either answers or is known to be stopped, so no question is needed
         return granted
 
@@ -113,7 +113,7 @@ class MemoryGroup(SingleLogGroup):
 
     # ---- who asks by the bus -------------------------------------------------------------------------------------------
     def _request_received(self, acl: RequestAcl, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
-        arrival = Arrival(
+        arrival = RequestContext(
             acl=acl,
             sender=sender_of(acl, subject.decode(), self._subjects.namespace),
             payload=payload,

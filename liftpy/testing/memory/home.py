@@ -1,6 +1,6 @@
 """Interfaces between the parts of an in-memory cluster, so that modules do not import each other.
 
-``HomeNode``: methods of a node that its replicas call. ``HeldReplica``: methods of a replica that its publishers and
+``HomeNode``: methods of a node that its replicas call. ``ReplicaEndpoint``: methods of a replica that its publishers and
 readers call. ``FellowReplica``: methods that other replicas of the partition call. The classes are in ``node``,
 ``replica`` and ``peers``.
 """
@@ -15,12 +15,12 @@ from typing import Protocol
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
-from liftpy.core.publish.log_state_part import NodeDerived
-from liftpy.core.publish.standby import NodeHeard
-from liftpy.core.publish.state_transfer import StatePiece, StateQuestion
+from liftpy.core.publish.log_state_part import NodeStateMemory
+from liftpy.core.publish.standby import NodeStandbyMemory
+from liftpy.core.publish.state_transfer import StatePiece, StatePieceRequest
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
-from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.reads import ReadBudget
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -45,7 +45,7 @@ class FellowReplica(Protocol):
     def asked_by(self, peer: FellowReplica, request_id: int) -> int:
         """Store that the replica ``peer`` has sent the request ``request_id``. Return a token for the answer."""
 
-    def give_state(self, question: StateQuestion) -> StatePiece | None:
+    def read_state(self, question: StatePieceRequest) -> StatePiece | None:
         """Return the requested piece of the replica's state of producers and message ids. None: not ready.
 
         The state includes that of deleted records.
@@ -55,7 +55,7 @@ class FellowReplica(Protocol):
         """Process the answer of the leader to the fetch ``request_id`` of this replica. ``data``: whole batches."""
 
 
-class HeldReplica(Protocol):
+class ReplicaEndpoint(Protocol):
     """Methods of a replica that its publishers and readers call."""
 
     key: PartitionKey
@@ -84,9 +84,9 @@ class HomeNode(Protocol):
     loop: asyncio.AbstractEventLoop
     subjects: Subjects
     inboxes: InboxRule
-    intake: NodeIntake
-    derived: NodeDerived
-    heard: NodeHeard
+    intake: NodeInflight
+    derived: NodeStateMemory
+    heard: NodeStandbyMemory
     copy_pace: CatchupThrottle
     read_budget: ReadBudget
     counters: Counter[str]

@@ -199,9 +199,9 @@ class NatsSession:
     # ---- from the client -------------------------------------------------------------------------------------------------
     def feed(self, data: bytes) -> None:
         if not self.ended:
-            self._bus.together(partial(self._take, self._left + data if self._left else data))
+            self._bus.together(partial(self._process_data, self._left + data if self._left else data))
 
-    def _take(self, data: bytes) -> None:
+    def _process_data(self, data: bytes) -> None:
         at = 0
         try:
             while not self.ended and (end := data.find(_END, at)) >= 0:
@@ -342,14 +342,14 @@ class MemoryTransport(Transport):
     def __init__(self, server: MemoryServer) -> None:
         self._server = server
         self._reader: asyncio.StreamReader | None = None
-        self._line: _Line | None = None
+        self._line: _MemoryConnection | None = None
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
         """Open a new connection to the in-memory server. Raises ConnectionRefusedError if the cluster has stopped."""
         if not self._server.is_up:
             raise ConnectionRefusedError("the in-memory cluster is stopped")
         self._reader = asyncio.StreamReader()
-        self._line = _Line(self._server, self._reader)
+        self._line = _MemoryConnection(self._server, self._reader)
 
     async def connect_tls(self, uri: Any, ssl_context: Any, buffer_size: int, connect_timeout: int) -> None:
         raise ConnectionRefusedError("an in-memory cluster does not support TLS")
@@ -389,7 +389,7 @@ class MemoryTransport(Transport):
         return True
 
 
-class _Line:
+class _MemoryConnection:
     """One connection: the queues of bytes between the event loop of the client and that of the cluster."""
 
     def __init__(self, server: MemoryServer, reader: asyncio.StreamReader) -> None:
@@ -414,7 +414,7 @@ class _Line:
             return
         self._written_bytes += len(data)
         self._chunks.append(bytes(data))
-        self._post(self._home, self._take)
+        self._post(self._home, self._process_chunk)
 
     def close(self) -> None:
         """Close the connection as the client. The server still processes the bytes that were written before."""
@@ -435,7 +435,7 @@ class _Line:
             lambda data: self._post(self._away, self._data_arrived, data), lambda: self._post(self._away, self._hung_up)
         )
 
-    def _take(self) -> None:
+    def _process_chunk(self) -> None:
         assert self._session is not None
         if self._chunks:
             data = self._chunks.popleft()

@@ -15,11 +15,11 @@ from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.metadata.node_identity import DirectoryIdentity
-from liftpy.core.publish.log_state_part import NodeDerived
-from liftpy.core.publish.standby import NodeHeard
+from liftpy.core.publish.log_state_part import NodeStateMemory
+from liftpy.core.publish.standby import NodeStandbyMemory
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import pace_of
-from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.reads import ReadBudget
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import InboxRule, Subjects
@@ -69,9 +69,9 @@ class MemoryNode:
 
     def _begin(self) -> None:
         """Create the memory of a new process of the node, which has no metadata yet."""
-        self.intake = NodeIntake()
-        self.derived = NodeDerived(self.config.node_dedup_state_bytes)
-        self.heard = NodeHeard(self.config.node_standby_bytes)
+        self.intake = NodeInflight()
+        self.derived = NodeStateMemory(self.config.node_dedup_state_bytes)
+        self.heard = NodeStandbyMemory(self.config.node_standby_bytes)
         self.read_budget = ReadBudget()
         self._image = ClusterImage()
 

@@ -14,8 +14,8 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.group_commit import GroupCommit
 from liftpy.core.log.log import Log
 from liftpy.core.log.range_reads import read_portion
-from liftpy.core.partition.shell import Fetched
-from liftpy.core.publish.state_transfer import StatePiece, StateQuestion
+from liftpy.core.partition.shell import FetchedBatches
+from liftpy.core.publish.state_transfer import StatePiece, StatePieceRequest
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.messages import received_from
@@ -31,7 +31,7 @@ _ROOM_BYTES = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class _Asker:
+class _PendingRequest:
     """Replica that has sent a request, and the id of the request."""
 
     peer: FellowReplica
@@ -48,12 +48,12 @@ class Peers:
     replica: Replica
     commit: GroupCommit
     publishers: MemoryPublishers
-    fetched: dict[int, Fetched]
+    fetched: dict[int, FetchedBatches]
 
     def begin_peers(self) -> None:
         self._next_token = 1
-        self._askers: dict[int, _Asker] = {}
-        self._kept: dict[str, _Asker] = {}
+        self._askers: dict[int, _PendingRequest] = {}
+        self._kept: dict[str, _PendingRequest] = {}
         """Replica -> its last fetch, which got an empty answer and waits for records."""
         self._waiting: do.SendFetch | None = None
         """Fetch that is sent after the state of the leader has arrived. None: none."""
@@ -100,7 +100,7 @@ class Peers:
             ),
         )  # fmt: skip
 
-    def _ask_state(self, effect: do.SendFetch, question: StateQuestion) -> None:
+    def _ask_state(self, effect: do.SendFetch, question: StatePieceRequest) -> None:
         """Request the leader's state of producers and message ids that belongs to deleted records. Then send the fetch ``effect``."""
         if self._waiting is not effect:
             return  # it has another role
@@ -108,7 +108,7 @@ class Peers:
         if leader is None or leader is self:
             self.publishers.taker.nobody_listens()
         else:
-            piece = leader.give_state(question)
+            piece = leader.read_state(question)
         try:
             goes_on = self.publishers.taker.add_piece(piece)
         except StorageError as error:
@@ -119,8 +119,8 @@ class Peers:
         else:
             self.feed(ev.RequestFailed(request_id=effect.request_id, reason="the leader's state is not ready"))
 
-    def give_state(self, question: StateQuestion) -> StatePiece | None:
-        return self.publishers.giver.give(question)
+    def read_state(self, question: StatePieceRequest) -> StatePiece | None:
+        return self.publishers.giver.read_piece(question)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
         self._ask_leader(
@@ -139,7 +139,7 @@ class Peers:
         )
         token = self._token() if spans else 0
         if spans:
-            self.fetched[token] = Fetched(view, batches)
+            self.fetched[token] = FetchedBatches(view, batches)
         answer = ev.FetchAnswered(
             token=token, request_id=request_id, leader_epoch=leader_epoch, high_watermark=high_watermark, spans=spans,
             size_bytes=len(data),
@@ -157,7 +157,7 @@ class Peers:
 
     def asked_by(self, peer: FellowReplica, request_id: int) -> int:
         token = self._token()
-        self._askers[token] = _Asker(peer, request_id)
+        self._askers[token] = _PendingRequest(peer, request_id)
         return token
 
     # ---- a leader --------------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class Peers:
         if asker is not None:
             self._send(asker, effect.leader_epoch, b"")
 
-    def _send_batches(self, asker: _Asker, leader_epoch: int, from_offset: int, max_bytes: int) -> None:
+    def _send_batches(self, asker: _PendingRequest, leader_epoch: int, from_offset: int, max_bytes: int) -> None:
         try:
             end_offset = self.log.log_end_offset
             portion = read_portion(self.log, from_offset, max_bytes, _ROOM_BYTES, end_offset=end_offset, held=NOTHING)
@@ -202,7 +202,7 @@ class Peers:
             raise
         self._send(asker, leader_epoch, b"".join(portion.chunks))
 
-    def _send(self, asker: _Asker, leader_epoch: int, data: bytes) -> None:
+    def _send(self, asker: _PendingRequest, leader_epoch: int, data: bytes) -> None:
         high_watermark, peer = self.replica.high_watermark, asker.peer
         peer.later(lambda: peer.answer_arrived(asker.request_id, leader_epoch, high_watermark, data))
 
@@ -219,14 +219,14 @@ class Peers:
             asker.peer.later(lambda: asker.peer.feed(answered))
 
     def notify_replica(self, effect: do.NotifyReplica) -> None:
-        self._tell(effect.replica, ev.WokenUp())
+        self._send_event(effect.replica, ev.WokenUp())
 
     def send_notice(self, effect: do.SendNotice) -> None:
         notice = received_from(ev.NoticeReceived, effect, leader=self.node_id)
         for replica in effect.replicas:
-            self._tell(replica, notice)
+            self._send_event(replica, notice)
 
-    def _tell(self, node_id: str, event: ev.Event) -> None:
+    def _send_event(self, node_id: str, event: ev.Event) -> None:
         other = self.node.replica_of(node_id, self.key)
         if other is not None:
             other.later(lambda: other.feed(event))

@@ -11,20 +11,20 @@ from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import derived_state
 from liftpy.core.publish.message_decoder import MessageDecoder
-from liftpy.core.publish.ports import Refuser, Sink
-from liftpy.core.publish.standby import SortingRules, Standby, StandbyBuffer
+from liftpy.core.publish.ports import PublishRejector, Sink
+from liftpy.core.publish.standby import Standby, StandbyBuffer, StandbyReplayRules
 from liftpy.core.publish.state_file import state_owner
-from liftpy.core.publish.state_transfer import StateGiver, StateTaker
+from liftpy.core.publish.state_transfer import StateFetcher, StateServer
 from liftpy.core.publish.state_writer import StateWriter, pace_of, restore_state
 from liftpy.errors import LiftError
-from liftpy.testing.memory.home import HeldReplica
+from liftpy.testing.memory.home import ReplicaEndpoint
 from liftpy.testing.memory.nats import Bus, BusSubscription
 
 
 class MemoryPublishers:
     """Ingest and standby buffer of one replica (implements ``IngestShell`` and ``StandbyShell``)."""
 
-    def __init__(self, replica: HeldReplica) -> None:
+    def __init__(self, replica: ReplicaEndpoint) -> None:
         self._replica = replica
         self._bus = replica.node.bus
         self.send_lines = self._bus.send_lines
@@ -39,8 +39,8 @@ class MemoryPublishers:
         owner = state_owner(replica.key)
         restore_state(self.derived, log, owner)
         self.states = StateWriter(self.derived, log, owner, pace_of(config), replica.now_ns)
-        self.giver = StateGiver(self.derived, owner, replica.now_ns)
-        self.taker = StateTaker(self.derived, log, owner)
+        self.giver = StateServer(self.derived, owner, replica.now_ns)
+        self.taker = StateFetcher(self.derived, log, owner)
         self.ingest = Ingest(
             shell=self, subject=replica.subject, config=config, policy=stream.ack_policy, codec=stream.codec,
             inboxes=node.inboxes, acks=self.acks, feed=replica.feed, wall_ns=node.wall_ns,
@@ -53,7 +53,7 @@ class MemoryPublishers:
             shell=self, subject=replica.subject, replica=core, log=log, ids=self.derived.ids,
             reader=MessageDecoder(replica.key, replica.subject, stream.ack_policy, node.inboxes, stream.codec),
             heard=StandbyBuffer(node.heard, config.standby_bytes, round(config.standby_age_s * NS_PER_S)),
-            now_ns=replica.now_ns, wall_ns=node.wall_ns, rules=SortingRules(doubt_ns=round(config.lease_s * NS_PER_S)),
+            now_ns=replica.now_ns, wall_ns=node.wall_ns, rules=StandbyReplayRules(doubt_ns=round(config.lease_s * NS_PER_S)),
         )  # fmt: skip
 
     def _count_dropped(self, reason: str, count: int) -> None:
@@ -92,7 +92,7 @@ class MemoryPublishers:
         return self._bus.max_payload
 
     def listen(
-        self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: Refuser | None = None
+        self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: PublishRejector | None = None
     ) -> BusSubscription:
         """Subscribe ``sink`` to ``subject``, and return the subscription.
 
@@ -100,14 +100,14 @@ class MemoryPublishers:
         """
         return self._bus.listen(subject, sink)
 
-    def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> _Hearing:
+    def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> _StandbySubscription:
         """Subscribe ``sink`` to ``subject`` as a standby follower, and return the subscription.
 
         ``given_up``: not used, because the in-memory bus never drops messages.
         """
-        return _Hearing(self._replica, self._bus, subject, sink)
+        return _StandbySubscription(self._replica, self._bus, subject, sink)
 
-    def when_heard(self, heard: Callable[[], None]) -> None:
+    def when_subscribed(self, heard: Callable[[], None]) -> None:
         """Call ``heard`` in the next turn of the event loop, because subscriptions take effect immediately."""
         self._replica.later(heard)
 
@@ -117,12 +117,12 @@ class MemoryPublishers:
         self._replica.node.loop.call_exception_handler({"message": f"a message on {subject!r}", "exception": error})
 
 
-class _Hearing:
+class _StandbySubscription:
     """Subscription of a standby follower to the data subject of its partition."""
 
     is_denied = False
 
-    def __init__(self, replica: HeldReplica, bus: Bus, subject: str, sink: Sink) -> None:
+    def __init__(self, replica: ReplicaEndpoint, bus: Bus, subject: str, sink: Sink) -> None:
         self._replica = replica
         self._sink = sink
         self._subscription = bus.listen(subject, self._message_arrived)

@@ -1,6 +1,6 @@
 """MemoryReplica: the shipped ``Replica``, ``Log`` and ``PartitionShell`` of one partition on one in-memory node.
 
-The shell runs without a disk and a network. ``MemoryAsking`` sends the requests to the metadata group, like
+The shell runs without a disk and a network. ``MemoryProposals`` sends the requests to the metadata group, like
 ``sidecar.partition.proposals``. ``Readers`` receives the requests of readers. ``liftpy.core.replication.reads`` decides
 the answers.
 """
@@ -15,15 +15,15 @@ from typing import Any
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.base.partition import HeldPartition, PartitionState
+from liftpy.core.base.partition import PartitionMetadata, PartitionState
 from liftpy.core.log.flush import Flush
 from liftpy.core.log.group_commit import GroupCommit
 from liftpy.core.log.log import Log
 from liftpy.core.metadata.controller.request_batcher import purge_report
 from liftpy.core.metadata.image import StreamImage
-from liftpy.core.partition.shell import Fetched, PartitionShell
-from liftpy.core.publish.log_state_part import NodeDerived
-from liftpy.core.publish.state_transfer import StateGiver
+from liftpy.core.partition.shell import FetchedBatches, PartitionShell
+from liftpy.core.publish.log_state_part import NodeStateMemory
+from liftpy.core.publish.state_transfer import StateServer
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.effects import acts_of
@@ -33,7 +33,7 @@ from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import LiftError, StorageError
-from liftpy.testing.memory.home import Answered, HeldReplica, HomeNode
+from liftpy.testing.memory.home import Answered, HomeNode, ReplicaEndpoint
 from liftpy.testing.memory.nats import BusSubscription
 from liftpy.testing.memory.peers import Peers
 from liftpy.testing.memory.publishers import MemoryPublishers
@@ -43,7 +43,7 @@ def _nobody(response: pb.ControlResponse) -> None:
     pass
 
 
-class MemoryAsking:
+class MemoryProposals:
     """Part of a ``MemoryReplica`` that sends requests to the metadata group and processes the answers."""
 
     node: HomeNode
@@ -99,7 +99,7 @@ class MemoryAsking:
 class Readers:
     """Receives the read requests for one replica (implements ``ReadShell``). A reader is identified by its reply subject."""
 
-    def __init__(self, replica: HeldReplica, is_heard: Callable[[], bool], giver: StateGiver) -> None:
+    def __init__(self, replica: ReplicaEndpoint, is_heard: Callable[[], bool], giver: StateServer) -> None:
         self._replica = replica
         self._bus = replica.node.bus
         key, node, subjects = replica.key, replica.node, replica.node.subjects
@@ -110,7 +110,7 @@ class Readers:
             is_heard=is_heard,
         )
         self._reads = Reads[str](key, node.node_id, source, self, node.counters, node.read_budget)
-        self._reads.give_state = giver.give_piece
+        self._reads.give_state = giver.read_piece_below
         self.advanced = self._reads.advanced
         self._subject = subjects.read(key.stream, key.partition)
         self._own = self._bus.listen(subjects.read_from(key.stream, key.partition, node.node_id), self._message_arrived)
@@ -163,7 +163,7 @@ _LATER_NS = 20_000_000
 """Pause before another attempt to delete records of a log that is not replayed completely, in nanoseconds."""
 
 
-class MemoryReplica(PartitionShell, MemoryAsking, Peers):
+class MemoryReplica(PartitionShell, MemoryProposals, Peers):
     """One partition on one in-memory node, until ``stop`` or ``die``. It runs on the event loop of the cluster."""
 
     def __init__(self, node: HomeNode, stream: StreamImage, number: int, log: Log) -> None:
@@ -183,7 +183,7 @@ class MemoryReplica(PartitionShell, MemoryAsking, Peers):
         self._timers: dict[ev.Deadline, asyncio.TimerHandle] = {}
         self._replaying: do.ReplayLog | None = None
         self._loop = node.loop
-        self.fetched: dict[int, Fetched] = {}
+        self.fetched: dict[int, FetchedBatches] = {}
         self.begin_peers()
         publishers = self.publishers = MemoryPublishers(self)
         self.ingest, self.acks, self.derived = publishers.ingest, publishers.acks, publishers.derived
@@ -196,7 +196,7 @@ class MemoryReplica(PartitionShell, MemoryAsking, Peers):
         """Start the state machine with the content of the log."""
         self.feed_log_opened()
 
-    def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
+    def update(self, held: PartitionMetadata, incarnations: Mapping[str, int]) -> None:
         """Apply changed metadata of the partition.
 
         ``held``: state of the partition and settings of its stream. ``incarnations``: incarnation of each live node.
@@ -221,7 +221,7 @@ class MemoryReplica(PartitionShell, MemoryAsking, Peers):
             timer.cancel()
         self.publishers.close()
         self.readers.close()
-        self.publishers.derived.join(NodeDerived())
+        self.publishers.derived.join(NodeStateMemory())
         self.end_peers()
 
     # ---- events in, effects out --------------------------------------------------------------------------------------

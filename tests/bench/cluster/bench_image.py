@@ -147,7 +147,7 @@ class Bench:
             self.fsm.apply(entry, first + number)
             producer.entry_applied(first + number, self.fsm.last_records)
         per_change = 1e6 / len(entries)
-        published = self.timed("feed: make entries, us per change", producer.take, per_change)
+        published = self.timed("feed: make entries, us per change", producer.take_entries, per_change)
         self.timed("feed: take entries, us per change", lambda: [subscription.entry_received(e) for e in published], per_change)
         assert subscription.image.streams == self.fsm.image.streams
         self.figures["feed: bytes per change"] = round(sum(e.ByteSize() for e in published) / len(entries), 1)

@@ -26,7 +26,7 @@ from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.core.log.arrow import to_arrow
 from liftpy.core.log.log import Log
 from liftpy.core.wire.batch import build_batch, split_batches
-from sidecar.disk.files import FolderStorage
+from sidecar.disk.files import DirectoryStorage
 from sidecar.runtime.memory import retain_freed_memory
 
 ROUNDS = 7
@@ -63,11 +63,11 @@ class Bench:
         """A new log in a folder of its own."""
         self._made += 1
         config = StreamConfig(flush=FlushPolicy.parse(flush), segment_bytes=segment_bytes)
-        return Log.open(FolderStorage(self.folder / str(self._made)), config)[0]
+        return Log.open(DirectoryStorage(self.folder / str(self._made)), config)[0]
 
     def forget(self, log: Log) -> None:
         """Remove a log's files, so that one run's dirty pages are not written during the next."""
-        assert isinstance(log.storage, FolderStorage)
+        assert isinstance(log.storage, DirectoryStorage)
         shutil.rmtree(log.storage.folder)
 
     def build_and_append(self, value_bytes: int, batch_records: int, flush: str) -> Row:
@@ -183,7 +183,7 @@ class Bench:
         log.roll()
         log.flush()
         log.close()
-        log = Log.open(FolderStorage(self.folder / str(self._made)), log.config)[0]
+        log = Log.open(DirectoryStorage(self.folder / str(self._made)), log.config)[0]
 
         def reads() -> None:
             offset = log.log_start_offset
@@ -247,7 +247,7 @@ class Bench:
 
         def run() -> float:
             def opens() -> None:
-                opened, found = Log.open(FolderStorage(folder), log.config)
+                opened, found = Log.open(DirectoryStorage(folder), log.config)
                 report["walked"] = found.walked_bytes
                 opened.close(clean=False)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from liftpy.config import AckPolicy
 from liftpy.core.base.instruments import Instruments, PublishTimes
-from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.phases import RoleName
 from sidecar.partition.figures import NodeCounts
@@ -45,8 +45,8 @@ class Partitions(list[Any]):
 
     def __init__(self, workers: list[Any]) -> None:
         super().__init__(workers)
-        self.counts, self.failed, self.heard_bytes = NodeCounts(), {}, 0
-        self.copy_pace, self.derived = CatchupThrottle(), NodeDerived()
+        self.counts, self.failed, self.standby_bytes = NodeCounts(), {}, 0
+        self.copy_pace, self.derived = CatchupThrottle(), NodeStateMemory()
         for worker in workers:
             self.counts.begins(worker)
 
@@ -87,7 +87,7 @@ async def scrape(count: int) -> tuple[dict[str, float], float, float]:
         return (time.thread_time() - began) * 1e3
 
     took = {"at first": await gathered_ms()}
-    for _ in held.counts.here.look():  # a sample of the history
+    for _ in held.counts.here.update():  # a sample of the history
         await asyncio.sleep(0)
     for name, busy in (("of none", 0), ("of 1 %", count // 100), ("of 10 %", count // 10), ("of all", count)):
         tries = []
@@ -101,7 +101,7 @@ async def scrape(count: int) -> tuple[dict[str, float], float, float]:
         took[name] = min(tries)
         if unread := held.counts.here.unread_count:
             took[f"{name}, {unread} left unread"] = took.pop(name)
-            for _ in held.counts.here.look():
+            for _ in held.counts.here.update():
                 await asyncio.sleep(0)
     found = await figures.gather()
     began = time.process_time()

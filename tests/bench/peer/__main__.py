@@ -16,9 +16,9 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from sidecar.bench.cases import CASES, Asked, Case, Row, measure_process
+from sidecar.bench.cases import CASES, BenchOptions, Case, Row, measure_process
 from sidecar.bench.running import report
-from sidecar.bench.systems import DEFAULT_SYSTEMS, OURS, STREAM, PeersGiven, System
+from sidecar.bench.systems import DEFAULT_SYSTEMS, OURS, STREAM, ComparisonOptions, System
 from sidecar.cli.bench import show
 
 WINDOWS = (1, 64, 4000)
@@ -27,7 +27,7 @@ CLIENTS = ("publisher", "ids", "gather")
 _SIZE_BYTES, _WINDOW = 100, 4000
 
 
-def clients(system: System, asked: Asked) -> Iterator[Row]:
+def clients(system: System, asked: BenchOptions) -> Iterator[Row]:
     """Single messages through a client library, in a process of its own."""
     hows = CLIENTS if system.kind == OURS else ("nats-py",)
     for how in hows:
@@ -57,9 +57,9 @@ def main() -> None:
     parser.add_argument("--clients", action="store_true", help="single messages through a client library, and nothing else")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()
-    asked = Asked(given.seconds, windows=WINDOWS)
+    asked = BenchOptions(given.seconds, windows=WINDOWS)
     wanted = cases(only_clients=given.clients)
-    found = report(DEFAULT_SYSTEMS, wanted, asked, given.rounds, PeersGiven(), lambda text: print(text, file=sys.stderr))
+    found = report(DEFAULT_SYSTEMS, wanted, asked, given.rounds, ComparisonOptions(), lambda text: print(text, file=sys.stderr))
     if given.json:
         print(json.dumps(found))
     else:

@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from liftpy.core.metadata.placement import POLICIES, place
-from liftpy.core.metadata.placement.facts import NodeFacts, Wanted
+from liftpy.core.metadata.placement.facts import NodeFacts, PlacementRequest
 from liftpy.core.metadata.placement.rebalance import plan_leaderships, plan_moves, plan_sizes
 
 RACKS = 20
@@ -30,7 +30,7 @@ def rows(nodes: int, partitions: int) -> list[dict[str, Any]]:
 
 
 def _row(policy: str, facts: list[NodeFacts], partitions: int) -> dict[str, Any]:
-    wanted = Wanted(policy=policy, stream="stream", partitions=partitions, replication_factor=3, start=1_000_003)
+    wanted = PlacementRequest(policy=policy, stream="stream", partitions=partitions, replication_factor=3, start=1_000_003)
     began = time.perf_counter()
     placed = place(facts, wanted).replicas
     took_s = time.perf_counter() - began
@@ -53,7 +53,7 @@ def plans(nodes: int, partitions: int) -> list[dict[str, Any]]:
     """One row per plan."""
     facts = [NodeFacts(node_id=f"node-{n:04}", rack=f"rack-{n % RACKS}") for n in range(nodes)]
     old = facts[: max(3, nodes * 9 // 10)]
-    wanted = Wanted(policy="rack", stream="stream", partitions=partitions, replication_factor=3)
+    wanted = PlacementRequest(policy="rack", stream="stream", partitions=partitions, replication_factor=3)
     held = {("stream", number): replicas for number, replicas in enumerate(place(old, wanted).replicas)}
     rng = Random(1)
     sizes = {key: rng.randrange(2_000_000_000) for key in held}

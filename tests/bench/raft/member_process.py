@@ -45,7 +45,7 @@ def say(**fields: Any) -> None:
 async def ours(node_id: str, members: tuple[str, ...], folder: Path, url: str) -> None:
     """A member with our driver; submits when told to."""
     from liftpy.core.wire.subjects import Subjects
-    from sidecar.metadata.publish_queue import Outgoing
+    from sidecar.metadata.publish_queue import PublishQueue
     from sidecar.quorum.driver import GroupDriver
     from sidecar.quorum.journal import GroupJournal
     from sidecar.quorum.library import RaftCore, check_library, settings
@@ -61,7 +61,7 @@ async def ours(node_id: str, members: tuple[str, ...], folder: Path, url: str) -
     conf = settings(journal, str(folder / "snapshot"), lambda *_: None, lambda *_: None, lambda *_: None, 10_000_000)
     core = RaftCore(node_id, members, conf, transport, Counting())
     transport.attach(core)
-    outgoing = Outgoing(connection)
+    outgoing = PublishQueue(connection)
 
     def send(receiver: str, frame: bytes) -> None:
         outgoing.put(subjects.raft(receiver, node_id), frame)

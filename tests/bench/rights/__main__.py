@@ -18,7 +18,7 @@ import time
 from dataclasses import replace
 
 from liftpy.client import Client, Publisher, PublishOptions, connect
-from liftpy.core.wire.permissions import AccessRole, Rights, Scope, as_nats_conf, rights_of
+from liftpy.core.wire.permissions import AccessRole, Permissions, Scope, as_nats_conf, rights_of
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.nats_server import NatsServer
 
@@ -29,7 +29,7 @@ SUBJECT = "bench.x"
 SHIPPED = rights_of(AccessRole.NODE, Scope(data_subjects=("bench.>",)))
 
 
-def configuration(rights: Rights | None) -> str:
+def configuration(rights: Permissions | None) -> str:
     if rights is None:
         return ""
     return f"authorization: {{ users: [ {{ user: all, password: all }}, {{ user: node, password: node, {as_nats_conf(rights)} }} ] }}"
@@ -58,7 +58,7 @@ async def _one_by_one(client: object, seconds: float) -> float:
     return statistics.median(took) * 1e3
 
 
-def run(rights: Rights | None, seconds: float) -> tuple[float, float, float]:
+def run(rights: Permissions | None, seconds: float) -> tuple[float, float, float]:
     """One cluster, from start to stop."""
     user = {} if rights is None else {"LIFTPY_USER": "node", "LIFTPY_PASSWORD": "node"}
     with NatsServer(config=configuration(rights)) as server, DevCluster(3, nats_url=server.url, settings=user):
@@ -138,7 +138,7 @@ def main() -> None:
     if given.in_turn:
         compare(given.seconds)
         return
-    kinds: dict[str, Rights | None] = {
+    kinds: dict[str, Permissions | None] = {
         "no authorization": None,
         "no allow_responses": replace(SHIPPED, responses=None),
         f"as shipped, {SHIPPED.responses}": SHIPPED,

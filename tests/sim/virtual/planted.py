@@ -22,15 +22,15 @@ def _request_ends_node() -> None:
         return work
 
     RequestGuard.run = run  # type: ignore[method-assign]
-    from sidecar.node.jetstream_api import JetStreamDesk
+    from sidecar.node.jetstream_api import JetStreamHandler
 
-    answer = JetStreamDesk._answer
+    answer = JetStreamHandler._answer
 
     async def strict(self: Any, reply: bytes, rest: str, body: bytes) -> None:
         body.decode("unicode_escape").encode()  # a lone surrogate has no bytes
         await answer(self, reply, rest, body)
 
-    JetStreamDesk._answer = strict  # type: ignore[method-assign]
+    JetStreamHandler._answer = strict  # type: ignore[method-assign]
 
 
 def _anywhere(reply: Any, rules: Any, counters: Any, under: str = "") -> str:

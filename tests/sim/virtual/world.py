@@ -15,7 +15,7 @@ from typing import Any
 
 import liftpy
 from liftpy.client import Client
-from liftpy.client.awaitable_context import Opening
+from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.config import ReplicationConfig
 from liftpy.core.wire.permissions import AccessRole, Scope, rights_of
 from liftpy.errors import LiftError
@@ -97,7 +97,7 @@ class World:
         """Credentials of applications."""
         return Credentials(user="app", password=_PASSWORD) if self.has_users else Credentials()
 
-    def connect(self) -> Opening[Client]:
+    def connect(self) -> AwaitableContext[Client]:
         """Return a client of the cluster, in the process that runs."""
         return liftpy.connect(list(self.nats.urls), credentials=self.credentials)
 

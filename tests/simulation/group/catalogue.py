@@ -14,16 +14,16 @@ MEMBERS = (
         "+ commands.FENCE_MS * NS_PER_MS", "- commands.FENCE_MS * NS_PER_MS", 1, "G1",
     ),
     PlantedBug(
-        "an outage is time that has passed", "machine.HeardClock.advance",
+        "an outage is time that has passed", "machine.LogClock.advance",
         "min(max(0, stamp_ns - self.stamp_ns), MAX_CLOCK_STEP_MS * NS_PER_MS)", "max(0, stamp_ns - self.stamp_ns)", 1, "G4",
     ),
     PlantedBug(
-        "the difference of two leaders' clocks is time that has passed", "machine.HeardClock.advance",
+        "the difference of two leaders' clocks is time that has passed", "machine.LogClock.advance",
         "if leader_epoch == self.leader_epoch:\n        self.now_ns += min(max(0, stamp_ns - self.stamp_ns), MAX_CLOCK_STEP_MS * NS_PER_MS)",
         "self.now_ns += max(0, stamp_ns - self.stamp_ns)", 1, "G4",
     ),
     PlantedBug(
-        "time is the greatest stamp", "machine.HeardClock.advance",
+        "time is the greatest stamp", "machine.LogClock.advance",
         "self.stamp_ns, self.leader_epoch = stamp_ns, leader_epoch",
         "self.stamp_ns, self.leader_epoch = max(stamp_ns, self.stamp_ns), leader_epoch", 1, "G6",
     ),

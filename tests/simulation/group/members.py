@@ -8,7 +8,7 @@ from typing import Protocol
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups.commands import decode_answer, encode_command
-from liftpy.core.groups.member import MemberMachine, MemberStage, PartitionAsked, PartitionGained, PartitionLost
+from liftpy.core.groups.member import MemberMachine, MemberStage, PartitionAssigned, PartitionLost, PartitionRevoked
 from liftpy.core.wire._pb import group_pb2 as pb
 from tests.simulation.group.coordinator import MS, Events, S
 
@@ -23,7 +23,7 @@ class Surroundings(Protocol):
     def send(self, process: SimProcess, data: bytes, answered: Callable[[bytes], None]) -> None: ...
     def known_streams(self) -> list[pb.KnownStream]: ...
     def log_end(self, key: PartitionKey) -> int: ...
-    def on_gained(self, process: SimProcess, gained: PartitionGained) -> int: ...
+    def on_gained(self, process: SimProcess, gained: PartitionAssigned) -> int: ...
     def on_delivered(self, process: SimProcess, key: PartitionKey, start: int, end: int) -> None: ...
     def chance(self, share: float) -> bool: ...
     def between(self, low: int, high: int) -> int: ...
@@ -108,17 +108,17 @@ class SimProcess:
     def _answered(self, data: bytes) -> None:
         for event in self.machine.on_answer(decode_answer(data), self.now_ns):
             match event:
-                case PartitionGained():
+                case PartitionAssigned():
                     self.reading[event.key] = Reading(self.world.on_gained(self, event), event.generation)
                 case PartitionLost():
                     self.reading.pop(event.key, None)
-                case PartitionAsked():
+                case PartitionRevoked():
                     self.reading[event.key].asked = True
                     self.world.events.after(
-                        self.world.between(0, 400) * MS, lambda key=event.key: self.do(lambda: self._give_up(key))
+                        self.world.between(0, 400) * MS, lambda key=event.key: self.do(lambda: self._release_partitions(key))
                     )
 
-    def _give_up(self, key: PartitionKey) -> None:
+    def _release_partitions(self, key: PartitionKey) -> None:
         """Commit, and say so when that is answered, or when it takes too long."""
         reading = self.reading.get(key)
         if reading is None or not reading.asked:

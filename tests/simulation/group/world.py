@@ -12,7 +12,7 @@ from functools import partial
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.invariants import check
-from liftpy.core.groups.member import MemberStage, PartitionGained
+from liftpy.core.groups.member import MemberStage, PartitionAssigned
 from liftpy.core.wire._pb import group_pb2 as pb
 from tests.simulation.group.coordinator import HOUR, MS, Events, S, SimCoordinator
 from tests.simulation.group.members import GROUP, SimProcess
@@ -90,7 +90,7 @@ class GroupWorld:
         return self.between(100, self.rng.choice((1000, 5000, 15_000))) * MS if late else self.between(1, 20) * MS
 
     # ---- checks ------------------------------------------------------------------------------------------------------
-    def on_gained(self, process: SimProcess, gained: PartitionGained) -> int:
+    def on_gained(self, process: SimProcess, gained: PartitionAssigned) -> int:
         key = gained.key
         committed = self.granted_at.get((key, gained.generation))
         check(committed is not None, "G1", process.name, "was told of a grant that is none", key, gained.generation)

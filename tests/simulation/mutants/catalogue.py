@@ -18,7 +18,7 @@ from liftpy.core.metadata.controller import nodes
 from liftpy.core.metadata.controller import nodes as leadership
 from liftpy.core.metadata.controller import partitions as isr
 from liftpy.core.metadata.node_identity import ProcessRelation
-from liftpy.core.metadata.sessions import AnsweredHeartbeats, Granted
+from liftpy.core.metadata.sessions import AnsweredHeartbeats, LeaseGrant
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import follower, leader
@@ -26,12 +26,12 @@ from liftpy.core.replication import isr as commit
 from liftpy.core.replication import isr as lag
 from liftpy.core.replication.events import MetadataHeard, RefusalReason
 from liftpy.core.replication.fetch_handler import FetchHandler
-from liftpy.core.replication.follower import Cut, FollowerRole
+from liftpy.core.replication.follower import FollowerRole, Truncation
 from liftpy.core.replication.isr import FollowerProgress, IsrChange
 from liftpy.core.replication.leader import LeaderRole
 from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.log_offsets import LogOffsets
-from liftpy.core.replication.phases import Following
+from liftpy.core.replication.phases import FollowerPhase
 from liftpy.core.replication.reads import Reads
 from liftpy.core.replication.replica import Replica
 from liftpy.core.replication.role import ReplicaContext
@@ -39,7 +39,7 @@ from tests.simulation.mutants import moving, unseen
 from tests.simulation.mutants.bug import Mutant, Patches, method
 
 
-def _go(follower: FollowerRole, phase: Following) -> None:
+def _go(follower: FollowerRole, phase: FollowerPhase) -> None:
     """Without a look at the table of phases, which would notice before the rule that is broken."""
     follower._way.append(phase)
     follower.phase = phase
@@ -50,7 +50,7 @@ def truncate_by_high_watermark() -> Patches:
     def ask(self: FollowerRole, now_ns: int, out: list) -> None:
         end_offset = self.log.high_watermark + 1
         self._asks_again = False
-        _go(self, Following.CUTTING)
+        _go(self, FollowerPhase.CUTTING)
         if end_offset < self.log.log_end_offset:
             self.log.cut(end_offset)
             out.append(do.CutLog(end_offset=end_offset))
@@ -65,10 +65,10 @@ def truncate_by_high_watermark_when_nobody_answers() -> Patches:
 
     def guess(self: FollowerRole, now_ns: int, out: list) -> None:
         end_offset = self.log.high_watermark + 1
-        if self.phase is Following.RECONCILING and end_offset < self.log.log_end_offset:
+        if self.phase is FollowerPhase.RECONCILING and end_offset < self.log.log_end_offset:
             self._request_ended(out)
             self._asks_again = False
-            _go(self, Following.CUTTING)
+            _go(self, FollowerPhase.CUTTING)
             self.log.cut(end_offset)
             out.append(do.CutLog(end_offset=end_offset))
         else:
@@ -82,7 +82,7 @@ def single_shot_epoch_query() -> Patches:
 
     def once(log: LogOffsets, answer: Any) -> Any:
         cut = real(log, answer)
-        return Cut(cut.end_offset, True) if isinstance(cut, Cut) else cut
+        return Truncation(cut.end_offset, True) if isinstance(cut, Truncation) else cut
 
     return [method(follower, "reconcile", once)]
 
@@ -242,7 +242,7 @@ def ack_before_flush_on_follower() -> Patches:
 
     def at_once(self: FollowerRole, event: Any, now_ns: int, out: list) -> None:
         real(self, event, now_ns, out)
-        if self.phase is Following.FLUSHING:
+        if self.phase is FollowerPhase.FLUSHING:
             self.log.flushed_end_offset = self.log.log_end_offset
             self._fetch(now_ns, out)
 
@@ -254,8 +254,8 @@ def stale_response_accepted() -> Patches:
     real = FollowerRole.fetch_answered
 
     def accept(self: FollowerRole, event: Any, now_ns: int, out: list) -> None:
-        if self.phase in (Following.FETCHING, Following.IDLE, Following.FETCH_BACKOFF):
-            _go(self, Following.FETCHING)
+        if self.phase in (FollowerPhase.FETCHING, FollowerPhase.IDLE, FollowerPhase.FETCH_BACKOFF):
+            _go(self, FollowerPhase.FETCHING)
             real(self, replace(event, request_id=self._request_id, leader_epoch=self.leader_epoch), now_ns, out)
         else:
             real(self, event, now_ns, out)
@@ -389,7 +389,7 @@ def lease_on_an_old_image() -> Patches:
         method(
             AnsweredHeartbeats,
             "response_received",
-            lambda self, sent_ns, answer, seen_index: Granted(sent_ns, answer.leaseMs * 10**6),
+            lambda self, sent_ns, answer, seen_index: LeaseGrant(sent_ns, answer.leaseMs * 10**6),
         )
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from liftpy.config import SessionTimes
-from liftpy.core.log.compaction import Superseded
+from liftpy.core.log.compaction import CompactionFilter
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import OpenReport
 from liftpy.core.metadata.sessions import LeaseAnswer, NodeSessions
@@ -93,12 +93,12 @@ def another_partitions_bound_counts() -> Patches:
 
 
 def compaction_keeps_the_oldest() -> Patches:
-    real = Superseded._is_newest
+    real = CompactionFilter._is_newest
 
-    def kept(self: Superseded, batch: Any) -> Any:
+    def kept(self: CompactionFilter, batch: Any) -> Any:
         return ~real(self, batch) if len(self._latest) > 1 else real(self, batch)
 
-    return [method(Superseded, "_is_newest", kept)]
+    return [method(CompactionFilter, "_is_newest", kept)]
 
 
 def retention_does_not_stop_at_hw() -> Patches:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from liftpy.core.metadata.forwarding import ATTEMPT_NS, Forwarding
+from liftpy.core.metadata.forwarding import ATTEMPT_NS, ForwardedRequest
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ class Asking:
         self._door = door
         self._done = done
         self._here = here
-        self._way = Forwarding(request, run.now_ns() + timeout_ns)
+        self._way = ForwardedRequest(request, run.now_ns() + timeout_ns)
         self._attempt = 0
         self._begin()
 
     def _begin(self) -> None:
         way, run = self._way, self._run
-        left_ns = way.left_ns(run.now_ns())
+        left_ns = way.remaining_ns(run.now_ns())
         if way.decided or not left_ns:
             self._done(way.response)
             return
@@ -63,7 +63,7 @@ class Asking:
         )
 
     def _arrived(self, number: int, member: SimMember, sent: bytes) -> None:
-        """As ``ControlDesk``: whoever leads answers; where nobody does, others say what they know."""
+        """As ``ControlHandler``: whoever leads answers; where nobody does, others say what they know."""
         request = pb.ControlRequest.FromString(sent)
         request.sender = self._who
         if not member.log.leads:

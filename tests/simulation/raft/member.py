@@ -20,12 +20,12 @@ from liftpy.core.metadata.controller.quorum_member import (
     TransferMetadataLeadership,
 )
 from liftpy.core.metadata.controller_list import ControllerList
-from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
+from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from sidecar.metadata.member_log import UNLED_S, MemberFolder, MemberLog, MemberSurroundings
+from sidecar.metadata.member_log import UNLED_S, MemberDirectory, MemberEnvironment, MemberLog
 from sidecar.quorum.driver import tick_once
 from sidecar.quorum.library import outcome_of
 from tests.simulation.raft.asking import Asking
@@ -72,8 +72,8 @@ class SimMember:
         self.run_ = run
         self.node_id = node_id
         fsm, self.feed = self.state_machine(), FeedProducer()
-        opened = MemberFolder(node_id, run.members, run.folder / node_id, run.majority, run.compact_after, joins=joins)
-        around = MemberSurroundings(lambda: run.now, run.now_ns, lambda: run.draws["nonces"].getrandbits(63))
+        opened = MemberDirectory(node_id, run.members, run.folder / node_id, run.majority, run.compact_after, joins=joins)
+        around = MemberEnvironment(lambda: run.now, run.now_ns, lambda: run.draws["nonces"].getrandbits(63))
         self.log = MemberLog(opened, fsm, self.feed, self._state_changed, around)
         self.log.core.conf.logCompactionBatchSize = run.piece_bytes
         self.log.core.conf.appendEntriesBatchSizeBytes = run.append_bytes
@@ -129,7 +129,7 @@ class SimMember:
         answers, self._answers = self._answers, []
         for order, done, answer, reason in answers:
             self._order_ended(order, outcome_of(answer, reason), answer, done)
-        self.log.probation.look()
+        self.log.probation.end_if_complete()
         if self._waits is not None and self.log.applied_index >= self._waits[1]:
             turn, self._waits = self._waits[0], None
             self.log.probation.barrier_applied(turn)
@@ -185,7 +185,7 @@ class SimMember:
             case ProbeNode():
                 absent = run.is_absent(decision.node_id)
                 run.later(NS_PER_S // 200, lambda: self.run(lambda: self._looked_for(decision, absent)))
-            case LeaderQuestion():
+            case LeaderCheck():
                 said = ProbeResult.ABSENT if run.is_absent(decision.node) else None
                 run.later(NS_PER_S // 200, lambda: self.run(lambda: self.member.question_answered(decision, said)))
 

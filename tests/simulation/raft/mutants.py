@@ -20,16 +20,16 @@ from liftpy.core.metadata.controller import quorum_member as member_module
 from liftpy.core.metadata.controller.quorum_member import EntryOutcome, ProposedEntry, QuorumMember
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.feed import FeedProducer, FeedSubscription
-from liftpy.core.metadata.forwarding import Forwarding
-from liftpy.core.metadata.sessions import AnsweredHeartbeats, Granted, NodeSessions
+from liftpy.core.metadata.forwarding import ForwardedRequest
+from liftpy.core.metadata.sessions import AnsweredHeartbeats, LeaseGrant, NodeSessions
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.metadata import member_log
 from sidecar.quorum import probation, transport
 from sidecar.quorum.journal import GroupJournal, LogControllers, change_in
 from sidecar.quorum.library import RaftCore
 from sidecar.quorum.pre_vote import LogEnd
-from sidecar.quorum.probation import FolderLineage, Probation
-from sidecar.quorum.raft_rules import Hardening
+from sidecar.quorum.probation import DirectoryLineage, Probation
+from sidecar.quorum.raft_rules import RaftMessageChecks
 from sidecar.quorum.transport import SessionTransport
 
 Patches = list[Any]
@@ -90,7 +90,7 @@ def lease_on_an_old_image() -> Patches:
         patch.object(
             AnsweredHeartbeats,
             "response_received",
-            lambda self, sent_ns, answer, seen_index: Granted(sent_ns, answer.leaseMs * 10**6),
+            lambda self, sent_ns, answer, seen_index: LeaseGrant(sent_ns, answer.leaseMs * 10**6),
         )
     ]
 
@@ -142,8 +142,8 @@ def unknown_outcome_is_a_refusal_of_the_leader() -> Patches:
 
 
 def silence_is_a_refusal() -> Patches:
-    real = Forwarding.attempt_failed
-    return [patch.object(Forwarding, "attempt_failed", lambda self, detail, *, sent: real(self, detail, sent=False))]
+    real = ForwardedRequest.attempt_failed
+    return [patch.object(ForwardedRequest, "attempt_failed", lambda self, detail, *, sent: real(self, detail, sent=False))]
 
 
 def new_operation_id_with_every_attempt() -> Patches:
@@ -167,41 +167,41 @@ def folders_of_unknown_streams_deleted() -> Patches:
 
 # ---- probation -------------------------------------------------------------------------------------------------------
 def probation_ends_with_a_leader() -> Patches:
-    real = Probation.look
+    real = Probation.end_if_complete
 
     def look(self: Probation) -> None:
         real(self)
         if not self.over and self._core is not None and self._core.leader_id:
             self._end()
 
-    return [patch.object(Probation, "look", look)]
+    return [patch.object(Probation, "end_if_complete", look)]
 
 
 def folder_that_went_back_is_believed() -> Patches:
     """By the others and by itself; by which process each is known they still remember."""
 
-    def heard(self: FolderLineage, peer_id: str, tail: bytes) -> bool:
+    def heard(self: DirectoryLineage, peer_id: str, tail: bytes) -> bool:
         if tail and self.known.get(peer_id) != (nonce := probation._parse(tail)[0]):
             self.known[peer_id], self._changed = nonce, True
         return True
 
-    return [patch.object(FolderLineage, "process_hello", heard)]
+    return [patch.object(DirectoryLineage, "process_hello", heard)]
 
 
 # ---- the log ---------------------------------------------------------------------------------------------------------
 def held_entries_cut() -> Patches:
     """A re-sent append cuts what is held already, as the library does."""
-    return [patch.object(Hardening, "_strip_held", lambda *_: None)]
+    return [patch.object(RaftMessageChecks, "_strip_held", lambda *_: None)]
 
 
 def conflicts_left_to_the_library() -> Patches:
     """It asks for ever for the same place."""
 
-    def append(self: Hardening, node: Any, message: Any) -> bool:
+    def append(self: RaftMessageChecks, node: Any, message: Any) -> bool:
         self._handler(node, message)
         return True
 
-    return [patch.object(Hardening, "_append", append)]
+    return [patch.object(RaftMessageChecks, "_append", append)]
 
 
 def journal_not_flushed() -> Patches:
@@ -227,7 +227,7 @@ def duties_without_a_barrier() -> Patches:
         self._now_ns = now_ns  # type: ignore[attr-defined]
         return real(self, now_ns, **given)
 
-    return [patch.object(QuorumMember, "_take_over", take_over), patch.object(QuorumMember, "tick", tick)]
+    return [patch.object(QuorumMember, "_begin_leadership", take_over), patch.object(QuorumMember, "tick", tick)]
 
 
 # ---- the feed --------------------------------------------------------------------------------------------------------
@@ -255,25 +255,25 @@ def feed_goes_on_over_a_restored_image() -> Patches:
 
 
 def feed_gap_not_seen() -> Patches:
-    real = FeedSubscription._take
+    real = FeedSubscription._apply_entry
 
     def take(self: FeedSubscription, entry: pb.FeedEntry) -> None:
         if self.synced and entry.index > entry.previousIndex > self.image.index:
             entry.previousIndex = self.image.index
         real(self, entry)
 
-    return [patch.object(FeedSubscription, "_take", take)]
+    return [patch.object(FeedSubscription, "_apply_entry", take)]
 
 
 def feed_chunks_of_two_snapshots_joined() -> Patches:
     """No wrong image comes of it, the snapshot has a checksum; but none may come at all."""
-    real = FeedSubscription._take_chunk
+    real = FeedSubscription._add_chunk
 
     def take(self: FeedSubscription, response: pb.FeedSnapshotResponse) -> None:
         self._parts_index = response.index
         real(self, response)
 
-    return [patch.object(FeedSubscription, "_take_chunk", take)]
+    return [patch.object(FeedSubscription, "_add_chunk", take)]
 
 
 # ---- who forms the group (seeds from CHANGES_FROM on) --------------------------------------------------------------------

@@ -19,11 +19,11 @@ from liftpy.core.metadata import data_deletion, node_identity
 from liftpy.core.metadata.data_deletion import DataDeletion, question
 from liftpy.core.metadata.feed import FeedSubscription
 from liftpy.core.metadata.image_delta import diff
-from liftpy.core.metadata.sessions import AnsweredHeartbeats, Granted, Registered, registration_result
+from liftpy.core.metadata.sessions import AnsweredHeartbeats, LeaseGrant, RegistrationOutcome, registration_result
 from liftpy.core.replication.lease import Lease
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import StorageError
-from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.data_folder import DataDirectory
 from sidecar.metadata.identity import NodeFile
 from tests.simulation.raft.asking import Asking
 from tests.simulation.raft.ghost import Violation
@@ -97,7 +97,7 @@ class NodeProcess:
         """A forged entry is in the image, which had been fetched anew so many times."""
         self._registered_at = 0
         self.after_clean_stop = node.stopped_cleanly
-        self._folder = DataFolder(self._sim.folder / f"data-{node.node_id}")
+        self._folder = DataDirectory(self._sim.folder / f"data-{node.node_id}")
         try:
             self._identity = NodeFile(self._folder, node.node_id)
             self._previous = self._identity.previous
@@ -151,10 +151,10 @@ class NodeProcess:
 
     def _registration_answered(self, response: pb.ControlResponse) -> None:
         match registration_result(response):
-            case Registered.TAKEN_IN:
+            case RegistrationOutcome.TAKEN_IN:
                 self.incarnation, self._registered_at = response.node.incarnation, response.index
                 self._begin()
-            case Registered.REFUSED:
+            case RegistrationOutcome.REFUSED:
                 raise Violation(f"the group refuses {self.node.node_id}: {response.detail}")
             case _:
                 self._later(_RETRY_NS, self._register)
@@ -188,7 +188,7 @@ class NodeProcess:
         if response.error == pb.ControlResponse.OK:
             self._extend(self._heartbeats.response_received(sent_ns, response, self.subscription.image.index))
 
-    def _extend(self, granted: Granted | None) -> None:
+    def _extend(self, granted: LeaseGrant | None) -> None:
         if granted is not None:
             self._sim.seen["leases extended"] += 1
             self.lease.extend(*granted)
@@ -284,7 +284,7 @@ class NodeProcess:
             held = image.find(each.key.stream, each.key.uid, each.key.partition)
             if held is not None and self.node.node_id in held[1].replicas:
                 self.node.folders.add(each.key)
-            elif self._departures.has_left(each.key, image) and each.key in self.node.folders:
+            elif self._departures.has_moved_away(each.key, image) and each.key in self.node.folders:
                 self._ask_for(each.key)
 
     def _ask_for(self, key: PartitionKey) -> None:

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
-from liftpy.core.publish.last_per_subject import IndexWait, LastOfSubjects
+from liftpy.core.publish.last_per_subject import IndexWait, LastPerSubject
 from liftpy.core.publish.log_state import LogState
 from tests.sim.plan import draw_plan
 from tests.sim.run import Outcome, run_plan
@@ -44,21 +44,21 @@ def test_simulated_conditional_publishes_are_committed_at_the_expected_sequence(
 
 
 def what_is_cut_is_known_on() -> Patches:
-    def cut(self: LastOfSubjects, end_offset: int) -> None:
+    def cut(self: LastPerSubject, end_offset: int) -> None:
         while self._tail and self._tail[-1][0] >= end_offset:
             self._tail.pop()
 
-    return [patch.object(LastOfSubjects, "cut", cut)]
+    return [patch.object(LastPerSubject, "cut", cut)]
 
 
 def what_is_not_committed_is_not_looked_at() -> Patches:
-    real = LastOfSubjects.find
+    real = LastPerSubject.find
 
-    def find(self: LastOfSubjects, subject: str) -> int | None:
+    def find(self: LastPerSubject, subject: str) -> int | None:
         with patch.object(self, "_over", {}):
             return real(self, subject)
 
-    return [patch.object(LastOfSubjects, "find", find)]
+    return [patch.object(LastPerSubject, "find", find)]
 
 
 def a_follower_takes_no_subjects() -> Patches:

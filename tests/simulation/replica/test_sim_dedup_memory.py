@@ -31,7 +31,7 @@ Patches = list[Any]
 @contextmanager
 def watching(seen: Counter[str]) -> Iterator[None]:
     """Count what no checker sees."""
-    real_lacks, real_lose, real_take = RecentIds.lacks, RecentIds._lose, LogState._take
+    real_lacks, real_lose, real_take = RecentIds.lacks, RecentIds._lose, LogState._add_batch
 
     def lacks(self: RecentIds, ids: Any, now_wall_ns: int) -> str:
         why = real_lacks(self, ids, now_wall_ns)
@@ -52,7 +52,7 @@ def watching(seen: Counter[str]) -> Iterator[None]:
     with (
         patch.object(RecentIds, "lacks", lacks),
         patch.object(RecentIds, "_lose", lose),
-        patch.object(LogState, "_take", take),
+        patch.object(LogState, "_add_batch", take),
     ):
         yield
 

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 
 from liftpy.core.publish.acks import PendingAcks, Publishers
-from liftpy.core.publish.dedup_window import Stored
+from liftpy.core.publish.dedup_window import StoredId
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import LogState
 from tests.sim.plan import draw_plan
@@ -43,8 +43,8 @@ WANTED = ("duplicate answered", "duplicate of an earlier leader's record", "answ
 def said_before_the_commit() -> Patches:
     real = PendingAcks.add_again
 
-    def add_again(self: PendingAcks, stored: Stored, publishers: Publishers) -> None:
-        real(self, Stored(stored.offset, -1), publishers)
+    def add_again(self: PendingAcks, stored: StoredId, publishers: Publishers) -> None:
+        real(self, StoredId(stored.offset, -1), publishers)
 
     return [patch.object(PendingAcks, "add_again", add_again)]
 

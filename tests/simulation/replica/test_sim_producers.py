@@ -15,7 +15,7 @@ import pytest
 from liftpy.client.partition_queue import PartitionQueue
 from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.publish.log_state_part import NewBatch
-from liftpy.core.publish.producer_state import Claim, Finding, ProducerDesk, Producers, Ruling
+from liftpy.core.publish.producer_state import BatchCheck, Claim, Finding, ProducerRegistry, Producers
 from liftpy.core.wire.batch_columns import ColumnSet
 from tests.sim.plan import StreamPlan, draw_plan
 from tests.sim.run import Outcome, run_plan
@@ -61,21 +61,21 @@ def test_simulated_producers_with_a_source_store_each_derived_record_once() -> N
     assert outcome.counters["derivation: read again"]
 
 
-def judged_otherwise(otherwise: Callable[[Ruling], Ruling]) -> Patches:
+def judged_otherwise(otherwise: Callable[[BatchCheck], BatchCheck]) -> Patches:
     real = Producers.judge
 
-    def judge(self: Producers, claim: Claim, columns: ColumnSet) -> Ruling:
+    def judge(self: Producers, claim: Claim, columns: ColumnSet) -> BatchCheck:
         return otherwise(real(self, claim, columns))
 
     return [patch.object(Producers, "judge", judge)]
 
 
 def what_is_there_is_appended() -> Patches:
-    return judged_otherwise(lambda ruling: Ruling(Finding.APPEND) if ruling.finding is Finding.DUPLICATE else ruling)
+    return judged_otherwise(lambda ruling: BatchCheck(Finding.APPEND) if ruling.finding is Finding.DUPLICATE else ruling)
 
 
 def a_gap_is_appended() -> Patches:
-    return judged_otherwise(lambda ruling: Ruling(Finding.APPEND) if ruling.finding is Finding.OUT_OF_ORDER else ruling)
+    return judged_otherwise(lambda ruling: BatchCheck(Finding.APPEND) if ruling.finding is Finding.OUT_OF_ORDER else ruling)
 
 
 def what_is_cut_is_known_on() -> Patches:
@@ -87,7 +87,7 @@ def what_is_cut_is_known_on() -> Patches:
 
 
 def a_follower_takes_no_producers() -> Patches:
-    return [patch("liftpy.core.publish.log_state.Numbering", lambda *given: None)]
+    return [patch("liftpy.core.publish.log_state.ProducerSequences", lambda *given: None)]
 
 
 def said_before_the_commit() -> Patches:
@@ -95,7 +95,7 @@ def said_before_the_commit() -> Patches:
 
 
 def the_first_may_be_any() -> Patches:
-    return [patch.object(ProducerDesk, "_judge_the_first", lambda self, claim: Ruling(Finding.APPEND))]
+    return [patch.object(ProducerRegistry, "_judge_the_first", lambda self, claim: BatchCheck(Finding.APPEND))]
 
 
 BUGS = [
@@ -117,7 +117,7 @@ def test_simulation_detects_a_planted_producer_bug(bug: Callable[[], Patches], s
 
 
 def a_position_stays_where_it_was() -> Patches:
-    real = Producers.take
+    real = Producers.add_batch
 
     def take(self: Producers, batch: NewBatch) -> None:
         known = None if batch.numbering is None else self.state_of(batch.numbering.producer_id)
@@ -125,7 +125,7 @@ def a_position_stays_where_it_was() -> Patches:
             batch = batch._replace(numbering=batch.numbering._replace(position=known.position))
         real(self, batch)
 
-    return [patch.object(Producers, "take", take)]
+    return [patch.object(Producers, "add_batch", take)]
 
 
 def a_member_begins_before_what_is_there() -> Patches:

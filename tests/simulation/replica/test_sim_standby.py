@@ -13,8 +13,8 @@ from unittest.mock import patch
 import pytest
 
 from liftpy.core.publish.ingest import Ingest
-from liftpy.core.publish.ports import Hearing
-from liftpy.core.publish.standby import FailoverBacklog, InLog, Standby, StandbyReplay
+from liftpy.core.publish.ports import StandbySubscription
+from liftpy.core.publish.standby import FailoverBacklog, NewestRecords, Standby, StandbyReplay
 from liftpy.core.replication.leader import LeaderRole
 from tests.sim.plan import draw_plan
 from tests.sim.run import Outcome, run_plan
@@ -45,7 +45,7 @@ WANTED = (
 
 
 def nothing_is_recognised() -> Patches:
-    return [patch.object(InLog, "take", lambda self, key, heard_ns: None)]
+    return [patch.object(NewestRecords, "pop_match", lambda self, key, heard_ns: None)]
 
 
 def what_is_committed_alone_is_recognised() -> Patches:
@@ -64,7 +64,7 @@ def what_is_committed_alone_is_recognised() -> Patches:
 def what_was_heard_is_forgotten() -> Patches:
     real = Standby._sort
 
-    def forget(self: Standby, hearing: Hearing) -> Generator[None, None, FailoverBacklog]:
+    def forget(self: Standby, hearing: StandbySubscription) -> Generator[None, None, FailoverBacklog]:
         made = yield from real(self, hearing)
         made.fresh = []
         return made

@@ -15,8 +15,8 @@ import pytest
 from liftpy.core.log.log import Log
 from liftpy.core.publish import state_writer
 from liftpy.core.publish.log_state import LogState
-from liftpy.core.publish.state_file import State, Unwritten, state_names
-from liftpy.core.publish.state_transfer import StateTaker
+from liftpy.core.publish.state_file import State, StateCapture, state_names
+from liftpy.core.publish.state_transfer import StateFetcher
 from liftpy.core.publish.state_writer import StateWriter, restore_state
 from tests.sim.plan import draw_plan
 from tests.sim.run import Outcome, run_plan
@@ -82,7 +82,7 @@ def one_that_is_older_needs_no_replay() -> Patches:
 def one_is_written_above_hw() -> Patches:
     real = LogState.snapshot
 
-    def snapshot(self: LogState, of: str) -> Unwritten | None:
+    def snapshot(self: LogState, of: str) -> StateCapture | None:
         unwritten, log = real(self, of), self._log
         if unwritten is None or self.end_offset is None or self.end_offset != log.durable_end_offset:
             return unwritten
@@ -103,7 +103,7 @@ def producers_go_with_their_records() -> Patches:
     """Retention does not wait for a state, a new replica takes none, and a start believes none."""
     return [
         patch.object(StateWriter, "may_drop", lambda self, log_start_offset: True),
-        patch.object(StateTaker, "asks", lambda self, leader_epoch: None),
+        patch.object(StateFetcher, "asks", lambda self, leader_epoch: None),
         patch.object(state_writer, "load_state", lambda log, of: (None, {})),
     ]
 

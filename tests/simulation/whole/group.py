@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from liftpy.core.metadata.controller.quorum_member import Decision, ProbeNode
 from liftpy.core.metadata.controller_list import ControllerList
-from liftpy.core.metadata.failure_reports import ANSWER_NS, LeaderQuestion
+from liftpy.core.metadata.failure_reports import ANSWER_NS, LeaderCheck
 from liftpy.core.metadata.feed import FeedSubscription
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -181,7 +181,7 @@ class ClusterMember(SimMember):
 
             group.look_for(node_id, lambda: self.run(lambda: looked(True)))
             self.run_.later(_LOOK_TIMEOUT_NS, lambda: self.run(lambda: looked(False)))
-        elif isinstance(decision, LeaderQuestion):
+        elif isinstance(decision, LeaderCheck):
             asking = [True]
 
             def answered(said: object) -> None:

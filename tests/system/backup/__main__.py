@@ -27,11 +27,11 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import LiftError, NotFoundError
 from liftpy.spark.pipelines.replica_reads import ReplicaAddress, ReplicaReads
-from sidecar.backup.create import TakeOptions, take_backup
+from sidecar.backup.create import BackupOptions, take_backup
 from sidecar.backup.drill import drill
 from sidecar.backup.inspect import list_backups, prune_backups, verify_backup
 from sidecar.backup.restore import PREFIX, ClusterWide, Restore, RestoreOptions
-from sidecar.backup.staging import LogDigest, Until
+from sidecar.backup.staging import LogDigest, RestorePoint
 from sidecar.backup.store import Store
 from sidecar.dev.cluster import DevCluster
 from sidecar.runtime.settings import Target
@@ -129,14 +129,14 @@ async def kills(folder: Path) -> None:
     with DevCluster(3) as cluster:
         async with connect(cluster.nats_url) as client, load(cluster.nats_url):
             await fill(client)
-            await take_backup(client, store, TakeOptions(piece_bytes=PIECE_BYTES))
+            await take_backup(client, store, BackupOptions(piece_bytes=PIECE_BYTES))
             for step in CREATE_STEPS:
                 before = all_whole(store)
                 code = await asyncio.to_thread(dying, "create", str(folder / "store"), cluster.nats_url, step, "")
                 must(code == -9, f"it ended with {code} before {step}")
                 must(all_whole(store) == before + (step == "end"), f"killed before {step} it left another number of backups")
-                taken = await take_backup(client, store, TakeOptions(piece_bytes=PIECE_BYTES))
-                must(taken.kept_bytes > 0, "the next one uses no piece")
+                taken = await take_backup(client, store, BackupOptions(piece_bytes=PIECE_BYTES))
+                must(taken.reused_bytes > 0, "the next one uses no piece")
                 print(f"create killed before {step:10} the others are whole, the next one is too", flush=True)
             for path in store.sizes("running"):  # they began two days ago, and their processes are gone
                 store.remove(path)
@@ -197,7 +197,7 @@ async def lost(folder: Path) -> None:
             await fill(client)
             while len(acknowledged) < 1000:
                 await asyncio.sleep(0.05)
-            taken = await take_backup(client, store, TakeOptions())
+            taken = await take_backup(client, store, BackupOptions())
             copies = taken.manifest.streams[0].partitions
             before = [await digest_of(client, copy.partition, copy.high_watermark + 1) for copy in copies]
     print(f"backup of {sum(c.high_watermark + 1 for c in copies)} records under load in {taken.took_s:.2f} s", flush=True)
@@ -225,7 +225,7 @@ async def lost(folder: Path) -> None:
             names = sorted((await client.admin.describe_cluster(linearizable=True)).image.streams)
             must(names == ["_groups", STREAM], f"the drill has left something: {names}")
             wish = replace(wishes_for(store)[0], into="cut", subject="cut.orders")
-            await Restore(client, store, taken.manifest, [wish], replace(target, until=Until(offset=1234))).run()
+            await Restore(client, store, taken.manifest, [wish], replace(target, until=RestorePoint(offset=1234))).run()
             must((await client.bounds("cut", 1)).high_watermark == 1234, "it does not end where it was to")
 
 

@@ -25,9 +25,9 @@ from liftpy.client import Client, Publisher, connect
 from liftpy.config import StreamConfig
 from liftpy.core.wire.batch import Record
 from liftpy.errors import LiftError, OutcomeUnknownError, PublishRejectedError, TombstonesMissedError, UnavailableError
-from sidecar.backup.create import TakeOptions, take_backup
+from sidecar.backup.create import BackupOptions, take_backup
 from sidecar.backup.inspect import verify_backup
-from sidecar.backup.restore import Restore, RestoreOptions, RestoreWish
+from sidecar.backup.restore import Restore, RestoreOptions, StreamRestore
 from sidecar.backup.store import Store
 from sidecar.dev.cluster import DevCluster
 from sidecar.runtime.settings import Target
@@ -154,13 +154,13 @@ async def _read(client: Client, stream: str) -> list[Record]:
 async def _round(number: int, source: Client, target: Client, url: str, store: Store, writers: list[Writer]) -> str:
     began = time.monotonic()
     since = "" if number % 5 == 1 else None
-    taken = await take_backup(source, store, TakeOptions(bytes_per_s=BYTES_PER_S, piece_bytes=1_000_000, since=since))
+    taken = await take_backup(source, store, BackupOptions(bytes_per_s=BYTES_PER_S, piece_bytes=1_000_000, since=since))
     sent = {writer.stream: set(writer.pending) for writer in writers}
     found = verify_backup(store, taken.manifest)
     must(not found.faults, f"verify: {found.faults}")
     copies = {stream.name: stream.partitions[0] for stream in taken.manifest.streams}
     wishes = [
-        RestoreWish(name=name, into=f"{name}-{number}", subject=f"r{number}.{name}.>", config=CONFIGS[name], replicas=1)
+        StreamRestore(name=name, into=f"{name}-{number}", subject=f"r{number}.{name}.>", config=CONFIGS[name], replicas=1)
         for name in copies
     ]
     options = RestoreOptions(target=Target(nats=(url,)), cursors=False)
@@ -175,7 +175,7 @@ async def _round(number: int, source: Client, target: Client, url: str, store: S
         must(not faults, f"{writer.stream} below {end}: {len(faults)} faults: {'; '.join(faults[:4])}")
         counts.append(f"{writer.stream} {len(records)} of {end}")
         await target.admin.delete_stream(f"{writer.stream}-{number}")
-    kept = f", {taken.kept_bytes >> 10} KiB of earlier pieces" if taken.kept_bytes else ""
+    kept = f", {taken.reused_bytes >> 10} KiB of earlier pieces" if taken.reused_bytes else ""
     return f"{number:3} {'; '.join(counts)}; copied in {taken.took_s:.1f} s{kept} ({time.monotonic() - began:.0f} s)"
 
 

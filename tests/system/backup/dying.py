@@ -10,9 +10,9 @@ from pathlib import Path
 
 from liftpy.client import connect
 from liftpy.config import DefaultQuota
-from sidecar.backup.create import TakeOptions, take_backup
+from sidecar.backup.create import BackupOptions, take_backup
 from sidecar.backup.inspect import read_image
-from sidecar.backup.restore import ClusterWide, Restore, RestoreOptions, RestoreWish
+from sidecar.backup.restore import ClusterWide, Restore, RestoreOptions, StreamRestore
 from sidecar.backup.store import Store
 from sidecar.runtime.settings import Target
 
@@ -22,12 +22,12 @@ PIECE_BYTES = 50_000
 QUOTA = DefaultQuota(records_per_s=1_000_000)
 
 
-def wishes_for(store: Store) -> list[RestoreWish]:
+def wishes_for(store: Store) -> list[StreamRestore]:
     """All streams of the newest backup, under their names."""
     manifest = store.newest()
     image = read_image(store, manifest)
     return [
-        RestoreWish(
+        StreamRestore(
             name=s.name,
             into=s.name,
             subject=image.streams[s.name].subject,
@@ -48,7 +48,7 @@ async def main(what: str, url: str, nats: str, dies_at: str, scratch: str) -> No
     store = Store.at(url)
     async with connect(nats) as client:
         if what == "create":
-            await take_backup(client, store, TakeOptions(piece_bytes=PIECE_BYTES), step=step)
+            await take_backup(client, store, BackupOptions(piece_bytes=PIECE_BYTES), step=step)
         else:
             options = RestoreOptions(target=Target(nats=(nats,)), scratch=Path(scratch), wide=ClusterWide(QUOTA))
             await Restore(client, store, store.newest(), wishes_for(store), options, step).run()

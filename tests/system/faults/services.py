@@ -87,7 +87,7 @@ class Services:
             elif verdict.position and path.read_bytes() != expected:
                 verdict.problems.append(f"the service beside {node} differs from a replay of the log at {verdict.position}")
         assert machine.outbox is not None
-        wanted = [output.value for output in machine.outbox.take(0, machine.outbox.output_count)]
+        wanted = [output.value for output in machine.outbox.read(0, machine.outbox.output_count)]
         found = list(written)
         verdict.outputs = len(found)
         if found != wanted:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client import Credentials, connect
-from liftpy.core.wire.permissions import AccessRole, Rights, Scope, as_nats_conf, rights_of
+from liftpy.core.wire.permissions import AccessRole, Permissions, Scope, as_nats_conf, rights_of
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.nats_server import NatsServer, spawn
 from tests.system.spark_cluster.standalone import Standalone
@@ -51,13 +51,13 @@ class Outcome:
     took_s: float = 0.0
 
 
-def _both(one: Rights, other: Rights) -> Rights:
-    return Rights(
+def _both(one: Permissions, other: Permissions) -> Permissions:
+    return Permissions(
         tuple(dict.fromkeys((*one.publish, *other.publish))), tuple(dict.fromkeys((*one.subscribe, *other.subscribe)))
     )
 
 
-def users() -> dict[str, Rights]:
+def users() -> dict[str, Permissions]:
     """Name -> what it may do. The password of each is ``NAME-secret``, its inboxes are below ``_INBOX_NAME``."""
 
     def scope(name: str, *streams: str) -> Scope:

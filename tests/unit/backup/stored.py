@@ -9,7 +9,7 @@ from pathlib import Path
 
 from liftpy.config import StreamConfig
 from liftpy.core.backup.manifest import Manifest, PartitionCopy, StoredFile, StoredPiece, StreamCopy, image_path, piece_path
-from liftpy.core.backup.pieces import extend_chain, kept_pieces
+from liftpy.core.backup.pieces import extend_chain, reusable_pieces
 from liftpy.core.base.partition import PartitionState, Purge
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.snapshot import encode_snapshot
@@ -55,7 +55,7 @@ def copied(
     """Write partition 0 of ``orders`` to the store, with ``per_piece`` batches in each piece."""
     size_bytes = per_piece * log[0].header.size_bytes
     high_watermark = log[-1].last_offset
-    chain, kept = kept_pieces(before, start, high_watermark, size_bytes)
+    chain, kept = reusable_pieces(before, start, high_watermark, size_bytes)
     at = bytes.fromhex(kept[-1].chain if kept else chain)
     rest = [batch for batch in log if batch.next_offset > (kept[-1].end if kept else start)]
     pieces = list(kept)

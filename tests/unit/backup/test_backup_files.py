@@ -24,9 +24,9 @@ from liftpy.core.backup.manifest import (
     running_path,
     writer_of,
 )
-from liftpy.core.backup.pieces import kept_pieces
+from liftpy.core.backup.pieces import reusable_pieces
 from liftpy.errors import ConfigError, CorruptionError, InvalidNameError, LiftError, NotFoundError, UnknownFormatError
-from sidecar.backup.create import TakeOptions, new_backup_id, take_backup
+from sidecar.backup.create import BackupOptions, new_backup_id, take_backup
 from sidecar.backup.inspect import list_backups, prune_backups, read_image, verify_backup
 from sidecar.backup.store import Store
 from tests.unit.backup.stored import FIRST, SECOND, THIRD, UID, copied, log_of, put_backup, two_backups
@@ -129,11 +129,11 @@ def test_incremental_backup_reuses_only_pieces_between_log_start_and_high_waterm
 ) -> None:
     _, one, _ = two_backups(tmp_path)
     old = one.streams[0].partitions[0]
-    chain, kept = kept_pieces(old, start, high_watermark, old.pieces[0].file.size_bytes)
+    chain, kept = reusable_pieces(old, start, high_watermark, old.pieces[0].file.size_bytes)
     assert [piece.end for piece in kept] == ends
     dropped = [piece for piece in old.pieces[:2] if piece.end <= start]
     assert chain == (dropped[-1].chain if dropped else NO_CHAIN)
-    assert kept_pieces(None, start, high_watermark, 1) == (NO_CHAIN, ())
+    assert reusable_pieces(None, start, high_watermark, 1) == (NO_CHAIN, ())
 
 
 def test_backup_verify_with_a_flipped_bit_in_any_file_reports_the_file(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ async def test_backup_id_of_a_new_backup_is_greater_than_all_ids_in_the_store(tm
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await take_backup(cast("Client", None), store, TakeOptions(), step=step)
+        await take_backup(cast("Client", None), store, BackupOptions(), step=step)
     assert begun
     assert min(begun) > ahead > two.backup
 

@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from liftpy.core.observe import tracing as steps_module
 from liftpy.core.observe.tracing import StepSpans
 from liftpy.errors import CorruptionError
-from sidecar.backup.create import TakenBackup
+from sidecar.backup.create import BackupResult
 from sidecar.cli import backup
-from sidecar.cli.backup import said_of, trace_steps
+from sidecar.cli.backup import span_attributes, trace_steps
 from sidecar.runtime.settings import Target
 from tests.unit.backup.stored import SECOND, two_backups
 
@@ -101,9 +101,9 @@ def test_backup_commands_have_one_span_per_step(what: str, tmp_path: Path, monke
     kept = Kept()
     monkeypatch.setattr("sidecar.tracing.exporting.otlp_exporter", lambda endpoint: kept if endpoint == "http://c" else None)
 
-    async def take(client: Any, store: Any, options: Any, *, step: Any, **_: Any) -> TakenBackup:
+    async def take(client: Any, store: Any, options: Any, *, step: Any, **_: Any) -> BackupResult:
         step("pieces")
-        return TakenBackup(manifest, 12, 0.5)
+        return BackupResult(manifest, 12, 0.5)
 
     async def drill(client: Any, store: Any, manifest: Any, options: Any, step: Any, tell: Any) -> Any:
         step("compare")
@@ -130,7 +130,7 @@ def test_backup_commands_have_one_span_per_step(what: str, tmp_path: Path, monke
     names = {"create": ("backup", "pieces"), "restore": ("restore", "serve"), "drill": ("drill", "compare")}
     assert (root.name, step.name) == names[what], ended.output
     assert root.attributes["liftpy.backup"] == SECOND
-    assert root.attributes["liftpy.bytes"] == manifest.size_bytes == said_of(manifest)["liftpy.bytes"]
+    assert root.attributes["liftpy.bytes"] == manifest.size_bytes == span_attributes(manifest)["liftpy.bytes"]
     assert root.attributes.get("liftpy.written_bytes") == (12 if what == "create" else None)
 
 

@@ -27,13 +27,13 @@ from liftpy.core.log.log import Log
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import CorruptionError, NotFoundError, StorageError
-from liftpy.spark.pipelines.replica_reads import Away
+from liftpy.spark.pipelines.replica_reads import ReplicaUnavailableError
 from sidecar.backup import create
 from sidecar.backup import store as store_module
 from sidecar.backup.inspect import prune_backups, read_image
 from sidecar.backup.staging import NOWHERE, stage
 from sidecar.backup.store import Store
-from sidecar.disk.files import FolderStorage, sync_folder
+from sidecar.disk.files import DirectoryStorage, sync_folder
 from tests.born import born_image
 from tests.unit.backup.stored import FIRST, SECOND, THIRD, UID, log_of, partition_state, two_backups
 
@@ -155,7 +155,7 @@ async def test_backup_reads_the_metadata_then_the_cursors_then_the_partition_end
         put(path, data)
 
     monkeypatch.setattr(store, "put", noted)
-    taken = await create.take_backup(client, store, create.TakeOptions())
+    taken = await create.take_backup(client, store, create.BackupOptions())
     assert marks == ["?", ""], "a prune knows of it before it has looked what to use, and what it uses then"
     assert store.sizes("running") == {}
     assert asked == ["metadata, linearizable True", "groups", "cursors", "ends"]
@@ -164,7 +164,7 @@ async def test_backup_reads_the_metadata_then_the_cursors_then_the_partition_end
         "of a queue what is settled; nothing of other streams"
     )
     asked.clear()
-    later = await create.take_backup(client, store, create.TakeOptions())
+    later = await create.take_backup(client, store, create.BackupOptions())
     assert (marks[2:], later.manifest.since) == (["?", taken.manifest.backup], taken.manifest.backup)
 
     def loses(step: str) -> None:
@@ -173,10 +173,10 @@ async def test_backup_reads_the_metadata_then_the_cursors_then_the_partition_end
             store.remove(path)
 
     with pytest.raises(CorruptionError, match="Start the"):
-        await create.take_backup(client, store, create.TakeOptions(), step=loses)
+        await create.take_backup(client, store, create.BackupOptions(), step=loses)
     uid[0] = "00000b-20"
     with pytest.raises(NotFoundError, match="created again"):
-        await create.take_backup(client, Store.at(str(tmp_path)), create.TakeOptions())
+        await create.take_backup(client, Store.at(str(tmp_path)), create.BackupOptions())
     assert store.backup_ids() == [taken.manifest.backup, later.manifest.backup]
 
 
@@ -203,7 +203,7 @@ async def test_backup_omits_streams_and_groups_that_are_deleted_during_the_backu
     def reads_of(transport: Any, subjects: Any, address: Any) -> Any:
         async def batches(offset: int) -> Any:
             here.append(image)
-            raise Away("no responders")
+            raise ReplicaUnavailableError("no responders")
 
         return SimpleNamespace(batches=batches) if address.stream == "gone" else reads(transport, subjects, address)
 
@@ -224,10 +224,10 @@ async def test_backup_omits_streams_and_groups_that_are_deleted_during_the_backu
         with pytest.raises(
             NotFoundError, match=r"^Stream gone was deleted during the backup\. Start the backup again without it\."
         ):
-            await create.take_backup(client, store, create.TakeOptions(streams=named))
+            await create.take_backup(client, store, create.BackupOptions(streams=named))
         assert store.sizes("") == {}
         return
-    taken = await create.take_backup(client, store, create.TakeOptions())
+    taken = await create.take_backup(client, store, create.BackupOptions())
     assert (taken.deleted, [stream.name for stream in taken.manifest.streams]) == (("gone",), ["orders"])
     assert taken.manifest.cursors == (CursorCopy(name="g", is_cursor=False, positions=(("orders", "u", 0, 5),)),)
 
@@ -298,7 +298,7 @@ async def test_backup_to_a_full_disk_removes_its_partial_files(
     disk = SmallDisk(store._fs, tmp_path, 0)
     full = Store(disk, str(tmp_path))
     full._is_local = True
-    options = create.TakeOptions(since="", piece_bytes=3 * client.log[0].header.size_bytes)
+    options = create.BackupOptions(since="", piece_bytes=3 * client.log[0].header.size_bytes)
     needed = 0
     with monkeypatch.context() as roomy:
         roomy.setattr(disk, "room_bytes", 1 << 30)
@@ -328,7 +328,7 @@ async def test_backup_cancelled_during_a_write_leaves_no_files(client: Any, tmp_
         written.set()
 
     store.put = slow_put  # type: ignore[method-assign]
-    taking = asyncio.create_task(create.take_backup(client, store, create.TakeOptions()))
+    taking = asyncio.create_task(create.take_backup(client, store, create.BackupOptions()))
     await asyncio.to_thread(begun.wait)
     taking.cancel()
     await asyncio.wait([taking], timeout=0.2)
@@ -367,7 +367,7 @@ async def test_restored_log_contains_no_records_of_a_purge_pending_at_the_backup
         )
     )
     client.purges = (Purge(number=5, keys=(b"ann",), end_offset=41),)
-    options = create.TakeOptions(piece_bytes=3 * client.log[0].header.size_bytes)
+    options = create.BackupOptions(piece_bytes=3 * client.log[0].header.size_bytes)
     first = (await create.take_backup(client, store, options)).manifest
     purged = list(client.log)
     client.log, client.purges = [without_purged(batch, client.purges) for batch in purged], ()
@@ -377,7 +377,7 @@ async def test_restored_log_contains_no_records_of_a_purge_pending_at_the_backup
         (copy,) = manifest.streams[0].partitions
         purges = read_image(store, manifest).streams["orders"].partitions[0].purges
         stage(store, copy, StreamConfig(), folder, NOWHERE, lambda path: None, purges)
-        log, _ = Log.open(FolderStorage(folder), StreamConfig())
+        log, _ = Log.open(DirectoryStorage(folder), StreamConfig())
         found = split_batches(b"".join(log.read(0, 1 << 20).chunks))
         at = [
             int(offset)
@@ -403,10 +403,10 @@ async def test_backup_that_restarts_a_partition_copy_deletes_the_earlier_pieces(
         return reads
 
     monkeypatch.setattr(create, "ReplicaReads", compacted)
-    options = create.TakeOptions(since="", piece_bytes=client.log[0].header.size_bytes)
+    options = create.BackupOptions(since="", piece_bytes=client.log[0].header.size_bytes)
     taken = await create.take_backup(client, Store.at(str(tmp_path)), options)
     assert len(asked) > len(client.log), "it was not copied again"
-    assert taken.kept_bytes == 0
+    assert taken.reused_bytes == 0
 
 
 def test_backup_store_without_directory_permission_raises_with_the_directory() -> None:

@@ -14,7 +14,7 @@ from liftpy.config import StreamConfig
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import CorruptionError, NotFoundError, UnavailableError
-from liftpy.spark.pipelines.replica_reads import Away, Damaged
+from liftpy.spark.pipelines.replica_reads import DamagedRecordsError, ReplicaUnavailableError
 from sidecar.backup import create
 from sidecar.backup.store import Store
 from tests.unit.backup.stored import THIRD, UID, log_of
@@ -39,7 +39,7 @@ class World:
         monkeypatch.setattr(create, "ReplicaReads", lambda transport, subjects, at: self.reads(at.node))
         monkeypatch.setattr(create, "AGAIN_S", 0)
         client: Any = SimpleNamespace(transport=None, bounds=self.bounds)
-        options = create.TakeOptions(piece_bytes=3 * LOG[0].header.size_bytes)
+        options = create.BackupOptions(piece_bytes=3 * LOG[0].header.size_bytes)
         self.home = create._BackupRun(client, Store.at(str(folder)), options, lambda name: None, id=THIRD)
         self.home.pace = SimpleNamespace(spent=self.spend)  # type: ignore[assignment]
         state = PartitionState(partition=0, replicas=NODES, isr=NODES, leader="n1", leader_epoch=9, epoch=1)
@@ -57,7 +57,7 @@ class World:
             if (fails := self.fails.get(node)) is not None:
                 raise fails
             if offset < self.start:
-                raise Away("OFFSET_OUT_OF_RANGE: it begins later")
+                raise ReplicaUnavailableError("OFFSET_OUT_OF_RANGE: it begins later")
             said.compacted_end, said.deletes_end = self.compacted_end, self.deletes_end
             return [batch for batch in self.log if batch.next_offset > offset][:1], None
 
@@ -87,10 +87,10 @@ async def test_partition_backup_is_split_into_pieces_with_record_count_and_size(
 
 async def test_partition_backup_skips_absent_and_damaged_replicas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     world = World(monkeypatch, tmp_path)
-    damaged = Damaged("a flip", 0)
-    world.fails = {"n2": Away("no answer"), "n3": damaged}
+    damaged = DamagedRecordsError("a flip", 0)
+    world.fails = {"n2": ReplicaUnavailableError("no answer"), "n3": damaged}
     assert (await world.take()).pieces[-1].end == 80
-    world.fails["n1"] = Away("no answer")
+    world.fails["n1"] = ReplicaUnavailableError("no answer")
     with pytest.raises(UnavailableError, match="no replica gives offset 0"):
         await world.take()
     world.fails = dict.fromkeys(NODES, damaged)

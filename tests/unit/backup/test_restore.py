@@ -25,7 +25,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import AlreadyExistsError, ConfigError, OutcomeUnknownError, UnavailableError
 from sidecar.backup import restore as restore_module
-from sidecar.backup.restore import Restore, RestoreOptions, RestoreWish, set_cursors
+from sidecar.backup.restore import Restore, RestoreOptions, StreamRestore, set_cursors
 from tests.flat_client import FlatClient
 from tests.unit.backup.stored import UID, two_backups
 from tests.unit.client.admins import admin_over
@@ -78,7 +78,9 @@ def manifest(tmp_path: Path) -> Manifest:
 
 
 def a_restore(world: Any, manifest: Manifest, *into: str) -> Restore:
-    wishes = [RestoreWish(name="orders", into=name, subject=f"s.{name}", config=StreamConfig()) for name in into or ("orders",)]
+    wishes = [
+        StreamRestore(name="orders", into=name, subject=f"s.{name}", config=StreamConfig()) for name in into or ("orders",)
+    ]
     return Restore(world, None, manifest, wishes, RestoreOptions(target=None))  # type: ignore[arg-type]
 
 
@@ -186,7 +188,7 @@ async def test_restore_opens_streams_for_publishes_after_all_replicas_are_in_syn
 
     monkeypatch.setattr(restore, "_create", create)
     monkeypatch.setattr(restore, "_stage", lambda scratch: done.append(("stage",)))
-    monkeypatch.setattr(restore, "_give", lambda scratch, one: done.append(("give", one.wish.into)))
+    monkeypatch.setattr(restore, "_install_logs", lambda scratch, one: done.append(("give", one.wish.into)))
     monkeypatch.setattr(restore, "undo", noted("undo"))
     monkeypatch.setattr(restore_module, "helper_node", lambda settings: SimpleNamespace(running=False, interrupt=lambda: None))
     said: list[dict[str, str]] = []
@@ -345,7 +347,7 @@ async def test_restore_treats_a_stream_as_open_if_the_open_request_has_no_answer
     for name in ("_make_room", "_start", "_until", "_first_epoch", "_move", "undo", "_plan_placement"):
         monkeypatch.setattr(restore, name, world.__getattr__(name))
     monkeypatch.setattr(restore, "_stage", lambda scratch: None)
-    monkeypatch.setattr(restore, "_give", lambda scratch, one: None)
+    monkeypatch.setattr(restore, "_install_logs", lambda scratch, one: None)
     monkeypatch.setattr(restore, "_create", world.__getattr__("create"))
     monkeypatch.setattr(restore_module, "helper_node", lambda settings: SimpleNamespace(running=False, interrupt=lambda: None))
     with pytest.raises(OutcomeUnknownError):

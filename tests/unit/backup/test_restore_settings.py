@@ -19,8 +19,8 @@ from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableErro
 from sidecar.backup.restore import (
     NOTHING_WIDE,
     ClusterWide,
-    Restored,
     RestoredSetting,
+    RestoreResult,
     cluster_wide_of,
     set_cluster_wide,
     set_cursors,
@@ -143,7 +143,7 @@ def test_restore_with_remaining_manual_steps_exits_with_4(
     cursors: dict[str, str], settings: list[RestoredSetting], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two_backups(tmp_path)
-    done = Restored([], cursors=cursors, settings=settings)
+    done = RestoreResult([], cursors=cursors, settings=settings)
     image = ClusterImage(default_quota=QUOTA, session_times=TIMES)
     options: list[Any] = []
     monkeypatch.setattr(module, "read_image", lambda store, manifest: image)

@@ -22,24 +22,24 @@ from liftpy.core.publish.producer_state import Producers
 from liftpy.core.wire.batch import RecordBatch, build_batch, build_filler, parse_batch, split_batches
 from liftpy.errors import ConfigError, CorruptionError
 from liftpy.testing.memory import memory_cluster
-from sidecar.backup.create import TakeOptions, take_backup
+from sidecar.backup.create import BackupOptions, take_backup
 from sidecar.backup.inspect import read_image, verify_backup
-from sidecar.backup.restore import Restored, RestoredStream, RestoreWish
-from sidecar.backup.staging import NOWHERE, LogDigest, StagedLog, Until, stage
+from sidecar.backup.restore import RestoredStream, RestoreResult, StreamRestore
+from sidecar.backup.staging import NOWHERE, LogDigest, RestorePoint, StagedLog, stage
 from sidecar.backup.store import Store
 from sidecar.cli.backup import until_of
-from sidecar.disk.files import FolderStorage
+from sidecar.disk.files import DirectoryStorage
 from tests.unit.backup.stored import THIRD, copied, log_of, two_backups
 
 SMALL = StreamConfig(segment_bytes=4096)
 
 
-def staged(tmp_path: Path, copy: PartitionCopy, until: Until = NOWHERE) -> tuple[StagedLog, list[RecordBatch], Log]:
+def staged(tmp_path: Path, copy: PartitionCopy, until: RestorePoint = NOWHERE) -> tuple[StagedLog, list[RecordBatch], Log]:
     store = two_backups(tmp_path / "store")[0]
     folder = tmp_path / "log"
     done = stage(store, copy, SMALL, folder, until, lambda path: None)
-    assert not inspect(FolderStorage(folder)).faults
-    log, _ = Log.open(FolderStorage(folder), SMALL)
+    assert not inspect(DirectoryStorage(folder)).faults
+    log, _ = Log.open(DirectoryStorage(folder), SMALL)
     found: list[RecordBatch] = []
     position = log.log_start_offset
     while position < log.log_end_offset:
@@ -83,7 +83,7 @@ def test_restored_empty_log_has_the_log_start_of_the_backup(tmp_path: Path) -> N
 def test_restore_until_an_offset_includes_the_record_at_the_offset(tmp_path: Path, last: int, whole: int) -> None:
     """Only the last batch changes."""
     copy = two_backups(tmp_path / "store")[2].streams[0].partitions[0]
-    done, found, log = staged(tmp_path, copy, Until(offset=last))
+    done, found, log = staged(tmp_path, copy, RestorePoint(offset=last))
     assert log.log_end_offset == done.end == min(last + 1, 100)
     assert bytes_of(found[:whole]) == bytes_of(log_of(10)[:whole])
     assert [value for batch in found for value in batch.values()] == [b"%d" % n for n in range(done.end)]
@@ -95,7 +95,7 @@ def test_restore_until_a_time_ignores_later_records_with_earlier_timestamps(tmp_
     data = [build_batch([b"a", b"b"], base_offset=2 * n, leader_epoch=1, timestamp_ns=at) for n, at in enumerate(stamps)]
     store = two_backups(tmp_path / "store")[0]
     copy = copied(store, THIRD, split_batches(b"".join(data)))
-    done = stage(store, copy, SMALL, tmp_path / "log", Until(time_ns=250), lambda path: None)
+    done = stage(store, copy, SMALL, tmp_path / "log", RestorePoint(time_ns=250), lambda path: None)
     assert (done.start, done.end, done.records) == (0, 2, 2)
 
 
@@ -137,7 +137,7 @@ def test_restore_of_a_damaged_piece_raises_with_the_piece_and_writes_nothing(tmp
     wrong = bytearray(file.read_bytes())
     wrong[100] ^= 1
     file.write_bytes(wrong)
-    for until in (NOWHERE, Until(offset=3)):
+    for until in (NOWHERE, RestorePoint(offset=3)):
         with pytest.raises(CorruptionError, match=path):
             stage(store, copy, SMALL, tmp_path / f"log{until.offset}", until, lambda _: None)
 
@@ -154,8 +154,8 @@ def test_restore_first_leader_epoch_is_above_the_epochs_of_backup_and_cluster(tm
 
 def test_restore_until_option_is_parsed_to_an_offset_or_a_time() -> None:
     assert until_of(None) == NOWHERE
-    assert until_of("17") == Until(offset=17)
-    assert until_of("2026-01-31T12:00:00") == Until(time_ns=1769860800 * 10**9)
+    assert until_of("17") == RestorePoint(offset=17)
+    assert until_of("2026-01-31T12:00:00") == RestorePoint(time_ns=1769860800 * 10**9)
     for wrong in ("end", "tomorrow"):
         with pytest.raises(ConfigError):
             until_of(wrong)
@@ -183,7 +183,7 @@ def next_sequence(staged: StagedLog) -> int:
 
 async def test_backup_after_a_record_deletion_restores_the_producer_state(jobs: tuple[Client, Store], tmp_path: Path) -> None:
     client, store = jobs
-    manifest = (await take_backup(client, store, TakeOptions())).manifest
+    manifest = (await take_backup(client, store, BackupOptions())).manifest
     assert not verify_backup(store, manifest).faults
     done = stage(store, manifest.streams[0].partitions[0], SMALL, tmp_path / "log", NOWHERE, lambda path: None)
     assert (done.start, done.end, next_sequence(done), done.state_left_out) == (30, 30, 30, "")
@@ -194,7 +194,7 @@ async def test_restore_of_an_older_backup_reports_partitions_without_producer_st
 ) -> None:
     client, store = jobs
     await client.publish("jobs", b"one that is left")
-    path = tmp_path / "store" / manifest_path((await take_backup(client, store, TakeOptions())).manifest.backup)
+    path = tmp_path / "store" / manifest_path((await take_backup(client, store, BackupOptions())).manifest.backup)
     said = json.loads(path.read_text())["manifest"]
     del said["streams"][0]["partitions"][0]["state"]
     digest = hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
@@ -204,8 +204,8 @@ async def test_restore_of_an_older_backup_reports_partitions_without_producer_st
     done = stage(store, old.streams[0].partitions[0], SMALL, tmp_path / "log", NOWHERE, lambda path: None)
     assert (done.start, done.end, done.records, done.state) == (30, 31, 1, None)
     assert "earlier version" in done.state_left_out
-    stream = RestoredStream(RestoreWish(name="jobs", into="jobs", subject="s", config=SMALL), old.streams[0], logs=[done])
-    assert list(Restored([stream]).states_left_out()) == ["jobs/0"]
+    stream = RestoredStream(StreamRestore(name="jobs", into="jobs", subject="s", config=SMALL), old.streams[0], logs=[done])
+    assert list(RestoreResult([stream]).states_left_out()) == ["jobs/0"]
 
 
 async def test_restore_of_a_stream_without_producers_reports_the_producer_state_as_complete(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ async def test_restore_of_a_stream_without_producers_reports_the_producer_state_
         for _ in range(2):
             await client.publish("plain", b"nobody numbers it")
         await client.admin.truncate_before("plain", 0, 1)
-        await take_backup(client, store, TakeOptions())
+        await take_backup(client, store, BackupOptions())
     (copy,) = store.newest().streams[0].partitions
     done = stage(store, copy, SMALL, tmp_path / "log", NOWHERE, lambda path: None)
     assert (done.start, done.records, done.state_left_out) == (1, 1, "")
@@ -229,7 +229,7 @@ async def test_restore_of_a_backup_with_a_pending_purge_keeps_producers_and_mess
             await (await producer.send_many([b"%d" % number for number in range(5)], keys=[b"ann"] * 5))
         await client.publish("jobs", b"with an id", key=b"ann", msg_id="once")
         await client.admin.purge("jobs", 0, keys=[b"ann"])
-        manifest = (await take_backup(client, store, TakeOptions())).manifest
+        manifest = (await take_backup(client, store, BackupOptions())).manifest
         image = read_image(store, manifest).streams["jobs"]
         (purge,) = image.partitions[0].purges
     (copy,) = manifest.streams[0].partitions

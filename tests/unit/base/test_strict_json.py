@@ -17,9 +17,9 @@ from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.errors import ConfigError, CorruptionError
 from liftpy.spark.offsets import StreamOffsets, parse_spec
-from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.data_folder import DataDirectory
 from sidecar.partition import scrub
-from sidecar.quorum.probation import FolderLineage
+from sidecar.quorum.probation import DirectoryLineage
 from sidecar.status.status_api import _asked_after
 from sidecar.transport.ingest_connection import _parse_stats
 
@@ -63,7 +63,7 @@ def test_nats_server_pending_bytes_answer_without_numbers_is_ignored(number: str
 
 @cases("body", [DEEP, "7", "[]", '{"format": 1, "node_id": 5}', '{"format": 1, "node_id": "n1", "incarnation": "7"}'])
 def test_node_file_with_invalid_content_raises_corruption_error(tmp_path: Path, body: str) -> None:
-    folder = DataFolder(tmp_path)
+    folder = DataDirectory(tmp_path)
     (tmp_path / "node").write_bytes(f"{crc32c.crc32c(body.encode()):08x}\n{body}".encode())
     with pytest.raises(CorruptionError):
         folder.load_identity()
@@ -74,7 +74,7 @@ def test_data_directory_history_file_with_invalid_content_raises_corruption_erro
     body = f'{{"format": 1, "nonce": {nonce}, "earlier": [], "missed": [], "known": {{}}, "known_as": {{}}}}'.encode()
     (tmp_path / "lineage").write_bytes(f"{crc32c.crc32c(body):08x}\n".encode() + body)
     with pytest.raises(CorruptionError):
-        FolderLineage(tmp_path, lambda: 5)
+        DirectoryLineage(tmp_path, lambda: 5)
 
 
 @cases("said", [{"position": "x"}, {"findings": 1.5}, {"partition": 3}, {"pass_began_s": None}, {"x": 1}, [1]])

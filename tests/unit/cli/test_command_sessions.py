@@ -25,7 +25,7 @@ from liftpy.service.settings import ServiceSettings
 from sidecar.cli import consume, controllers, output, service, session
 from sidecar.cli.main import COMMANDS, exit_code, liftpy, main
 from sidecar.cli.stream_settings import SETTINGS
-from sidecar.disk.files import FolderStorage
+from sidecar.disk.files import DirectoryStorage
 from sidecar.runtime.settings import Target
 from tests.flat_client import FlatClient
 from tests.unit.log.log_model import SMALL, fill
@@ -298,7 +298,7 @@ def test_consume_command_ends_when_its_pipe_closes_or_the_last_record_is_printed
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "streams" / "s-1" / "0"
-    log, _ = Log.open(FolderStorage(path), SMALL)
+    log, _ = Log.open(DirectoryStorage(path), SMALL)
     fill(log, 40)
     log.raise_high_watermark(50)
     log.close()

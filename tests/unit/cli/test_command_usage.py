@@ -18,7 +18,7 @@ from liftpy.service import Service
 from sidecar.cli import controllers, publish, service, sidecar
 from sidecar.cli.main import main
 from sidecar.cli.options import OutputFile
-from sidecar.disk.files import FolderStorage
+from sidecar.disk.files import DirectoryStorage
 from sidecar.runtime.settings import Target
 from tests.unit.log.log_model import SMALL, fill
 
@@ -158,7 +158,7 @@ def test_publish_report_of_answers_out_of_order_contains_the_first_and_last_offs
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "streams" / "s-1" / "0"
-    log, _ = Log.open(FolderStorage(path), SMALL)
+    log, _ = Log.open(DirectoryStorage(path), SMALL)
     fill(log, 40)
     log.raise_high_watermark(50)
     log.close()

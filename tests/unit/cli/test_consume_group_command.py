@@ -314,7 +314,7 @@ async def test_consume_with_group_option_finishes_printing_after_ctrl_c_at_any_t
     module = importlib.import_module("sidecar.cli.consume")
     monkeypatch.setattr(module, "write_out", write)
     only_in(monkeypatch, module, "asyncio", wait=wait)
-    asked = module.GroupReading("g", "orders", "earliest", (), (), "text", None)
+    asked = module.ConsumeGroupOptions("g", "orders", "earliest", (), (), "text", None)
     reading = asyncio.create_task(module.consume_as_member(SimpleNamespace(group=lambda *_, **__: Member()), asked))
     async with asyncio.timeout(10):
         while not took_up.is_set():

@@ -170,7 +170,7 @@ class Screen:
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self.said.append(text)
 
     def show_bars(self, total: int, nodes: list[str]) -> Any:

@@ -9,15 +9,15 @@ import pytest
 
 from liftpy.core.log.log import Log
 from sidecar.cli.main import main
-from sidecar.disk.data_folder import DataFolder
-from sidecar.disk.files import FolderStorage
+from sidecar.disk.data_folder import DataDirectory
+from sidecar.disk.files import DirectoryStorage
 from tests.unit.log.log_model import SMALL, fill
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "streams" / "s-1" / "0"
-    log, _ = Log.open(FolderStorage(path), SMALL)
+    log, _ = Log.open(DirectoryStorage(path), SMALL)
     fill(log, 40)
     log.raise_high_watermark(50)
     log.close()
@@ -67,7 +67,7 @@ def test_log_repair_truncates_a_torn_tail(folder: Path, capsys: pytest.CaptureFi
 
 
 def test_log_repair_of_a_running_node_is_rejected(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    held = DataFolder(folder.parent.parent.parent)
+    held = DataDirectory(folder.parent.parent.parent)
     code, text = _run(capsys, "log", "repair", str(folder))
     assert (code, "Stop it first" in text) == (1, True)
     held.close()

@@ -311,10 +311,10 @@ def test_move_time_estimate_without_measured_progress_is_none() -> None:
     assert estimate.seconds(1.0, 1000) is None
     assert estimate.seconds(2.0, 500) == 2.0
     assert estimate.seconds(3.0, 2000) is None
-    assert sentence(MoveProgress(partitions=3, copying=1, left_bytes=2_500_000), 7.4) == (
+    assert sentence(MoveProgress(partitions=3, copying=1, remaining_bytes=2_500_000), 7.4) == (
         "3 partitions move, 1 are being copied, 2.5 MB left, about 7 s"
     )
-    assert "nothing moves yet" in sentence(MoveProgress(partitions=0, copying=0, left_bytes=0), None)
+    assert "nothing moves yet" in sentence(MoveProgress(partitions=0, copying=0, remaining_bytes=0), None)
 
 
 async def test_reassign_all_sends_moves_in_batches_and_returns_an_error_per_rejected_move() -> None:

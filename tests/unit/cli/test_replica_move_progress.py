@@ -24,9 +24,9 @@ from sidecar.cli.reassignment import (
     MoveProgress,
     follow,
     has_no_move,
-    left_bytes,
     movement_json,
     progress_of,
+    remaining_bytes,
     sentence,
 )
 from sidecar.cli.rebalance import RebalancePlan, plan_of
@@ -48,23 +48,25 @@ def said(**sizes_bytes: int) -> Any:
 
 # ---- how far it is -------------------------------------------------------------------------------------------------------
 def test_move_left_bytes_are_the_log_bytes_missing_on_new_replicas() -> None:
-    assert left_bytes(moving(), {}) == 0, "nobody said"
-    assert left_bytes(moving(), said(a=10, b=30, c=20)) == 30, "as large as the largest"
-    assert left_bytes(moving(joining="d"), said(a=10, d=4)) == 6
-    assert left_bytes(moving(joining="d"), said(a=10, d=14)) == 0
+    assert remaining_bytes(moving(), {}) == 0, "nobody said"
+    assert remaining_bytes(moving(), said(a=10, b=30, c=20)) == 30, "as large as the largest"
+    assert remaining_bytes(moving(joining="d"), said(a=10, d=4)) == 6
+    assert remaining_bytes(moving(joining="d"), said(a=10, d=14)) == 0
     two = moving(target=("a", "d", "e"), joining="d")
-    assert left_bytes(two, said(a=10, d=4, e=3)) == 16, "what e holds is of an older copy: it begins anew"
-    assert left_bytes(moving(replicas=("a", "b", "c", "d")), said(a=10, d=4)) == 0, "d is there"
-    assert left_bytes(moving(), {"a": {("u2", 0): {"log_bytes": 9}, ("u1", 1): {"log_bytes": 8}}}) == 0, "of others"
-    assert left_bytes(moving(), {"a": {("u1", 0): {}}}) == 0
+    assert remaining_bytes(two, said(a=10, d=4, e=3)) == 16, "what e holds is of an older copy: it begins anew"
+    assert remaining_bytes(moving(replicas=("a", "b", "c", "d")), said(a=10, d=4)) == 0, "d is there"
+    assert remaining_bytes(moving(), {"a": {("u2", 0): {"log_bytes": 9}, ("u1", 1): {"log_bytes": 8}}}) == 0, "of others"
+    assert remaining_bytes(moving(), {"a": {("u1", 0): {}}}) == 0
 
 
 def test_move_progress_sums_copies_and_left_bytes_of_all_partitions() -> None:
     copying = moving(joining="d")
     drops = moving(replicas=("a", "b", "d", "c"), isr=("a", "b", "d", "c"))
-    assert progress_of([drops], said(a=10)) == MoveProgress(partitions=1, copying=0, left_bytes=0)
-    assert progress_of([copying, moving(), copying], said(a=10, d=4)) == MoveProgress(partitions=3, copying=2, left_bytes=18)
-    assert progress_of([], {}) == MoveProgress(partitions=0, copying=0, left_bytes=0)
+    assert progress_of([drops], said(a=10)) == MoveProgress(partitions=1, copying=0, remaining_bytes=0)
+    assert progress_of([copying, moving(), copying], said(a=10, d=4)) == MoveProgress(
+        partitions=3, copying=2, remaining_bytes=18
+    )
+    assert progress_of([], {}) == MoveProgress(partitions=0, copying=0, remaining_bytes=0)
     assert movement_json(copying, said(a=10, d=4)) == {
         "stream": "s", "uid": "u1", "partition": 0, "replicas": ["a", "b", "c"], "target": ["a", "b", "d"], "phase": "copies",
         "into": "d", "out": "c", "why": "drain", "left_bytes": 6,
@@ -79,10 +81,10 @@ def test_move_time_estimate_uses_the_average_rate_since_the_first_check() -> Non
 
 
 def test_move_progress_sentence_contains_partitions_copies_left_bytes_and_time() -> None:
-    now = MoveProgress(partitions=3, copying=2, left_bytes=12_345_678)
+    now = MoveProgress(partitions=3, copying=2, remaining_bytes=12_345_678)
     assert sentence(now, None) == "3 partitions move, 2 are being copied, 12.3 MB left"
     assert sentence(now, 0.4) == "3 partitions move, 2 are being copied, 12.3 MB left, about 0 s"
-    nothing = MoveProgress(partitions=0, copying=0, left_bytes=5)
+    nothing = MoveProgress(partitions=0, copying=0, remaining_bytes=5)
     assert sentence(nothing, 3.0) == "nothing moves yet: the move waits for nodes that may take the replicas"
 
 

@@ -12,7 +12,7 @@ from liftpy.core.log.log import Log
 from liftpy.core.wire.batch import parse_batch
 from sidecar.cli import status, stream_settings
 from sidecar.cli.main import main
-from sidecar.disk.files import FolderStorage
+from sidecar.disk.files import DirectoryStorage
 from tests.unit.log.log_model import SMALL, batch
 
 
@@ -158,7 +158,7 @@ def test_placement_plan_text_shows_partitions_nodes_and_racks(capsys: pytest.Cap
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "streams" / "s-1" / "0"
-    log, _ = Log.open(FolderStorage(path), SMALL)
+    log, _ = Log.open(DirectoryStorage(path), SMALL)
     for end, count, epoch in ((0, 2, 1), (2, 3, 4)):
         log.append(batch(end, count, epoch, timestamp_ns=1_700_000_000_000_000_000 + end * 1_000_000))
     log.raise_high_watermark(3)

@@ -27,10 +27,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from liftpy.core.observe.cluster_health import DEGRADED, OK, UNAVAILABLE, judge, leader_of, states
-from liftpy.core.observe.cluster_model import HISTORY, Model, NodeRow, Watching
+from liftpy.core.observe.cluster_model import HISTORY, ClusterMonitor, Model, NodeRow
 from liftpy.core.observe.node_summary import LATENCY_S, MOST_NODES, NodeSummary, glance_of, percentile
 from liftpy.errors import UnavailableError
-from sidecar.cli.top import SORTS, Looking, View, as_object, render, rows_of, spark, view_after_key
+from sidecar.cli.top import SORTS, SummaryPoller, View, as_object, render, rows_of, spark, view_after_key
 from tests.flat_client import FlatClient
 
 FRAMES = Path(__file__).parent / "frames"
@@ -51,12 +51,12 @@ def a_glance(node: str, tick: int = 0, **more: Any) -> NodeSummary:
     })  # fmt: skip
 
 
-def watched(ticks: int = 5, **more: dict[str, Any]) -> Watching:
+def watched(ticks: int = 5, **more: dict[str, Any]) -> ClusterMonitor:
     """Three nodes for so many seconds; ``more``: of a node, what is different; n4 is none."""
-    watching, records = Watching("liftpy"), 0
+    watching, records = ClusterMonitor("liftpy"), 0
     for tick in range(ticks):
         records += 1000 * (1 + tick % 4)
-        watching.put(
+        watching.add_summaries(
             100.0 + tick, {node: a_glance(node, tick, **{"records_in": records, **more.get(node, {})}) for node in NODES}
         )
     return watching
@@ -193,10 +193,10 @@ def row_of(model: Model, node: str) -> NodeRow:
 
 
 def test_top_rates_and_percentiles_are_computed_from_two_answers() -> None:
-    watching = Watching("ns")
-    watching.put(10.0, {"n1": a_glance("n1", 1)})
+    watching = ClusterMonitor("ns")
+    watching.add_summaries(10.0, {"n1": a_glance("n1", 1)})
     assert row_of(watching.model(), "n1").records_in_s is None, "one look shows no rate"
-    watching.put(12.0, {"n1": a_glance("n1", 5), "n2": a_glance("n2", 5)})
+    watching.add_summaries(12.0, {"n1": a_glance("n1", 5), "n2": a_glance("n2", 5)})
     model = watching.model()
     row = row_of(model, "n1")
     assert (row.records_in_s, row.bytes_in_s, row.records_out_s) == (2000, 200_000, 5000)
@@ -207,11 +207,11 @@ def test_top_rates_and_percentiles_are_computed_from_two_answers() -> None:
 
 def test_top_rate_of_a_restarted_node_has_a_gap() -> None:
     watching = watched(3)
-    watching.put(103.0, {"n1": a_glance("n1", 1, incarnation=5), "n2": None, "n3": a_glance("n3", 9)})
+    watching.add_summaries(103.0, {"n1": a_glance("n1", 1, incarnation=5), "n2": None, "n3": a_glance("n3", 9)})
     model = watching.model()
     assert (row_of(model, "n1").records_in_s, row_of(model, "n1").history[-1]) == (None, None)
     assert row_of(model, "n2").history[-1] is None
-    watching.put(104.0, {"n1": a_glance("n1", 2, incarnation=5), "n2": a_glance("n2", 9), "n3": a_glance("n3", 10)})
+    watching.add_summaries(104.0, {"n1": a_glance("n1", 2, incarnation=5), "n2": a_glance("n2", 9), "n3": a_glance("n3", 10)})
     assert row_of(watching.model(), "n1").records_in_s == 1000
 
 
@@ -220,9 +220,9 @@ def test_top_rate_history_is_bounded_and_excludes_removed_nodes() -> None:
     model = watching.model()
     assert {len(model.history_in), len(model.history_out), len(row_of(model, "n2").history)} == {HISTORY}
     assert watching.nodes() == ["n1", "n2", "n3"]
-    watching.put(999.0, {"n1": a_glance("n1", 99, nodes={"n1": "live", "n7": "live"}, index=50)})
+    watching.add_summaries(999.0, {"n1": a_glance("n1", 99, nodes={"n1": "live", "n7": "live"}, index=50)})
     assert watching.nodes() == ["n1", "n7"]
-    assert Watching("ns").nodes(["a"]) == ["a"]
+    assert ClusterMonitor("ns").nodes(["a"]) == ["a"]
 
 
 # ---- frames -----------------------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def troubled() -> Model:
     watching = watched(70)
     late = {"under_replicated": 2, "lag_s": 4.25, "lag_records": 12_345, "disk_free": 0.1}
     for tick in (70, 71):
-        watching.put(
+        watching.add_summaries(
             100.0 + tick, {"n1": a_glance("n1", 2 * tick, **late), "n2": a_glance("n2", tick, under_min_isr=1), "n3": None}
         )
     return watching.model()
@@ -244,7 +244,7 @@ def troubled() -> Model:
         ("troubled_80x24", troubled, 80, 24, View(sort="lag", selected=1)),
         ("node_80x24", troubled, 80, 24, View(page="node", sort="name")),
         ("help_80x24", lambda: watched(2).model(), 80, 24, View(page="help")),
-        ("nothing_80x24", lambda: Watching("liftpy").model(), 80, 24, View()),
+        ("nothing_80x24", lambda: ClusterMonitor("liftpy").model(), 80, 24, View()),
     ],
 )
 def test_top_frame_equals_the_stored_frame(name: str, model: Callable[[], Model], width: int, height: int, view: View) -> None:
@@ -321,11 +321,11 @@ def test_top_requests_groups_only_while_the_groups_page_is_shown() -> None:
             return {"groups": {"rows": [row] if node == "n2" else []}}
 
     admin = Admin()
-    looking = Looking(SimpleNamespace(admin=admin), Watching("liftpy"))  # type: ignore[arg-type]
-    asyncio.run(looking.look())
+    looking = SummaryPoller(SimpleNamespace(admin=admin), ClusterMonitor("liftpy"))  # type: ignore[arg-type]
+    asyncio.run(looking.poll())
     assert (admin.asked, looking.listed) == ([], [])
     looking.shows = "groups"
-    asyncio.run(looking.look())
+    asyncio.run(looking.poll())
     assert sorted(admin.asked) == ["n1", "n2"]
     assert [(row["group"], row["coordinator"], row["problem"]) for row in looking.listed] == [("billing", "n2", "no members")]
 
@@ -341,9 +341,11 @@ def test_top_requests_groups_only_while_the_groups_page_is_shown() -> None:
 def test_top_frame_with_any_content_fits_the_terminal_size(
     width: int, height: int, page: str, sort: str, nodes: int, reverse: bool
 ) -> None:
-    watching = Watching("a" * 30)
+    watching = ClusterMonitor("a" * 30)
     for tick in (1, 2):
-        watching.put(tick, {f"{'n' * (n % 40)}{n}": a_glance(f"n{n}", tick * 10**9) if n % 7 else None for n in range(nodes)})
+        watching.add_summaries(
+            tick, {f"{'n' * (n % 40)}{n}": a_glance(f"n{n}", tick * 10**9) if n % 7 else None for n in range(nodes)}
+        )
     frame = render(watching.model(), width, height, View(page=page, sort=sort, reverse=reverse))
     assert len(frame.renderables) == height
     assert max(line.cell_len for line in frame.renderables) <= width  # type: ignore[union-attr]
@@ -359,8 +361,8 @@ def test_top_frame_with_too_many_reasons_shows_the_number_of_omitted_reasons(mor
 
 
 def test_top_frame_shows_markup_in_names_as_text() -> None:
-    watching = Watching("[bold]x[/bold]")
-    watching.put(1.0, {"[red]n[/red]": a_glance("n1", nodes={})})
+    watching = ClusterMonitor("[bold]x[/bold]")
+    watching.add_summaries(1.0, {"[red]n[/red]": a_glance("n1", nodes={})})
     shown = "\n".join(text_of(watching.model()))
     assert "[bold]x[/bold]" in shown
     assert "[red]n[/red]" in shown
@@ -371,7 +373,7 @@ def test_top_rows_are_sorted_by_the_chosen_column_and_filtered_by_node_name() ->
         NodeRow(node=node, state="live", glance=NodeSummary(node=node, lag_s=lag), records_in_s=rate, ack_p99_s=p99)
         for node, rate, lag, p99 in (("a", 1.0, 9.0, 0.2), ("b", 3.0, 0.0, None), ("ab", 3.0, 5.0, 0.1), ("c", None, 1.0, 0.3))
     )
-    model = replace(Watching("ns").model(), rows=rows)
+    model = replace(ClusterMonitor("ns").model(), rows=rows)
     wanted = {"rate": "ab b a c", "lag": "a ab c b", "p99": "c a ab b", "name": "a ab b c"}
     for sort, order in wanted.items():
         assert [row.node for row in rows_of(model, View(sort=sort))] == order.split()
@@ -437,16 +439,16 @@ class Nodes(FlatClient):
 
 def test_top_requests_node_names_until_known_and_then_requests_each_node() -> None:
     nodes = Nodes()
-    looking = Looking(nodes, Watching("ns"), iter(range(9)).__next__)  # type: ignore[arg-type]
+    looking = SummaryPoller(nodes, ClusterMonitor("ns"), iter(range(9)).__next__)  # type: ignore[arg-type]
 
     async def looked() -> None:
-        await looking.look()
+        await looking.poll()
         assert not looking.knows_any
         nodes.named = ["n1", "n2"]
-        await looking.look()
+        await looking.poll()
         assert looking.knows_any
         nodes.named = None
-        await looking.look()
+        await looking.poll()
 
     asyncio.run(looked())
     assert nodes.asked == ["n1", "n2", "n1", "n2", "n3"], "n1 names n3"

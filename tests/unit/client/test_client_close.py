@@ -109,8 +109,8 @@ async def test_client_close_leaves_an_application_connection_open_without_subscr
         before = dict(connection._subs)
         client = Client(Transport(connection), Subjects("ns"), owns_connection=False)
         told: list[str] = []
-        client._transport.tell_of_close(lambda: told.append("closed"))
-        client._transport.tell_of_close(lambda: told.append("taken back"))()
+        client._transport.on_close(lambda: told.append("closed"))
+        client._transport.on_close(lambda: told.append("taken back"))()
         with pytest.raises(UnavailableError):
             await client._transport.request("nobody.there", b"", 5.0)
         assert len(connection._subs) == len(before) + 1

@@ -17,7 +17,7 @@ from liftpy.client.admin import Admin
 from liftpy.client.encode_publish import Address
 from liftpy.client.factories import ClientFactories
 from liftpy.client.in_flight import InFlight, PublishOptions
-from liftpy.client.iteration import HandedOn, Iteration
+from liftpy.client.iteration import Iteration, LastItem
 from liftpy.client.progress import _MOST_BEHIND, NotServedError, ReadProgress, bounds_of, check_head, must_agree
 from liftpy.client.publisher import FireAndForget, Publisher
 from liftpy.core.wire._pb import client_pb2
@@ -185,7 +185,7 @@ class Ahead:
         self.abandoned += 1
 
 
-class Noted(HandedOn):
+class Noted(LastItem):
     """Record every value of ``last``."""
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ class Reader(PartitionReader):
     def must_be_usable(self) -> None:
         assert asyncio.get_running_loop() is self.loop
 
-    def tell_of_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
 
     async def bounds(self, *_: Any, **__: Any) -> tuple[Bounds, int]:

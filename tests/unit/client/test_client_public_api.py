@@ -13,7 +13,7 @@ import liftpy
 from liftpy.client import client as client_module
 from liftpy.client import sync
 from liftpy.client.admin import differences
-from liftpy.client.awaitable_context import Opening
+from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import AlreadyExistsError, ClientClosedError, ConfigError, NotFoundError
@@ -54,14 +54,14 @@ async def test_awaitable_context_opens_with_await_or_async_with() -> None:
         await asyncio.sleep(0)
         return thing
 
-    async with Opening(opened()) as found:
+    async with AwaitableContext(opened()) as found:
         assert found is thing
     with pytest.raises(ValueError):
-        async with Opening(opened()):
+        async with AwaitableContext(opened()):
             raise ValueError
-    async with await Opening(opened()) as found:
+    async with await AwaitableContext(opened()) as found:
         assert found is thing
-    assert await asyncio.create_task(Opening(opened())) is thing
+    assert await asyncio.create_task(AwaitableContext(opened())) is thing
     assert thing.steps == ["entered", "left well", "entered", "left ValueError", "entered", "left well"]
 
 

@@ -58,7 +58,7 @@ class Wire:
         self.posted: list[Any] = []
         self.fails: list[Exception] = []
         self.denied: Any = None
-        self.on_close: Any = None
+        self.close_callback: Any = None
         self.settled = 0
         self.on_settle: Any = lambda: None
         self.reconnected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -73,13 +73,13 @@ class Wire:
     def check_server(self) -> None:
         pass
 
-    def tell_of_denials(self, callback: Any) -> Any:
+    def on_denial(self, callback: Any) -> Any:
         self.denied = callback
         return lambda: setattr(self, "denied", None)
 
-    def tell_of_close(self, callback: Any) -> Any:
-        self.on_close = callback
-        return lambda: setattr(self, "on_close", None)
+    def on_close(self, callback: Any) -> Any:
+        self.close_callback = callback
+        return lambda: setattr(self, "close_callback", None)
 
     async def listen(self, subject: str, callback: Any, timeout_s: float) -> Any:
         self.listened.append((subject, timeout_s))
@@ -394,13 +394,13 @@ async def test_publisher_resends_a_message_to_the_current_subject_of_the_stream(
     message = made._in_flight[0]
     size_bytes = made.in_flight_bytes
     made._addressing.address = Address("shop.t", "u2")
-    await made._put_on_the_wire(0, message)
+    await made._send_to_nats(0, message)
     assert wire.sent[1][:3] == ("shop.t", envelope_of("s", 0, "u2", b"v", None, None, AckPolicy.ALL, runs=True), "in0.0")
     assert (message.uid, made.in_flight_bytes) == ("u2", size_bytes)
     unaddressed, wire, _ = publisher(uid="")
     await unaddressed.send(b"v")
     unaddressed._addressing.address = Address("shop.s", "u2")
-    await unaddressed._put_on_the_wire(0, unaddressed._in_flight[0])
+    await unaddressed._send_to_nats(0, unaddressed._in_flight[0])
     assert wire.sent[1] == wire.sent[0], "it was for whoever has the name"
     await made.close()
     await unaddressed.close()

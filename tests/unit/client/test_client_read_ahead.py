@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from liftpy.client.encode_publish import Address
-from liftpy.client.iteration import HandedOn, Iteration, ReadAhead
+from liftpy.client.iteration import Iteration, LastItem, ReadAhead
 from liftpy.client.service_commands import CommandAnswer, _once
 from liftpy.errors import ClientClosedError, ConfigError, LiftError, UnavailableError
 from tests.unit.client.test_service_commands import COMMAND, Wire, reply
@@ -27,7 +27,7 @@ class Home:
         if self.closed is not None:
             raise self.closed
 
-    def tell_of_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
         self.callbacks.append(callback)
         return lambda: self.callbacks.remove(callback)
 
@@ -193,7 +193,7 @@ async def test_read_ahead_abandon_cancels_the_fetch_without_waiting() -> None:
 async def test_consumer_iteration_rejects_a_second_task_unless_the_first_was_interrupted() -> None:
     never = asyncio.get_running_loop().create_future()
     ahead = ahead_of(Source([piece(1)], never))
-    handed = HandedOn()
+    handed = LastItem()
     items: Any = Iteration(ahead, lambda found: iter([found.number, found.number + 10]), handed)
     assert (await anext(items), handed.last, await anext(items), handed.last) == (1, 1, 11, 11)
     waiting = asyncio.ensure_future(anext(items))

@@ -171,7 +171,7 @@ def test_message_envelope_encodes_a_missing_key_or_value_differently_from_empty(
 
 
 @pytest.mark.parametrize("value", ["a\nb", "a\rb", " a", "a ", "\ta"])
-def test_plain_nats_message_with_headers_that_nats_would_change_is_rejected(value: str) -> None:
+def test_nats_message_without_envelope_with_headers_that_nats_would_change_is_rejected(value: str) -> None:
     with pytest.raises(ConfigError):
         plain(b"x", {"name": value})
     assert plain(b"x", {"name": "a b"})[1] == {"name": "a b"}
@@ -180,7 +180,7 @@ def test_plain_nats_message_with_headers_that_nats_would_change_is_rejected(valu
             plain(b"x", {wrong: "a"})
 
 
-def test_plain_nats_message_with_the_magic_bytes_of_an_envelope_is_rejected() -> None:
+def test_nats_message_without_envelope_that_starts_with_the_magic_bytes_of_an_envelope_is_rejected() -> None:
     for value in (envelope.MAGIC, envelope.MAGIC + b"more"):
         with pytest.raises(ConfigError):
             plain(value, None)

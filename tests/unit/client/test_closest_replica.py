@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.client import closest_replica as nearest_module
 from liftpy.client import metadata_requests as requests_module
-from liftpy.client.closest_replica import AWAY_S, LOOK_EVERY_S, Nearest
+from liftpy.client.closest_replica import AWAY_S, LOOK_EVERY_S, ReplicaSelector
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.core.wire._pb import cluster_pb2
 from liftpy.errors import ConfigError, UnavailableError
@@ -26,7 +26,7 @@ class Metadata:
         self.here: set[str] = set()
         self.looks = 0
         self.fails = False
-        self.nearest = Nearest("a", self.partition, self.nodes_near)
+        self.nearest = ReplicaSelector("a", self.partition, self.nodes_near)
 
     async def partition(self) -> Any:
         self.looks += 1

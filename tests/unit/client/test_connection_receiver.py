@@ -120,7 +120,7 @@ async def test_nats_receiver_with_a_slow_callback_pauses_the_socket(connection: 
 
 async def test_nats_receiver_ignores_bytes_during_a_reconnect(connection: Connection) -> None:
     connection._status = ClientConnection.RECONNECTING
-    assert connection._take(LINE + PAYLOAD + b"\r\n") is None
+    assert connection._process_arrived(LINE + PAYLOAD + b"\r\n") is None
     await settle()
     assert connection.heard == []
     connection._status = ClientConnection.CONNECTED

@@ -10,7 +10,7 @@ import pytest
 from liftpy.client import ManyConsumer, Position, ReadOptions, positions_from
 from liftpy.client import multi_consumer as module
 from liftpy.client.batch_view import BatchSlice
-from liftpy.client.multi_consumer import Place, Places, bounded_ahead, selects
+from liftpy.client.multi_consumer import Place, StreamAccess, bounded_ahead, selects
 from liftpy.errors import (
     ConfigError,
     CorruptionError,
@@ -45,7 +45,7 @@ class Streams:
             self.begun.append((place, begin, ahead_bytes))
             return consumer(self.nodes[place], begin, until)
 
-        return ManyConsumer(Places(places, made), names, start, positions)
+        return ManyConsumer(StreamAccess(places, made), names, start, positions)
 
 
 def keys_of(stream: str, partition: int, numbers: range) -> list[bytes]:
@@ -112,7 +112,7 @@ async def test_consume_many_repeats_a_failed_first_stream_lookup() -> None:
             raise outcomes.pop(0)
         return await real()
 
-    many._home = Places(places, many._home.consumer)
+    many._home = StreamAccess(places, many._home.consumer)
     for error in list(outcomes):
         with pytest.raises(type(error)):
             await many.next()
@@ -141,7 +141,7 @@ async def test_consume_many_close_ends_a_wait_in_another_task(at: str, monkeypat
         return await real()
 
     if at == "a look":
-        many._home = Places(places, many._home.consumer)
+        many._home = StreamAccess(places, many._home.consumer)
     if at == "nothing":
         many.pause(("orders", 0))
     waiting = asyncio.create_task(many.next())

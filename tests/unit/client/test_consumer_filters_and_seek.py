@@ -21,7 +21,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log import range_reads
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.replication.log_offsets import EpochVerdict, Lineage
+from liftpy.core.replication.log_offsets import EpochVerdict, OffsetCheck
 from liftpy.core.replication.reads import Chunks, Reads
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
@@ -77,7 +77,7 @@ class Node:
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
         assert last_epoch == self.log.epochs.epoch_at(last_offset), "what a reader says of its last record is so"
-        return EpochVerdict(Lineage.SAME)
+        return EpochVerdict(OffsetCheck.SAME)
 
     # ---- the way ---------------------------------------------------------------------------------------------------------
     def now_ns(self) -> int:
@@ -105,7 +105,7 @@ class Node:
     def must_be_usable(self) -> None:
         pass
 
-    def tell_of_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
 
 

@@ -23,7 +23,7 @@ class Home:
     def must_be_usable(self) -> None:
         pass
 
-    def tell_of_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
 
 

@@ -11,7 +11,7 @@ from nats.aio.client import Client as NatsConnection
 
 from liftpy.client.encode_publish import envelope_of, headers_with_conditions
 from liftpy.config import AckPolicy
-from liftpy.core.wire.envelope import Ordinary
+from liftpy.core.wire.envelope import FastEnvelope
 from liftpy.errors import ConfigError
 from liftpy.nats.parser import StrictConnection
 from liftpy.nats.transport import ROOM_BYTES, Transport
@@ -23,7 +23,7 @@ from liftpy.nats.transport import ROOM_BYTES, Transport
 @pytest.mark.parametrize("ack", [AckPolicy.ALL, AckPolicy.LEADER])
 @pytest.mark.parametrize("runs", [True, False])
 def test_fast_envelope_encoder_writes_the_same_bytes_as_protobuf(uid: str, partition: int, ack: AckPolicy, runs: bool) -> None:
-    ordinary = Ordinary("orders", partition, uid, ack, runs=runs)
+    ordinary = FastEnvelope("orders", partition, uid, ack, runs=runs)
     assert ordinary.made_for == (uid, ack)
     for value in (b"x", b"\0\1\2", b"a" * 127, b"a" * 128, b"b" * 16_384, b"c" * 70_000):
         for msg_id in ("", "m", "abc.17", "q" * 100):
@@ -35,7 +35,7 @@ def test_fast_envelope_encoder_writes_the_same_bytes_as_protobuf(uid: str, parti
 
 def test_fast_envelope_encoder_rejects_an_invalid_ack_policy() -> None:
     with pytest.raises(ConfigError, match=r"ack 'all'\. Use an AckPolicy"):
-        Ordinary("orders", 0, "u", "all")  # type: ignore[arg-type]
+        FastEnvelope("orders", 0, "u", "all")  # type: ignore[arg-type]
 
 
 # ---- lines ---------------------------------------------------------------------------------------------------------------------

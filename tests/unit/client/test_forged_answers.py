@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from liftpy.client.client import Client
-from liftpy.client.progress import _MOST_BEHIND, NotServedError, ReadProgress, SecondOpinion
+from liftpy.client.progress import _MOST_BEHIND, ErrorConfirmation, NotServedError, ReadProgress
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.subjects import Subjects
@@ -153,7 +153,7 @@ async def test_read_request_contains_stream_partition_and_request_id(client: Cli
 
 
 def test_partition_reader_raises_a_fatal_error_only_after_the_second_equal_error() -> None:
-    opinion = SecondOpinion()
+    opinion = ErrorConfirmation()
     gone, cut = NotFoundError("gone"), LogTruncatedError("cut", 3)
     said: list[LiftError] = [opinion.ask_again(gone, "n2"), opinion.ask_again(cut, "n2")]
     assert all(isinstance(error, NotServedError) and error.leader == "n2" for error in said)

@@ -16,7 +16,7 @@ from liftpy.client.group import Group
 from liftpy.core.groups import commands
 from liftpy.core.groups.commands import decode_command
 from liftpy.core.groups.machine import GroupMachine
-from liftpy.core.groups.member import PartitionGained, PartitionLost
+from liftpy.core.groups.member import PartitionAssigned, PartitionLost
 from liftpy.errors import UnavailableError
 from liftpy.nats.transport import RequestTimeoutError
 from tests.unit.client.test_consumer_filters_and_seek import Node, consumer
@@ -236,7 +236,7 @@ async def test_group_member_that_lost_a_partition_drops_its_buffered_records() -
         taking = asyncio.create_task(group.take())
         await asyncio.sleep(0)
         assert (taking.done(), len(group._ready)) == (False, 0)
-        group._follow([PartitionGained(first.key, first.generation + 1, 1, 1)])
+        group._follow([PartitionAssigned(first.key, first.generation + 1, 1, 1)])
         group.finished(second)
         assert group._done == {}, "of an earlier generation"
         part = await taking

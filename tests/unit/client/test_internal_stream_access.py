@@ -76,7 +76,7 @@ async def test_producer_of_an_internal_stream_is_rejected_by_its_leader(monkeypa
 
 
 @pytest.mark.parametrize("value", [b"junk", b"", envelope.MAGIC + b"\x00junk"])
-async def test_plain_nats_message_on_the_subject_of_the_groups_stream_is_rejected(value: bytes) -> None:
+async def test_nats_message_without_envelope_on_the_subject_of_the_groups_stream_is_rejected(value: bytes) -> None:
     """[A22]."""
     async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as nc:
         made = await client.groups.stream()

@@ -183,7 +183,7 @@ ODD_REQUESTS = [
 
 
 @pytest.mark.parametrize(("rest", "fields", "code"), ODD_REQUESTS)
-async def test_jetstream_request_with_unusual_text_or_time_gets_the_expected_status_code(
+async def test_jetstream_request_with_any_text_or_time_returns_the_status_code_of_jetstream(
     rest: str, fields: dict[str, Any], code: int, client: Client
 ) -> None:
     (first, *_) = await parts(client, rest, **fields)

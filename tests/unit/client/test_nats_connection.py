@@ -535,7 +535,7 @@ async def test_nats_transport_close_that_hangs_aborts_the_connection(monkeypatch
     assert cut == [hangs]
 
 
-def test_nats_transport_over_a_plain_nats_py_connection_reports_no_parse_errors() -> None:
+def test_nats_transport_over_an_unmodified_nats_py_connection_reports_no_parse_errors() -> None:
     async def counts() -> Any:
         return [
             over(connection).parse_errors  # type: ignore[arg-type]

@@ -7,9 +7,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from liftpy.client.partition_queue import FIRST_PAUSE_S, LONGEST_PAUSE_S, BatchResult, PartitionQueue, ProducerBatch, Refusal
+from liftpy.client.partition_queue import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    BatchRejection,
+    BatchResult,
+    PartitionQueue,
+    ProducerBatch,
+)
 from liftpy.core.publish.digest import RollingDigest
-from liftpy.core.publish.log_state_part import NewBatch, Numbering
+from liftpy.core.publish.log_state_part import NewBatch, ProducerSequences
 from liftpy.core.publish.producer_state import Claim, Finding, Producers
 from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
 
@@ -161,14 +168,14 @@ def test_producer_partition_queue_resends_rejected_batches_after_a_delay() -> No
     fill(lane, b"a", b"b", b"c", b"d", b"e")
     before = sent(lane, 0)
     lane.acked(4, at(4))
-    assert lane.refused(0, 1, Refusal.AGAIN, 5.0)
+    assert lane.refused(0, 1, BatchRejection.AGAIN, 5.0)
     assert sent(lane, 5.0) == []
     assert lane.wake_at() == 5.0 + FIRST_PAUSE_S
     again = sent(lane, 5.0 + FIRST_PAUSE_S)
     assert again == before[:2]
     assert [p.attempt for p in again] == [2, 2]
     assert lane.sent_again == 2
-    assert lane.refused(0, 1, Refusal.FINAL, 6.0), "the answer to an earlier attempt says nothing any more"
+    assert lane.refused(0, 1, BatchRejection.FINAL, 6.0), "the answer to an earlier attempt says nothing any more"
     assert lane.wake_at() == 5.0 + FIRST_PAUSE_S + 1.0
     assert tokens(lane.acked(0, at(0, 2))) == ["a", "b"]
     assert tokens(lane.acked(2, at(2, 2))) == ["c", "d", "e"]
@@ -178,8 +185,8 @@ def test_producer_partition_queue_ignores_rejections_of_batches_after_a_rejected
     lane = a_lane()
     fill(lane, b"a", b"b", b"c", b"d")
     sent(lane, 0)
-    assert lane.refused(0, 1, Refusal.AGAIN, 1.0)
-    assert lane.refused(2, 1, Refusal.OUT_OF_ORDER, 1.5, due=0)
+    assert lane.refused(0, 1, BatchRejection.AGAIN, 1.0)
+    assert lane.refused(2, 1, BatchRejection.OUT_OF_ORDER, 1.5, due=0)
     assert lane.resume_at == 1.0 + FIRST_PAUSE_S
 
 
@@ -189,8 +196,8 @@ def test_producer_partition_queue_without_a_producer_epoch_sends_nothing() -> No
     assert (lane.asks, sent(lane, 0), lane.wake_at()) == (True, [], None)
     lane.begin(0, 0, RollingDigest())
     assert len(sent(lane, 0)) == 1
-    assert lane.refused(99, 1, Refusal.FINAL, 1.0)
-    assert not lane.refused(0, 1, Refusal.FINAL, 1.0)
+    assert lane.refused(99, 1, BatchRejection.FINAL, 1.0)
+    assert not lane.refused(0, 1, BatchRejection.FINAL, 1.0)
 
 
 def test_producer_partition_queue_retry_delays_grow_to_a_second_and_reset_after_an_ack() -> None:
@@ -199,14 +206,14 @@ def test_producer_partition_queue_retry_delays_grow_to_a_second_and_reset_after_
     pauses, now = [], 0.0
     for attempt in range(1, 10):
         sent(lane, now)
-        lane.refused(0, attempt, Refusal.AGAIN, now)
+        lane.refused(0, attempt, BatchRejection.AGAIN, now)
         pauses.append(round(lane.resume_at - now, 6))
         now = lane.resume_at
     assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
     assert pauses[-1] == LONGEST_PAUSE_S
     lane.acked(0, at(0))
     sent(lane, now)
-    lane.refused(2, 10, Refusal.AGAIN, now)
+    lane.refused(2, 10, BatchRejection.AGAIN, now)
     assert round(lane.resume_at - now, 6) == FIRST_PAUSE_S
 
 
@@ -214,10 +221,10 @@ def test_producer_partition_queue_over_quota_resends_after_the_delay_in_the_reje
     lane = a_lane(window=9)
     fill(lane, b"a", b"b", b"c")
     sent(lane, 1.0)
-    assert lane.refused(0, 1, Refusal.AGAIN, 1.0, after_s=7.5)
+    assert lane.refused(0, 1, BatchRejection.AGAIN, 1.0, after_s=7.5)
     assert (lane.resume_at, sent(lane, 8.4)) == (8.5, [])
     assert len(sent(lane, 8.5)) == 2
-    lane.refused(0, 2, Refusal.AGAIN, 9.0)
+    lane.refused(0, 2, BatchRejection.AGAIN, 9.0)
     assert round(lane.resume_at - 9.0, 6) == FIRST_PAUSE_S, "pauses grow for other refusals"
 
 
@@ -241,10 +248,10 @@ def test_producer_partition_queue_fails_when_the_leader_lost_stored_records() ->
     sent(lane, 0)
     lane.acked(0, at(0))
     sent(lane, 0)
-    assert lane.refused(2, 1, Refusal.OUT_OF_ORDER, 1.0, due=2), "a gap before it that another attempt fills"
+    assert lane.refused(2, 1, BatchRejection.OUT_OF_ORDER, 1.0, due=2), "a gap before it that another attempt fills"
     sent(lane, 9.0)
-    assert not lane.refused(2, 2, Refusal.OUT_OF_ORDER, 9.0, due=1), "what was stored is gone"
-    assert not lane.refused(2, 2, Refusal.FINAL, 9.0)
+    assert not lane.refused(2, 2, BatchRejection.OUT_OF_ORDER, 9.0, due=1), "what was stored is gone"
+    assert not lane.refused(2, 2, BatchRejection.FINAL, 9.0)
     assert lane.tickets == [(["c", "d"], 2), (["e"], 0)]
 
 
@@ -272,7 +279,7 @@ def test_producer_partition_queue_unknown_to_the_leader_gets_a_new_epoch_and_res
     lane.add_many([b"f"], None, [1], 0.0)
     before = sent(lane, 0)
     was = [(p.sequence, values_of(p), p.digest) for p in before]
-    assert lane.refused(0, 1, Refusal.UNKNOWN, 1.0)
+    assert lane.refused(0, 1, BatchRejection.UNKNOWN, 1.0)
     assert lane.asks
     assert (sent(lane, 9.0), lane.wake_at()) == ([], None)
     assert lane.unanswered == (0, RollingDigest())
@@ -320,7 +327,7 @@ def test_producer_partition_queue_over_quota_after_a_reconnect_still_waits_for_t
     lane = a_lane()
     fill(lane, b"a")
     (first,) = sent(lane, 0)
-    lane.refused(first.sequence, 1, Refusal.AGAIN, 1.0, after_s=9.0)
+    lane.refused(first.sequence, 1, BatchRejection.AGAIN, 1.0, after_s=9.0)
     lane.connection_renewed(2.0)
     assert (sent(lane, 2.0), lane.wake_at()) == ([], 10.0)
 
@@ -335,7 +342,7 @@ class Leader:
     end: int = 0
     committed: int = 0
 
-    def hear(self, parcel: ProducerBatch) -> tuple[Refusal | None, BatchResult, int]:
+    def hear(self, parcel: ProducerBatch) -> tuple[BatchRejection | None, BatchResult, int]:
         batch = parse_batch(parcel.batch)
         head = batch.header
         claim = Claim(7, head.producer_epoch, parcel.sequence, parcel.record_count, False, parcel.digest)
@@ -352,17 +359,17 @@ class Leader:
                         base_sequence=head.base_sequence,
                     )
                 )
-                stamp = Numbering(7, head.producer_epoch, head.base_sequence, stored.columns)
-                self.producers.take(NewBatch(stored.base_offset, stored.last_offset, 0, stored.record_count, {}, stamp))
+                stamp = ProducerSequences(7, head.producer_epoch, head.base_sequence, stored.columns)
+                self.producers.add_batch(NewBatch(stored.base_offset, stored.last_offset, 0, stored.record_count, {}, stamp))
                 self.log.append((stored, False))
                 self.end += parcel.record_count
                 return None, at(stored.base_offset), 0
             case Finding.DUPLICATE:
                 return None, at(ruling.offset, parcel.record_count), 0
             case Finding.OUT_OF_ORDER:
-                return Refusal.OUT_OF_ORDER, at(-1), ruling.next_sequence
+                return BatchRejection.OUT_OF_ORDER, at(-1), ruling.next_sequence
             case Finding.DIVERGED:  # so late that it can't be compared: its answer has come long ago
-                return Refusal.FINAL, at(-1), ruling.next_sequence
+                return BatchRejection.FINAL, at(-1), ruling.next_sequence
         raise AssertionError(ruling)
 
     def commit(self) -> None:

@@ -15,7 +15,7 @@ from liftpy.client import consumer as consumer_module
 from liftpy.client import iteration as iteration_module
 from liftpy.client.admin_requests import NodeRequests
 from liftpy.client.batch_view import BatchSlice
-from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, _cut, _looked_at, read_range
+from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, _cut, _retrieve_error, read_range
 from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import NotServedError, ReadProgress
@@ -313,8 +313,8 @@ async def test_partition_reader_errors_of_background_tasks_log_no_unretrieved_ex
     failed, cancelled = loop.create_future(), loop.create_future()
     failed.set_exception(UnavailableError("x"))
     cancelled.cancel()
-    _looked_at(failed)
-    _looked_at(cancelled)
+    _retrieve_error(failed)
+    _retrieve_error(cancelled)
     assert not failed._log_traceback  # type: ignore[attr-defined]
     monkeypatch.setattr(consumer_module, "_HEDGE_S", 0.0)
     gate = loop.create_future()
@@ -437,7 +437,7 @@ def test_consumer_with_after_epoch_and_a_start_that_is_no_offset_raises_config_e
 
 
 async def test_read_range_returns_the_records_of_the_planned_range() -> None:
-    reader = a_reader(must_be_usable=lambda: None, tell_of_close=lambda callback: lambda: None)
+    reader = a_reader(must_be_usable=lambda: None, on_close=lambda callback: lambda: None)
     Asked(reader, ([batch(0, 3)], {"hw": 9}), ([batch(3, 4)], {"hw": 9}))
     progress = ReadProgress("s", 0, 1, 5, floor_high_watermark=4)
     assert offsets([piece async for piece in read_range(reader, progress)]) == [1, 2, 3, 4]

@@ -70,11 +70,11 @@ class Wire:
     def check_server(self) -> None:
         pass
 
-    def tell_of_denials(self, callback: Any) -> Any:
+    def on_denial(self, callback: Any) -> Any:
         self.denied = callback
         return lambda: self.unwatched.append("denials")
 
-    def tell_of_close(self, callback: Any) -> Any:
+    def on_close(self, callback: Any) -> Any:
         self.closed = callback
         return lambda: self.unwatched.append("close")
 
@@ -554,7 +554,7 @@ async def test_producer_open_rejected_by_the_leader_raises_publish_rejected() ->
     with pytest.raises(UnavailableError, match="0 producers are known"):
         await a_producer(wire, patience_s=0.05)
     for node in wire.nodes:
-        node.ingest._desk.ask = lambda asked: Finding.FULL  # type: ignore[method-assign]
-        node.ingest._desk.why_not = lambda finding: Rejection(RejectReason.READ_ONLY, "ro")  # type: ignore[method-assign]
+        node.ingest._registry.ask = lambda asked: Finding.FULL  # type: ignore[method-assign]
+        node.ingest._registry.why_not = lambda finding: Rejection(RejectReason.READ_ONLY, "ro")  # type: ignore[method-assign]
     with pytest.raises(PublishRejectedError, match="READ_ONLY ro"):
         await a_producer(wire)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from liftpy.client.encode_publish import Address
-from liftpy.client.partition_queue import BatchResult, PartitionQueue, Refusal
+from liftpy.client.partition_queue import BatchRejection, BatchResult, PartitionQueue
 from liftpy.client.partition_sender import ProducerOptions, Source, name_for
 from liftpy.client.producer import Producer
 from liftpy.core.base.partition import PartitionState
@@ -171,6 +171,6 @@ def test_producer_partition_queue_puts_records_of_one_source_position_into_one_b
     assert [(first, count) for _, first, count in shares] == [(0, 3), (0, 3), (0, 6), (0, 2)]
     assert [parcel.names for parcel in sent] == [True, False, False, False]
     lane.acked(0, BatchResult(0, 1))
-    assert lane.refused(3, 1, Refusal.UNKNOWN, 0.0)
+    assert lane.refused(3, 1, BatchRejection.UNKNOWN, 0.0)
     lane.begin_again(1)
     assert [parcel.names for parcel in lane._parcels] == [True, False, False]

@@ -252,4 +252,4 @@ def test_write_epoch_position_encodes_the_partition_count_and_the_last_sequence(
     assert offset_in(2, 5) > offset_in(2, 4)
     repeat = Repeat(stored=2, expected=None)
     repeat.leave_out(columns(b"a", b"b", b"c"), 0, 2)  # the leader does not know their digest
-    assert repeat.left == 0
+    assert repeat.remaining_skips == 0

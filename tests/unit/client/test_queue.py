@@ -14,7 +14,7 @@ import pytest
 from liftpy.client import Client, Job, LeaseLostError, Queue, QueueOptions, ReadOptions
 from liftpy.client import queue as module
 from liftpy.client.consumer import PartitionReader
-from liftpy.client.queue import TakePace
+from liftpy.client.queue import PrefetchLimit
 from liftpy.client.queue_log import QueueLog
 from liftpy.config import StreamConfig
 from liftpy.core.wire._pb import group_pb2
@@ -33,7 +33,7 @@ SHORT = QueueOptions(ack_wait_s=0.2)
 
 def report_through(monkeypatch: pytest.MonkeyPatch, queue: Queue, report: Any) -> None:
     """Replace the function that sends the settlements of a queue."""
-    monkeypatch.setattr(queue, "_say", report)
+    monkeypatch.setattr(queue, "_send_command", report)
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ async def test_queue_with_a_missing_dead_letter_stream_delivers_other_records(
 
 
 async def test_queue_close_releases_prefetched_records(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 8)
+    monkeypatch.setattr(PrefetchLimit, "ahead", lambda self, now_ns: 8)
     await fill(client, 10)
     async with client.queue("jobs", "w") as queue:
         assert await all_of(queue, 2, Job.ack) == [0, 1]
@@ -257,7 +257,7 @@ async def test_queue_close_releases_prefetched_records(client: Client, monkeypat
 async def test_queue_does_not_deliver_buffered_records_whose_lease_expired(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 2)
+    monkeypatch.setattr(PrefetchLimit, "ahead", lambda self, now_ns: 2)
     await fill(client, 3)
     async with client.queue("jobs", "w", options=SHORT) as slow:
         first = await anext(slow)
@@ -277,7 +277,7 @@ async def test_queue_does_not_deliver_buffered_records_whose_lease_expired(
 async def test_queue_does_not_deliver_records_whose_lease_expired_while_the_host_was_suspended(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 2)
+    monkeypatch.setattr(PrefetchLimit, "ahead", lambda self, now_ns: 2)
     slept_ns = 10**12  # before it began
     real = module._now_ns
     monkeypatch.setattr(module, "_now_ns", lambda: real() + slept_ns)
@@ -295,7 +295,7 @@ async def test_queue_does_not_deliver_records_whose_lease_expired_while_the_host
 async def test_queue_ack_wait_starts_before_the_take_request(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(client, 1)
     async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=5)) as queue:
-        real, asked_ns = queue._say, list[int]()
+        real, asked_ns = queue._send_command, list[int]()
 
         async def slow(**what: Any) -> Any:
             asked_ns.append(module._now_ns())
@@ -331,7 +331,7 @@ async def test_queue_close_releases_records_granted_during_the_close(client: Cli
     await fill(client, 1)
     options = QueueOptions(ack_wait_s=60)
     queue = await client.queue("jobs", "w", options=options)
-    real, granted, go_on = queue._say, asyncio.Event(), asyncio.Event()
+    real, granted, go_on = queue._send_command, asyncio.Event(), asyncio.Event()
 
     async def slow(**what: Any) -> Any:
         answer = await real(**what)
@@ -359,19 +359,19 @@ async def test_queue_settlement_with_more_ranges_than_the_limit_is_split_into_re
     await fill(client, 9)
     async with client.queue("jobs", "w") as queue:
         jobs, told = await queue.take(9), list[Any]()
-        real = queue._settlements.tell
-        monkeypatch.setattr(queue._settlements, "tell", lambda some, asked: told.extend(asked) or real(some, asked))
+        real = queue._settlements.settle
+        monkeypatch.setattr(queue._settlements, "settle", lambda some, asked: told.extend(asked) or real(some, asked))
         await queue.ack(jobs[::2])
     assert [[part.start for part in one.ranges] for one in told] == [[0, 2], [4, 6], [8]]
 
 
 async def test_queue_does_not_deliver_records_released_by_the_worker(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 2)
+    monkeypatch.setattr(PrefetchLimit, "ahead", lambda self, now_ns: 2)
     await fill(client, 3)
     async with client.queue("jobs", "w") as queue:
         await anext(queue)
         assert len(queue._ready) == 2
-        await queue._give_back()
+        await queue._return_prefetched()
         assert queue._handed_on(2) == []
 
 
@@ -545,7 +545,7 @@ async def test_queue_rejects_invalid_names_and_options(client: Client) -> None:
 def said_by(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Return a list that records the content of each later command."""
     said: list[list[str]] = []
-    real = queue._say
+    real = queue._send_command
 
     async def say(**what: Any) -> Any:
         said.append(sorted(what))
@@ -556,7 +556,7 @@ def said_by(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 async def test_queue_ack_and_next_take_share_one_request(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 10)
+    monkeypatch.setattr(PrefetchLimit, "ahead", lambda self, now_ns: 10)
     await fill(client, 60)
     async with client.queue("jobs", "w") as queue:
         said = said_by(queue, monkeypatch)
@@ -576,7 +576,7 @@ async def test_queue_ack_and_next_take_share_one_request(client: Client, monkeyp
 
 
 async def test_queue_releases_prefetched_records_that_stay_unused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 5)
+    monkeypatch.setattr(PrefetchLimit, "ahead", lambda self, now_ns: 5)
     monkeypatch.setattr(module, "UNTOUCHED_S", 0.05)
     await fill(client, 6)
     async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=600)) as slow, client.queue("jobs", "w") as other:
@@ -620,11 +620,11 @@ async def test_queue_ack_is_stored_if_the_take_in_its_request_is_rejected(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another worker has enabled the order of keys."""
-    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 10)
+    monkeypatch.setattr(PrefetchLimit, "ahead", lambda self, now_ns: 10)
     await fill(client, 30)
     async with client.queue("jobs", "w", options=QueueOptions(max_own_pending=3)) as queue:
         jobs = (await queue.take(3))[:2]
-        monkeypatch.setattr(Queue, "_take_request", _asked_in_order(Queue._take_request))
+        monkeypatch.setattr(Queue, "_build_request", _asked_in_order(Queue._build_request))
         said = said_by(queue, monkeypatch)
         await queue.ack(jobs)
         assert said == [["settle", "take"], ["settle"]]

@@ -94,7 +94,7 @@ async def test_queue_log_reads_only_from_replicas_with_the_granted_offsets() -> 
 async def test_queue_log_end_watch_started_twice_is_one_task_until_the_log_end_advances() -> None:
     reader = Reader(4)
     log = a_log(reader)
-    await log.look()
+    await log.refresh_bounds()
     first = log.watch()
     assert log.watch() is first
     await asyncio.sleep(0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from liftpy.client.queue import TakePace
+from liftpy.client.queue import PrefetchLimit
 
 MS = 1_000_000
 
 
-def after(pace: TakePace, count: int, each_ms: float, takes: int, begin_ns: int = 0) -> int:
+def after(pace: PrefetchLimit, count: int, each_ms: float, takes: int, begin_ns: int = 0) -> int:
     """When the next take comes, in ns, after so many of ``count``."""
     for number in range(takes):
         pace.took(count, begin_ns + round(number * each_ms * MS))
@@ -15,16 +15,16 @@ def after(pace: TakePace, count: int, each_ms: float, takes: int, begin_ns: int 
 
 
 def test_queue_prefetch_size_equals_the_example_in_the_docs() -> None:
-    quick, slow = TakePace(64), TakePace(64)
+    quick, slow = PrefetchLimit(64), PrefetchLimit(64)
     assert quick.ahead(after(quick, 1, 5, 4)) == 37, "three done in 20 ms: the fourth is not yet"
     assert slow.ahead(after(slow, 1, 1990, 8)) == 0
 
 
 def test_queue_prefetch_size_is_zero_at_the_start_and_after_a_pause() -> None:
-    pace = TakePace(64)
+    pace = PrefetchLimit(64)
     assert pace.ahead(0) == 0
     for takes in range(1, 4):
-        pace = TakePace(64)
+        pace = PrefetchLimit(64)
         assert pace.ahead(after(pace, 10, 1, takes)) == 0
     end = after(pace, 10, 1, 8)
     assert pace.ahead(end) > 0
@@ -34,9 +34,9 @@ def test_queue_prefetch_size_is_zero_at_the_start_and_after_a_pause() -> None:
 
 
 def test_queue_prefetch_size_is_limited_to_the_option_or_one_take() -> None:
-    small, large = TakePace(64), TakePace(64)
+    small, large = PrefetchLimit(64), PrefetchLimit(64)
     assert small.ahead(after(small, 10, 1, 8)) == 64
     assert large.ahead(after(large, 1000, 1, 8)) == 1000
-    old = TakePace(64)
+    old = PrefetchLimit(64)
     end = after(old, 1000, 10, 3)
     assert old.ahead(after(old, 1, 100, 9, begin_ns=end)) == 2, "the rate is of the last takes alone"

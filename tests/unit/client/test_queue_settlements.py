@@ -70,16 +70,16 @@ async def test_queue_settlements_made_during_a_request_share_the_next_request() 
 
     queue: Settlements[Any] = Settlements("w", say)
     jobs = [job(number) for number in range(4)]
-    coming = [queue.tell([one], [told(pb.SETTLE_ACK, *ranges(ranges_of([one])))]) for one in jobs[:1]]
+    coming = [queue.settle([one], [told(pb.SETTLE_ACK, *ranges(ranges_of([one])))]) for one in jobs[:1]]
     await asyncio.sleep(0)
-    coming += [queue.tell([one], [told(pb.SETTLE_ACK, *ranges(ranges_of([one])))]) for one in jobs[1:]]
+    coming += [queue.settle([one], [told(pb.SETTLE_ACK, *ranges(ranges_of([one])))]) for one in jobs[1:]]
     go_on.set()
     assert await asyncio.gather(*coming) == [[], [], [jobs[2]], []]
     assert [[ranges(one.ranges) for one in some] for some in said] == [[[(0, 1, 1)]], [[(1, 4, 1)]]]
     with pytest.raises(UnavailableError):
-        await queue.tell(jobs, [told(pb.SETTLE_NACK, (0, 4, 1))])
-    assert await queue.tell((), []) == []
-    await queue.all_told()
+        await queue.settle(jobs, [told(pb.SETTLE_NACK, (0, 4, 1))])
+    assert await queue.settle((), []) == []
+    await queue.wait_until_sent()
 
 
 async def test_queue_settlement_request_contains_at_most_max_settlements() -> None:
@@ -91,7 +91,7 @@ async def test_queue_settlement_request_contains_at_most_max_settlements() -> No
 
     queue: Settlements[Any] = Settlements("w", say)
     many = [told(pb.SETTLE_NACK, (number, number + 1, 1)) for number in range(commands.MAX_SETTLEMENTS + 1)]
-    await asyncio.gather(*(queue.tell((), [one]) for one in many), queue.tell((), cast(Any, many)))
+    await asyncio.gather(*(queue.settle((), [one]) for one in many), queue.settle((), cast(Any, many)))
     assert max(said) <= commands.MAX_SETTLEMENTS
     assert sum(said) == 2 * len(many)
 
@@ -104,8 +104,8 @@ async def test_queue_settlement_failure_that_no_task_awaits_is_not_logged_as_an_
         raise UnavailableError("nobody")
 
     queue: Settlements[Any] = Settlements("w", say)
-    queue.tell((), [told(pb.SETTLE_RELEASE, (0, 1, 1))])
-    await queue.all_told()
+    queue.settle((), [told(pb.SETTLE_RELEASE, (0, 1, 1))])
+    await queue.wait_until_sent()
     gc.collect()
     assert reported == []
 
@@ -116,10 +116,10 @@ async def test_queue_settlement_unexpected_error_is_raised_in_every_waiting_task
 
     queue: Settlements[Any] = Settlements("w", say)
     nack, ack = told(pb.SETTLE_NACK, *[(n, n + 1, 1) for n in range(0, 4000, 2)]), told(pb.SETTLE_ACK, (1, 2, 1))
-    coming = [queue.tell([], [nack]), queue.tell([], [ack])]
+    coming = [queue.settle([], [nack]), queue.settle([], [ack])]
     async with asyncio.timeout(20):
         for done in coming:
             with pytest.raises(LookupError):
                 await done
     with pytest.raises(LookupError):
-        await queue.all_told()
+        await queue.wait_until_sent()

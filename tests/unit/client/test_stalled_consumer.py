@@ -41,7 +41,7 @@ class Partition(PartitionReader):
     def must_be_usable(self) -> None:
         pass
 
-    def tell_of_close(self, callback: Any) -> Any:
+    def on_close(self, callback: Any) -> Any:
         return lambda: None
 
     async def bounds(self, *_: Any, **__: Any) -> tuple[Bounds, int]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import consumer as consumer_module
-from liftpy.client.consumer import Consumer, EventKind, PartitionReader, ReadEvent, ReadOptions, Teller
+from liftpy.client.consumer import Consumer, EventKind, PartitionReader, ReadEvent, ReadEventEmitter, ReadOptions
 from liftpy.client.positions import Position
 from liftpy.client.retrying import retry_attempts
 from liftpy.core.wire import frames
@@ -38,7 +38,7 @@ class Log:
             max_payload_bytes=1 << 20,
             counters=Counter(),
             must_be_usable=lambda: None,
-            tell_of_close=lambda callback: lambda: None,
+            on_close=lambda callback: lambda: None,
         )
         self.reader = PartitionReader(transport, Subjects("x"), "s", 0, options)
         self.reader._answer = self.answer  # type: ignore[method-assign]
@@ -209,7 +209,7 @@ async def test_read_event_callback_that_raises_is_logged_and_the_read_continues(
 
 async def test_read_events_omit_empty_long_poll_answers() -> None:
     told: list[ReadEvent] = []
-    teller = Teller(told.append, "s", 0)
+    teller = ReadEventEmitter(told.append, "s", 0)
     teller.report_answer("n1", 0, 40, 0.1)
     teller.report_answer("n1", 1, 40, 0.1)
     teller.report_answer("n2", 0, 40, 0.1)

@@ -254,7 +254,7 @@ class Watched:
         self.stuck = False
         self.admin = self
 
-    def say(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         self.paces.append(int(line))
 
     async def lines(self) -> AsyncIterator[str]:
@@ -315,10 +315,10 @@ async def test_demo_progress_of_a_node_without_answer_shows_its_last_offset() ->
     watched: Any = Watched()
     watched.paces = [3]
     at = Positions(replicas={"gone": 1})
-    await demo_steps._look(watched, ["n1", "gone"], at)
+    await demo_steps._update_counts(watched, ["n1", "gone"], at)
     assert at == Positions(0, 3, "n1", {"gone": 1, "n1": 3})
     with pytest.raises(ZeroDivisionError):
-        await demo_steps._look(watched, ["odd"], at)
+        await demo_steps._update_counts(watched, ["odd"], at)
 
 
 async def test_demo_read_back_step_reports_the_first_record_that_differs_from_the_published_record() -> None:
@@ -364,7 +364,7 @@ async def test_demo_spark_step_reports_a_result_that_differs_from_the_local_resu
     class Job:
         said: list[str]
 
-        def say(self, line: str) -> None:
+        def write_line(self, line: str) -> None:
             self.said.append(line)
 
         async def expect(self, line: str, timeout_s: float) -> None:
@@ -425,7 +425,7 @@ def helper(tmp_path: Path, process: Helper, errors: bytes = b"") -> LineProcess:
 async def test_demo_helper_process_exchanges_lines_and_raises_when_an_expected_line_is_missing(tmp_path: Path) -> None:
     process = Helper(0, b"one \n", b"ready\n", b"later\n")
     job = helper(tmp_path, process)
-    job.say("go")
+    job.write_line("go")
     assert process.calls == [b"go\n"]
     await job.expect("ready", 30)
     assert [line async for line in job.lines()] == ["later"]
@@ -439,7 +439,7 @@ async def test_demo_helper_process_exchanges_lines_and_raises_when_an_expected_l
 
 async def test_demo_helper_process_that_fails_reports_its_last_output(tmp_path: Path) -> None:
     job = helper(tmp_path, Helper(3, b"one\n"), b"x" * 5000 + b"\nlast words \n")
-    job.say("nobody hears it")
+    job.write_line("nobody hears it")
     lines = job.lines()
     assert await anext(lines) == "one"
     with pytest.raises(LiftError, match=r"job process of the demo failed: x+\nlast words$"):

@@ -221,18 +221,18 @@ def test_dev_supervisor_restarts_an_ended_node_after_the_delay(capsys: pytest.Ca
     nodes = Nodes()
     supervisor = dev._Supervisor(nodes, 2.0)  # type: ignore[arg-type]
     now_s = time.monotonic() + 100
-    supervisor.look(now_s)
+    supervisor.restart_ended(now_s)
     nodes.down = ["n2"]
     for at_s, starts in ((0.0, []), (1.9, []), (2.0, ["n2"]), (2.1, ["n2"])):
-        supervisor.look(now_s + at_s)
+        supervisor.restart_ended(now_s + at_s)
         assert nodes.starts == starts
     said = capsys.readouterr().err
     assert said.count("node n2 has ended; restart in 2 s") == 1
     nodes.down = ["n2"]
-    supervisor.look(now_s + 50)
-    supervisor.look(now_s + 51.9)
+    supervisor.restart_ended(now_s + 50)
+    supervisor.restart_ended(now_s + 51.9)
     assert nodes.starts == ["n2"], "the time counts from this end"
-    supervisor.look(now_s + 52)
+    supervisor.restart_ended(now_s + 52)
     assert nodes.starts == ["n2", "n2"]
 
 
@@ -243,20 +243,20 @@ def test_dev_supervisor_stops_restarting_a_node_that_ends_early_repeatedly(lives
     now_s = time.monotonic() + 100
     for _ in range(3):
         nodes.down = ["n1"]
-        supervisor.look(now_s)
-        supervisor.look(now_s)
+        supervisor.restart_ended(now_s)
+        supervisor.restart_ended(now_s)
         now_s += lives_s
     assert nodes.starts == ["n1"] * 3
     nodes.down = ["n2"]
-    supervisor.look(now_s)  # another one's ends are not counted with it
-    supervisor.look(now_s)
+    supervisor.restart_ended(now_s)  # another one's ends are not counted with it
+    supervisor.restart_ended(now_s)
     nodes.down = ["n1"]
     if given_up:
         with pytest.raises(UnavailableError, match=r"Node n1 ends repeatedly \(has ended\)"):
-            supervisor.look(now_s)
+            supervisor.restart_ended(now_s)
         return
-    supervisor.look(now_s)
-    supervisor.look(now_s)
+    supervisor.restart_ended(now_s)
+    supervisor.restart_ended(now_s)
     assert nodes.starts.count("n1") == 4
 
 

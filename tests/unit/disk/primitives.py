@@ -20,8 +20,8 @@ from liftpy.core.services.snapshot import Identity, Snapshot
 from liftpy.core.wire.batch import build_batch, parse_batch, split_batches
 from liftpy.errors import LiftError
 from liftpy.service.snapshots import SnapshotStore
-from sidecar.disk.data_folder import DataFolder, NodeIdentity
-from sidecar.disk.files import FolderStorage, MadeFolders, make_folder, replace_file
+from sidecar.disk.data_folder import DataDirectory, NodeIdentity
+from sidecar.disk.files import DirectoryCreator, DirectoryStorage, make_folder, replace_file
 from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.snapshot_file import SnapshotFile, load_snapshot_file, trim_journal, write_snapshot_file
 from tests.unit.disk.recording import FILE, FOLDER, Recorder
@@ -55,7 +55,7 @@ def is_replaced(folder: Path, promised: list[bytes]) -> None:
 
 
 def stores_identity(recorder: Recorder, folder: Path) -> None:
-    data = DataFolder(folder / "data")
+    data = DataDirectory(folder / "data")
     for incarnation in (1, 2, 3):
         data.store_identity(NodeIdentity("n1", incarnation, 0, DirectoryIdentity("f", incarnation, 7)))
         recorder.promise(incarnation)
@@ -63,7 +63,7 @@ def stores_identity(recorder: Recorder, folder: Path) -> None:
 
 
 def identity_is_there(folder: Path, promised: list[int]) -> None:
-    data = DataFolder(folder / "data")
+    data = DataDirectory(folder / "data")
     found = data.load_identity()
     data.close()
     assert (found.incarnation if found is not None else 0) >= (promised[-1] if promised else 0)
@@ -77,7 +77,7 @@ def makes_folders(recorder: Recorder, folder: Path) -> None:
     os.mkdir(folder / "k" / "l", 0o750)  # who made them was killed before it flushed their names
     make_folder(folder / "k" / "l")
     recorder.promise("k/l")
-    folders = MadeFolders()
+    folders = DirectoryCreator()
     for name in ("s/x/0", "s/x/1", "s/y/0"):
         folders.make(folder / name)
         recorder.promise(name)
@@ -92,7 +92,7 @@ KEY = PartitionKey("orders", "u1", 0)
 
 
 def deletes_a_partition(recorder: Recorder, folder: Path) -> None:
-    data = DataFolder(folder / "data")
+    data = DataDirectory(folder / "data")
     log, _ = Log.open(data.partition_storage(KEY), SMALL)
     _append(log, recorder, 3)
     log.close()
@@ -111,7 +111,7 @@ def partition_is_gone_or_whole(folder: Path, promised: list[Any]) -> None:
     elif "there" in promised:
         assert path.exists() or "deleting" in promised
         if path.exists():
-            log, _ = Log.open(FolderStorage(path), SMALL)
+            log, _ = Log.open(DirectoryStorage(path), SMALL)
             assert log.log_end_offset == 3, "all of it, or nothing"
 
 
@@ -137,7 +137,7 @@ def _values(log: Log) -> list[bytes]:
 
 
 def appends(recorder: Recorder, folder: Path) -> None:
-    log, _ = Log.open(FolderStorage(folder / "log"), SMALL)
+    log, _ = Log.open(DirectoryStorage(folder / "log"), SMALL)
     for _ in range(5):
         _append(log, recorder, 2)
         log.raise_high_watermark(log.newest_offset)
@@ -146,7 +146,7 @@ def appends(recorder: Recorder, folder: Path) -> None:
 
 
 def cuts_and_goes_on(recorder: Recorder, folder: Path) -> None:
-    log, _ = Log.open(FolderStorage(folder / "log"), SMALL)
+    log, _ = Log.open(DirectoryStorage(folder / "log"), SMALL)
     _append(log, recorder, 9)
     recorder.promise(("cutting", 6))
     log.cut_to(6)
@@ -159,7 +159,7 @@ def cuts_and_goes_on(recorder: Recorder, folder: Path) -> None:
 
 
 def begins_afresh(recorder: Recorder, folder: Path) -> None:
-    log, _ = Log.open(FolderStorage(folder / "log"), SMALL)
+    log, _ = Log.open(DirectoryStorage(folder / "log"), SMALL)
     _append(log, recorder, 5)
     log.start_afresh(100)
     recorder.promise(("start", 100))
@@ -171,10 +171,10 @@ def begins_afresh(recorder: Recorder, folder: Path) -> None:
 
 def opens_again(recorder: Recorder, folder: Path) -> None:
     """What a process that was killed left unflushed is flushed by the next one before it is shown."""
-    log, _ = Log.open(FolderStorage(folder / "log"), SMALL)
+    log, _ = Log.open(DirectoryStorage(folder / "log"), SMALL)
     for offset in range(7):
         log.append(_batch(offset, 1))
-    log, _ = Log.open(FolderStorage(folder / "log"), SMALL)
+    log, _ = Log.open(DirectoryStorage(folder / "log"), SMALL)
     recorder.promise(("flushed", log.log_end_offset, 1))
     _append(log, recorder, 1)
 
@@ -191,7 +191,7 @@ COMPACTED = StreamConfig(segment_bytes=4096, compaction=True)
 
 def compacts(recorder: Recorder, folder: Path) -> None:
     """Three keys, five values each: the newest of each key has to be there, and every offset stays what it was."""
-    log, _ = Log.open(FolderStorage(folder / "log"), COMPACTED)
+    log, _ = Log.open(DirectoryStorage(folder / "log"), COMPACTED)
     for offset in range(15):
         keys = [b"key %d" % (offset % 3)]
         batch = build_batch([b"%d/" % offset + _VALUE], keys=keys, base_offset=offset, leader_epoch=1, timestamp_ns=offset)
@@ -210,7 +210,7 @@ def compacts(recorder: Recorder, folder: Path) -> None:
 def newest_of_each_key_is_there(folder: Path, promised: list[int]) -> None:
     if not promised:
         return
-    log, report = Log.open(FolderStorage(folder / "log"), COMPACTED)
+    log, report = Log.open(DirectoryStorage(folder / "log"), COMPACTED)
     assert not report.damage
     assert log.log_end_offset == 15
     assert {b"12/" + _VALUE, b"13/" + _VALUE, b"14/" + _VALUE} <= set(_values(log))
@@ -234,7 +234,7 @@ def log_holds(folder: Path, promised: list[tuple[Any, ...]]) -> None:
     if not (folder / "log").exists():
         assert not promised
         return
-    log, report = Log.open(FolderStorage(folder / "log"), SMALL)
+    log, report = Log.open(DirectoryStorage(folder / "log"), SMALL)
     if report.damage:  # then something right lies behind what is gone, and nobody can tell it from a fault of the disk
         assert any(_begins_with_a_batch(path.read_bytes()) for path in (folder / "log").glob("*.behind-*"))
     assert log.log_start_offset >= start
@@ -254,7 +254,7 @@ def promises_are_stored(recorder: Recorder, folder: Path) -> None:
     """Appended together, written anew by the next process, which a torn write may have gone before."""
     epoch = 0
     for _ in range(3):
-        data = DataFolder(folder / "data")
+        data = DataDirectory(folder / "data")
         journal = data.open_promises(lambda key: True)
         for _ in range(3):
             epoch += 1
@@ -265,7 +265,7 @@ def promises_are_stored(recorder: Recorder, folder: Path) -> None:
 
 
 def promises_are_kept(folder: Path, promised: list[int]) -> None:
-    data = DataFolder(folder / "data")
+    data = DataDirectory(folder / "data")
     journal = data.open_promises(lambda key: True)
     data.close()
     last = promised[-1] if promised else 0

@@ -12,30 +12,30 @@ import pytest
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import CorruptionError, DataDirectoryLockedError, InvalidNameError, NoSpaceError, StorageError
-from sidecar.disk.data_folder import DataFolder, NodeIdentity
-from sidecar.disk.files import DiskFile, FolderStorage
+from sidecar.disk.data_folder import DataDirectory, NodeIdentity
+from sidecar.disk.files import DirectoryStorage, DiskFile
 
 KEY = PartitionKey("orders", "u1", 0)
 
 
 def test_data_directory_opened_by_a_second_process_raises(tmp_path: Path) -> None:
     """[S10]"""
-    folder = DataFolder(tmp_path / "data")
+    folder = DataDirectory(tmp_path / "data")
     code = f"""
 from pathlib import Path
-from sidecar.disk.data_folder import DataFolder
-DataFolder(Path({str(tmp_path / "data")!r}))
+from sidecar.disk.data_folder import DataDirectory
+DataDirectory(Path({str(tmp_path / "data")!r}))
 """
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "DataDirectoryLockedError" in other.stderr
     with pytest.raises(DataDirectoryLockedError, match="in use by another process"):
-        DataFolder(tmp_path / "data")
+        DataDirectory(tmp_path / "data")
     folder.close()
-    DataFolder(tmp_path / "data").close()
+    DataDirectory(tmp_path / "data").close()
 
 
 def test_node_identity_stores_the_incarnation_that_stopped_cleanly(tmp_path: Path) -> None:
-    folder = DataFolder(tmp_path)
+    folder = DataDirectory(tmp_path)
     assert folder.load_identity() is None
     folder.store_identity(NodeIdentity("a", incarnation=3, clean_incarnation=2))
     assert folder.load_identity() == NodeIdentity("a", 3, 2)
@@ -44,7 +44,7 @@ def test_node_identity_stores_the_incarnation_that_stopped_cleanly(tmp_path: Pat
 
 
 def test_node_identity_damaged_at_any_byte_or_bit_is_rejected(tmp_path: Path) -> None:
-    folder = DataFolder(tmp_path)
+    folder = DataDirectory(tmp_path)
     identity = NodeIdentity("a", 3, 3)
     folder.store_identity(identity)
     path = tmp_path / "node"
@@ -60,7 +60,7 @@ def test_node_identity_damaged_at_any_byte_or_bit_is_rejected(tmp_path: Path) ->
 
 
 def test_data_directory_delete_partition_removes_all_its_files(tmp_path: Path) -> None:
-    folder = DataFolder(tmp_path)
+    folder = DataDirectory(tmp_path)
     other = PartitionKey("orders", "u1", 1)
     for key in (KEY, other):
         folder.partition_storage(key).create("x").append([b"1"])
@@ -75,7 +75,7 @@ def test_data_directory_delete_partition_removes_all_its_files(tmp_path: Path) -
 @pytest.mark.parametrize("stream", ["..", "a/b", ""])
 def test_data_directory_rejects_names_outside_the_directory(tmp_path: Path, stream: str) -> None:
     with pytest.raises(InvalidNameError):
-        DataFolder(tmp_path).partition_path(PartitionKey(stream, "u", 0))
+        DataDirectory(tmp_path).partition_path(PartitionKey(stream, "u", 0))
 
 
 def test_disk_file_append_on_a_full_disk_raises_and_restores_the_size() -> None:
@@ -109,15 +109,15 @@ file.append([b"d" * 100])
 
 
 def test_folder_storage_creates_missing_parent_directories(tmp_path: Path) -> None:
-    storage = FolderStorage(tmp_path / "a" / "b" / "0")
+    storage = DirectoryStorage(tmp_path / "a" / "b" / "0")
     assert storage.names() == []
     with pytest.raises(StorageError):
-        FolderStorage(Path("/proc/nowhere/0"))
+        DirectoryStorage(Path("/proc/nowhere/0"))
 
 
 def test_data_directory_lock_file_contains_only_the_current_process_id(tmp_path: Path) -> None:
     (tmp_path / "lock").write_bytes(b"99999999999999\nand more\n")
-    folder = DataFolder(tmp_path)
+    folder = DataDirectory(tmp_path)
     assert (tmp_path / "lock").read_bytes() == f"{os.getpid()}\n".encode()
     folder.close()
 
@@ -129,7 +129,7 @@ def test_data_directory_lock_file_is_overwritten_before_it_is_truncated(
     (tmp_path / "lock").write_bytes(b"99999999999999\n")
     cuts: list[int] = []
     monkeypatch.setattr("sidecar.disk.data_folder.os.ftruncate", lambda _, size: cuts.append(size))
-    DataFolder(tmp_path).close()
+    DataDirectory(tmp_path).close()
     assert cuts == [len(f"{os.getpid()}\n")]
 
 

@@ -15,13 +15,13 @@ from liftpy.core.log.log import Log
 from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import StorageError
 from sidecar.disk import files
-from sidecar.disk.files import RESERVE, FolderStorage, OpenMaps, budget_of, open_count, raise_limit
+from sidecar.disk.files import RESERVE, DirectoryStorage, OpenMaps, budget_of, open_count, raise_limit
 
 SEGMENTS = 60
 
 
 def filled(folder: Path, maps: OpenMaps, segments: int = SEGMENTS) -> Log:
-    log, _ = Log.open(FolderStorage(folder, maps), StreamConfig(segment_bytes=4096))
+    log, _ = Log.open(DirectoryStorage(folder, maps), StreamConfig(segment_bytes=4096))
     for number in range(segments):
         log.append(build_batch([bytes([number]) * 4000], base_offset=number))
         log.flush()
@@ -49,7 +49,7 @@ def test_mmap_cache_reads_many_segments_with_few_file_descriptors(tmp_path: Path
     for log in logs:
         log.close()
     assert open_count() == before
-    reopened, _ = Log.open(FolderStorage(tmp_path / "a", maps), StreamConfig(segment_bytes=4096))
+    reopened, _ = Log.open(DirectoryStorage(tmp_path / "a", maps), StreamConfig(segment_bytes=4096))
     assert open_count() - before == 1
     assert read_all(reopened) == wanted
     reopened.close()

@@ -14,7 +14,7 @@ from liftpy.core.log.log import Log
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import StorageError
 from sidecar.disk import files
-from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.data_folder import DataDirectory
 
 PARTITIONS = 20
 
@@ -33,13 +33,13 @@ def flushed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return seen
 
 
-def open_all(folder: DataFolder) -> list[Log]:
+def open_all(folder: DataDirectory) -> list[Log]:
     keys = [PartitionKey("s", "uid", number) for number in range(PARTITIONS)]
     return [Log.open(folder.partition_storage(key), StreamConfig())[0] for key in keys]
 
 
 def test_data_directory_flushes_once_per_new_partition(tmp_path: Path, flushed: Counter[str]) -> None:
-    folder = DataFolder(tmp_path)
+    folder = DataDirectory(tmp_path)
     flushed.clear()  # a node's own folder, and those above it, once a start
     logs = open_all(folder)
     assert flushed["s-uid"] == PARTITIONS, "each name is durable before the partition is used"
@@ -49,7 +49,7 @@ def test_data_directory_flushes_once_per_new_partition(tmp_path: Path, flushed: 
         log.close()
     assert sum(flushed.values()) <= PARTITIONS + 3, "nothing has happened that a checkpoint could say"
     folder.close()
-    folder = DataFolder(tmp_path)
+    folder = DataDirectory(tmp_path)
     flushed.clear()
     for log in open_all(folder):
         log.close()
@@ -59,7 +59,7 @@ def test_data_directory_flushes_once_per_new_partition(tmp_path: Path, flushed: 
 
 
 def test_empty_log_flushes_its_directory_with_its_first_records(tmp_path: Path, flushed: Counter[str]) -> None:
-    folder = DataFolder(tmp_path)
+    folder = DataDirectory(tmp_path)
     key = PartitionKey("s", "uid", 0)
     for clean in (False, False, True):  # the later processes find an empty file, whose name may not be on the disk yet
         log, _ = Log.open(folder.partition_storage(key), StreamConfig(), clean=clean)
@@ -73,7 +73,7 @@ def test_empty_log_flushes_its_directory_with_its_first_records(tmp_path: Path, 
 
 
 def test_data_directory_repeats_a_failed_flush_of_a_new_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = DataFolder(tmp_path)
+    folder = DataDirectory(tmp_path)
     key = PartitionKey("s", "uid", 0)
     folder.partition_storage(key)
     really, fails = os.fsync, True
@@ -96,7 +96,7 @@ def test_data_directory_repeats_a_failed_flush_of_a_new_partition(tmp_path: Path
 
 
 def test_folder_storage_sync_folder_without_a_change_does_not_flush(tmp_path: Path, flushed: Counter[str]) -> None:
-    folder = DataFolder(tmp_path)
+    folder = DataDirectory(tmp_path)
     storage = folder.partition_storage(PartitionKey("s", "uid", 7))
     flushed.clear()
     for change in (lambda: storage.create("a").close(), lambda: storage.rename("a", "b"), lambda: storage.remove("b")):

@@ -12,7 +12,7 @@ import pytest
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import StorageError
 from liftpy.service.snapshots import ServiceLock
-from sidecar.disk.data_folder import DataFolder, NodeIdentity
+from sidecar.disk.data_folder import DataDirectory, NodeIdentity
 from sidecar.disk.files import replace_file
 
 
@@ -25,7 +25,7 @@ def open_umask() -> Iterator[None]:
 
 @pytest.mark.usefixtures("open_umask")
 def test_data_directory_created_with_any_umask_is_not_writable_by_others(tmp_path: Path) -> None:
-    folder = DataFolder(tmp_path / "a" / "b" / "data")
+    folder = DataDirectory(tmp_path / "a" / "b" / "data")
     folder.store_identity(NodeIdentity("n1"))
     folder.partition_storage(PartitionKey("orders", "u1", 3))
     ServiceLock(tmp_path / "s" / "t", "count", "orders", 0).close()
@@ -38,14 +38,14 @@ def test_data_directory_created_with_any_umask_is_not_writable_by_others(tmp_pat
 def test_data_directory_writable_by_others_loses_that_permission_at_start(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data").chmod(0o777)
-    DataFolder(tmp_path / "data").close()
+    DataDirectory(tmp_path / "data").close()
     assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o755
 
 
 def test_data_directory_of_another_user_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(StorageError, match="belongs to user"):
-        DataFolder(tmp_path)
+        DataDirectory(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "fifo", "folder"])
@@ -62,7 +62,7 @@ def test_data_directory_lock_that_is_not_a_regular_file_is_rejected(kind: str, t
     else:
         lock.symlink_to(victim if kind == "link" else tmp_path / "nothing")
     with pytest.raises(StorageError, match=r"lock is (a link, or )?not a file\. Remove it"):
-        DataFolder(data)
+        DataDirectory(data)
     assert victim.read_text() == "precious"
     assert not (tmp_path / "nothing").exists()
 

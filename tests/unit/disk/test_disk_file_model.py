@@ -15,7 +15,7 @@ import pytest
 
 from liftpy.errors import NoSpaceError, StorageError
 from sidecar.disk import files
-from sidecar.disk.files import DiskFile, FolderStorage, MadeFolders, OpenMaps, make_folder, replace_file, sync_folder
+from sidecar.disk.files import DirectoryCreator, DirectoryStorage, DiskFile, OpenMaps, make_folder, replace_file, sync_folder
 
 BLOCK = 64
 
@@ -184,12 +184,12 @@ OPERATIONS: dict[str, Callable[[Path, DiskFile], object]] = {
     "sync": lambda folder, file: file.sync(),
     "rewrite": lambda folder, file: file.rewrite(0),
     "truncate": lambda folder, file: file.truncate(0),
-    "names": lambda folder, file: FolderStorage(folder).names(),
-    "sync_folder": lambda folder, file: FolderStorage(folder).sync_folder(),
-    "rename": lambda folder, file: FolderStorage(folder).rename("a", "b"),
-    "remove": lambda folder, file: FolderStorage(folder).remove("a"),
+    "names": lambda folder, file: DirectoryStorage(folder).names(),
+    "sync_folder": lambda folder, file: DirectoryStorage(folder).sync_folder(),
+    "rename": lambda folder, file: DirectoryStorage(folder).rename("a", "b"),
+    "remove": lambda folder, file: DirectoryStorage(folder).remove("a"),
     "make": lambda folder, file: make_folder(folder / "new" / "er"),
-    "make many": lambda folder, file: MadeFolders().make(folder / "new" / "est"),
+    "make many": lambda folder, file: DirectoryCreator().make(folder / "new" / "est"),
 }
 FAILING = ("writev", "write", "pwrite", "fdatasync", "fsync", "ftruncate", "rename", "unlink", "listdir", "mkdir")
 
@@ -324,7 +324,7 @@ def flushes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_directory_creation_flushes_the_parent_once_per_process(tmp_path: Path, flushes: list[str]) -> None:
-    folders, fail_of = MadeFolders(), files.sync_folder.fail_of  # type: ignore[attr-defined]
+    folders, fail_of = DirectoryCreator(), files.sync_folder.fail_of  # type: ignore[attr-defined]
     folders.make(tmp_path / "s" / "0")
     assert flushes[-1] == "s"
     folders.make(tmp_path / "s" / "0")

@@ -7,13 +7,13 @@ from concurrent.futures import Future
 
 import pytest
 
-from liftpy.core.log.flush import FlushPlace
+from liftpy.core.log.flush import FlushScheduler
 from sidecar.disk import flush_thread
 from sidecar.disk.flush_thread import THREAD_NAME, FlushThread
 
 
 def test_flush_thread_returns_results_and_raises_errors_of_one_worker_thread() -> None:
-    made, threads = FlushThread(FlushPlace()), set()
+    made, threads = FlushThread(FlushScheduler()), set()
 
     def work() -> int:
         threads.add(threading.current_thread())
@@ -32,7 +32,7 @@ def test_flush_thread_returns_results_and_raises_errors_of_one_worker_thread() -
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_flush_thread_runs_the_next_flush_in_a_new_thread_while_one_hangs(fails: bool) -> None:
-    made, began, gate, threads = FlushThread(FlushPlace()), threading.Event(), threading.Event(), []
+    made, began, gate, threads = FlushThread(FlushScheduler()), threading.Event(), threading.Event(), []
 
     def hangs() -> int:
         threads.append(threading.current_thread())
@@ -75,13 +75,13 @@ def test_flush_thread_flush_that_ends_at_its_timeout_returns_a_result(monkeypatc
 
     monkeypatch.setattr(flush_thread, "Future", Late)
     monkeypatch.setattr(flush_thread._Job, "run", run_and_tell)
-    made = FlushThread(FlushPlace())
+    made = FlushThread(FlushScheduler())
     assert made.run(lambda: gate.wait(10) and 5, 0.001) == 5
     made.close()
 
 
 def test_flush_thread_retries_to_start_its_thread_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, start = FlushThread(FlushPlace()), threading.Thread.start
+    made, start = FlushThread(FlushScheduler()), threading.Thread.start
 
     def no_thread(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

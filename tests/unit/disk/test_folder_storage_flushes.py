@@ -13,7 +13,7 @@ import pytest
 
 from liftpy.errors import NoSpaceError, StorageError
 from sidecar.disk import files
-from sidecar.disk.files import DiskFile, FolderStorage, OpenMaps, replace_file
+from sidecar.disk.files import DirectoryStorage, DiskFile, OpenMaps, replace_file
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def flushed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return seen
 
 
-CHANGES: dict[str, Callable[[FolderStorage], object]] = {
+CHANGES: dict[str, Callable[[DirectoryStorage], object]] = {
     "create": lambda storage: storage.create("new").close(),
     "rename": lambda storage: storage.rename("a", "b"),
     "remove": lambda storage: storage.remove("a"),
@@ -39,7 +39,7 @@ CHANGES: dict[str, Callable[[FolderStorage], object]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_folder_storage_flushes_the_directory_once_per_change(change: str, flushed: list[Path], tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
-    storage = FolderStorage(tmp_path)
+    storage = DirectoryStorage(tmp_path)
     flushed.clear()
     storage.sync_folder()
     assert flushed == [tmp_path], "what an earlier process may have left"
@@ -58,7 +58,7 @@ def test_folder_storage_flushes_the_directory_once_per_change(change: str, flush
 
 
 def test_folder_storage_flushes_again_after_a_change_during_a_flush(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    storage = FolderStorage(tmp_path)
+    storage = DirectoryStorage(tmp_path)
     seen: list[int] = []
 
     def sync_folder(folder: Path) -> None:
@@ -74,7 +74,7 @@ def test_folder_storage_flushes_again_after_a_change_during_a_flush(monkeypatch:
 
 
 def test_folder_storage_repeats_a_failed_directory_flush(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    storage = FolderStorage(tmp_path)
+    storage = DirectoryStorage(tmp_path)
     calls: list[bool] = []
 
     def sync_folder(folder: Path) -> None:
@@ -99,11 +99,11 @@ def test_folder_storage_repeats_a_failed_directory_flush(monkeypatch: pytest.Mon
     ],
 )
 def test_folder_storage_error_text_contains_operation_and_file(
-    what: str, work: Callable[[FolderStorage], object], tmp_path: Path
+    what: str, work: Callable[[DirectoryStorage], object], tmp_path: Path
 ) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(StorageError) as caught:
-        work(FolderStorage(tmp_path))
+        work(DirectoryStorage(tmp_path))
     name = "folder" if what in ("remove", "read") else "gone"
     assert what in str(caught.value)
     assert str(tmp_path / name) in str(caught.value)

@@ -13,7 +13,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
 from sidecar.disk import data_folder
-from sidecar.disk.data_folder import DataFolder, NodeIdentity
+from sidecar.disk.data_folder import DataDirectory, NodeIdentity
 from sidecar.runtime.restarts import momentary
 from tests.unit.disk.recording import FOLDER, Recorder
 
@@ -39,7 +39,7 @@ def write(path: Path, said: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_node_identity_with_impossible_values_is_rejected(wrong: dict[str, Any], tmp_path: Path) -> None:
-    folder = DataFolder(tmp_path)
+    folder = DataDirectory(tmp_path)
     write(tmp_path, RIGHT)
     assert folder.load_identity() == NodeIdentity("a", 3, 3, DirectoryIdentity("f", 2, 11, 10, (10,)))
     write(tmp_path, RIGHT | wrong)
@@ -50,7 +50,7 @@ def test_node_identity_with_impossible_values_is_rejected(wrong: dict[str, Any],
 
 @pytest.mark.parametrize("missing", sorted(RIGHT.keys() - {"incarnation", "clean_incarnation"}))
 def test_node_identity_with_a_missing_field_is_rejected(missing: str, tmp_path: Path) -> None:
-    folder = DataFolder(tmp_path)
+    folder = DataDirectory(tmp_path)
     write(tmp_path, {name: value for name, value in RIGHT.items() if name != missing})
     with pytest.raises(CorruptionError, match=missing):
         folder.load_identity()
@@ -63,7 +63,7 @@ def test_node_identity_of_another_format_version_raises_unknown_format(
     fields: dict[str, Any], version: int, tmp_path: Path
 ) -> None:
     """Whatever fields it has: who takes it for damage is told to delete the data."""
-    folder = DataFolder(tmp_path)
+    folder = DataDirectory(tmp_path)
     write(tmp_path, fields | {"format": version})
     with pytest.raises(UnknownFormatError, match=f"has format version {version}, but this version reads 1"):
         folder.load_identity()
@@ -79,14 +79,14 @@ def test_data_directory_start_flushes_its_existing_directories(tmp_path: Path) -
     (tmp_path / "data" / "streams").mkdir(parents=True)
     recorder = Recorder(tmp_path)
     with recorder.recording():
-        DataFolder(tmp_path / "data").close()
+        DataDirectory(tmp_path / "data").close()
     flushed = {call.path for call in recorder.calls if FOLDER in call.kind}
     assert {"data", "data/streams"} <= flushed
 
 
 @pytest.mark.parametrize("left", ["nothing", "half", "half and whole"])
 def test_delete_partition_interrupted_at_any_step_completes_when_repeated(left: str, tmp_path: Path) -> None:
-    folder = DataFolder(tmp_path)
+    folder = DataDirectory(tmp_path)
     path = folder.partition_path(KEY)
     if left != "nothing":
         doomed = path.with_name("0.deleted")
@@ -105,7 +105,7 @@ def test_delete_partition_interrupted_at_any_step_completes_when_repeated(left: 
 
 
 def test_delete_partition_renames_and_flushes_before_it_deletes_files(tmp_path: Path) -> None:
-    folder = DataFolder(tmp_path)
+    folder = DataDirectory(tmp_path)
     folder.partition_storage(KEY).create("log").append([b"x"])
     recorder = Recorder(tmp_path)
     with recorder.recording():
@@ -117,7 +117,7 @@ def test_delete_partition_renames_and_flushes_before_it_deletes_files(tmp_path: 
 
 
 def test_delete_partition_system_error_raises_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = DataFolder(tmp_path)
+    folder = DataDirectory(tmp_path)
     folder.partition_storage(KEY).create("log").append([b"x"])
 
     def fails(*args: Any) -> None:
@@ -130,7 +130,7 @@ def test_delete_partition_system_error_raises_storage_error(tmp_path: Path, monk
 
 
 def test_data_directory_start_finishes_interrupted_deletions(tmp_path: Path) -> None:
-    folder = DataFolder(tmp_path)
+    folder = DataDirectory(tmp_path)
     other = PartitionKey("orders", "u2", 1)
     folder.finish_deletions()  # there is nothing yet
     for key in (KEY, other):
@@ -158,6 +158,6 @@ def test_data_directory_start_that_cannot_write_the_lock_file_releases_the_lock(
     with monkeypatch.context() as patched:
         patched.setattr(data_folder.os, "pwrite", full)
         with pytest.raises(StorageError, match="lock: No space") as caught:
-            DataFolder(tmp_path)
+            DataDirectory(tmp_path)
     assert momentary(caught.value), "it is tried again"
-    DataFolder(tmp_path).close()
+    DataDirectory(tmp_path).close()

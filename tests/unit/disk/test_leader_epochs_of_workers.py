@@ -11,8 +11,8 @@ import pytest
 from liftpy.core.base.worker_assignment import WorkerShare, share_of
 from liftpy.core.log.epoch_promises import PROMISES_NAME, PromiseJournal
 from liftpy.errors import DataDirectoryLockedError, NoSpaceError
-from sidecar.disk.data_folder import DataFolder
-from sidecar.disk.files import FolderStorage
+from sidecar.disk.data_folder import DataDirectory
+from sidecar.disk.files import DirectoryStorage
 
 KEYS = [f"orders-000001-1a21/{number}" for number in range(6)]
 
@@ -21,7 +21,7 @@ def _all(_: str) -> bool:
     return True
 
 
-def _start(folder: DataFolder, workers: int) -> list[PromiseJournal]:
+def _start(folder: DataDirectory, workers: int) -> list[PromiseJournal]:
     """As a node's processes do, in their order."""
     journals = [folder.open_promises(_all)]
     for number in range(1, workers):
@@ -37,7 +37,7 @@ def _owner(key: str, workers: int) -> int:
 def test_promised_epochs_are_loaded_after_any_change_of_the_worker_count(tmp_path: Path) -> None:
     rng, promised = random.Random(3), dict.fromkeys(KEYS, 0)
     for _ in range(40):
-        folder, workers = DataFolder(tmp_path / "n1"), rng.randint(1, 4)
+        folder, workers = DataDirectory(tmp_path / "n1"), rng.randint(1, 4)
         journals = _start(folder, workers)
         for key in KEYS:
             assert journals[_owner(key, workers)].epoch_of(key) == promised[key]
@@ -51,7 +51,7 @@ def test_promised_epochs_are_loaded_after_any_change_of_the_worker_count(tmp_pat
 
 
 def test_promised_epochs_survive_a_start_that_ends_before_the_workers_start(tmp_path: Path) -> None:
-    folder = DataFolder(tmp_path / "n1")
+    folder = DataDirectory(tmp_path / "n1")
     _start(folder, 3)[_owner(KEYS[1], 3)].store({KEYS[1]: 9})
     before = folder.open_promises
     assert before(_all).epoch_of(KEYS[1]) == 9, "joined"
@@ -62,16 +62,16 @@ def test_promised_epochs_survive_a_start_that_ends_before_the_workers_start(tmp_
 def test_leader_epoch_journals_of_workers_are_deleted_only_after_the_merged_one_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = DataFolder(tmp_path / "n1")
+    folder = DataDirectory(tmp_path / "n1")
     _start(folder, 2)[1].store({KEYS[1]: 9})
-    replace = FolderStorage.replace
+    replace = DirectoryStorage.replace
 
-    def full(self: FolderStorage, name: str, data: bytes) -> None:
+    def full(self: DirectoryStorage, name: str, data: bytes) -> None:
         raise NoSpaceError("no space")
 
-    monkeypatch.setattr(FolderStorage, "replace", full)
+    monkeypatch.setattr(DirectoryStorage, "replace", full)
     assert folder.open_promises(_all).epoch_of(KEYS[1]) == 9, "known"
-    monkeypatch.setattr(FolderStorage, "replace", replace)
+    monkeypatch.setattr(DirectoryStorage, "replace", replace)
     assert (folder.own_folder(1) / "promises" / PROMISES_NAME).exists()
     assert folder.open_promises(_all).epoch_of(KEYS[1]) == 9
     assert not (folder.own_folder(1) / "promises" / PROMISES_NAME).exists()
@@ -83,22 +83,22 @@ def test_data_directory_lock_is_released_when_the_last_worker_process_ends(
 ) -> None:
 
     path = tmp_path / "n1"
-    first = DataFolder(path)
+    first = DataDirectory(path)
     inherited = os.dup(first.lock)
     first.close()
     with pytest.raises(DataDirectoryLockedError):  # whoever wrote its number there lives: this process
-        DataFolder(path)
+        DataDirectory(path)
     (path / "lock").write_text("999999999\n")
     monkeypatch.setattr("sidecar.disk.data_folder._ORPHANS_S", 0.05)
     with pytest.raises(DataDirectoryLockedError):  # its workers do not end
-        DataFolder(path)
+        DataDirectory(path)
     os.close(inherited)
-    DataFolder(path).close()
+    DataDirectory(path).close()
 
 
 def test_data_directory_opened_by_a_worker_uses_the_inherited_lock(tmp_path: Path) -> None:
-    first = DataFolder(tmp_path / "n1")
-    second = DataFolder(tmp_path / "n1", lock=first.lock)
+    first = DataDirectory(tmp_path / "n1")
+    second = DataDirectory(tmp_path / "n1", lock=first.lock)
     assert second.lock == first.lock
     assert second.own_folder(2) == tmp_path / "n1" / "workers" / "2"
     assert second.own_folder(2).is_dir()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.disk.files import DiskFile, FolderStorage, replace_file
+from sidecar.disk.files import DirectoryStorage, DiskFile, replace_file
 from tests.unit.disk.primitives import PRIMITIVES, Primitive
 from tests.unit.disk.recording import FOLDER, Recorder, cuts, put_down
 
@@ -90,7 +90,7 @@ def test_disk_file_truncate_and_rewrite_flush_the_file_last(tmp_path: Path) -> N
 
 
 def test_folder_storage_sync_folder_flushes_created_renamed_and_removed_names(tmp_path: Path) -> None:
-    storage = FolderStorage(tmp_path)
+    storage = DirectoryStorage(tmp_path)
     for change in (lambda: storage.create("a").close(), lambda: storage.rename("a", "b"), lambda: storage.remove("b")):
         recorder = Recorder(tmp_path)
         with recorder.recording():

@@ -213,7 +213,7 @@ async def test_group_coordinator_that_fails_after_a_long_run_restarts_without_a_
     monkeypatch.setattr(module, "_AGAIN_S", 1.0)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(times, 300)))
     made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), nothing_read, say)
-    one = module._Hosted()
+    one = module._HostedCoordinator()
     Host.fails = [RuntimeError("a defect")] * 3
     running_one = asyncio.ensure_future(made._run(PartitionKey(GROUPS_STREAM, "u1", 0), one))
     for _ in range(1000):

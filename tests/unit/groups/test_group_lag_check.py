@@ -70,11 +70,11 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
 async def test_group_lag_check_requests_ends_only_of_partitions_without_local_replica(elsewhere: Elsewhere) -> None:
     lags = GroupLags(lambda key: (0, 12) if key.partition == 0 else None, "ns")
     groups = {"g": a_group(5, 4)}
-    await lags.look(coordinators((groups, True)), TRANSPORT)
+    await lags.measure(coordinators((groups, True)), TRANSPORT)
     assert elsewhere.asked == [a_key(1)]
     assert lags.of["g"].records == 7
     assert lags.of["g"].unknown == 1
-    await lags.look(coordinators((groups, True)), TRANSPORT)
+    await lags.measure(coordinators((groups, True)), TRANSPORT)
     assert (lags.of["g"].records, lags.of["g"].unknown) == (13, 0)
     assert lags.of["g"].seconds > 0
 
@@ -86,10 +86,10 @@ async def test_group_lag_check_of_a_coordinator_that_does_not_lead_sends_no_requ
     lags = GroupLags(lambda key: (0, 12) if key.partition == 0 else None, "ns")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(module.clock, "now_ns", lambda: now[0])
-        await lags.look(coordinators(({"g": a_group(5, 4)}, False)), TRANSPORT)
+        await lags.measure(coordinators(({"g": a_group(5, 4)}, False)), TRANSPORT)
         assert (lags.of, elsewhere.asked) == ({}, [])
         now[0] = 60 * 10**9
-        await lags.look(coordinators(({"g": a_group(5, 4)}, True)), None)
+        await lags.measure(coordinators(({"g": a_group(5, 4)}, True)), None)
     assert lags.of == {"g": GroupLag(7, 60.0, 1)}
     assert elsewhere.asked == []
 
@@ -98,7 +98,7 @@ async def test_group_lag_check_sends_a_bounded_number_of_requests(elsewhere: Els
     lags = GroupLags(lambda key: None, "ns")
     groups = {"g": a_group(*[0] * (2 * ASKS))}
     for looks in (1, 2):
-        await lags.look(coordinators((groups, True)), TRANSPORT)
+        await lags.measure(coordinators((groups, True)), TRANSPORT)
         assert len(elsewhere.asked) == len({*elsewhere.asked}) == looks * ASKS
     assert elsewhere.most_at_once == module.ASKED_AT_ONCE
 
@@ -106,10 +106,10 @@ async def test_group_lag_check_sends_a_bounded_number_of_requests(elsewhere: Els
 async def test_group_lag_check_without_an_answer_uses_the_last_known_partition_end(elsewhere: Elsewhere) -> None:
     lags = GroupLags(lambda key: None, "ns")
     groups = {"g": a_group(5, 5)}
-    await lags.look(coordinators((groups, True)), TRANSPORT)
+    await lags.measure(coordinators((groups, True)), TRANSPORT)
     elsewhere.ends = {0: UnavailableError("nobody"), 1: NotFoundError("gone")}
     for _ in range(2):
-        await lags.look(coordinators((groups, True)), TRANSPORT)
+        await lags.measure(coordinators((groups, True)), TRANSPORT)
     assert (lags.of["g"].records, lags.of["g"].unknown) == (5, 1)
 
 
@@ -123,7 +123,7 @@ async def test_group_lag_check_of_many_partitions_yields_to_the_event_loop(monke
     monkeypatch.setattr(module, "SLICE_S", -1.0)
     lags = GroupLags(lambda key: (0, 9), "ns", GroupLabels(1))
     groups = {f"g{number}": a_group(*[8] * 64) for number in range(3)}
-    await lags.look(coordinators((groups, True)), None)
+    await lags.measure(coordinators((groups, True)), None)
     assert pauses == [module.PAUSE_S] * 3
     assert {name: lag.records for name, lag in lags.of.items()} == {"g0": 64, "(other)": 128}
 
@@ -131,7 +131,7 @@ async def test_group_lag_check_of_many_partitions_yields_to_the_event_loop(monke
 async def test_group_lag_check_includes_a_bounded_number_of_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_PARTITIONS", 2)
     lags = GroupLags(lambda key: (0, 9), "ns")
-    await lags.look(coordinators(({"g": a_group(8, 8, 8)}, True)), None)
+    await lags.measure(coordinators(({"g": a_group(8, 8, 8)}, True)), None)
     assert (lags.of["g"].records, lags.of["g"].unknown) == (2, 1)
 
 
@@ -139,10 +139,10 @@ async def test_group_lag_check_drops_deleted_groups_and_skips_cursors(elsewhere:
     lags = GroupLags(lambda key: (0, 12), "ns")
     groups = {"g": a_group(5, 4), "h": a_group(3), "c": a_group(3)}
     groups["c"].cursor = 7
-    await lags.look(coordinators((groups, True)), None)
+    await lags.measure(coordinators((groups, True)), None)
     assert set(lags.of) == {"g", "h"}
-    await lags.look(coordinators(({"h": groups["h"]}, True)), None)
+    await lags.measure(coordinators(({"h": groups["h"]}, True)), None)
     assert set(lags.of) == {"h"}, "an alert on a group ends with it"
     assert len(lags._ends) == 1, "or there is no room for what is read later"
-    await lags.look(coordinators(({"h": groups["h"]}, False)), None)
+    await lags.measure(coordinators(({"h": groups["h"]}, False)), None)
     assert lags.of == {}, "another leads"

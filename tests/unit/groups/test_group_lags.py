@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups.commands import encode_command
-from liftpy.core.groups.lag import MOST_ENDS, MOST_PARTITIONS, OTHERS, GroupLabels, GroupLag, KnownEnds, PartitionEnds, read_by
+from liftpy.core.groups.lag import MOST_ENDS, MOST_PARTITIONS, OTHERS, GroupLabels, GroupLag, LogEnds, PartitionEnds, read_by
 from liftpy.core.groups.machine import GroupMachine
 from liftpy.core.wire._pb import group_pb2 as pb
 
@@ -95,7 +95,7 @@ def test_group_lag_of_several_partitions_is_the_sum_of_records_and_the_oldest_ag
 
 
 def test_group_lag_known_partition_ends_are_bounded_in_number() -> None:
-    known = KnownEnds()
+    known = LogEnds()
     for number in range(MOST_PARTITIONS + 1):
         known.set_bounds(a_key(number), 5, S)
     assert len(known) == MOST_PARTITIONS
@@ -108,7 +108,7 @@ def test_group_lag_known_partition_ends_are_bounded_in_number() -> None:
 
 
 def test_group_lag_requests_the_ends_of_partitions_in_rotation() -> None:
-    known, wanted = KnownEnds(), [a_key(number) for number in range(5)]
+    known, wanted = LogEnds(), [a_key(number) for number in range(5)]
     asked = [known.to_ask(wanted, 2) for _ in range(3)]
     assert asked == [wanted[:2], wanted[2:4], [wanted[4], wanted[0]]]
     known.keep(wanted[:2])

@@ -6,7 +6,14 @@ from collections.abc import Iterable
 from itertools import count
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.groups.member import MemberMachine, MemberRefused, MemberStage, PartitionAsked, PartitionGained, PartitionLost
+from liftpy.core.groups.member import (
+    MemberMachine,
+    MemberRefused,
+    MemberStage,
+    PartitionAssigned,
+    PartitionLost,
+    PartitionRevoked,
+)
 from liftpy.core.wire._pb import group_pb2 as pb
 
 S = 1_000_000_000
@@ -51,10 +58,10 @@ def test_group_member_joins_and_sends_heartbeats_and_releases_partitions() -> No
     assert machine.command(-5 * S) is not None, "whatever its clock says"
     assert machine.command(-5 * S) is None
     events = machine.on_answer(ok(1, {0: 1, 1: 1}), -4 * S)
-    assert events == [PartitionGained(key(0), 1, 0, 1), PartitionGained(key(1), 1, 10, 1)]
+    assert events == [PartitionAssigned(key(0), 1, 0, 1), PartitionAssigned(key(1), 1, 10, 1)]
     assert machine.wake_ns == -4 * S
     assert owned(machine.command(-4 * S)) == [0, 1]
-    assert machine.on_answer(ok(2, {0: 1}, 2), -4 * S) == [PartitionAsked(key(1), 1)]
+    assert machine.on_answer(ok(2, {0: 1}, 2), -4 * S) == [PartitionRevoked(key(1), 1)]
     assert owned(machine.command(-3 * S)) == [0, 1], "it has not finished"
     assert machine.on_answer(ok(3, {0: 1}, 2), -3 * S) == []
     machine.given_up(key(1))
@@ -88,7 +95,7 @@ def test_group_member_in_a_new_session_loses_and_regains_its_partitions() -> Non
     machine = joined()
     machine.command(2 * S)
     events = machine.on_answer(ok(2, {1: 5}, 5, session=4), 2 * S)
-    assert events == [PartitionLost(key(0), 1), PartitionLost(key(1), 1), PartitionGained(key(1), 5, 10, 1)]
+    assert events == [PartitionLost(key(0), 1), PartitionLost(key(1), 1), PartitionAssigned(key(1), 5, 10, 1)]
 
 
 def test_group_member_does_not_regain_a_released_partition_from_an_older_answer() -> None:
@@ -98,7 +105,7 @@ def test_group_member_does_not_regain_a_released_partition_from_an_older_answer(
     assert owned(machine.command(1 * S)) == [0]
     assert machine.on_answer(ok(2, {0: 1, 1: 1}), 1 * S) == [], "that heartbeat had named it yet"
     assert owned(machine.command(5 * S)) == [0]
-    assert machine.on_answer(ok(4, {0: 1, 1: 7}, 7), 5 * S) == [PartitionGained(key(1), 7, 10, 1)]
+    assert machine.on_answer(ok(4, {0: 1, 1: 7}, 7), 5 * S) == [PartitionAssigned(key(1), 7, 10, 1)]
 
 
 def test_group_member_applies_only_the_latest_answer() -> None:

@@ -19,7 +19,7 @@ def take(
 ) -> list[tuple[int, int, int]]:
     command = pb.TakeRecords(member=member, stream="s", uid="u", maxRecords=count, logEnd=end, ackWaitMs=10_000, **more)
     queue.expire(round(now_s * S))
-    return [(part.start, part.end, part.lease) for part in queue.take(command, round(now_s * S))]
+    return [(part.start, part.end, part.lease) for part in queue.lease_records(command, round(now_s * S))]
 
 
 def settle(
@@ -55,13 +55,13 @@ def test_work_queue_record_above_the_delivery_limit_is_delivered_once_as_a_dead_
     for number in (1, 2):
         assert take(queue, number, count=1, end=2, maxDeliveries=2) == [(0, 1, number)]
         settle(queue, pb.SETTLE_NACK, (0, 1, number), now_s=number)
-    given = queue.take(pb.TakeRecords(member="a", maxRecords=2, logEnd=2, maxDeliveries=2), 3 * S)
+    given = queue.lease_records(pb.TakeRecords(member="a", maxRecords=2, logEnd=2, maxDeliveries=2), 3 * S)
     assert [(part.start, part.dead, part.deliveries, part.reason) for part in given] == [
         (0, True, 2, "delivered 2 times"), (1, False, 1, ""),
     ]  # fmt: skip
     settle(queue, pb.SETTLE_REJECT, (1, 2, 3), now_s=3, reason="no such account")
     settle(queue, pb.SETTLE_RELEASE, (0, 1, 3), now_s=3)
-    given = queue.take(pb.TakeRecords(member="a", maxRecords=2, logEnd=2), 3 * S)
+    given = queue.lease_records(pb.TakeRecords(member="a", maxRecords=2, logEnd=2), 3 * S)
     assert [(part.start, part.dead, part.reason) for part in given] == [
         (0, True, "delivered 2 times"),
         (1, True, "no such account"),

@@ -23,7 +23,7 @@ def take(
     asked = pb.TakeRecords(
         member="a", maxRecords=count, logEnd=first + len(keys), ordered=True, keysFrom=first, keys=keys, **more
     )
-    return queue.take(asked, round(now_s * S))
+    return queue.lease_records(asked, round(now_s * S))
 
 
 def settle(
@@ -142,7 +142,9 @@ class Naive:
 
 
 steps = st.lists(
-    st.tuples(st.sampled_from(("take", "ack", "nack", "later", "extend", "snapshot")), st.integers(1, 6), st.integers(0, 3)),
+    st.tuples(
+        st.sampled_from(("lease_records", "ack", "nack", "later", "extend", "snapshot")), st.integers(1, 6), st.integers(0, 3)
+    ),
     max_size=60,
 )
 
@@ -155,7 +157,7 @@ def test_ordered_work_queue_after_random_operations_equals_a_model(
     queue, naive, now_s, leases = WorkQueue("u", 0, ordered=True), Naive(keys), 0.0, dict[int, int]()
     for what, count, wait_s in history:
         now_s += wait_s
-        if what == "take":
+        if what == "lease_records":
             end = min(len(keys), naive.seen + count)
             begin = max(0, queue.frontier - wait_s)
             told = take(queue, keys[begin:end], now_s, count, begin, maxDeliveries=1000)

@@ -11,7 +11,7 @@ from liftpy.core.log.compaction_point import HORIZON_NAME, NEVER, Horizon, decod
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication.events import EpochQueryAnswered
-from liftpy.core.replication.follower import Cut, StartAfresh, reaches, reconcile
+from liftpy.core.replication.follower import LogReset, Truncation, reaches, reconcile
 from liftpy.core.replication.log_offsets import LogOffsets
 from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import StorageError
@@ -117,10 +117,16 @@ def test_compaction_horizon_encoded_and_decoded_is_equal() -> None:
 
 @pytest.mark.parametrize(
     ("horizon", "end_on_leader", "wanted"),
-    [(0, 4, Cut(4, True)), (4, 4, Cut(4, True)), (5, 4, StartAfresh(0)), (20, 4, StartAfresh(0)), (20, 10, Cut(10, True))],
+    [
+        (0, 4, Truncation(4, True)),
+        (4, 4, Truncation(4, True)),
+        (5, 4, LogReset(0)),
+        (20, 4, LogReset(0)),
+        (20, 10, Truncation(10, True)),
+    ],
 )
 def test_reconciliation_does_not_truncate_the_log_below_the_compaction_horizon(
-    horizon: int, end_on_leader: int, wanted: Cut | StartAfresh
+    horizon: int, end_on_leader: int, wanted: Truncation | LogReset
 ) -> None:
     log = LogOffsets()
     log.set_recovered(0, 10, 9, ((1, 0),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.core.log.log import EVERY_NS, MAX_ASKERS, Log, Recheck, Rechecks
+from liftpy.core.log.log import EVERY_NS, MAX_ASKERS, Log, RecheckLimiter, RecheckResult
 from liftpy.core.log.recovery import DAMAGED, DAMAGED_KEPT, drop_set_aside, recover, set_aside
 from liftpy.core.log.scrub import Scan, freshly_sealed, scan_of
 from liftpy.core.log.segment import index_name, log_name
@@ -93,7 +93,7 @@ def test_quarantine_deletes_all_but_the_newest_damaged_files() -> None:
 
 
 def test_damage_report_of_one_peer_causes_at_most_one_recheck_per_second() -> None:
-    rechecks = Rechecks()
+    rechecks = RecheckLimiter()
     said = [rechecks.is_due("n1", now) for now in (0, EVERY_NS // 2, EVERY_NS - 1, EVERY_NS, EVERY_NS + 1)]
     assert said == [True, False, False, True, False], "one that came too soon does not count"
     for number in range(MAX_ASKERS + 20):
@@ -101,7 +101,7 @@ def test_damage_report_of_one_peer_causes_at_most_one_recheck_per_second() -> No
     assert len(rechecks._last_ns) <= MAX_ASKERS
     log = filled()
     assert [log.complaint(offset, "n1", EVERY_NS * n) for n, offset in enumerate((0, 17, 18, -1))] == [
-        Recheck.SOUND, Recheck.SOUND, Recheck.NOT_HERE, Recheck.NOT_HERE,
+        RecheckResult.SOUND, RecheckResult.SOUND, RecheckResult.NOT_HERE, RecheckResult.NOT_HERE,
     ]  # fmt: skip
 
 

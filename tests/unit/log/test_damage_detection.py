@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import StreamConfig
-from liftpy.core.log.log import EVERY_NS, READERS, Log, Recheck, Rechecks
+from liftpy.core.log.log import EVERY_NS, READERS, Log, RecheckLimiter, RecheckResult
 from liftpy.core.log.scrub import Scan, freshly_sealed, is_confirmed_damage, next_segment, scan_of, scrub_all
 from liftpy.core.log.segment import index_name, log_name
 from liftpy.core.log.storage import LogFile, MemoryStorage
@@ -76,7 +76,7 @@ def test_log_read_of_any_flipped_bit_raises_corruption(sealed: bool, share: floa
         read_all(log)
     offsets = range(segment.base_offset, segment.next_offset, BATCH)
     outcomes = {log.complaint(offset, str(offset), 0) for offset in offsets}
-    assert Recheck.DAMAGED in outcomes
+    assert RecheckResult.DAMAGED in outcomes
     assert told
     assert storage.load(index_name(segment.base_offset)) is None, "so that the next recovery walks it"
 
@@ -166,7 +166,7 @@ def test_compaction_that_reads_a_damaged_block_raises_corruption_and_reports_dam
     flip(storage, 0, 5000)
     with pytest.raises(CorruptionError) as caught:
         compaction.run()
-    log.met_damage(caught.value)
+    log.handle_damage(caught.value)
     assert len(told) == 1
     _, report = Log.open(storage.crash(power=False), CONFIG)
     assert len(report.damage) == 1
@@ -186,17 +186,17 @@ def test_retention_that_reads_damage_raises_corruption_and_reports_damage() -> N
 
 def test_damage_reports_of_one_peer_are_rechecked_at_most_once_per_interval() -> None:
     log, _, told = filled()
-    assert log.complaint(0, "b", 0) is Recheck.SOUND
-    assert log.complaint(0, "b", EVERY_NS - 1) is Recheck.TOO_SOON
-    assert log.complaint(0, "c", 1) is Recheck.SOUND, "a follower is not silenced by another"
-    assert log.complaint(0, READERS, 2) is Recheck.SOUND
-    assert log.complaint(0, "b", EVERY_NS) is Recheck.SOUND
+    assert log.complaint(0, "b", 0) is RecheckResult.SOUND
+    assert log.complaint(0, "b", EVERY_NS - 1) is RecheckResult.TOO_SOON
+    assert log.complaint(0, "c", 1) is RecheckResult.SOUND, "a follower is not silenced by another"
+    assert log.complaint(0, READERS, 2) is RecheckResult.SOUND
+    assert log.complaint(0, "b", EVERY_NS) is RecheckResult.SOUND
     for offset in (-1, log.log_end_offset, 1 << 62):
-        assert log.complaint(offset, "d", 0) is Recheck.NOT_HERE
+        assert log.complaint(offset, "d", 0) is RecheckResult.NOT_HERE
     log.close()
-    assert log.complaint(0, "e", 0) is Recheck.NOT_HERE
+    assert log.complaint(0, "e", 0) is RecheckResult.NOT_HERE
     assert not told
-    rechecks = Rechecks()
+    rechecks = RecheckLimiter()
     for number in range(1000):
         rechecks.is_due(str(number), 0)
     assert len(rechecks._last_ns) <= 64

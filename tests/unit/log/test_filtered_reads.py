@@ -70,7 +70,7 @@ def read_all(log: Log, wanted: Filter, at: int, max_bytes: int, room: int, end: 
         assert portion.size_bytes == sum(map(len, portion.chunks)) <= room
         data = b"".join(portion.chunks)
         if portion.piece is not None:
-            whole = assembly.take(portion.piece)
+            whole = assembly.add_piece(portion.piece)
             if whole is None:
                 continue
             data, here = bytes(whole), split_batches(whole)[0]
@@ -159,7 +159,7 @@ def test_filtered_read_returns_no_uncommitted_records() -> None:
 def test_filtered_read_of_damaged_data_reports_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     log, _ = filled([([(b"a", 3), (b"b", 3)], "p", Codec.NONE)] * 4)
     told: list[CorruptionError] = []
-    monkeypatch.setattr(log, "met_damage", told.append)
+    monkeypatch.setattr(log, "handle_damage", told.append)
     good = log.read
     monkeypatch.setattr(log, "read", lambda *given, **more: _flipped(good(*given, **more)))
     for backwards in (False, True):
@@ -207,7 +207,7 @@ def test_column_read_returns_all_columns_except_the_omitted_columns(
         portion = read_narrow(log, left_out, at, max_bytes, room, end_offset=end, held=assembly.held)
         data = b"".join(portion.chunks)
         if portion.piece is not None:
-            whole = assembly.take(portion.piece)
+            whole = assembly.add_piece(portion.piece)
             if whole is None:
                 continue
             data = bytes(whole)

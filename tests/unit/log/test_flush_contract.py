@@ -6,7 +6,7 @@ import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.core.log import small_files
-from liftpy.core.log.flush import LONG_S, PROBES, SHORT_S, Flush, FlushPlace, SealJob
+from liftpy.core.log.flush import LONG_S, PROBES, SHORT_S, Flush, FlushScheduler, SealJob
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import FLUSH_FAILED_NAME
 from liftpy.core.log.storage import MemoryStorage
@@ -140,18 +140,18 @@ def test_log_calls_on_advance_only_after_append_high_watermark_rise_and_truncati
 
 
 def test_flush_placement_moves_to_the_event_loop_after_short_flushes_and_back_when_slow() -> None:
-    place = FlushPlace()
+    place = FlushScheduler()
     place.tried_out([SHORT_S] * (PROBES - 1))
     assert not place.on_loop
-    place.took_in_thread(SHORT_S * 2, 1)
+    place.record_thread_flush(SHORT_S * 2, 1)
     for _ in range(3):
-        place.took_in_thread(SHORT_S, 1)
+        place.record_thread_flush(SHORT_S, 1)
     assert not place.on_loop, "a miss takes three points away"
-    place.took_in_thread(SHORT_S, 1)
+    place.record_thread_flush(SHORT_S, 1)
     assert place.on_loop
-    place.took_on_loop(LONG_S - 0.001)
+    place.record_loop_flush(LONG_S - 0.001)
     assert place.on_loop
-    place.took_on_loop(LONG_S)
+    place.record_loop_flush(LONG_S)
     assert not place.on_loop
 
 

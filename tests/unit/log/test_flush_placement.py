@@ -6,38 +6,38 @@ import random
 
 import pytest
 
-from liftpy.core.log.flush import LARGE_BYTES, LONG_S, MOST_WAITING, PROBES, SHORT_S, SLOW_S, FlushPlace
+from liftpy.core.log.flush import LARGE_BYTES, LONG_S, MOST_WAITING, PROBES, SHORT_S, SLOW_S, FlushScheduler
 
 FAST_S = SHORT_S / 5
 
 
-def in_thread(place: FlushPlace, took_s: float, count: int = 1) -> int:
+def in_thread(place: FlushScheduler, took_s: float, count: int = 1) -> int:
     """Flush until ``count`` are done or flushing has moved; how many there were."""
     for number in range(count):
         if place.on_loop:
             return number
-        place.took_in_thread(took_s, 100)
+        place.record_thread_flush(took_s, 100)
     return count
 
 
-def on_loop(place: FlushPlace, took_s: float, count: int = 1) -> int:
+def on_loop(place: FlushScheduler, took_s: float, count: int = 1) -> int:
     for number in range(count):
         if not place.on_loop:
             return number
-        place.took_on_loop(took_s)
+        place.record_loop_flush(took_s)
     return count
 
 
 @pytest.fixture
-def place() -> FlushPlace:
-    made = FlushPlace()
+def place() -> FlushScheduler:
+    made = FlushScheduler()
     in_thread(made, FAST_S, 1000)
     assert made.on_loop
     return made
 
 
 def test_flush_placement_starts_in_threads_and_moves_to_the_loop_after_short_flushes() -> None:
-    place = FlushPlace()
+    place = FlushScheduler()
     assert not place.takes(100, False)
     assert in_thread(place, FAST_S, 1000) == 32
     assert place.takes(100, False)
@@ -46,7 +46,7 @@ def test_flush_placement_starts_in_threads_and_moves_to_the_loop_after_short_flu
 
 
 def test_flush_placement_with_fast_start_probes_starts_on_the_event_loop() -> None:
-    place = FlushPlace()
+    place = FlushScheduler()
     place.tried_out([SHORT_S] * PROBES)
     assert place.takes(100, False)
     done = {"on_loop": True, "done_on_loop": 0, "done_in_thread": 0, "moves": 1}
@@ -54,22 +54,22 @@ def test_flush_placement_with_fast_start_probes_starts_on_the_event_loop() -> No
 
 
 def test_flush_placement_counts_the_flush_probes_at_node_start_as_flushes() -> None:
-    place = FlushPlace()
+    place = FlushScheduler()
     place.tried_out([FAST_S] * 10 + [SHORT_S * 2] + [FAST_S] * (PROBES - 11))
     assert in_thread(place, FAST_S, 1000) == 32 - (10 - 3) - (PROBES - 11)
-    fewer = FlushPlace()
+    fewer = FlushScheduler()
     fewer.tried_out([FAST_S] * 20)
     assert in_thread(fewer, FAST_S, 1000) == 12
 
 
 def test_flush_placement_with_failed_probes_starts_in_threads() -> None:
-    place = FlushPlace()
+    place = FlushScheduler()
     place.tried_out(None)
     assert place.report()["probes_failed"] == 1
     assert in_thread(place, FAST_S, 1000) == 32
 
 
-def test_flush_placement_on_the_event_loop_ignores_later_probe_results(place: FlushPlace) -> None:
+def test_flush_placement_on_the_event_loop_ignores_later_probe_results(place: FlushScheduler) -> None:
     place.tried_out([1.0] * PROBES)
     place.tried_out([FAST_S] * PROBES)
     assert place.on_loop
@@ -79,16 +79,16 @@ def test_flush_placement_on_the_event_loop_ignores_later_probe_results(place: Fl
 def test_flush_placement_of_a_disk_slow_half_of_the_time_stays_in_threads() -> None:
     rng = random.Random(3)
     for _ in range(3000):
-        place = FlushPlace()
+        place = FlushScheduler()
         place.tried_out([FAST_S if rng.random() < 0.5 else 0.005 for _ in range(PROBES)])
         for _ in range(50):
-            place.took_in_thread(FAST_S if rng.random() < 0.5 else 0.005, 100)
+            place.record_thread_flush(FAST_S if rng.random() < 0.5 else 0.005, 100)
         assert not place.report()["moves"]
 
 
 @pytest.mark.parametrize("took_s", [SHORT_S * 1.01, 0.01, 1.0])
 def test_flush_placement_of_a_disk_slower_than_a_thread_switch_stays_in_threads(took_s: float) -> None:
-    place = FlushPlace()
+    place = FlushScheduler()
     assert in_thread(place, took_s, 10_000) == 10_000
 
 
@@ -96,71 +96,73 @@ def test_flush_placement_moves_to_the_loop_if_over_three_of_four_flushes_are_sho
     """A disk that becomes slow moves the flushes later. A disk that is slow half of the time never does."""
     rng = random.Random(1)
     for share, moves in ((0.5, False), (0.85, True), (0.95, True)):
-        place = FlushPlace()
+        place = FlushScheduler()
         for _ in range(2000):
             in_thread(place, FAST_S if rng.random() < share else 0.005)
         assert place.on_loop is moves, share
 
 
-def test_flush_placement_leaves_the_event_loop_after_one_long_flush(place: FlushPlace) -> None:
+def test_flush_placement_leaves_the_event_loop_after_one_long_flush(place: FlushScheduler) -> None:
     on_loop(place, FAST_S, 100)
-    place.took_on_loop(LONG_S)
+    place.record_loop_flush(LONG_S)
     assert not place.on_loop
     assert not place.takes(100, False)
 
 
-def test_flush_placement_leaves_the_event_loop_when_the_average_is_too_slow(place: FlushPlace) -> None:
+def test_flush_placement_leaves_the_event_loop_when_the_average_is_too_slow(place: FlushScheduler) -> None:
     assert LONG_S > 3 * SLOW_S
     assert 5 < on_loop(place, 3 * SLOW_S, 1000) < 50
     assert not place.on_loop
 
 
-def test_flush_placement_stays_on_the_event_loop_after_a_slightly_slow_flush(place: FlushPlace) -> None:
+def test_flush_placement_stays_on_the_event_loop_after_a_slightly_slow_flush(place: FlushScheduler) -> None:
     on_loop(place, FAST_S, 100)
-    place.took_on_loop(LONG_S * 0.9)
+    place.record_loop_flush(LONG_S * 0.9)
     assert on_loop(place, FAST_S, 100) == 100
 
 
-def test_flush_placement_needs_twice_as_many_short_flushes_each_time_it_soon_leaves_the_event_loop(place: FlushPlace) -> None:
+def test_flush_placement_needs_twice_as_many_short_flushes_each_time_it_soon_leaves_the_event_loop(
+    place: FlushScheduler,
+) -> None:
     wanted = []
     for _ in range(8):
-        place.took_on_loop(LONG_S)
+        place.record_loop_flush(LONG_S)
         wanted.append(in_thread(place, FAST_S, 10_000))
     assert wanted == [64, 128, 256, 512, 512, 512, 512, 512]
     on_loop(place, FAST_S, 2000)
-    place.took_on_loop(LONG_S)
+    place.record_loop_flush(LONG_S)
     assert in_thread(place, FAST_S, 10_000) == 32, "it was right for long enough"
 
 
 def test_flush_placement_bounds_the_share_of_time_flushes_block_the_event_loop() -> None:
     """Nine of ten flushes are fast. The tenth takes 50 ms."""
-    rng, place = random.Random(2), FlushPlace()
+    rng, place = random.Random(2), FlushScheduler()
     stalls_s = total_s = 0.0
     for _ in range(50_000):
         took_s = 0.0002 if rng.random() < 0.9 else 0.05
         total_s += took_s
         if place.on_loop:
             stalls_s += took_s if took_s >= LONG_S else 0.0
-            place.took_on_loop(took_s)
+            place.record_loop_flush(took_s)
         else:
-            place.took_in_thread(took_s, 100)
+            place.record_thread_flush(took_s, 100)
     assert place.done_on_loop
     assert stalls_s / total_s < 0.05
 
 
-def test_flush_placement_runs_large_and_segment_sealing_flushes_in_a_thread(place: FlushPlace) -> None:
+def test_flush_placement_runs_large_and_segment_sealing_flushes_in_a_thread(place: FlushScheduler) -> None:
     assert not place.takes(100, True), "it seals a segment"
     assert place.takes(LARGE_BYTES, False)
     assert not place.takes(LARGE_BYTES + 1, False)
-    place.took_in_thread(1.0, LARGE_BYTES + 1)
+    place.record_thread_flush(1.0, LARGE_BYTES + 1)
     assert place.on_loop
-    slow = FlushPlace()
+    slow = FlushScheduler()
     for _ in range(1000):
-        slow.took_in_thread(FAST_S, LARGE_BYTES + 1)
+        slow.record_thread_flush(FAST_S, LARGE_BYTES + 1)
     assert not slow.on_loop
 
 
-def test_flush_placement_runs_many_queued_flushes_in_threads(place: FlushPlace) -> None:
+def test_flush_placement_runs_many_queued_flushes_in_threads(place: FlushScheduler) -> None:
     place.waiting = MOST_WAITING
     assert place.takes(100, False)
     place.waiting = MOST_WAITING + 1

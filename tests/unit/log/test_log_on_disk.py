@@ -19,14 +19,14 @@ from liftpy.core.log.segment import Segment, walk
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import CorruptionError, NoSpaceError, StorageError
-from sidecar.disk.files import FolderStorage
+from sidecar.disk.files import DirectoryStorage
 from tests.unit.log.log_model import SMALL, content, fill
 from tests.unit.log.test_compaction import CONFIG, NOW_NS, _append, _records
 from tests.unit.log.test_recovery_closes_files import open_in
 
 
 def test_compaction_on_disk_closes_old_files_and_reads_new_ones(tmp_path: Path) -> None:
-    log, _ = Log.open(FolderStorage(tmp_path / "0"), CONFIG)
+    log, _ = Log.open(DirectoryStorage(tmp_path / "0"), CONFIG)
     for number in range(80):
         _append(log, [(b"k%d" % ((number * 3 + j) % 7), b"%d-%d" % (number, j) + b"." * 40) for j in range(3)])
     log.flush()
@@ -44,7 +44,7 @@ def test_compaction_on_disk_closes_old_files_and_reads_new_ones(tmp_path: Path) 
         segment.recheck(segment.base_offset)
     log.close()
     assert open_in(tmp_path / "0") == []
-    again, report = Log.open(FolderStorage(tmp_path / "0"), CONFIG, clean=True)
+    again, report = Log.open(DirectoryStorage(tmp_path / "0"), CONFIG, clean=True)
     assert not report.must_leave_isr
     assert [(r.offset, r.value) for r in _records(again)] == [(r.offset, r.value) for r in kept]
     again.close()

@@ -102,6 +102,6 @@ def test_to_arrow_with_a_column_above_2_gib_raises_value_error(monkeypatch: pyte
         data = memoryview(b"")
         validity = None
 
-    part: Any = arrow._Part(Column(), 0, 1)  # type: ignore[arg-type]
+    part: Any = arrow._ColumnPart(Column(), 0, 1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="2 GiB"):
         arrow._bytes_array([part, part], arrow.pa.binary())

@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import recover
-from sidecar.disk.files import FolderStorage
+from sidecar.disk.files import DirectoryStorage
 from tests.unit.log.log_model import SMALL, fill
 
 
@@ -65,7 +65,7 @@ def a_gap_with_nothing_behind(folder: Path, files: list[Path]) -> None:
 
 
 def a_start_above_all(folder: Path, files: list[Path]) -> None:
-    log, _ = Log.open(FolderStorage(folder), SMALL)
+    log, _ = Log.open(DirectoryStorage(folder), SMALL)
     checkpoint = folder / "high-watermark"
     log.start_afresh(5000)
     log.close()
@@ -73,7 +73,7 @@ def a_start_above_all(folder: Path, files: list[Path]) -> None:
     for path in folder.glob("*.log"):
         path.unlink()
     other = folder.parent / "other"
-    again, _ = Log.open(FolderStorage(other), SMALL)
+    again, _ = Log.open(DirectoryStorage(other), SMALL)
     fill(again, 12)
     again.close()
     for path in other.iterdir():
@@ -99,11 +99,11 @@ def test_recovery_leaves_only_files_of_the_recovered_log_open(
     harm: Callable[[Path, list[Path]], None], clean: bool, tmp_path: Path
 ) -> None:
     folder = tmp_path / "0"
-    log, _ = Log.open(FolderStorage(folder), SMALL)
+    log, _ = Log.open(DirectoryStorage(folder), SMALL)
     fill(log, 40)
     log.close()
     harm(folder, sorted(folder.glob("*.log")))
-    found = recover(FolderStorage(folder), clean=clean)
+    found = recover(DirectoryStorage(folder), clean=clean)
     wanted = sorted(str(s.file.path) for s in found.segments if not s.sealed)  # type: ignore[attr-defined]
     assert open_in(folder) == wanted
     for segment in found.segments:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import StreamConfig
-from liftpy.core.log.log import EVERY_NS, MAX_ASKERS, Log, Rechecks
+from liftpy.core.log.log import EVERY_NS, MAX_ASKERS, Log, RecheckLimiter
 from liftpy.core.log.recovery import BEHIND, drop_set_aside, recover, set_aside
 from liftpy.core.log.segment import Segment, index_name, log_name, walk
 from liftpy.core.log.storage import MemoryStorage
@@ -96,7 +96,7 @@ def test_log_reset_leaves_no_unflushed_records() -> None:
 
 
 def test_damage_report_recheck_limit_drops_the_peer_with_the_oldest_report() -> None:
-    rechecks = Rechecks()
+    rechecks = RecheckLimiter()
     assert rechecks.is_due("first", 0)
     for number in range(MAX_ASKERS - 1):
         assert rechecks.is_due(f"n{number}", 0)

@@ -57,7 +57,7 @@ class Moved:
         self.now_ns += PLAN_EVERY_NS
         self.moving.image_changed(self.image, self.now_ns)
         kinds = []
-        for message in self.moving.due(self.now_ns):
+        for message in self.moving.take_due(self.now_ns):
             kind = {pb.BeginCopy: "beginCopy", pb.Reassign: "reassign", pb.ElectLeader: "electLeader"}[type(message)]
             before = self.image
             answer = self.driver.ask(**{kind: message})

@@ -39,7 +39,7 @@ class Led:
         self.now_ns += 50 * MS
         for node in sorted(self.alive):
             self.heartbeat(node)
-        for request in self.duties.due(self.now_ns):
+        for request in self.duties.take_due(self.now_ns):
             kind = request.WhichOneof("request")
             assert kind is not None
             self.cluster.ask(**{kind: getattr(request, kind)})
@@ -64,7 +64,9 @@ def test_metadata_leader_asks_a_drained_leader_to_resign_before_it_moves_leaders
     assert led.cluster.ask(setNode=pb.SetNode(nodeId="a", leaving=True)).error == Error.OK
     led.duties.image_changed(led.image, led.now_ns)
     led.now_ns += 1000 * MS
-    asked = [leader_to_ask_first(led.image, request) for request in led.duties.due(led.now_ns) if "electLeader" in str(request)]
+    asked = [
+        leader_to_ask_first(led.image, request) for request in led.duties.take_due(led.now_ns) if "electLeader" in str(request)
+    ]
     assert len(asked) == led.image.leader_counts["a"] > 1
     assert all(found is not None and found[0] == "a" for found in asked)
 
@@ -110,7 +112,7 @@ def test_metadata_leader_answers_heartbeats_and_reads_without_log_entries(linear
 def test_metadata_leader_after_resigning_makes_no_proposals() -> None:
     led = Led()
     led.duties.resign()
-    assert led.duties.due(10**15) == []
+    assert led.duties.take_due(10**15) == []
     assert led.duties.next_deadline_ns() is None
     assert led.heartbeat("a").error == Error.NOT_METADATA_LEADER  # type: ignore[union-attr]
 
@@ -128,7 +130,7 @@ def test_metadata_leader_returns_leadership_to_the_preferred_leader_at_the_secon
     assert led.cluster.now == (PartitionStatus.ONLINE, "b", "")
     found = []
     for after_ms in (9_999, 10_000, 20_000):
-        requests = led.duties.due(led.now_ns + after_ms * MS)
+        requests = led.duties.take_due(led.now_ns + after_ms * MS)
         found.append([request.electLeader for request in requests if request.HasField("electLeader")])
     assert found == [[], [], [pb.ElectLeader(stream="orders", uid=uid, partition=0, node="a")]], "not at the first sight"
     assert led.duties.next_deadline_ns() is not None

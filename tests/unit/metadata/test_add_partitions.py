@@ -61,7 +61,7 @@ def test_added_partitions_reach_nodes_through_the_metadata_feed() -> None:
     follower, feed = driver.fsm.image, FeedProducer(driver.fsm.image.index)
     add(driver, 40)
     feed.entry_applied(driver.fsm.image.index, driver.fsm.last_records)
-    for entry in feed.take():
+    for entry in feed.take_entries():
         follower = replay_all(follower, [record_from_pb(record) for record in entry.records])
     assert follower.streams == driver.fsm.image.streams
     check_image(follower)

@@ -6,7 +6,14 @@ from itertools import combinations
 
 import pytest
 
-from liftpy.core.metadata.controller.admission import ADMISSION, ARRIVAL, MAX_IN_PROGRESS, Arrival, RequestAcl, first_rejection
+from liftpy.core.metadata.controller.admission import (
+    ADMISSION,
+    ARRIVAL,
+    MAX_IN_PROGRESS,
+    RequestAcl,
+    RequestContext,
+    first_rejection,
+)
 from liftpy.core.metadata.request_limits import MAX_TEXT_BYTES
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -15,7 +22,7 @@ from liftpy.core.wire.decode_errors import REFUSED
 LONG = "x" * (MAX_TEXT_BYTES + 1)
 
 
-def breaks(*rules: str) -> Arrival:
+def breaks(*rules: str) -> RequestContext:
     """Return an arrival that breaks these rules of ``ARRIVAL``, and no other one."""
     create = pb.CreateStream(name="-s" if "stream name like an option" in rules else "s", subject="a.b")
     if "reserved stream name" in rules:
@@ -25,7 +32,7 @@ def breaks(*rules: str) -> Arrival:
     if "size" in rules:
         create.placement = LONG
     request = pb.ControlRequest(createStream=create)
-    arrival = Arrival(acl=RequestAcl.ADMIN, sender="alice", inbox_prefixes=("_INBOX.",))
+    arrival = RequestContext(acl=RequestAcl.ADMIN, sender="alice", inbox_prefixes=("_INBOX.",))
     if "sender name" in rules:
         arrival.sender = "read"
     if "subject of the kind" in rules:
@@ -33,7 +40,7 @@ def breaks(*rules: str) -> Arrival:
     arrival.is_reply_allowed = "reply subject" not in rules
     arrival.leads = "leader" not in rules
     if "flood" in rules:
-        while arrival.limits.allowance.take(0):
+        while arrival.limits.allowance.try_acquire(0):
             pass
     if "operator rate" in rules:
         while not arrival.limits.rates.wait_ms(arrival.sender, 0):

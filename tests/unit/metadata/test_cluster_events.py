@@ -11,9 +11,9 @@ from cluster_driver import MS, Driver, Error
 from election_driver import Cluster
 
 from liftpy.config import SessionTimes
-from liftpy.core.metadata.controller.cluster_events import KINDS, ClusterEvent, EventTrail, event_text, events_of, is_recent
+from liftpy.core.metadata.controller.cluster_events import KINDS, ClusterEvent, RecentEvents, event_text, events_of, is_recent
 from liftpy.core.metadata.controller.feature_negotiation import begin_at
-from liftpy.core.metadata.controller.requests import REQUESTS, AskedBy
+from liftpy.core.metadata.controller.requests import REQUESTS, RequesterKind
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Rules
 from liftpy.core.metadata.records import PartitionStateChanged
@@ -23,7 +23,7 @@ from tests.born import born_fsm
 
 def all_events(log: list[bytes], *, elections: bool = False) -> list[ClusterEvent]:
     """Return all events of a log, applied on a new controller."""
-    fsm, trail, found = born_fsm(elections=elections), EventTrail(), []
+    fsm, trail, found = born_fsm(elections=elections), RecentEvents(), []
     for index, entry in enumerate(log, 1):
         before = fsm.image
         answer = fsm.apply(entry, index)
@@ -260,7 +260,7 @@ def test_cluster_events_are_equal_on_every_controller() -> None:
 
 def test_operator_requests_have_a_field_that_names_the_changed_object() -> None:
     for name, row in REQUESTS.items():
-        if row.asked_by is AskedBy.OPERATORS and name != "changeControllers":
+        if row.asked_by is RequesterKind.OPERATORS and name != "changeControllers":
             field = pb.ControlRequest.DESCRIPTOR.fields_by_name[name].message_type
             names = {one.name for one in field.fields}
             assert names & {"stream", "name", "nodeId", "node", "level", "recordsPerS", "sessionMs"}, (
@@ -296,7 +296,7 @@ def some(index: int, count: int, time_ns: int = 0) -> Any:
 
 
 def test_cluster_event_trail_derives_the_events_of_a_large_entry_in_parts() -> None:
-    trail = EventTrail()
+    trail = RecentEvents()
     trail.note_entry(5, some(5, 7))
     trail.note_entry(6, some(6, 2))
     assert trail.events_after((0, -1), 0, 99) == [], "applying makes no events"
@@ -309,7 +309,7 @@ def test_cluster_event_trail_derives_the_events_of_a_large_entry_in_parts() -> N
 
 
 def test_cluster_event_trail_is_bounded_and_reports_the_first_index_in_memory() -> None:
-    trail = EventTrail(most=4, most_noted=2)
+    trail = RecentEvents(most=4, most_noted=2)
     trail.note_entry(1, some(1, 3, 100))
     trail.note_entry(2, some(2, 3, 200))
     trail.derive_events(99)

@@ -56,7 +56,7 @@ def test_cluster_fsm_counters_include_only_exceptions_and_undecodable_entries(mo
 
 @pytest.mark.parametrize("reporters", [1, 2, 3])
 @pytest.mark.parametrize("apart_s", [0, 3, 5])
-def test_leader_of_many_followers_is_deposed_by_reports_of_most_followers_within_the_window(
+def test_leader_of_many_followers_is_replaced_after_reports_of_most_followers_within_the_window(
     reporters: int, apart_s: int
 ) -> None:
     driver = Driver(("a", "b", "c", "d", "e"), elections=True)
@@ -80,7 +80,7 @@ def test_leader_of_many_followers_is_deposed_by_reports_of_most_followers_within
     assert deposed is (2 * together > 4)
 
 
-def test_leader_of_two_replicas_is_not_deposed_by_one_report() -> None:
+def test_leader_of_two_replicas_stays_leader_after_one_report() -> None:
     driver = Driver(("a", "b"), elections=True)
     driver.ask(createStream=pb.CreateStream(name="s", subject="x", replicationFactor=2))
     partition = driver.fsm.image.streams["s"].partitions[0]

@@ -10,9 +10,9 @@ import pytest
 
 from liftpy.core.metadata.controller_list import (
     ControllerList,
+    ControllerRejection,
     GroupView,
     NoChange,
-    Refused,
     leader_must_transfer,
     list_from_pb,
     list_of,
@@ -50,7 +50,9 @@ def asked(what: int, node: str, replaced: str = "") -> pb.ChangeControllers:
     return pb.ChangeControllers(what=what, node=node, replaced=replaced)  # type: ignore[arg-type]
 
 
-def plan(what: int, node: str, of: GroupView, replaced: str = "", fenced: str = "") -> ControllerList | NoChange | Refused:
+def plan(
+    what: int, node: str, of: GroupView, replaced: str = "", fenced: str = ""
+) -> ControllerList | NoChange | ControllerRejection:
     return plan_change(asked(what, node, replaced), of, NODES, frozenset(fenced))
 
 
@@ -101,7 +103,7 @@ def test_controller_change_plan_of_an_impossible_change_returns_an_error_with_th
     what: int, node: str, replaced: str, of: GroupView, error: int, says: str
 ) -> None:
     made = plan(what, node, of, replaced, fenced="h")
-    assert isinstance(made, Refused)
+    assert isinstance(made, ControllerRejection)
     assert made.error == error
 
     assert re.search(says, made.detail), made.detail
@@ -109,7 +111,7 @@ def test_controller_change_plan_of_an_impossible_change_returns_an_error_with_th
 
 def test_controller_change_plan_beyond_seven_controllers_is_rejected() -> None:
     made = plan(ADD, "h", view("abcdefg"))
-    assert isinstance(made, Refused)
+    assert isinstance(made, ControllerRejection)
     assert "The cluster has 7 controllers, the maximum is 7" in made.detail
     assert isinstance(plan(REPLACE, "h", view("abcdefg"), "g"), ControllerList)
 

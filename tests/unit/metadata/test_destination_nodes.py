@@ -20,27 +20,27 @@ def cluster(ids: str, **more: Any) -> list[NodeFacts]:
 def test_destination_nodes_of_the_documented_example_are_the_documented_nodes() -> None:
     nodes = [NodeFacts(node_id=n, rack=r) for n, r in zip("abcde", "xyzxz", strict=True)]
     held = {"d": 3, "e": 5}
-    assert DestinationNodes(nodes, held).take("ab", "c") == "e"
-    assert DestinationNodes(nodes[:4], held).take("ab", "c") == "d"
-    assert DestinationNodes(nodes[:4], held).take("ab", "c", strictly=True) is None
+    assert DestinationNodes(nodes, held).choose("ab", "c") == "e"
+    assert DestinationNodes(nodes[:4], held).choose("ab", "c") == "d"
+    assert DestinationNodes(nodes[:4], held).choose("ab", "c", strictly=True) is None
 
 
 def test_destination_nodes_count_replicas_assigned_earlier_in_the_plan() -> None:
     takers = DestinationNodes(cluster("abc"), {"a": 2, "b": 1})
-    assert [takers.take(()) for _ in range(6)] == ["c", "b", "c", "a", "b", "c"]
+    assert [takers.choose(()) for _ in range(6)] == ["c", "b", "c", "a", "b", "c"]
 
 
 @pytest.mark.parametrize("more", [{"live": False}, {"leaving": True}, {"weight": 0.0}, {"budget": 2}])
 def test_destination_nodes_exclude_full_draining_and_dead_nodes(more: dict[str, Any]) -> None:
     takers = DestinationNodes([NodeFacts(node_id="a", **more), NodeFacts(node_id="b")], {"a": 2, "b": 9})
-    assert takers.take(()) == "b"
-    assert takers.take("b") is None
-    assert takers.take((), "b") is None
+    assert takers.choose(()) == "b"
+    assert takers.choose("b") is None
+    assert takers.choose((), "b") is None
 
 
 def test_destination_nodes_receive_replicas_in_proportion_to_their_weight() -> None:
     takers = DestinationNodes([NodeFacts(node_id="a", weight=3), NodeFacts(node_id="b")], {})
-    assert Counter(takers.take(()) for _ in range(40)) == {"a": 30, "b": 10}
+    assert Counter(takers.choose(()) for _ in range(40)) == {"a": 30, "b": 10}
 
 
 def test_replica_to_remove_is_a_replica_outside_the_isr_or_on_the_most_loaded_node() -> None:
@@ -56,9 +56,9 @@ def test_replica_to_remove_is_a_replica_outside_the_isr_or_on_the_most_loaded_no
 
 def test_destination_nodes_include_a_full_node_after_the_removal_of_one_replica() -> None:
     takers = DestinationNodes(cluster("ab", budget=2), {"a": 2, "b": 2})
-    assert takers.take(()) is None
+    assert takers.choose(()) is None
     takers.replica_to_remove(("a", "b"), "b", "ab")
-    assert takers.take(()) == "a"
+    assert takers.choose(()) == "a"
 
 
 def test_destination_nodes_extend_or_shorten_a_replica_list_to_a_replication_factor() -> None:
@@ -98,7 +98,7 @@ def test_destination_node_for_a_new_rack_is_the_least_loaded_node(data: st.DataO
             if node.live and node.weight and node.node_id not in kept and not 0 < node.budget <= held[node.node_id]
         ]
         new = [node for node in able if node.rack not in {rack_of[n] for n in kept} or not any(rack_of.values())]
-        found = takers.take(kept)
+        found = takers.choose(kept)
         if not able:
             assert found is None
             continue

@@ -28,7 +28,7 @@ def test_new_process_waits_for_a_stopping_process_of_the_node() -> None:
     ]
 
 
-def test_new_process_gives_up_if_an_earlier_process_of_the_node_keeps_running() -> None:
+def test_new_process_exits_if_an_earlier_process_of_the_node_keeps_running() -> None:
     assert judged(*[EarlierProcessSign.PRESENT] * 11) == [EarlierProcessStep.ASK] * 10 + [EarlierProcessStep.GIVE_UP]
 
 

@@ -136,7 +136,7 @@ def test_candidate_that_never_ends_its_promotion_is_passed_over_after_16_candida
     for tenth in range(3000):
         now_ns = tenth * S // 10
         made._got_on_ns["b"] = now_ns
-        passed += [now_ns for proposal in made.due(now_ns) if isinstance(proposal, pb.PassOver)]
+        passed += [now_ns for proposal in made.take_due(now_ns) if isinstance(proposal, pb.PassOver)]
     assert passed
     assert passed[0] <= 16 * config.candidate_timeout_s * S
 
@@ -152,8 +152,8 @@ def test_election_timers_ignore_position_reports_of_nodes_without_a_replica() ->
 def test_metadata_leader_proposes_all_due_changes_in_batches(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     duties = ActiveController(ReplicationConfig())
     messages = [pb.PassOver(stream="s", partition=n) for n in range(count)]
-    monkeypatch.setattr(duties._timers, "due", lambda now_ns: messages)
-    sent = duties.due(0)
+    monkeypatch.setattr(duties._timers, "take_due", lambda now_ns: messages)
+    sent = duties.take_due(0)
     flat: list[Any] = []
     for request in sent:  # a last one alone is sent without a batch
         flat += [item.request for item in request.batch.requests] if request.HasField("batch") else [request]
@@ -206,11 +206,11 @@ def test_leader_failure_report_is_confirmed_by_probes_of_the_reporter_and_the_le
     report = pb.ReportLeader(stream="s", uid="u1", witness="b", leader="a", leaderEpoch=5)
     assert cases.add(report, image, 100)
     assert (report.stampNs, report.stampTerm) == (100, 7)
-    questions = {question.node: question for question in cases.take_questions()}
+    questions = {question.node: question for question in cases.take_leader_checks()}
     for node, word in said.items():
         cases.record_testimony(dataclasses.replace(questions[node], leader_epoch=4), ProbeResult.SERVES)
         cases.record_testimony(questions[node], word)
-    assert len(cases.due(101)) == proven
+    assert len(cases.take_due(101)) == proven
     assert (not cases._cases) is closed
-    late = len(cases.due(100 + ANSWER_NS))
+    late = len(cases.take_due(100 + ANSWER_NS))
     assert late == (1 if said == {"b": ProbeResult.DOES_NOT} else 0)

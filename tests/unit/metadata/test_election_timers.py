@@ -30,19 +30,19 @@ def timers(cluster: Cluster) -> ElectionTimers:
 
 def test_election_timers_have_no_deadline_while_all_partitions_are_online(timers: ElectionTimers) -> None:
     assert timers.next_deadline_ns() is None
-    assert timers.due(10 * TIMEOUT) == []
+    assert timers.take_due(10 * TIMEOUT) == []
 
 
 def test_election_timers_end_an_election_and_pass_over_a_silent_candidate(cluster: Cluster, timers: ElectionTimers) -> None:
     cluster.fence("a")
     timers.image_changed(cluster.fsm.image, 0)
-    assert timers.due(WAIT - 1) == []
-    (conclude,) = timers.due(WAIT)
+    assert timers.take_due(WAIT - 1) == []
+    (conclude,) = timers.take_due(WAIT)
     assert isinstance(conclude, pb.ConcludeElection)
     assert cluster.ask(concludeElection=conclude).error == 0
     timers.image_changed(cluster.fsm.image, WAIT)
     assert timers.next_deadline_ns() == WAIT + TIMEOUT
-    (passing,) = timers.due(WAIT + TIMEOUT)
+    (passing,) = timers.take_due(WAIT + TIMEOUT)
     assert isinstance(passing, pb.PassOver)
     assert cluster.ask(passOver=passing).error == 0
     assert cluster.now[2] == "c"
@@ -61,12 +61,12 @@ def test_candidate_timer_restarts_with_new_promotion_progress_but_not_with_a_rep
     now = 0
     for step in range(20):
         now += TIMEOUT - 1
-        assert timers.due(now) == []
+        assert timers.take_due(now) == []
         assert timers.progress(cluster.promotion(replayedEndOffset=step, finished=False), now)
     assert not timers.progress(cluster.promotion(replayedEndOffset=19, finished=False), now + 1)
     assert not timers.progress(cluster.promotion(replayedEndOffset=99, leaderEpoch=1), now + 1)
     assert not timers.progress(cluster.promotion(replayedEndOffset=99, candidate="c"), now + 1)
-    assert len(timers.due(now + TIMEOUT)) == 1
+    assert len(timers.take_due(now + TIMEOUT)) == 1
 
 
 def test_election_timers_retry_an_offline_partition_when_an_isr_member_is_live(
@@ -77,7 +77,7 @@ def test_election_timers_retry_an_offline_partition_when_an_isr_member_is_live(
     cluster.pass_over()
     cluster.pass_over()
     timers.image_changed(cluster.fsm.image, 0)
-    (elect,) = timers.due(RETRY)
+    (elect,) = timers.take_due(RETRY)
     assert isinstance(elect, pb.ElectLeader)
     assert not elect.unclean
     assert cluster.ask(electLeader=elect).error == 0
@@ -95,7 +95,7 @@ def test_election_timers_restart_on_a_new_metadata_leader_and_stop_on_the_old(cl
     timers.resign()
     cluster.conclude()  # what it hears of from then on starts no clock
     timers.image_changed(cluster.fsm.image, 0)
-    assert timers.due(100 * TIMEOUT) == []
+    assert timers.take_due(100 * TIMEOUT) == []
     timers.lead(cluster.fsm.image, 50 * TIMEOUT)
     assert timers.next_deadline_ns() == 50 * TIMEOUT + TIMEOUT, "of the candidate"
 
@@ -158,7 +158,7 @@ def test_election_waits_for_a_node_that_reports_positions_one_by_one(many: Many)
     timers.image_changed(many.fsm.image, 0)
     for number in range(11):  # c needs 0.4 s for each: longer than an election waits, and it is never silent for long
         now += 400 * MS
-        assert timers.due(now) == []
+        assert timers.take_due(now) == []
         timers.note_report(many.report(number, "c"), now)
         many.tell(number, "c")
         timers.note_report(many.report(11, "b"), now)
@@ -169,8 +169,8 @@ def test_election_waits_for_a_node_that_reports_positions_one_by_one(many: Many)
     timers.note_report(many.report(10, "c"), now + 1)  # told before, and it is known: that is no progress
     many.promote(10)
     timers.image_changed(many.fsm.image, now)
-    assert timers.due(now + 499 * MS) == []
-    (conclude,) = timers.due(now + 500 * MS)
+    assert timers.take_due(now + 499 * MS) == []
+    (conclude,) = timers.take_due(now + 500 * MS)
     assert isinstance(conclude, pb.ConcludeElection)
     assert conclude.partition == 11
 
@@ -186,7 +186,7 @@ def test_election_waits_for_a_node_that_reports_positions_of_other_partitions() 
         timers.note_report(many.report(1, "d"), 0)
         if tells:
             timers.note_report(many.report(0, "c"), 3 * WAIT - 1)
-        assert (1 not in {p.partition for p in timers.due(3 * WAIT)}) is tells
+        assert (1 not in {p.partition for p in timers.take_due(3 * WAIT)}) is tells
 
 
 def test_election_does_not_wait_for_a_node_that_reports_positions_of_partitions_without_election(many: Many) -> None:
@@ -194,7 +194,7 @@ def test_election_does_not_wait_for_a_node_that_reports_positions_of_partitions_
     timers = watching(many)
     for number in range(12):
         timers.note_report(many.report(number, "a"), WAIT - 1)  # deposed
-    assert len(timers.due(WAIT)) == 12
+    assert len(timers.take_due(WAIT)) == 12
 
 
 def test_candidate_that_completes_other_promotions_is_not_passed_over(many: Many) -> None:
@@ -205,10 +205,12 @@ def test_candidate_that_completes_other_promotions_is_not_passed_over(many: Many
     assert len(slow) >= 4
     for number in slow[:-1]:
         now += TIMEOUT - 1
-        assert "b" not in {p.candidate for p in timers.due(now) if isinstance(p, pb.PassOver)}
+        assert "b" not in {p.candidate for p in timers.take_due(now) if isinstance(p, pb.PassOver)}
         many.promote(number)
         timers.image_changed(many.fsm.image, now)
-    assert [p.partition for p in timers.due(now + TIMEOUT) if isinstance(p, pb.PassOver) and p.candidate == "b"] == slow[-1:]
+    assert [p.partition for p in timers.take_due(now + TIMEOUT) if isinstance(p, pb.PassOver) and p.candidate == "b"] == slow[
+        -1:
+    ]
 
 
 def test_candidate_without_progress_is_passed_over_at_the_time_limit(many: Many) -> None:
@@ -219,21 +221,21 @@ def test_candidate_without_progress_is_passed_over_at_the_time_limit(many: Many)
     end = PATIENCE * TIMEOUT
     while now + SECOND < end:
         now += SECOND
-        assert stuck not in {p.partition for p in timers.due(now)}
+        assert stuck not in {p.partition for p in timers.take_due(now)}
         many.promote(moving)  # somebody moves it away and back, all day
         timers.image_changed(many.fsm.image, now)
         many.ask(electLeader=many.about(pb.ElectLeader, moving, node="c"))
         many.promote(moving)
         many.ask(electLeader=many.about(pb.ElectLeader, moving, node="b"))
         timers.image_changed(many.fsm.image, now)
-    assert stuck in {p.partition for p in timers.due(end)}
+    assert stuck in {p.partition for p in timers.take_due(end)}
 
 
 def test_election_timers_due_returns_only_expired_deadlines(many: Many) -> None:
     timers = watching(many)
     assert timers.next_deadline_ns() == WAIT
-    assert [p.partition for p in timers.due(WAIT)] == list(range(12))
-    assert timers.due(WAIT) == []
+    assert [p.partition for p in timers.take_due(WAIT)] == list(range(12))
+    assert timers.take_due(WAIT) == []
     assert timers.next_deadline_ns() == 2 * WAIT
     many.delete("many")
     timers.image_changed(many.fsm.image, WAIT)
@@ -245,4 +247,4 @@ def test_election_timers_after_resigning_have_no_deadline(cluster: Cluster, time
     cluster.fence("a")
     timers.image_changed(cluster.fsm.image, 0)
     assert timers.next_deadline_ns() is None
-    assert timers.due(10 * TIMEOUT) == []
+    assert timers.take_due(10 * TIMEOUT) == []

@@ -37,7 +37,7 @@ def test_election_prefers_a_later_epoch_to_a_longer_log() -> None:
     assert cluster.now == (CANDIDATE_FOUND, "", "b")
 
 
-def test_leader_is_not_deposed_by_repeated_reports_of_one_follower() -> None:
+def test_leader_stays_leader_after_repeated_reports_of_one_follower() -> None:
     cluster = Cluster("abcd")
     for _ in range(10):
         cluster.report("b")
@@ -79,7 +79,7 @@ def test_entry_with_a_wrong_clock_does_not_change_the_count_of_leader_reports(of
     assert cluster.now[0] is CANDIDATE_FOUND
 
 
-def test_leader_with_an_isr_of_two_is_deposed_by_one_report_only_after_a_probe_of_the_leader() -> None:
+def test_leader_with_an_isr_of_two_is_replaced_after_one_report_only_if_a_probe_fails() -> None:
     cluster = Cluster()
     cluster.change_isr(["a", "b"])
     for _ in range(3):
@@ -139,7 +139,7 @@ def test_restarted_leader_whose_followers_are_fenced_is_reelected_at_once() -> N
     assert waiting.now == (CANDIDATE_FOUND, "", "a")
 
 
-def test_leader_that_lacks_committed_records_is_deposed_by_one_isr_member() -> None:
+def test_leader_that_lacks_committed_records_is_replaced_after_the_report_of_one_isr_member() -> None:
     cluster = Cluster(minIsr=1)
     cluster.change_isr(["a", "c"])
     assert cluster.report("b", leaderLacks=True).error == Error.INVALID, "it may lack something itself"

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from liftpy.core.metadata.controller.cluster_events import GAP, NOTHING, ClusterEvent, EventLog, EventTrail, Tail, place_in
+from liftpy.core.metadata.controller.cluster_events import (
+    GAP,
+    NOTHING,
+    ClusterEvent,
+    EventLog,
+    EventStreamEnd,
+    RecentEvents,
+    place_in,
+)
 
 
 class Stream:
@@ -24,8 +32,8 @@ class Stream:
         return len(self.records) - 1
 
     @property
-    def tail(self) -> Tail:
-        return Tail(len(self.records) - 1, place_in(self.records[-1]) if self.records else NOTHING)
+    def tail(self) -> EventStreamEnd:
+        return EventStreamEnd(len(self.records) - 1, place_in(self.records[-1]) if self.records else NOTHING)
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -36,9 +44,9 @@ def events(index: int, count: int) -> Iterator[ClusterEvent]:
     return (ClusterEvent(index=index, number=n, time_ns=index * 10**9, kind="election") for n in range(count))
 
 
-def a_trail(*counts: int, most: int = 100) -> EventTrail:
+def a_trail(*counts: int, most: int = 100) -> RecentEvents:
     """Return a trail with entries 1, 2, ... of the given numbers of events."""
-    trail = EventTrail(most)
+    trail = RecentEvents(most)
     for index, count in enumerate(counts, 1):
         trail.note_entry(index, events(index, count))
         trail.derive_events(1000)
@@ -50,7 +58,7 @@ def write(log: EventLog, stream: Stream, most: int = 64, *, heard: bool = True) 
     if log.tail is None:
         log.set_tail(stream.tail)
     assert log.tail is not None
-    due, behind = log.due(most), log.tail.offset
+    due, behind = log.take_due(most), log.tail.offset
     for number, event in enumerate(due):
         offset = stream.publish(json.dumps(event).encode(), behind + number)
         if offset < 0 or not heard:
@@ -85,11 +93,11 @@ def test_cluster_event_log_writes_each_event_once_in_order() -> None:
 
 def test_cluster_event_log_writes_nothing_before_the_stream_end_is_known_and_after_resigning() -> None:
     log = EventLog(a_trail(1))
-    assert log.due(9) == []
-    log.set_tail(Tail(-1, NOTHING))
-    assert len(log.due(9)) == 1
+    assert log.take_due(9) == []
+    log.set_tail(EventStreamEnd(-1, NOTHING))
+    assert len(log.take_due(9)) == 1
     log.resign()
-    assert log.due(9) == []
+    assert log.take_due(9) == []
     assert log.has_events_to_write, "as far as is known"
 
 
@@ -113,7 +121,7 @@ def test_cluster_event_trail_counts_dropped_events_only_on_the_metadata_leader()
     trail = a_trail(*[1] * 9, most=3)
     assert trail.lost == 0
     log = EventLog(trail)
-    log.set_tail(Tail(4, (6, 0)))
+    log.set_tail(EventStreamEnd(4, (6, 0)))
     trail.note_entry(10, events(10, 1))
     trail.derive_events(9)
     assert trail.lost == 1, "(7, 0) was not written"
@@ -142,15 +150,15 @@ def test_cluster_event_log_after_a_snapshot_writes_a_gap_record_with_the_next_ev
     assert write(log, stream)
     assert stream.places == [(1, 0), (500, -1), (501, 0)]
     fresh = EventLog(a_trail(1))
-    fresh.set_tail(Tail(2, (501, 0)))
-    assert fresh.due(9) == [], "who is behind the stream writes nothing"
+    fresh.set_tail(EventStreamEnd(2, (501, 0)))
+    assert fresh.take_due(9) == [], "who is behind the stream writes nothing"
 
 
 def test_cluster_event_log_batch_limit_includes_the_gap_record() -> None:
     trail = a_trail(*[1] * 9, most=3)
     log = EventLog(trail)
-    log.set_tail(Tail(-1, NOTHING))
-    assert [event["kind"] for event in log.due(2)] == [GAP, "election"]
+    log.set_tail(EventStreamEnd(-1, NOTHING))
+    assert [event["kind"] for event in log.take_due(2)] == [GAP, "election"]
 
 
 @pytest.mark.parametrize(

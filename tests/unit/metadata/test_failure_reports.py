@@ -29,7 +29,7 @@ def test_leader_report_with_three_followers_is_logged_with_term_and_time_of_the_
     said = report(cluster, "b")
     assert not accusations.add(said, cluster.fsm.image, 11)
     assert (said.stampNs, said.stampTerm, said.accusedAsked) == (11, 7, False)
-    assert accusations.take_questions() == []
+    assert accusations.take_leader_checks() == []
 
 
 @pytest.mark.parametrize(
@@ -40,19 +40,19 @@ def test_leader_report_with_three_followers_is_logged_with_term_and_time_of_the_
         (ABSENT, ABSENT, False), (None, None, False), (DOES_NOT, None, False), (DOES_NOT, ABSENT, False),
     ],
 )  # fmt: skip
-def test_reported_leader_that_does_not_serve_is_deposed_if_the_reporter_is_reachable(
+def test_reported_leader_that_does_not_serve_is_replaced_if_the_reporter_is_reachable(
     of_accused: ProbeResult | None, of_witness: ProbeResult | None, proposed: bool
 ) -> None:
     cluster, accusations = accused()
     assert accusations.add(report(cluster, "b"), cluster.fsm.image, 0)
-    asked = {question.node: question for question in accusations.take_questions()}
+    asked = {question.node: question for question in accusations.take_leader_checks()}
     assert set(asked) == {"a", "b"}
     for node, testimony in (("a", of_accused), ("b", of_witness)):
         if testimony is not None:
             accusations.record_testimony(asked[node], testimony)
-    found = accusations.due(0) or accusations.due(ANSWER_NS)
+    found = accusations.take_due(0) or accusations.take_due(ANSWER_NS)
     assert [said.accusedAsked for said in found] == [True] * proposed
-    assert accusations.due(2 * ANSWER_NS) == []
+    assert accusations.take_due(2 * ANSWER_NS) == []
     assert accusations.next_deadline_ns() is None
 
 
@@ -60,18 +60,18 @@ def test_sole_isr_member_reported_twice_is_probed_once_for_the_last_reporting_no
     cluster, accusations = accused("a")
     assert accusations.add(report(cluster, "c"), cluster.fsm.image, 0)
     assert accusations.add(report(cluster, "b"), cluster.fsm.image, 1)
-    assert [question.node for question in accusations.take_questions()] == ["a", "c"]
+    assert [question.node for question in accusations.take_leader_checks()] == ["a", "c"]
     assert not accusations.add(report(cluster, "a"), cluster.fsm.image, 2), "apply refuses it"
 
 
 def test_leader_probe_answer_of_an_older_leader_epoch_is_ignored() -> None:
     cluster, accusations = accused()
     accusations.add(report(cluster, "b"), cluster.fsm.image, 0)
-    old = accusations.take_questions()
+    old = accusations.take_leader_checks()
     cluster.restarts_and_leads_again()
     accusations.add(report(cluster, "b"), cluster.fsm.image, 1)
     for question in old:
         accusations.record_testimony(question, DOES_NOT)
-    assert accusations.due(2) == []
+    assert accusations.take_due(2) == []
     accusations.lead(8)
-    assert accusations.due(10 * ANSWER_NS) == []
+    assert accusations.take_due(10 * ANSWER_NS) == []

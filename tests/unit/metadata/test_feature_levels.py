@@ -26,7 +26,7 @@ from liftpy.core.metadata.features import (
 )
 from liftpy.core.metadata.feed import MAX_UNREADABLE, FeedSubscription
 from liftpy.core.metadata.image import ClusterImage, ClusterRules
-from liftpy.core.metadata.sessions import Registered, registration_result
+from liftpy.core.metadata.sessions import RegistrationOutcome, registration_result
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import has_unknown_fields
@@ -258,8 +258,8 @@ def test_registration_of_a_node_without_the_cluster_feature_level_is_rejected_wi
     answer = driver.ask(registerNode=pb.RegisterNode(nodeId="old", minLevel=NOW, maxLevel=NOW))
     assert (answer.error, "old" in driver.fsm.image.nodes) == (Error.INVALID, False)
     assert answer.detail == (f"{UNSUPPORTED}the cluster is at feature level 6, node 'old' speaks 5: it needs a newer version")
-    assert registration_result(answer) is Registered.UNSPOKEN
-    assert registration_result(pb.ControlResponse(error=Error.INVALID, detail="no")) is Registered.REFUSED
+    assert registration_result(answer) is RegistrationOutcome.UNSPOKEN
+    assert registration_result(pb.ControlResponse(error=Error.INVALID, detail="no")) is RegistrationOutcome.REFUSED
     newer = driver.ask(registerNode=pb.RegisterNode(nodeId="new", minLevel=7, maxLevel=9))
     assert "node 'new' speaks 7 to 9: it needs an older version, or to finalize a newer level first" in newer.detail
     assert driver.ask(registerNode=pb.RegisterNode(nodeId="b", minLevel=NEXT, maxLevel=7)).error == Error.OK
@@ -268,13 +268,13 @@ def test_registration_of_a_node_without_the_cluster_feature_level_is_rejected_wi
 def test_registration_of_a_node_without_a_feature_range_is_rejected() -> None:
     driver = a_driver("a")
     answer = driver.ask(registerNode=pb.RegisterNode(nodeId="old"))
-    assert registration_result(answer) is Registered.UNSPOKEN
+    assert registration_result(answer) is RegistrationOutcome.UNSPOKEN
     assert "the cluster is at feature level 5, node 'old' speaks 1: it needs a newer version" in answer.detail
     duties = ActiveController(ReplicationConfig(), driver.fsm.rules)
     duties.lead(driver.fsm.image, 0, 1)
     before_the_log = duties.answer(pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="c")), driver.fsm.image, 0, 0)
     assert before_the_log is not None
-    assert registration_result(before_the_log) is Registered.UNSPOKEN
+    assert registration_result(before_the_log) is RegistrationOutcome.UNSPOKEN
 
 
 def test_feature_range_contains_the_levels_between_its_minimum_and_maximum() -> None:
@@ -367,7 +367,7 @@ def test_metadata_image_with_unknown_fields_is_rejected(inner: str) -> None:
 def test_metadata_feed_subscription_stops_at_an_unsupported_feature_level() -> None:
     newer = a_driver("a")
     follower = FeedSubscription("d")
-    take = follower._take_snapshot
+    take = follower._apply_snapshot
     take(encode_snapshot(newer.fsm.image, operations=False))
     assert (follower.synced, follower.image.feature_level) == (True, NOW)
     held = newer.fsm.image.index

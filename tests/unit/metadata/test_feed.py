@@ -29,7 +29,7 @@ class Feed:
     def do(self, what: str, **fields: object) -> list[pb.FeedEntry]:
         getattr(self.driver, what)(**fields)
         self.producer.entry_applied(self.driver.index, self.driver.fsm.last_records)
-        return self.producer.take()
+        return self.producer.take_entries()
 
     def register(self, *nodes: str) -> list[pb.FeedEntry]:
         return [entry for node in nodes for entry in self.do("register", node=node)]
@@ -167,9 +167,9 @@ def test_metadata_feed_publishes_entries_applied_since_the_last_publication_in_o
     for node in ("d", "e", "f"):
         feed.driver.register(node)
         feed.producer.entry_applied(feed.driver.index, feed.driver.fsm.last_records)
-    (entry,) = feed.producer.take()
+    (entry,) = feed.producer.take_entries()
     assert (entry.previousIndex, entry.index) == (3, 6)
-    assert feed.producer.take() == []
+    assert feed.producer.take_entries() == []
     feed.deliver([entry])
     feed.check()
 
@@ -191,7 +191,7 @@ def test_metadata_feed_missing_entries_of_a_long_gap_are_sent_in_several_bounded
     for number in range(20):
         feed.driver.register(f"x{number}")
         feed.producer.entry_applied(feed.driver.index, feed.driver.fsm.last_records)
-    assert len(feed.producer.take()) > 2
+    assert len(feed.producer.take_entries()) > 2
     feed.deliver([feed.producer.head()])
     assert feed.exchange()
     assert feed.subscription.behind
@@ -327,7 +327,7 @@ def test_metadata_feed_after_a_metadata_leader_change_resumes_without_a_gap(feed
         producer.entry_applied(feed.driver.index, feed.driver.fsm.last_records)
     feed.producer = other
     other.lead()
-    assert other.take() == []
+    assert other.take_entries() == []
     feed.deliver([other.head()])
     feed.settle()
 

@@ -27,7 +27,7 @@ def test_metadata_feed_producer_bounds_the_buffered_entries_and_records(monkeypa
     for index in range(1, 30):
         producer.entry_applied(index, (created(index), created(index + 100)))
         assert producer._held_records == sum(len(records) for _, _, records in producer._held) <= 10
-    assert [entry.previousIndex for entry in producer.take()][:1] == [24]
+    assert [entry.previousIndex for entry in producer.take_entries()][:1] == [24]
     producer.snapshot_is_ready(29, b"image")
     producer.entry_applied(30, ())
     assert 29 in producer._snapshots
@@ -35,7 +35,7 @@ def test_metadata_feed_producer_bounds_the_buffered_entries_and_records(monkeypa
     assert not producer._held
     assert producer._snapshots == {}, "nothing leads on from it any more"
     producer.lead()
-    assert producer.take() == [], "who comes to lead does not say it all again"
+    assert producer.take_entries() == [], "who comes to lead does not say it all again"
     producer.set_message_size(1000)
     assert producer.answer(pb.FeedSnapshotRequest(afterIndex=5)) is None
 
@@ -45,7 +45,7 @@ def entries(count: int) -> list[pb.FeedEntry]:
     found = []
     for index in range(1, count + 1):
         producer.entry_applied(index, (created(index),))
-        found += producer.take()
+        found += producer.take_entries()
     return found
 
 
@@ -129,5 +129,5 @@ def test_metadata_feed_snapshot_chunks_that_are_damaged_or_older_than_the_image_
         assert turns < 20
     assert made.image == image
     made.image = dataclasses.replace(image, index=9)
-    made._take_snapshot(encode_snapshot(image))
+    made._apply_snapshot(encode_snapshot(image))
     assert made.image.index == 9

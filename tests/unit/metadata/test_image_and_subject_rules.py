@@ -72,7 +72,7 @@ def test_partition_requests_in_batches_of_bounded_size_each_get_an_answer() -> N
     wishes.put(PartitionKey("s", "u", 0), pb.ControlRequest(leaveIsr=pb.LeaveIsr(partition=0)), told.append)
     assert told.pop().error == pb.ControlResponse.STALE, "who was superseded is told"
     sent = []
-    while (batch := wishes.take()) is not None:
+    while (batch := wishes.next_batch()) is not None:
         assert batch.ByteSize() <= 49 * 1024
         assert len(batch.batch.requests) <= SENT_TOGETHER
         sent += [item.request.leaveIsr.partition for item in batch.batch.requests]

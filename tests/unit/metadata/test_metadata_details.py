@@ -12,7 +12,7 @@ from liftpy.core.metadata import codec
 from liftpy.core.metadata.controller.request_batcher import _one_count
 from liftpy.core.metadata.describe import cut_stream
 from liftpy.core.metadata.election import PreferredLeaders
-from liftpy.core.metadata.failure_reports import ANSWER_NS, FailureReports, LeaderQuestion, ProbeResult
+from liftpy.core.metadata.failure_reports import ANSWER_NS, FailureReports, LeaderCheck, ProbeResult
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.idempotency_cache import Operation
 from liftpy.core.metadata.image import Counters, NodeImage
@@ -55,16 +55,20 @@ def test_leader_failure_reports_after_resigning_send_no_probe_and_no_proposal() 
         accusations.lead(7)
         report = accused(accusations)
         if ends == "proven":
-            for question in accusations.take_questions():
+            for question in accusations.take_leader_checks():
                 accusations.record_testimony(question, ProbeResult.DOES_NOT)
             assert accusations.next_deadline_ns() == 0
         assert report.stampTerm == 7
         accusations.resign()
-        assert (accusations.next_deadline_ns(), accusations.take_questions(), accusations.due(10 * S)) == (None, [], [])
+        assert (accusations.next_deadline_ns(), accusations.take_leader_checks(), accusations.take_due(10 * S)) == (
+            None,
+            [],
+            [],
+        )
         assert not accusations.counters or ends == "proven"
         accusations.lead(8)
         assert accused(accusations).stampTerm == 8
-        assert [question.node for question in accusations.take_questions()] == ["a", "b"]
+        assert [question.node for question in accusations.take_leader_checks()] == ["a", "b"]
 
 
 def test_leader_failure_report_ignores_probe_answers_of_another_partition_or_epoch() -> None:
@@ -73,17 +77,17 @@ def test_leader_failure_report_ignores_probe_answers_of_another_partition_or_epo
     accused(accusations)
     assert accusations.next_deadline_ns() == 100 + ANSWER_NS
     key = PartitionKey("s", "u1", 0)
-    assert accusations.take_questions() == [LeaderQuestion(key, 5, "a"), LeaderQuestion(key, 5, "b")]
+    assert accusations.take_leader_checks() == [LeaderCheck(key, 5, "a"), LeaderCheck(key, 5, "b")]
     accused(accusations, "b")
-    assert accusations.take_questions() == [], "it is being looked into"
-    accusations.record_testimony(LeaderQuestion(key, 4, "a"), ProbeResult.SERVES)
-    accusations.record_testimony(LeaderQuestion(PartitionKey("s", "u1", 1), 5, "a"), ProbeResult.SERVES)
+    assert accusations.take_leader_checks() == [], "it is being looked into"
+    accusations.record_testimony(LeaderCheck(key, 4, "a"), ProbeResult.SERVES)
+    accusations.record_testimony(LeaderCheck(PartitionKey("s", "u1", 1), 5, "a"), ProbeResult.SERVES)
     assert not accusations.counters
-    accusations.record_testimony(LeaderQuestion(key, 5, "b"), ProbeResult.DOES_NOT)
-    assert accusations.due(100 + ANSWER_NS - 1) == []
-    (proven,) = accusations.due(100 + ANSWER_NS)
+    accusations.record_testimony(LeaderCheck(key, 5, "b"), ProbeResult.DOES_NOT)
+    assert accusations.take_due(100 + ANSWER_NS - 1) == []
+    (proven,) = accusations.take_due(100 + ANSWER_NS)
     assert (proven.accusedAsked, proven.witness) == (True, "b")
-    assert accusations.due(100 + ANSWER_NS) == []
+    assert accusations.take_due(100 + ANSWER_NS) == []
     assert accusations.counters == {"accused leaders that don't serve": 1}
 
 
@@ -118,7 +122,7 @@ def test_preferred_leader_rebalance_checks_once_per_interval() -> None:
     image = an_image(a_stream(a_partition(leader="b", last_leader="b")))
     leaders = PreferredLeaders(10.0)
     leaders.lead(0)
-    found = [bool(leaders.due(image, now_s * S)) for now_s in (9, 10, 11, 19, 20, 21)]
+    found = [bool(leaders.take_due(image, now_s * S)) for now_s in (9, 10, 11, 19, 20, 21)]
     assert found == [False, False, False, False, True, False], "a look at 10, another one at 20, and none between them"
     assert leaders.next_deadline_ns() == 30 * S
 
@@ -127,7 +131,7 @@ def test_preferred_leader_rebalance_checks_once_per_interval() -> None:
 def test_metadata_feed_omits_records_of_finished_operations() -> None:
     producer = FeedProducer()
     producer.entry_applied(1, (created(1), OperationDone(Operation(b"o" * 16, 1, b"secret"))))
-    (entry,) = producer.take()
+    (entry,) = producer.take_entries()
     assert [record.WhichOneof("record") for record in entry.records] == ["streamCreated"]
     assert producer._held_records == 1
     assert producer.index == 1

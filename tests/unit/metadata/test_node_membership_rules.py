@@ -10,7 +10,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.data_deletion import DataDeletion
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import stopped_cleanly
-from liftpy.core.metadata.sessions import MAX_WAITING, AnsweredHeartbeats, Registered, registration_result
+from liftpy.core.metadata.sessions import MAX_WAITING, AnsweredHeartbeats, RegistrationOutcome, registration_result
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 E = pb.ControlResponse
@@ -43,12 +43,14 @@ def test_heartbeat_answers_that_wait_for_an_image_are_bounded_and_replaced_by_ne
 @pytest.mark.parametrize(
     ("error", "meaning"),
     [
-        (E.OK, Registered.TAKEN_IN), (E.EXISTS, Registered.TAKEN), (E.INVALID, Registered.REFUSED),
-        (E.STALE, Registered.REFUSED), (E.UNAVAILABLE, Registered.AGAIN), (E.OUTCOME_UNKNOWN, Registered.AGAIN),
+        (E.OK, RegistrationOutcome.TAKEN_IN), (E.EXISTS, RegistrationOutcome.TAKEN), (E.INVALID, RegistrationOutcome.REFUSED),
+        (E.STALE, RegistrationOutcome.REFUSED),
+        (E.UNAVAILABLE, RegistrationOutcome.AGAIN),
+        (E.OUTCOME_UNKNOWN, RegistrationOutcome.AGAIN),
     ],
 )  # fmt: skip
 def test_registration_result_of_each_error_code_is_retry_fenced_or_failed(
-    error: pb.ControlResponse.Error, meaning: Registered
+    error: pb.ControlResponse.Error, meaning: RegistrationOutcome
 ) -> None:
     assert registration_result(E(error=error)) is meaning
 
@@ -61,13 +63,13 @@ def test_node_stop_is_clean_only_if_the_node_was_opened_and_had_no_error() -> No
 
 def test_partition_data_missing_in_the_image_is_not_deleted() -> None:
     key = PartitionKey("s", "uid", 0)
-    assert not DataDeletion("n1").has_left(key, ClusterImage())
+    assert not DataDeletion("n1").has_moved_away(key, ClusterImage())
 
 
 def test_partition_data_deleted_in_the_image_is_deleted_unless_a_controller_denies_the_deletion() -> None:
     key, departures = PartitionKey("s", "uid", 0), DataDeletion("n1")
     departures.note_deleted_streams([SimpleNamespace(uid="uid")])  # type: ignore[list-item]
-    assert departures.has_left(key, ClusterImage())
-    assert not departures.has_left(PartitionKey("s", "another", 0), ClusterImage())
+    assert departures.has_moved_away(key, ClusterImage())
+    assert not departures.has_moved_away(PartitionKey("s", "another", 0), ClusterImage())
     departures.deletion_denied(key)
-    assert not departures.has_left(key, ClusterImage()), "else it is asked for ever"
+    assert not departures.has_moved_away(key, ClusterImage()), "else it is asked for ever"

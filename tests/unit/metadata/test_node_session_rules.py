@@ -41,7 +41,7 @@ def test_node_sessions_fence_a_silent_node_after_the_session_timeout_in_repeated
     config = ReplicationConfig()
     sessions = NodeSessions(config)
     sessions.lead(an_image(fenced="c"), 0)
-    assert sessions.due(2 * S) == [], "everybody may be starting"
+    assert sessions.take_due(2 * S) == [], "everybody may be starting"
     assert sessions.heartbeat("a", 1, 3 * S, 3 * S).granted
     assert not sessions.heartbeat("a", 2, 3 * S, 3 * S).granted
     assert not sessions.heartbeat("a", 1, 3 * S, 0).granted, "no majority has confirmed"
@@ -49,7 +49,7 @@ def test_node_sessions_fence_a_silent_node_after_the_session_timeout_in_repeated
     overdue = list(sessions.overdue(now + S))
     assert "a" in overdue
     assert "c" not in overdue, "a node that is fenced holds no session"
-    found = [now + ms * S // 100 for ms in range(300) if sessions.due(now + ms * S // 100)]
+    found = [now + ms * S // 100 for ms in range(300) if sessions.take_due(now + ms * S // 100)]
     assert 2 <= len(found) <= 8, "again and again, but not with every tick"
 
 
@@ -63,7 +63,7 @@ def test_node_without_responders_on_nats_is_fenced_after_its_lease_and_before_th
     ended = [
         now
         for now in range(10 * S, 14 * S, S // 100)
-        if any(isinstance(p, pb.FenceNode) and p.nodeId == "a" for p in sessions.due(now))
+        if any(isinstance(p, pb.FenceNode) and p.nodeId == "a" for p in sessions.take_due(now))
     ]
     assert 10 * S + lease_ns <= ended[0] <= 10 * S + round(config.session_s * S)
 

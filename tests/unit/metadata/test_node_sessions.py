@@ -38,27 +38,27 @@ def test_node_without_heartbeats_is_fenced_at_session_timeout_and_fencing_is_ret
     driver: Driver, sessions: NodeSessions
 ) -> None:
     beat(sessions, driver, "a", START + 1000 * MS)
-    assert sessions.due(START + SESSION - 1) == []
-    assert sessions.due(START + SESSION) == [pb.FenceNode(nodeId="b", incarnation=driver.incarnation("b"))]
-    assert sessions.due(START + SESSION + 1) == []
+    assert sessions.take_due(START + SESSION - 1) == []
+    assert sessions.take_due(START + SESSION) == [pb.FenceNode(nodeId="b", incarnation=driver.incarnation("b"))]
+    assert sessions.take_due(START + SESSION + 1) == []
     assert beat(sessions, driver, "a", START + SESSION)
     again = START + SESSION + 1000 * MS
     assert sessions.next_deadline_ns() == again
-    assert [p.nodeId for p in sessions.due(again)] == ["b"]
+    assert [p.nodeId for p in sessions.take_due(again)] == ["b"]
     driver.fence("b")
     sessions.image_changed(driver.fsm.image, again)
-    assert sessions.due(again + 900 * MS) == []
-    assert [p.nodeId for p in sessions.due(again + SESSION)] == ["a"]
+    assert sessions.take_due(again + 900 * MS) == []
+    assert [p.nodeId for p in sessions.take_due(again + SESSION)] == ["a"]
 
 
 def test_fenced_node_gets_no_lease_and_is_unfenced_by_heartbeats(driver: Driver, sessions: NodeSessions) -> None:
     driver.fence("b")
     sessions.image_changed(driver.fsm.image, START)
-    assert sessions.due(START + 10 * SESSION) == [pb.FenceNode(nodeId="a", incarnation=driver.incarnation("a"))]
+    assert sessions.take_due(START + 10 * SESSION) == [pb.FenceNode(nodeId="a", incarnation=driver.incarnation("a"))]
     now = START + 10 * SESSION + 1
     refused = sessions.heartbeat("b", driver.incarnation("b"), now, now)
     assert (refused.granted, refused.error) == (False, Error.FENCED)
-    assert sessions.due(now) == [pb.UnfenceNode(nodeId="b", incarnation=driver.incarnation("b"))]
+    assert sessions.take_due(now) == [pb.UnfenceNode(nodeId="b", incarnation=driver.incarnation("b"))]
     driver.unfence("b")
     sessions.image_changed(driver.fsm.image, now)
     assert beat(sessions, driver, "b", now)
@@ -68,14 +68,14 @@ def test_node_proposed_for_fencing_gets_no_lease_until_the_image_shows_the_resul
     driver: Driver, sessions: NodeSessions
 ) -> None:
     now = START + SESSION
-    assert [p.nodeId for p in sessions.due(now)] == ["a", "b"]
+    assert [p.nodeId for p in sessions.take_due(now)] == ["a", "b"]
     assert not beat(sessions, driver, "b", now + 1)
-    again = sessions.due(now + 1000 * MS)
+    again = sessions.take_due(now + 1000 * MS)
     assert again == [pb.FenceNode(nodeId=n, incarnation=driver.incarnation(n)) for n in ("a", "b")]
     driver.fence("b")
     sessions.image_changed(driver.fsm.image, now + 1001 * MS)
     beat(sessions, driver, "b", now + 1002 * MS)
-    assert pb.UnfenceNode(nodeId="b", incarnation=driver.incarnation("b")) in sessions.due(now + 1003 * MS)
+    assert pb.UnfenceNode(nodeId="b", incarnation=driver.incarnation("b")) in sessions.take_due(now + 1003 * MS)
     driver.unfence("b")
     sessions.image_changed(driver.fsm.image, now + 1004 * MS)
     assert beat(sessions, driver, "b", now + 1005 * MS)
@@ -87,7 +87,7 @@ def test_heartbeat_of_another_incarnation_or_an_unknown_node_gets_no_lease(drive
     sessions.image_changed(driver.fsm.image, START + SESSION)
     assert sessions.heartbeat("a", old, START + SESSION, START + SESSION).error == Error.FENCED
     assert sessions.heartbeat("zz", 1, START, START).error == Error.NOT_FOUND
-    assert "a" not in [p.nodeId for p in sessions.due(START + 2 * SESSION - 1)], "a new incarnation begins a session"
+    assert "a" not in [p.nodeId for p in sessions.take_due(START + 2 * SESSION - 1)], "a new incarnation begins a session"
 
 
 def test_metadata_leader_without_a_recent_majority_grants_no_leases(driver: Driver, sessions: NodeSessions) -> None:
@@ -100,13 +100,13 @@ def test_new_metadata_leader_restarts_all_node_sessions_and_the_old_leader_fence
 ) -> None:
     later = START + 100 * SESSION
     sessions.resign()
-    assert sessions.due(later) == []
+    assert sessions.take_due(later) == []
     assert sessions.next_deadline_ns() is None
     assert sessions.heartbeat("a", driver.incarnation("a"), later, later).error == Error.NOT_METADATA_LEADER
     sessions.lead(driver.fsm.image, later)
     beat(sessions, driver, "a", later)
-    assert sessions.due(later + SESSION - 1) == []
-    assert [p.nodeId for p in sessions.due(later + SESSION)] == ["a", "b"]
+    assert sessions.take_due(later + SESSION - 1) == []
+    assert [p.nodeId for p in sessions.take_due(later + SESSION)] == ["a", "b"]
 
 
 def test_node_sessions_after_a_restart_of_all_nodes_fence_no_node_before_the_first_heartbeat(driver: Driver) -> None:
@@ -115,14 +115,14 @@ def test_node_sessions_after_a_restart_of_all_nodes_fence_no_node_before_the_fir
     sessions.record_no_responders("a")
     sessions.record_no_responders("b")
     first = START + 6000 * MS
-    assert sessions.due(first) == []
+    assert sessions.take_due(first) == []
     driver.restart("a")
     sessions.image_changed(driver.fsm.image, first)
     beat(sessions, driver, "a", first)
     assert "b" not in sessions.overdue(first + 4500 * MS), "nobody need look for it yet"
     beat(sessions, driver, "a", first + 5900 * MS)
-    assert sessions.due(first + 5999 * MS) == []
-    assert [p.nodeId for p in sessions.due(first + 6000 * MS)] == ["b"]
+    assert sessions.take_due(first + 5999 * MS) == []
+    assert [p.nodeId for p in sessions.take_due(first + 6000 * MS)] == ["b"]
 
 
 def test_node_sessions_after_the_first_heartbeat_end_at_the_session_timeout(driver: Driver) -> None:
@@ -130,8 +130,8 @@ def test_node_sessions_after_the_first_heartbeat_end_at_the_session_timeout(driv
     sessions.lead(driver.fsm.image, START)
     sessions.record_no_responders("b")  # its process has ended; the next one may be on its way, as a's was
     beat(sessions, driver, "a", START + 1900 * MS)
-    assert sessions.due(START + SESSION - 1) == []
-    assert [p.nodeId for p in sessions.due(START + SESSION)] == ["b"]
+    assert sessions.take_due(START + SESSION - 1) == []
+    assert [p.nodeId for p in sessions.take_due(START + SESSION)] == ["b"]
 
 
 def test_node_sessions_without_any_heartbeat_fence_all_nodes_after_15_seconds(driver: Driver) -> None:
@@ -140,25 +140,25 @@ def test_node_sessions_without_any_heartbeat_fence_all_nodes_after_15_seconds(dr
     beat(sessions, driver, "a", START - SESSION)
     sessions.resign()
     sessions.lead(driver.fsm.image, START)
-    assert sessions.due(START + 14_999 * MS) == []
+    assert sessions.take_due(START + 14_999 * MS) == []
     assert sessions.next_deadline_ns() == START + 15_000 * MS
-    assert [p.nodeId for p in sessions.due(START + 15_000 * MS)] == ["a", "b"]
+    assert [p.nodeId for p in sessions.take_due(START + 15_000 * MS)] == ["a", "b"]
 
 
 def test_node_session_of_a_removed_node_is_deleted(driver: Driver, sessions: NodeSessions) -> None:
     driver.fence("b")
     driver.ask(removeNode=pb.RemoveNode(nodeId="b"))
     sessions.image_changed(driver.fsm.image, START)
-    assert [p.nodeId for p in sessions.due(START + SESSION)] == ["a"]
+    assert [p.nodeId for p in sessions.take_due(START + SESSION)] == ["a"]
 
 
 def test_node_that_announced_its_stop_is_not_unfenced_by_a_late_heartbeat(driver: Driver, sessions: NodeSessions) -> None:
     beat(sessions, driver, "b", START + 10 * MS)
     driver.fence("b")  # by DrainNode's sender, a moment after its last heartbeat
     sessions.image_changed(driver.fsm.image, START + 20 * MS)
-    assert sessions.due(START + 30 * MS) == []
+    assert sessions.take_due(START + 30 * MS) == []
     beat(sessions, driver, "b", START + 40 * MS)
-    assert [type(p) for p in sessions.due(START + 50 * MS)] == [pb.UnfenceNode]
+    assert [type(p) for p in sessions.take_due(START + 50 * MS)] == [pb.UnfenceNode]
 
 
 def test_node_without_responders_on_nats_is_fenced_when_its_lease_ends(driver: Driver, sessions: NodeSessions) -> None:
@@ -169,8 +169,8 @@ def test_node_without_responders_on_nats_is_fenced_when_its_lease_ends(driver: D
     assert sorted(sessions.overdue(heard + 501 * MS)) == ["a", "b"]
     sessions.record_no_responders("b")
     assert sessions.next_deadline_ns() <= heard + 918 * MS
-    assert sessions.due(heard + 918 * MS - 1) == [], "the lease, and what two clocks may drift apart"
-    assert [p.nodeId for p in sessions.due(heard + 918 * MS)] == ["b"]
+    assert sessions.take_due(heard + 918 * MS - 1) == [], "the lease, and what two clocks may drift apart"
+    assert [p.nodeId for p in sessions.take_due(heard + 918 * MS)] == ["b"]
     assert sessions.overdue(heard + 1600 * MS) == ["a"], "b is being fenced"
 
 
@@ -179,7 +179,7 @@ def test_heartbeat_after_a_no_responders_report_restores_the_full_session(driver
     sessions.record_no_responders("b")
     beat(sessions, driver, "b", START + 700 * MS)
     beat(sessions, driver, "a", START + 700 * MS)
-    assert sessions.due(START + 700 * MS + SESSION - 1) == []
+    assert sessions.take_due(START + 700 * MS + SESSION - 1) == []
 
 
 def test_node_without_responders_is_not_fenced_before_leases_of_the_previous_metadata_leader_end(
@@ -187,8 +187,8 @@ def test_node_without_responders_is_not_fenced_before_leases_of_the_previous_met
 ) -> None:
     sessions.record_no_responders("b")
     beat(sessions, driver, "a", START + 100 * MS)
-    assert sessions.due(START + 918 * MS - 1) == []
-    assert [p.nodeId for p in sessions.due(START + 918 * MS)] == ["b"]
+    assert sessions.take_due(START + 918 * MS - 1) == []
+    assert [p.nodeId for p in sessions.take_due(START + 918 * MS)] == ["b"]
     sessions.record_no_responders("stranger")
 
 

@@ -51,13 +51,13 @@ def answers_to(batch: pb.ControlRequest | None, *errors: tuple[int, pb.ControlRe
 def test_partition_request_counters_contain_batches_sent_requests_and_replaced_requests() -> None:
     asked = Asked()
     wishes = asked.wishes
-    assert wishes.take() is None
+    assert wishes.next_batch() is None
     for number in range(SENT_TOGETHER + 1):
         asked.put(number, promotion(number))
     asked.put(0, promotion(0, newest_offset=5))
     counts = []
-    while wishes.take() is not None:
-        assert wishes.take() is None, "one that is out counts once"
+    while wishes.next_batch() is not None:
+        assert wishes.next_batch() is None, "one that is out counts once"
         counts.append((wishes.batch_count, wishes.sent_count, wishes.replaced_count))
         wishes.batch_answered(None)
     assert counts == [(1, SENT_TOGETHER, 1), (2, SENT_TOGETHER + 1, 1)]
@@ -69,8 +69,8 @@ def test_partition_requests_of_thousands_of_partitions_are_sent_in_few_batches_o
         asked.put(number, promotion(number))
     sent: list[int] = []
     batches = 0
-    while (batch := asked.wishes.take()) is not None:
-        assert asked.wishes.take() is None, "one batch is out"
+    while (batch := asked.wishes.next_batch()) is not None:
+        assert asked.wishes.next_batch() is None, "one batch is out"
         assert len(batch.batch.requests) <= SENT_TOGETHER
         assert batch.ByteSize() <= 64 * 1024
         sent += numbers(batch)
@@ -88,7 +88,7 @@ def test_partition_request_replaces_an_older_unsent_request_of_the_partition_and
             asked.put(number, promotion(number, newest_offset=number))
     asked.put(0, promotion(0, newest_offset=99))
     assert len(asked.wishes) == 10
-    batch = asked.wishes.take()
+    batch = asked.wishes.next_batch()
     assert numbers(batch) == list(range(10))
     assert batch is not None
     assert batch.batch.requests[0].request.reportPromotion.newestOffset == 99
@@ -99,22 +99,22 @@ def test_partition_request_replaces_an_older_unsent_request_of_the_partition_and
 def test_partition_request_made_during_a_batch_is_sent_after_the_answer_of_the_batch() -> None:
     asked = Asked()
     asked.put(1, promotion(1))
-    first = asked.wishes.take()
+    first = asked.wishes.next_batch()
     assert first is not None
     assert first.WhichOneof("request") == "reportPromotion"
     asked.put(1, promotion(1, newest_offset=5))
     asked.put(2, promotion(2))
-    assert asked.wishes.take() is None
+    assert asked.wishes.next_batch() is None
     asked.wishes.batch_answered(None)
     assert asked.answers == [(1, None)]
-    assert numbers(asked.wishes.take()) == [1, 2]
+    assert numbers(asked.wishes.next_batch()) == [1, 2]
 
 
 def test_partition_requests_about_leaders_are_sent_before_isr_changes() -> None:
     asked = Asked()
     asked.put(1, isr(1))
     asked.put(2, promotion(2))
-    batch = asked.wishes.take()
+    batch = asked.wishes.next_batch()
     assert batch is not None
     assert [item.request.WhichOneof("request") for item in batch.batch.requests] == ["reportPromotion", "changeIsr"]
 
@@ -123,7 +123,7 @@ def test_partition_request_gets_its_own_answer_from_a_batch_or_an_unknown_outcom
     asked = Asked()
     for number in range(4):
         asked.put(number, isr(number))
-    batch = asked.wishes.take()
+    batch = asked.wishes.next_batch()
     answer = answers_to(batch, (0, pb.ControlResponse.OK), (2, pb.ControlResponse.STALE), (3, pb.ControlResponse.UNKNOWN))
     asked.wishes.batch_answered(answer)
     assert asked.answers == [(0, pb.ControlResponse.OK), (1, None), (2, pb.ControlResponse.STALE), (3, None)]
@@ -134,7 +134,7 @@ def test_partition_requests_without_a_metadata_leader_have_unknown_outcomes(erro
     asked = Asked()
     for number in range(2):
         asked.put(number, isr(number))
-    asked.wishes.take()
+    asked.wishes.next_batch()
     asked.wishes.batch_answered(pb.ControlResponse(error=error))
     assert asked.answers == [(0, None), (1, None)]
 
@@ -143,7 +143,7 @@ def test_partition_requests_of_a_rejected_batch_each_get_the_answer_invalid() ->
     asked = Asked()
     for number in range(2):
         asked.put(number, isr(number))
-    asked.wishes.take()
+    asked.wishes.next_batch()
     asked.wishes.batch_answered(pb.ControlResponse(error=pb.ControlResponse.INVALID, detail="of a later version"))
     assert asked.answers == [(0, pb.ControlResponse.INVALID), (1, pb.ControlResponse.INVALID)]
 
@@ -152,7 +152,7 @@ def test_partition_request_batches_are_bounded_in_bytes() -> None:
     asked = Asked()
     for number in range(30):
         asked.put(number, promotion(number, candidate="x" * 5000))
-    batch = asked.wishes.take()
+    batch = asked.wishes.next_batch()
     assert batch is not None
     assert MAX_BATCH_BYTES // 2 < batch.ByteSize() <= MAX_BATCH_BYTES + 1024
 
@@ -162,5 +162,5 @@ def test_partition_requests_are_dropped_on_stop() -> None:
     for request in (promotion(1), isr(1)):
         asked.put(1, request)
         asked.wishes.drop()
-        assert asked.wishes.take() is None
+        assert asked.wishes.next_batch() is None
         assert (len(asked.wishes), asked.answers) == (0, [])

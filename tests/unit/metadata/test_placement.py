@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from liftpy.core.base.cooperative_apply import PER_STEP
 from liftpy.core.metadata.placement import MANUAL, NO_RACKS, POLICY_NAMES, place, policies
 from liftpy.core.metadata.placement.facts import (
-    Assigned,
+    AssignmentEntry,
     ManualError,
     NodeFacts,
     NoRoomError,
     NotEnoughNodesError,
     PlacementError,
+    PlacementRequest,
     Replicas,
-    Wanted,
     in_order,
     sort_by_id,
 )
@@ -44,7 +44,7 @@ def in_racks(racks: dict[str, Any], **more: Any) -> list[NodeFacts]:
 
 
 def placed(nodes: list[NodeFacts], policy: str, partitions: int, factor: int, start: int = 0, **more: Any) -> list[Replicas]:
-    wanted = Wanted(policy=policy, stream="s", partitions=partitions, replication_factor=factor, start=start, **more)
+    wanted = PlacementRequest(policy=policy, stream="s", partitions=partitions, replication_factor=factor, start=start, **more)
     return place(nodes, wanted).replicas
 
 
@@ -79,14 +79,14 @@ def test_placement_rack_strict_returns_the_replicas_of_the_recorded_examples(cas
 def test_placement_rendezvous_returns_the_replicas_of_the_recorded_examples() -> None:
     vectors = VECTORS["rendezvous"]
     nodes = [NodeFacts(node_id=name, weight=weight) for name, weight in vectors["weights"].items()]
-    wanted = Wanted(policy="rendezvous", stream="orders", partitions=len(vectors["expected"]), replication_factor=4)
+    wanted = PlacementRequest(policy="rendezvous", stream="orders", partitions=len(vectors["expected"]), replication_factor=4)
     found = place(nodes, wanted).replicas
     assert {f"orders/{number}": list(replicas) for number, replicas in enumerate(found)} == vectors["expected"]
 
 
 def by_hand(entries: Any, nodes: list[NodeFacts], **more: Any) -> list[Replicas]:
-    assignment = tuple(Assigned(partition=number, replicas=tuple(map(str, replicas))) for number, replicas in entries)
-    wanted = Wanted(policy=MANUAL, partitions=len(assignment), replication_factor=0, assignment=assignment, **more)
+    assignment = tuple(AssignmentEntry(partition=number, replicas=tuple(map(str, replicas))) for number, replicas in entries)
+    wanted = PlacementRequest(policy=MANUAL, partitions=len(assignment), replication_factor=0, assignment=assignment, **more)
     return place(nodes, wanted).replicas
 
 
@@ -151,7 +151,7 @@ def test_placement_rack_strict_with_too_few_racks_raises_with_both_numbers() -> 
 
 
 def test_placement_rack_without_racks_equals_round_robin_with_a_note() -> None:
-    wanted = Wanted(policy="rack", partitions=30, replication_factor=3, start=7)
+    wanted = PlacementRequest(policy="rack", partitions=30, replication_factor=3, start=7)
     found = place(facts(range(5)), wanted)
     assert found.notes == (NO_RACKS,)
     assert found.replicas == placed(facts(range(5)), "", 30, 3, 7)
@@ -194,19 +194,19 @@ def test_placement_least_loaded_prefers_the_fewest_replicas_then_leaders() -> No
     assert placed(nodes, "least-loaded", 3, 1) == [("d",), ("c",), ("d",)]  # 10 / 5 is as few as b's 2, and d leads fewer
 
 
-def test_placement_accepts_a_start_position_of_any_size() -> None:
+def test_placement_with_a_huge_start_position_equals_the_placement_with_its_remainder() -> None:
     for policy in ("round-robin", "rack", "rack-strict"):
         nodes = in_racks({"x": range(3), "y": range(3, 6), "z": range(6, 9)})
         period = 9 * 7
         huge = period * 10**40 + 11
         assert placed(nodes, policy, 20, 3, huge) == placed(nodes, policy, 20, 3, 11)
-        wanted = Wanted(policy=policy, partitions=20, replication_factor=3, start=huge)
+        wanted = PlacementRequest(policy=policy, partitions=20, replication_factor=3, start=huge)
         assert place(nodes, wanted).next_start == huge + 20
 
 
 @pytest.mark.parametrize("policy", ["rendezvous", "least-loaded"])
 def test_placement_policies_without_rotation_keep_the_start_position(policy: str) -> None:
-    wanted = Wanted(policy=policy, stream="s", partitions=20, replication_factor=1, start=5)
+    wanted = PlacementRequest(policy=policy, stream="s", partitions=20, replication_factor=1, start=5)
     assert place(facts("abc"), wanted).next_start == 5
     assert placed(facts("abc"), policy, 20, 1, 5) == placed(facts("abc"), policy, 20, 1, 6)
 
@@ -414,4 +414,4 @@ def test_placement_least_loaded_on_unbalanced_nodes_balances_leaders() -> None:
 @pytest.mark.parametrize(("partitions", "pauses"), [(PER_STEP - 1, 0), (PER_STEP, 1), (3 * PER_STEP + 1, 3)])
 def test_placement_policies_yield_after_a_bounded_number_of_partitions(policy: Any, partitions: int, pauses: int) -> None:
     nodes = [NodeFacts(node_id=n, rack=n) for n in "abc"]
-    assert sum(1 for _ in policy(nodes, Wanted(partitions=partitions, replication_factor=2))) == pauses
+    assert sum(1 for _ in policy(nodes, PlacementRequest(partitions=partitions, replication_factor=2))) == pauses

@@ -35,13 +35,13 @@ def test_preferred_leader_rebalance_moves_at_the_second_check_and_never_if_disab
     for leaders in (on, off):
         leaders.lead(0)
     image = cluster.fsm.image
-    assert on.due(image, 9 * NS_PER_S) == []
-    assert on.due(image, 10 * NS_PER_S) == [], "seen for the first time: it may have been lost a moment ago"
-    assert [proposal.node for proposal in on.due(image, 20 * NS_PER_S)] == ["a"]
-    assert off.due(image, 10**6 * NS_PER_S) == []
+    assert on.take_due(image, 9 * NS_PER_S) == []
+    assert on.take_due(image, 10 * NS_PER_S) == [], "seen for the first time: it may have been lost a moment ago"
+    assert [proposal.node for proposal in on.take_due(image, 20 * NS_PER_S)] == ["a"]
+    assert off.take_due(image, 10**6 * NS_PER_S) == []
     assert off.next_deadline_ns() is None
     on.resign()
-    assert on.due(image, 10**6 * NS_PER_S) == []
+    assert on.take_due(image, 10**6 * NS_PER_S) == []
 
 
 def test_preferred_leader_rebalance_moves_nothing_during_an_election() -> None:
@@ -49,10 +49,10 @@ def test_preferred_leader_rebalance_moves_nothing_during_an_election() -> None:
     moved(cluster, "b")
     leaders = PreferredLeaders(10.0)
     leaders.lead(0)
-    leaders.due(cluster.fsm.image, 10 * NS_PER_S)
+    leaders.take_due(cluster.fsm.image, 10 * NS_PER_S)
     cluster.fence("b")
     assert cluster.partition().status is not PartitionStatus.ONLINE
-    assert leaders.due(cluster.fsm.image, 20 * NS_PER_S) == []
+    assert leaders.take_due(cluster.fsm.image, 20 * NS_PER_S) == []
 
 
 def test_preferred_leader_rebalance_uses_an_interval_changed_while_leading() -> None:
@@ -64,8 +64,8 @@ def test_preferred_leader_rebalance_uses_an_interval_changed_while_leading() -> 
     leaders.change(0.0)
     leaders.lead(0)
     leaders.change(10.0)
-    assert leaders.due(image, 5 * NS_PER_S) == [], "seen for the first time"
-    assert leaders.due(image, 14 * NS_PER_S) == []
-    assert [proposal.node for proposal in leaders.due(image, 15 * NS_PER_S)] == ["a"]
+    assert leaders.take_due(image, 5 * NS_PER_S) == [], "seen for the first time"
+    assert leaders.take_due(image, 14 * NS_PER_S) == []
+    assert [proposal.node for proposal in leaders.take_due(image, 15 * NS_PER_S)] == ["a"]
     leaders.change(0.0)
-    assert leaders.due(image, 10**6 * NS_PER_S) == []
+    assert leaders.take_due(image, 10**6 * NS_PER_S) == []

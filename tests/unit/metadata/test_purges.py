@@ -10,7 +10,7 @@ from cluster_driver import Driver, Error
 from election_driver import CANDIDATE_FOUND, ONLINE, Cluster
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.base.partition import PartitionState, Purge, PurgedBy
+from liftpy.core.base.partition import PartitionState, Purge, PurgeReport
 from liftpy.core.base.purge import (
     MAX_PURGE_BYTES,
     MAX_PURGES,
@@ -140,7 +140,7 @@ def a_state(**more: Any) -> PartitionState:
 
 
 def test_purge_reported_by_all_replicas_is_removed_from_the_image() -> None:
-    both = (PurgedBy("a", 7), PurgedBy("b", 3))
+    both = (PurgeReport("a", 7), PurgeReport("b", 3))
     assert [p.number for p in without_completed(a_state(purged=both)).purges] == [7]
     assert without_completed(a_state(purged=both)).purged == both
     assert without_completed(a_state(purged=both, isr=("a",))).purged == both[:1]
@@ -154,7 +154,7 @@ def test_purge_reported_by_all_replicas_is_removed_from_the_image() -> None:
 def test_purge_report_of_a_replica_is_sent_only_after_new_progress() -> None:
     state = a_state()
     assert [to_report(state, "a", done) for done in ((), {3}, {7}, {3, 7}, {3, 99})] == [0, 3, 0, 7, 3]
-    assert to_report(a_state(purged=(PurgedBy("a", 3),)), "a", {3}) == 0
+    assert to_report(a_state(purged=(PurgeReport("a", 3),)), "a", {3}) == 0
     assert to_report(a_state(isr=("b",)), "a", {3, 7}) == 0
     key = PartitionKey("orders", "u", 4)
     request = purge_report(key, state, "a", 5, {3, 7})

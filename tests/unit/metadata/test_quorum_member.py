@@ -26,7 +26,7 @@ from liftpy.core.metadata.controller.quorum_member import (
 )
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.controller_list import ControllerList, GroupView
-from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
+from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -232,24 +232,24 @@ def test_metadata_leader_fences_a_silent_node_early_only_after_a_no_responders_r
 def test_metadata_leader_bounds_its_probes_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Member()
     made.lead()
-    questions = [LeaderQuestion(PartitionKey("s", "u", number), 1, "d0") for number in range(MAX_QUESTIONS + 2)]
-    said: list[tuple[LeaderQuestion, ProbeResult]] = []
+    questions = [LeaderCheck(PartitionKey("s", "u", number), 1, "d0") for number in range(MAX_QUESTIONS + 2)]
+    said: list[tuple[LeaderCheck, ProbeResult]] = []
     monkeypatch.setattr(made.member._duties, "record_testimony", lambda *told: said.append(told))
-    monkeypatch.setattr(made.member._duties, "take_questions", lambda: questions)
-    assert [d for d in made.tick() if isinstance(d, LeaderQuestion)] == questions[:MAX_QUESTIONS]
+    monkeypatch.setattr(made.member._duties, "take_leader_checks", lambda: questions)
+    assert [d for d in made.tick() if isinstance(d, LeaderCheck)] == questions[:MAX_QUESTIONS]
     made.member.question_answered(questions[0], None)
     made.member.question_answered(questions[1], ProbeResult.SERVES)
     assert said == [(questions[1], ProbeResult.SERVES)], "silence is no testimony"
-    monkeypatch.setattr(made.member._duties, "take_questions", lambda: questions[MAX_QUESTIONS:])
-    assert [d for d in made.tick() if isinstance(d, LeaderQuestion)] == questions[MAX_QUESTIONS:]
+    monkeypatch.setattr(made.member._duties, "take_leader_checks", lambda: questions[MAX_QUESTIONS:])
+    assert [d for d in made.tick() if isinstance(d, LeaderCheck)] == questions[MAX_QUESTIONS:]
 
 
-def test_metadata_leader_bounds_its_proposals_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_leader_limits_its_proposals_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Member()
     made.lead()
     monkeypatch.setattr(made.member._duties, "next_deadline_ns", lambda: 0)
     due = [pb.ControlRequest(fenceNode=pb.FenceNode(nodeId="d0")) for _ in range(MAX_DUTY_PROPOSALS)]
-    monkeypatch.setattr(made.member._duties, "due", lambda _: due)
+    monkeypatch.setattr(made.member._duties, "take_due", lambda _: due)
     orders = [d for d in made.tick() if isinstance(d, ProposedEntry)]
     assert len(orders) == MAX_DUTY_PROPOSALS
     assert not [d for d in made.tick() if isinstance(d, ProposedEntry)]

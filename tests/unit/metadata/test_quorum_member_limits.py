@@ -63,7 +63,7 @@ def test_metadata_leader_drops_a_proposal_above_the_entry_size(monkeypatch: pyte
     made.lead()
     monkeypatch.setattr(made.member._duties, "next_deadline_ns", lambda: 0)
     due = [pb.ControlRequest(fenceNode=pb.FenceNode(nodeId="d0")) for _ in range(MAX_DUTY_PROPOSALS)]
-    monkeypatch.setattr(made.member._duties, "due", lambda _: due)
+    monkeypatch.setattr(made.member._duties, "take_due", lambda _: due)
     order = next(d for d in made.tick() if isinstance(d, ProposedEntry))
     answer = made.member.entry(order, 1, 10)
     assert isinstance(answer, pb.ControlResponse)

@@ -126,7 +126,7 @@ class World:
         for name, node in self.nodes.items():
             if node.alive:
                 self.heartbeat(name, node)
-        for request in self.duties.due(self.now_ns):
+        for request in self.duties.take_due(self.now_ns):
             kind = request.WhichOneof("request")
             assert kind is not None
             self.ask(**{kind: getattr(request, kind)})

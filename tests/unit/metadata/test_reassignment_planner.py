@@ -185,7 +185,7 @@ def test_reassignment_planner_keeps_the_old_replica_if_the_joined_replacement_di
     assert moved.driver.partition().replicas == ("a", "b", "c")
 
 
-def test_reassignment_planner_reducing_replicas_keeps_a_leaving_replica_if_another_dies() -> None:
+def test_reassignment_planner_reducing_replicas_keeps_a_replica_to_remove_if_another_dies() -> None:
     moved = _of_three()
     moved.down("b")
     reassign(moved, "a", "b", reason=pb.FACTOR)
@@ -320,11 +320,11 @@ def test_reassignment_planner_repeats_a_lost_proposal_after_a_delay() -> None:
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     reassign(moved, "a", "b", "d")
     moved.moving.image_changed(moved.image, 0)
-    assert len(moved.moving.due(0)) == 1
+    assert len(moved.moving.take_due(0)) == 1
     moved.driver.create("other", replicationFactor=1)
     moved.moving.image_changed(moved.image, 1)
-    assert moved.moving.due(NS_PER_S) == []
-    assert len(moved.moving.due(REPEAT_AFTER_NS + NS_PER_S)) == 1
+    assert moved.moving.take_due(NS_PER_S) == []
+    assert len(moved.moving.take_due(REPEAT_AFTER_NS + NS_PER_S)) == 1
 
 
 def test_reassignment_planner_after_a_stream_deletion_has_no_moves_of_the_stream() -> None:

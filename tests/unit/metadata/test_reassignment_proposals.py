@@ -54,7 +54,7 @@ class Planner:
         if image is not None:
             self.image = image
             self.moving.image_changed(image, self.now_ns)
-        return self.moving.due(self.now_ns)
+        return self.moving.take_due(self.now_ns)
 
     def numbers(self, image: ClusterImage | None = None, *, after_ns: int = PLAN_EVERY_NS) -> list[tuple[str, int]]:
         return [(type(message).__name__, message.partition) for message in self.look(image, after_ns=after_ns)]
@@ -92,7 +92,7 @@ def test_reassignment_planner_cancels_a_move_after_its_reason_ended() -> None:
 
 
 @pytest.mark.parametrize("gone", [{"fenced": "c"}, {"leaving": "c"}, {"nodes": "abd"}])
-def test_reassignment_planner_continues_a_move_while_the_leaving_replica_is_missing(gone: dict[str, Any]) -> None:
+def test_reassignment_planner_continues_a_move_while_the_replica_to_remove_is_missing(gone: dict[str, Any]) -> None:
     isr = ("a", "b") if "leaving" not in gone else ("a", "b", "c")
     planner = Planner(image_of(a_partition(isr=isr, **MOVES), **gone))
     assert planner.look() == [pb.BeginCopy(stream="s", uid="u1", partition=0, epoch=6, node="d")]
@@ -358,7 +358,7 @@ def test_reassignment_planner_checks_again_after_a_quarter_second_only_if_the_im
     assert planner.moving.next_deadline_ns() == 5 + PLAN_EVERY_NS
     planner.moving.image_changed(node(image, "a", weight=2.0), PLAN_EVERY_NS)
     assert planner.moving.next_deadline_ns() == 5 + PLAN_EVERY_NS
-    assert planner.moving.due(4 + PLAN_EVERY_NS) == []
+    assert planner.moving.take_due(4 + PLAN_EVERY_NS) == []
     assert planner.moving.next_deadline_ns() == 5 + PLAN_EVERY_NS, "it was too early"
     planner = Planner(image := image_of(a_partition(), fenced="c"))
     planner.look(after_ns=GRACE_NS - PLAN_EVERY_NS // 2)

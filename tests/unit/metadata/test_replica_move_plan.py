@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftpy.core.metadata.placement import place
-from liftpy.core.metadata.placement.facts import NodeFacts, Replicas, Wanted
+from liftpy.core.metadata.placement.facts import NodeFacts, PlacementRequest, Replicas
 from liftpy.core.metadata.placement.rebalance import Key, MovePlan, plan_moves
 
 Held = dict[Key, Replicas]
@@ -20,7 +20,7 @@ def cluster(ids: str, **more: Any) -> list[NodeFacts]:
 
 
 def laid(nodes: list[NodeFacts], partitions: int, factor: int = 3, policy: str = "") -> Held:
-    wanted = Wanted(policy=policy, stream="s", partitions=partitions, replication_factor=factor)
+    wanted = PlacementRequest(policy=policy, stream="s", partitions=partitions, replication_factor=factor)
     return {("s", number): replicas for number, replicas in enumerate(place(nodes, wanted).replicas)}
 
 

@@ -153,7 +153,7 @@ def test_metadata_leader_proposes_due_elections_of_many_partitions_in_one_batch(
     duties.lead(group.image, 0, term=1)
     candidates = sum(p.status is PartitionStatus.CANDIDATE_FOUND for p in group.image.streams["s"].partitions)
     assert candidates == 3
-    due = duties.due(2_100_000_000)
+    due = duties.take_due(2_100_000_000)
     kinds = [request.WhichOneof("request") for request in due]
     assert kinds.count("batch") == 1
     batch = next(request for request in due if request.HasField("batch"))

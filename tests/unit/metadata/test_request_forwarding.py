@@ -5,23 +5,23 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import NS_PER_S
-from liftpy.core.metadata.forwarding import PAUSE_NS, Forwarding
+from liftpy.core.metadata.forwarding import PAUSE_NS, ForwardedRequest
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 E = pb.ControlResponse
 END_NS = 10 * NS_PER_S
 
 
-def way() -> Forwarding:
-    return Forwarding(pb.ControlRequest(barrier=pb.Barrier(), operationId=b"o" * 16), END_NS)
+def way() -> ForwardedRequest:
+    return ForwardedRequest(pb.ControlRequest(barrier=pb.Barrier(), operationId=b"o" * 16), END_NS)
 
 
 def test_request_forwarding_retries_until_its_timeout() -> None:
     made = way()
-    assert made.left_ns(0) == END_NS
+    assert made.remaining_ns(0) == END_NS
     assert made.pause_ns(0) == PAUSE_NS
     assert made.pause_ns(END_NS - 1) == 1
-    assert made.left_ns(END_NS) == made.left_ns(END_NS + 5) == 0
+    assert made.remaining_ns(END_NS) == made.remaining_ns(END_NS + 5) == 0
     assert made.response.error == E.UNAVAILABLE, "nobody was asked"
     assert made.response.operationId == b"o" * 16
 

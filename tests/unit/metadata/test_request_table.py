@@ -10,11 +10,18 @@ import pytest
 
 from liftpy.client import admin
 from liftpy.core.metadata.controller.admission import RequestAcl, refusal
-from liftpy.core.metadata.controller.requests import REQUESTS, AskedBy, RequestKind, changes_nothing, kind_of, may_be_logged
+from liftpy.core.metadata.controller.requests import (
+    REQUESTS,
+    RequesterKind,
+    RequestKind,
+    changes_nothing,
+    kind_of,
+    may_be_logged,
+)
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 KINDS = {field.name: field for field in pb.ControlRequest.DESCRIPTOR.oneofs_by_name["request"].fields}
-NOT_READ = sorted(name for name, kind in REQUESTS.items() if kind.asked_by is not AskedBy.READERS)
+NOT_READ = sorted(name for name, kind in REQUESTS.items() if kind.asked_by is not RequesterKind.READERS)
 
 
 def asked(name: str, asker: str = "n1") -> pb.ControlRequest:
@@ -41,13 +48,13 @@ def test_control_request_is_accepted_only_on_the_subject_of_its_kind() -> None:
     def those(is_so: Callable[[RequestKind], object]) -> str:
         return " ".join(sorted(name for name, kind in REQUESTS.items() if is_so(kind)))
 
-    by = {asked_by: those(lambda kind, who=asked_by: kind.asked_by is who) for asked_by in AskedBy}  # type: ignore[misc]
-    assert by[AskedBy.READERS] == "describeCluster describeStream openGroups"
-    assert by[AskedBy.OPERATORS] == (
+    by = {asked_by: those(lambda kind, who=asked_by: kind.asked_by is who) for asked_by in RequesterKind}  # type: ignore[misc]
+    assert by[RequesterKind.READERS] == "describeCluster describeStream openGroups"
+    assert by[RequesterKind.OPERATORS] == (
         "addPartitions alterStream changeControllers createStream deleteStream electLeader pausePartitions purgeRecords "
         "reassign removeNode setDefaultQuota setFeatureLevel setNode setSessionTimes truncateBefore"
     )
-    assert by[AskedBy.NOBODY] == "beginCopy concludeElection passOver placeStream settleSessionTimes unfenceNode"
+    assert by[RequesterKind.NOBODY] == "beginCopy concludeElection passOver placeStream settleSessionTimes unfenceNode"
     assert those(lambda kind: kind.read_only) == "barrier describeCluster describeStream heartbeat"
     assert those(lambda kind: kind.batched) == (
         "beginCopy changeIsr concludeElection electLeader giveUpLeadership leaveIsr passOver purgeRecords reassign "
@@ -88,7 +95,7 @@ def test_request_table_decision_function_takes_the_request_type_of_its_row() -> 
 def test_request_table_sender_field_exists_in_the_request() -> None:
     for name, kind in REQUESTS.items():
         assert not kind.asker or kind.asker in KINDS[name].message_type.fields_by_name, name
-        assert bool(kind.asker) is (kind.asked_by is AskedBy.NODES and name not in ("barrier", "batch")), name
+        assert bool(kind.asker) is (kind.asked_by is RequesterKind.NODES and name not in ("barrier", "batch")), name
 
 
 def test_request_table_allows_only_requests_about_a_partition_in_batches() -> None:
@@ -100,11 +107,11 @@ def test_request_table_allows_only_requests_about_a_partition_in_batches() -> No
 def test_request_table_operator_requests_each_have_an_admin_client_method() -> None:
     source = inspect.getsource(admin)
     for name, kind in REQUESTS.items():
-        assert kind.asked_by is not AskedBy.OPERATORS or re.search(rf"\b{name}\b", source), name
+        assert kind.asked_by is not RequesterKind.OPERATORS or re.search(rf"\b{name}\b", source), name
 
 
 def test_control_request_of_an_unknown_kind_is_rejected_on_every_subject() -> None:
-    assert kind_of(pb.ControlRequest()).asked_by is AskedBy.NOBODY
+    assert kind_of(pb.ControlRequest()).asked_by is RequesterKind.NOBODY
     for door in RequestAcl:
         assert refusal(door, "n1", pb.ControlRequest())
 
@@ -113,7 +120,11 @@ def test_control_request_of_an_unknown_kind_is_rejected_on_every_subject() -> No
 @pytest.mark.parametrize("door", list(RequestAcl))
 def test_control_request_with_the_id_of_another_node_is_rejected(door: RequestAcl, name: str) -> None:
     kind, request = REQUESTS[name], asked(name)
-    whose = {RequestAcl.INFO: AskedBy.READERS, RequestAcl.ADMIN: AskedBy.OPERATORS, RequestAcl.NODE: AskedBy.NODES}[door]
+    whose = {
+        RequestAcl.INFO: RequesterKind.READERS,
+        RequestAcl.ADMIN: RequesterKind.OPERATORS,
+        RequestAcl.NODE: RequesterKind.NODES,
+    }[door]
     assert (refusal(door, "n1", request) == "") is (kind.asked_by is whose)
     if kind.asker:
         assert refusal(door, "n2", request)

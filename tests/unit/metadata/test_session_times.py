@@ -195,7 +195,7 @@ def beat(sessions: NodeSessions, driver: Driver, node: str, now_ns: int) -> int:
 def ends_ns(sessions: NodeSessions, node: str, from_ns: int, every_ns: int = 50 * MS) -> int:
     """Return when the node is fenced without further heartbeats."""
     for now_ns in range(from_ns, from_ns + 20_000 * MS, every_ns):
-        if any(isinstance(due, pb.FenceNode) and due.nodeId == node for due in sessions.due(now_ns)):
+        if any(isinstance(due, pb.FenceNode) and due.nodeId == node for due in sessions.take_due(now_ns)):
             return now_ns - from_ns
     raise AssertionError("never")
 
@@ -279,7 +279,7 @@ def settled_after_ms(sessions: NodeSessions, from_ms: int) -> list[int]:
     """Return the milliseconds after START at which the metadata leader proposes to settle."""
     found = []
     for ms in range(from_ms, from_ms + 8000, 100):
-        if any(isinstance(due, pb.SettleSessionTimes) for due in sessions.due(START + ms * MS)):
+        if any(isinstance(due, pb.SettleSessionTimes) for due in sessions.take_due(START + ms * MS)):
             found.append(ms)
     return found
 
@@ -301,11 +301,11 @@ def test_session_times_change_is_settled_after_the_metadata_leader_led_for_the_l
     assert settled_after_ms(sessions, 30_000) == []
     set_times(driver, 4000, 200)
     sessions.image_changed(driver.fsm.image, START + 40_000 * MS)
-    due = [due for due in sessions.due(START + 44_000 * MS) if isinstance(due, pb.SettleSessionTimes)]
+    due = [due for due in sessions.take_due(START + 44_000 * MS) if isinstance(due, pb.SettleSessionTimes)]
     assert [request.change for request in due] == [2]
     driver.fence("b")
     sessions.image_changed(driver.fsm.image, START + 44_001 * MS)
-    again = sessions.due(START + 44_001 * MS)
+    again = sessions.take_due(START + 44_001 * MS)
     assert not any(isinstance(due, pb.SettleSessionTimes) for due in again), "it is under way"
 
 

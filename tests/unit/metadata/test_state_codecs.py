@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from liftpy.config import AckPolicy, Codec, CommitPolicy, FlushPolicy, StreamConfig
-from liftpy.core.base.partition import MoveReason, Pause, Purge, PurgedBy
+from liftpy.core.base.partition import MoveReason, Pause, Purge, PurgeReport
 from liftpy.core.metadata import codec
 from liftpy.core.metadata.codec import config_from_pb, config_to_pb
 from liftpy.core.metadata.controller_list import ControllerList
@@ -53,7 +53,7 @@ def test_metadata_state_codec_restores_every_field() -> None:
         copy_epoch=9,
         asked_start=10,
         purges=(Purge(number=12, subjects=("x.>",), keys=(b"k",), end_offset=13),),
-        purged=(PurgedBy("a", 12),),
+        purged=(PurgeReport("a", 12),),
         pause=Pause.UNTIL_PUBLISH,
         pauses=12,
         isr=("a", "b"),

@@ -116,7 +116,7 @@ class Leading:
         self.now_ns += LOOK_EVERY_NS
         for node in self.driver.fsm.image.nodes.values():
             self.duties.answer(heartbeat(node.node_id, node.incarnation), self.driver.fsm.image, self.now_ns, self.now_ns)
-        found = [request.placeStream.name for request in self.duties.due(self.now_ns) if request.HasField("placeStream")]
+        found = [request.placeStream.name for request in self.duties.take_due(self.now_ns) if request.HasField("placeStream")]
         deadline = self.duties.next_deadline_ns()
         assert deadline is None or deadline > self.now_ns
         return found

@@ -17,7 +17,7 @@ from liftpy.core.wire._pb import client_pb2 as pb
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import UnavailableError
 from liftpy.nats.transport import NoRespondersError, RequestTimeoutError
-from sidecar.groups.coordinators import OwnNodeReader
+from sidecar.groups.coordinators import LocalReader
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.runtime.timers import Timers
 
@@ -49,9 +49,9 @@ def reads(bus: Bus, may_serve: bool = True) -> ReadSubjects:
     return ReadSubjects(tools, KEY, "n1", cast(Any, source))
 
 
-def reader(found: ReadSubjects | None) -> OwnNodeReader:
+def reader(found: ReadSubjects | None) -> LocalReader:
     transport = SimpleNamespace(max_payload_bytes=1 << 20, counters=Counter())
-    return OwnNodeReader(cast(Any, transport), Subjects("liftpy"), KEY, OPTIONS, lambda key: found if key == KEY else None)
+    return LocalReader(cast(Any, transport), Subjects("liftpy"), KEY, OPTIONS, lambda key: found if key == KEY else None)
 
 
 async def test_local_partition_read_is_answered_without_nats() -> None:

@@ -16,8 +16,8 @@ from liftpy.core.base.worker_assignment import WorkerShare
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import EarlierProcessCheck
 from liftpy.errors import ConfigError, LiftError
-from sidecar.disk.data_folder import DataFolder
-from sidecar.metadata.identity import NodeFile, Previous
+from sidecar.disk.data_folder import DataDirectory
+from sidecar.metadata.identity import NodeFile, PreviousProcess
 from sidecar.node.node import Node
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.runtime.restarts import EXIT_TO_REPAIR
@@ -42,9 +42,9 @@ class World:
         if what in self.during:
             self.during[what]()
 
-    def marker(self) -> Previous:
+    def marker(self) -> PreviousProcess:
         """What the next process on the folder finds."""
-        folder = DataFolder(self.folder)
+        folder = DataDirectory(self.folder)
         try:
             return NodeFile(folder, "n1").previous
         finally:
@@ -114,7 +114,7 @@ class Held:
     def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
         self._world.say(f"image {old.index} to {new.index}")
 
-    def metadata_heard(self, sent_ns: int, lease_ns: int) -> None:
+    def heartbeat_answered(self, sent_ns: int, lease_ns: int) -> None:
         self.heard.append(sent_ns)
 
     def led_partitions(self) -> list[Any]:
@@ -205,7 +205,7 @@ async def test_node_start_reports_whether_the_previous_process_stopped_cleanly(w
         if not clean:
             node.fatal(LiftError("a bug"))
         await node.stop()
-        assert world.marker() == Previous(before + 1, clean, True)
+        assert world.marker() == PreviousProcess(before + 1, clean, True)
 
 
 async def test_node_planned_stop_transfers_leadership_before_closing(world: World) -> None:
@@ -270,7 +270,7 @@ async def test_node_stop_with_a_component_that_fails_to_close_closes_the_others_
         await node.stop()
     assert {"heartbeats end", "logs closed", "group stop", "links close"} <= set(world.told)
     assert not world.marker().clean_stop
-    DataFolder(world.folder).close()  # its lock is free
+    DataDirectory(world.folder).close()  # its lock is free
 
 
 async def test_node_stop_with_unclean_logs_writes_no_clean_marker(world: World) -> None:
@@ -328,7 +328,7 @@ async def test_node_start_that_fails_writes_no_clean_marker(world: World) -> Non
     node.request_stop(hand_over=True)
     assert await node.stop() == 0
     assert not {"marker", "drain", "leave", "incarnation stored"} & set(world.told)
-    assert world.marker() == Previous(0, False, True)
+    assert world.marker() == PreviousProcess(0, False, True)
 
 
 async def test_node_heartbeat_answer_is_passed_to_the_partitions(world: World) -> None:
@@ -363,7 +363,7 @@ async def test_node_start_passes_the_settings_to_its_components(
     monkeypatch.setattr(module, "wait_for_predecessor", nobody_before)
     for name in ("open_links", "Membership", "GroupThread", "Promises"):
         record(name, getattr(module, name))
-    monkeypatch.setattr(module, "GroupLink", lambda *given: given)
+    monkeypatch.setattr(module, "MetadataConnection", lambda *given: given)
     monkeypatch.setattr(Members, "live", lambda self, timeout_s: world.part("members").live(made.setdefault("live", timeout_s)))
     for name in ("orders-U1/0", "gone-U2/1"):
         (world.folder / "streams" / name).mkdir(parents=True)
@@ -412,11 +412,11 @@ async def test_node_start_after_a_failed_start_that_found_damage_registers_an_un
 ) -> None:
     """Should this process end before it has registered: the next one finds nothing of it, for recovery has set it aside."""
     await (await started(world)).stop()
-    assert world.marker() == Previous(1, True, True)
+    assert world.marker() == PreviousProcess(1, True, True)
     found: list[str] = ["orders-U1/0"]
     seen: list[bool] = []
 
-    async def run(logs: RecoveredLogs, folder: DataFolder, pool: Any, *, clean_stop: bool, share: WorkerShare) -> None:
+    async def run(logs: RecoveredLogs, folder: DataDirectory, pool: Any, *, clean_stop: bool, share: WorkerShare) -> None:
         seen.append(clean_stop)
         logs.damaged, logs.suspect = list(found), ["orders-U1/1", "orders-U1/2"]
 
@@ -428,7 +428,7 @@ async def test_node_start_after_a_failed_start_that_found_damage_registers_an_un
     await node.stop()
     assert (world.registered["clean_stop"], world.registered["flushed_always"]) == (False, False)
     assert node.counters["logs that a failed flush had closed"] == 2
-    assert world.marker() == Previous(1, False, False)
+    assert world.marker() == PreviousProcess(1, False, False)
     found.clear()
     world.refused = ""
     await (await started(world)).stop()

@@ -22,8 +22,8 @@ from sidecar.node.node import Node, run_node
 from sidecar.runtime.settings import NodeSettings
 
 KINDS = (
-    "Proposals", "Probes", "ClockWatch", "AnswerRouter", "QuietTalk", "QuietAsker", "Notifications", "Requests", "NodeTools",
-    "ReadTools", "Deletions", "Partitions", "ServiceDesk", "Scrub", "Reporter", "Housekeeping",
+    "Proposals", "Probes", "ClockWatch", "AnswerRouter", "FetchCombiner", "FetchSender", "Notifications", "Requests", "NodeTools",
+    "ReadTools", "Deletions", "Partitions", "ServiceHandler", "Scrub", "Reporter", "Housekeeping",
 )  # fmt: skip
 
 
@@ -101,18 +101,18 @@ async def test_node_constructor_passes_each_component_its_dependencies(built: Bu
         "Probes": (bus, subjects),
         "ClockWatch": ("n1", bus, subjects, group, counters),
         "AnswerRouter": (bus,),
-        "QuietAsker": ("n1", 7),
-        "QuietTalk": (
-            made["AnswerRouter"], subjects, made["QuietAsker"], node._node_inboxes, settings.replication, node._timers,
+        "FetchSender": ("n1", 7),
+        "FetchCombiner": (
+            made["AnswerRouter"], subjects, made["FetchSender"], node._node_inboxes, settings.replication, node._timers,
             node._deliver, counters,
         ),
-        "Requests": (node._step_aside, node._testify, made["QuietTalk"].answer_question, node._service_reported),
+        "Requests": (node._step_aside, node._testify, made["FetchCombiner"].answer_question, node._service_reported),
         "Notifications": (bus, subjects, "n1", node._node_inboxes, node._deliver, made["Requests"], counters),
         "ReadTools": (built.reads, subjects, node._inboxes, node._timers, counters, node._memory.reads, node.instruments, ""),
         "Deletions": (group, "n1"),
         "NodeTools": (),
         "Partitions": (made["NodeTools"],),
-        "ServiceDesk": (bus, subjects, "n1", node._inboxes, made["Partitions"].services_of, counters),
+        "ServiceHandler": (bus, subjects, "n1", node._inboxes, made["Partitions"].services_of, counters),
         "Reporter": (),
         "Housekeeping": (partitions, settings.replication.hw_checkpoint_interval_s, built.folder.path, node.repair),
     }  # fmt: skip
@@ -133,7 +133,7 @@ async def test_node_constructor_passes_the_node_state_to_partitions_and_status_p
         "settings": node.settings, "incarnation": 7, "links": built.links, "intake": node._memory.intake,
         "copy_pace": pace_of(node.settings.replication), "clocks": made["ClockWatch"], "drops": node._drops, "subjects": node.subjects,
         "node_inboxes": node._node_inboxes, "router": made["AnswerRouter"], "notifications": made["Notifications"],
-        "quiet": made["QuietTalk"], "probes": made["Probes"], "proposals": made["Proposals"], "timers": node._timers,
+        "quiet": made["FetchCombiner"], "probes": made["Probes"], "proposals": made["Proposals"], "timers": node._timers,
         "pool": node._pool, "counters": node.counters, "flush_times": node._flush_times, "reads": made["ReadTools"],
         "flush_beside": node._flush_beside, "fatal": node.fatal, "repair": node.repair, "step_aside": node._make_way,
         "went_past": node._went_past,
@@ -181,7 +181,7 @@ async def test_node_passes_a_message_for_a_partition_to_the_replica_manager_with
         ("Partitions.serves", question),
         ("Partitions.services_of", "s", 3),
         ("services.record_states", report),
-        ("Partitions.metadata_heard", 55, 7),
+        ("Partitions.heartbeat_answered", 55, 7),
     ]
     assert services.given == ()
     told.clear()
@@ -214,7 +214,7 @@ async def test_node_stop_closes_all_components_in_order(built: Built) -> None:
     assert told == [
         ("group.retire",), ("Housekeeping.close",), ("Scrub.close",), ("group.hand_over",), ("Partitions.close_subjects", 0.5),
         ("membership.drain", 3.0), ("membership.close",), ("Partitions.stop",), ("promises.close",), ("membership.leave", 1.0),
-        ("Proposals.close",), ("Probes.close",), ("QuietTalk.close",), ("thread.stop",), ("_drops.close",), ("links.close",),
+        ("Proposals.close",), ("Probes.close",), ("FetchCombiner.close",), ("thread.stop",), ("_drops.close",), ("links.close",),
         ("status.close",), ("_timers.close",), ("identity.end_cleanly",), ("folder.close",), ("_flush_beside.close",),
         ("unwatch",),
     ]  # fmt: skip
@@ -282,7 +282,7 @@ async def test_node_on_a_nats_server_without_authentication_logs_one_warning(
     monkeypatch.setattr(sidecar.node.node, "was_open_nats_reported", lambda: said)
     built.links.all = lambda: [one, other]
     built.told.clear()
-    built.node._look_at_rights(built.links)
+    built.node._watch_permissions(built.links)
     assert built.told == [
         ("one.on_denial", built.node._rights.record_denial),
         ("other.on_denial", built.node._rights.record_denial),

@@ -19,7 +19,7 @@ from liftpy.core.replication.catchup_throttle import pace_of
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from sidecar.node import reload as module
-from sidecar.node.reload import LIVE, LiveParts, Reloaded, Reloading
+from sidecar.node.reload import LIVE, ReloadableParts, ReloadResult, SettingsReloader
 from sidecar.partition.figures import StreamLabels
 from sidecar.runtime.settings import GivenSettings, NodeSettings, flat, rows, with_values
 from sidecar.workers.workers import divided_settings
@@ -53,7 +53,7 @@ class Told:
         self.partitions: Any = Held(counts=SimpleNamespace(labels=self.labels), copy_pace=self.pace)
         self.traced: list[str] = []
         self.missing: ConfigError | None = None
-        self.tracing: Any = SimpleNamespace(check=self.check, take_over=self.trace)
+        self.tracing: Any = SimpleNamespace(check=self.check, apply_settings=self.trace)
         self.hosts: list[tuple[str, ...]] = []
         self.preferred: list[float] = []
         self.others: list[NodeSettings] = []
@@ -65,10 +65,10 @@ class Told:
             reloading=lambda: self.said.append("reloading"), reloaded=lambda: self.said.append("reloaded")
         )
         monkeypatch.setattr(module, "LOGS", SimpleNamespace(reconfigure=lambda level, form: self.logs.append((level, form))))
-        self.reloading = Reloading(SETTINGS, self, self.parts, self.prove)
+        self.reloading = SettingsReloader(SETTINGS, self, self.parts, self.prove)
 
-    def parts(self) -> LiveParts:
-        return LiveParts(
+    def parts(self) -> ReloadableParts:
+        return ReloadableParts(
             self.partitions,
             self.scrub,
             lambda hosts: self.hosts.append(tuple(hosts)),
@@ -138,7 +138,7 @@ async def test_settings_reload_applies_live_settings_and_lists_settings_that_nee
         rack="b",
         data=Path("/y"),
     )
-    assert await told.reloading.reload() == Reloaded(
+    assert await told.reloading.reload() == ReloadResult(
         ("log_level", "log_format", "metrics_streams", "scrub_bytes_per_s"), ("data", "rack")
     )
     assert told.logs == [("debug", "json")]
@@ -151,21 +151,21 @@ async def test_settings_reload_applies_live_settings_and_lists_settings_that_nee
     assert rows["metrics_streams"] == {
         "name": "metrics_streams", "value": ["shop-*"], "source": "default", "default": [], "applies": "live"
     }  # fmt: skip
-    assert await told.reloading.reload() == Reloaded((), ("data", "rack")), "once more: only what waits"
+    assert await told.reloading.reload() == ReloadResult((), ("data", "rack")), "once more: only what waits"
 
 
 async def test_settings_reload_divides_limits_between_worker_processes(told: Told) -> None:
     several = replace(SETTINGS, workers=2)
     told.found = replace(several, log_level="debug", scrub_bytes_per_s=1000, rack="b")
-    reloading = Reloading(several, told, told.parts, told.prove)
-    assert await reloading.reload() == Reloaded(("log_level", "scrub_bytes_per_s"), ("rack",))
+    reloading = SettingsReloader(several, told, told.parts, told.prove)
+    assert await reloading.reload() == ReloadResult(("log_level", "scrub_bytes_per_s"), ("rack",))
     assert told.rates == [500]
     (each,) = told.others
     assert (each.log_level, each.scrub_bytes_per_s, each.rack) == ("debug", 500, "")
     rows = {row["name"]: row["value"] for row in reloading.setting_rows()}
     assert rows["scrub_bytes_per_s"] == 1000, "what is shown is the node's"
-    worker = Reloading(divided_settings(several), None, told.parts, told.prove)
-    worker.take_over(each)
+    worker = SettingsReloader(divided_settings(several), None, told.parts, told.prove)
+    worker.apply_settings(each)
     assert told.rates == [500, 500]
 
 
@@ -173,7 +173,7 @@ async def test_settings_reload_of_the_original_file_lists_no_pending_settings(to
     told.found = replace(SETTINGS, rack="b")
     await told.reloading.reload()
     told.found = SETTINGS
-    assert await told.reloading.reload() == Reloaded((), ())
+    assert await told.reloading.reload() == ReloadResult((), ())
     assert told.reloading.read == SETTINGS
 
 
@@ -210,12 +210,12 @@ async def test_settings_reload_reads_flags_environment_and_file_like_the_start(t
     file.write_text('node_id = "n1"\ndata = "/x"\nlog_level = "info"\n')
     flags = {"rack": "flag"}
     given = GivenSettings(file, flags, {"LIFTPY_WEIGHT": "2", "LIFTPY_REPLICATION_SESSION_S": "3"})
-    reloading = Reloading(given.load(), given, told.parts, told.prove)
+    reloading = SettingsReloader(given.load(), given, told.parts, told.prove)
     file.write_text('node_id = "n1"\ndata = "/x"\nlog_level = "debug"\nrack = "c"\nnonsense = 1\n')
     with pytest.raises(ConfigError, match="nonsense"):
         await reloading.reload()
     file.write_text('node_id = "n1"\ndata = "/x"\nlog_level = "debug"\nrack = "c"\n')
-    assert await reloading.reload() == Reloaded(("log_level",), ()), "a flag wins over the file"
+    assert await reloading.reload() == ReloadResult(("log_level",), ()), "a flag wins over the file"
     sources = {row["name"]: row["source"] for row in reloading.setting_rows()}
     assert {name: sources[name] for name in ("rack", "weight", "data", "namespace", "replication.session_s")} == {
         "rack": "flag", "weight": "env", "data": "file", "namespace": "default", "replication.session_s": "env"
@@ -260,10 +260,10 @@ async def test_settings_reload_with_credentials_that_nats_rejects_changes_no_set
     assert (told.proved, told.keys, told.logs, told.reloading.running) == ([found], [], [], SETTINGS)
     told.refusal = None
     names = ("log_level", "credentials.user", "credentials.password")
-    assert await told.reloading.reload() == Reloaded(names, ("credentials.principal",))
+    assert await told.reloading.reload() == ReloadResult(names, ("credentials.principal",))
     held = Credentials(user="u", password="hush")
     assert told.keys == [held], "who it asks as stays as it is"
-    assert await told.reloading.reload() == Reloaded((), ("credentials.principal",))
+    assert await told.reloading.reload() == ReloadResult((), ("credentials.principal",))
     assert (told.keys, len(told.proved)) == ([held], 2), "nothing new: nobody connects anew"
 
 
@@ -272,13 +272,13 @@ async def test_settings_reload_detects_changed_content_of_a_credentials_file(tol
     file.write_bytes(nkeys.encode_seed(bytes(32), nkeys.PREFIX_BYTE_USER))
     settings = replace(SETTINGS, workers=2, credentials=Credentials(nkey_seed_file=str(file)))
     told.found = settings
-    reloading = Reloading(settings, told, told.parts, told.prove)
-    worker = Reloading(divided_settings(settings), None, told.parts, told.prove)
-    assert await reloading.reload() == Reloaded((), ())
+    reloading = SettingsReloader(settings, told, told.parts, told.prove)
+    worker = SettingsReloader(divided_settings(settings), None, told.parts, told.prove)
+    assert await reloading.reload() == ReloadResult((), ())
     file.write_bytes(nkeys.encode_seed(bytes([1]) * 32, nkeys.PREFIX_BYTE_USER))
-    assert await reloading.reload() == Reloaded(("credentials.nkey_seed_file",), ())
+    assert await reloading.reload() == ReloadResult(("credentials.nkey_seed_file",), ())
     assert told.keys == [settings.credentials]
-    worker.take_over(told.others[-1])
+    worker.apply_settings(told.others[-1])
     assert told.keys == [settings.credentials] * 2, "its other processes too"
     file.write_bytes(b"no seed")
     with pytest.raises(ConfigError, match="nkey_seed_file"):
@@ -314,7 +314,7 @@ async def test_settings_reload_applies_dashboard_hostnames_copy_rate_and_preferr
 
 async def test_settings_reload_enables_and_disables_tracing_in_all_partitions(told: Told) -> None:
     told.found = replace(SETTINGS, trace="otlp", trace_endpoint="http://there:1")
-    assert await told.reloading.reload() == Reloaded(("trace", "trace_endpoint"), ())
+    assert await told.reloading.reload() == ReloadResult(("trace", "trace_endpoint"), ())
     assert (told.traced, told.partitions.asked) == (["otlp"], 2)
     told.partitions = None
     told.found = SETTINGS

@@ -46,7 +46,7 @@ def test_metrics_history_has_a_fixed_size() -> None:
     assert (len(SERIES), len(set(NAMES)), LENGTHS) == (24, 24, {SECONDS: 600, TENS: 1440})
     assert history.size_bytes == 24 * (600 + 1440) * 4 < 200_000
     for second in range(1_000, 20_000):
-        history.put(second, a_row(second))
+        history.add_values(second, a_row(second))
     assert history.size_bytes == 24 * (600 + 1440) * 4
     seconds, tens = history.rows(SECONDS, 0), history.rows(TENS, 0)
     assert (seconds.first, seconds.count, column(seconds)[-1]) == (19_400, 600, 19_999)
@@ -56,17 +56,17 @@ def test_metrics_history_has_a_fixed_size() -> None:
 
 def test_metrics_history_seconds_without_a_sample_are_gaps() -> None:
     history = History()
-    history.put(1_000, a_row(1))
-    history.put(1_003, a_row(4))
+    history.add_values(1_000, a_row(1))
+    history.add_values(1_003, a_row(4))
     assert column(history.rows(SECONDS, 999)) == [1, None, None, 4]
-    history.put(1_008, a_row(9), covers=3)
+    history.add_values(1_008, a_row(9), covers=3)
     assert column(history.rows(SECONDS, 1_003)) == [None, None, 9, 9, 9], "a rate over three seconds is that of each of them"
-    history.put(1_012, a_row(3), covers=50)
+    history.add_values(1_012, a_row(3), covers=50)
     assert column(history.rows(SECONDS, 1_008)) == [3] * 4, "what was known before is not written over"
-    history.put(1_012, a_row(77))
+    history.add_values(1_012, a_row(77))
     assert column(history.rows(SECONDS, 1_011)) == [3], "a second is said once"
     assert column(history.rows(TENS, 0)) == [round((1 + 4 + 9 * 3 + 3) / 6, 3)], "of those that are known"
-    history.put(1_800, a_row(5))
+    history.add_values(1_800, a_row(5))
     seconds = history.rows(SECONDS, 0)
     assert (seconds.first, column(seconds)) == (1_201, [None] * 599 + [5]), "a place that is used again holds nothing old"
     assert column(history.rows(TENS, 0))[1:] == [3, *[None] * 78], "1,010 on: of two seconds, then nothing"
@@ -74,20 +74,20 @@ def test_metrics_history_seconds_without_a_sample_are_gaps() -> None:
 
 def test_metrics_history_restarts_after_a_clock_step_back_and_has_a_gap_after_a_step_forward() -> None:
     history = History()
-    history.put(5_000, a_row(1))
-    history.put(4_998, a_row(2))
+    history.add_values(5_000, a_row(1))
+    history.add_values(4_998, a_row(2))
     assert history.newest == 5_000, "a little: it is waited for"
-    history.put(4_997, a_row(3))
+    history.add_values(4_997, a_row(3))
     assert history.newest == 4_997
     assert column(history.rows(SECONDS, 0)) == [3]
-    history.put(1 << 39, a_row(4))
+    history.add_values(1 << 39, a_row(4))
     assert column(history.rows(SECONDS, 0)) == [None] * 599 + [4]
 
 
 def test_metrics_history_ten_second_rows_are_means_maxima_and_percentiles() -> None:
     history = History()
     for number in range(10):
-        history.put(
+        history.add_values(
             2_000 + number, a_row(0, records_in=number, lag=number, flush_p99=nan if number == 5 else 1, acks_1=9, acks_4=1)
         )
     tens = history.rows(TENS, 0)
@@ -110,13 +110,13 @@ def test_metrics_history_percentiles_equal_the_percentiles_of_the_status_report(
 def test_metrics_history_of_a_cluster_sums_only_nodes_with_a_sample() -> None:
     a, b, c = History(), History(), History()
     for second in range(3_000, 3_006):
-        a.put(second, a_row(2))
+        a.add_values(second, a_row(2))
         if second not in (3_003, 3_004):
-            b.put(second, a_row(5))
+            b.add_values(second, a_row(5))
     rows = of_cluster([a, b, c], SECONDS, 2_999)
     assert (rows.first, column(rows), column(rows, "lag")) == (3_000, [7, 7, 7, 2, 2, 7], [5, 5, 5, 2, 2, 5])
-    a.put(3_010, a_row(2))
-    b.put(3_010, a_row(5))
+    a.add_values(3_010, a_row(2))
+    b.add_values(3_010, a_row(5))
     assert column(of_cluster([a, b], SECONDS, 3_005)) == [None] * 4 + [7]
     assert of_cluster([c], TENS, 3_005).count == 0
 
@@ -124,26 +124,26 @@ def test_metrics_history_of_a_cluster_sums_only_nodes_with_a_sample() -> None:
 def test_metrics_history_copied_twice_or_in_parts_equals_the_original() -> None:
     history, copy = History(), History()
     for second in range(10_000, 13_000):
-        history.put(second, a_row(second % 97))
+        history.add_values(second, a_row(second % 97))
     for step in (TENS, SECONDS):
         after = 0
         while (rows := rows_of(history.rows(step, after).as_object())) and rows.count:
-            copy.take(rows)
-            copy.take(rows)
+            copy.add_rows(rows)
+            copy.add_rows(rows)
             after = rows.first + (rows.count - 1) * step
     for step in (SECONDS, TENS):
         told, taken = history.rows(step, 0), copy.rows(step, 0)
         assert [list(one) for one in told.columns] == [list(one) for one in taken.columns]
         assert told.first == taken.first
-    history.put(13_000, a_row(1))
-    copy.take(history.rows(SECONDS, copy.newest))
+    history.add_values(13_000, a_row(1))
+    copy.add_rows(history.rows(SECONDS, copy.newest))
     assert copy.newest == 13_000
 
 
 def test_metrics_history_answer_is_bounded_and_the_next_continues_after_its_last_row() -> None:
     history = History()
     for second in range(50_000, 70_000):
-        history.put(second, a_row(1))
+        history.add_values(second, a_row(1))
     said = json.dumps({"history": history.rows(SECONDS, 0).as_object()})
     assert 70_000 < len(said) < 80_000
     rows = history.rows(TENS, 0)
@@ -174,8 +174,8 @@ def test_metrics_history_answer_is_bounded_and_the_next_continues_after_its_last
 )  # fmt: skip
 def test_metrics_history_rejects_invalid_rows(change: dict[str, Any]) -> None:
     history = History()
-    history.put(1_000, a_row(1))
-    history.put(1_001, a_row(1))
+    history.add_values(1_000, a_row(1))
+    history.add_values(1_001, a_row(1))
     good = history.rows(SECONDS, 0).as_object()
     assert rows_of(good) is not None
     assert rows_of({**good, **change}) is None
@@ -184,7 +184,7 @@ def test_metrics_history_rejects_invalid_rows(change: dict[str, Any]) -> None:
 
 def test_metrics_history_accepts_rows_with_unknown_series() -> None:
     history = History()
-    history.put(1_000, a_row(1))
+    history.add_values(1_000, a_row(1))
     said = history.rows(SECONDS, 999).as_object()
     said["series"][0] = "new"
     rows = rows_of(said)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.observe.node_health import Check, Signs, Synced, live, ready, text_lines
+from liftpy.core.observe.node_health import Check, HealthInput, ReplicaSyncCheck, live, ready, text_lines
 
 WELL: dict[str, Any] = {"registered": True, "nats": True, "metadata_heard_s": 1.0, "session_s": 9.0, "opened": True}
 A, B = PartitionKey("s", "u1", 0), PartitionKey("s", "u1", 1)
@@ -36,23 +36,23 @@ def failing(checks: list[Check]) -> list[str]:
     ids=str,
 )
 def test_health_problem_fails_only_its_own_check(signs: dict[str, Any], not_live: list[str], not_ready: list[str]) -> None:
-    seen = Signs(**{**WELL, **signs})
+    seen = HealthInput(**{**WELL, **signs})
     assert (failing(live(seen)), failing(ready(seen))) == (not_live, not_ready)
 
 
 def test_health_report_has_one_line_per_check_with_the_reason() -> None:
-    lines = text_lines(ready(Signs(**{**WELL, "nats": False})))
+    lines = text_lines(ready(HealthInput(**{**WELL, "nats": False})))
     assert lines.splitlines()[:2] == ["[+] registered", "[-] nats: not connected"]
 
 
 def test_health_synced_stays_true_after_all_partitions_were_in_sync() -> None:
-    synced = Synced()
-    assert not synced.look([(A, True)], opened=False).ok
-    assert "1 of 2 have not caught up yet, s/1" in synced.look([(A, True), (B, False)], opened=True).why
-    assert not synced.look([(A, False), (B, False)], opened=True).ok
-    assert synced.look([(A, False), (B, True)], opened=True).ok, "each has been in sync once"
-    assert synced.look([(A, False), (B, False)], opened=True).ok, "a later lag takes nothing out of service"
+    synced = ReplicaSyncCheck()
+    assert not synced.update([(A, True)], opened=False).ok
+    assert "1 of 2 have not caught up yet, s/1" in synced.update([(A, True), (B, False)], opened=True).why
+    assert not synced.update([(A, False), (B, False)], opened=True).ok
+    assert synced.update([(A, False), (B, True)], opened=True).ok, "each has been in sync once"
+    assert synced.update([(A, False), (B, False)], opened=True).ok, "a later lag takes nothing out of service"
 
 
 def test_health_synced_is_true_without_partitions() -> None:
-    assert Synced().look([], opened=True).ok
+    assert ReplicaSyncCheck().update([], opened=True).ok

@@ -19,8 +19,8 @@ from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.errors import LiftError, NoSpaceError, StorageError
-from sidecar.disk.data_folder import DataFolder
-from sidecar.disk.files import FolderStorage
+from sidecar.disk.data_folder import DataDirectory
+from sidecar.disk.files import DirectoryStorage
 from sidecar.partition import replica_manager as partitions_module
 from sidecar.partition.flushing import Flusher
 from sidecar.partition.promises import Promises
@@ -29,7 +29,7 @@ from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.scrub import Scrub
 from sidecar.partition.worker import PartitionWorker
 from sidecar.runtime import memory as garbage_module
-from sidecar.runtime.memory import CLOSED, Garbage
+from sidecar.runtime.memory import CLOSED, GarbageCollection
 from tests.unit.log.small_logs import a_log, add
 from tests.unit.log.test_recovery_closes_files import open_in
 from tests.unit.partition.shell_parts import KEY, PARTS, Clocked, until, worker
@@ -232,7 +232,7 @@ def test_garbage_collector_runs_after_a_quarter_of_the_partitions_was_closed(mon
     said: list[str] = []
     for name in ("collect", "freeze", "unfreeze"):
         monkeypatch.setattr(garbage_module.gc, name, lambda *_, name=name: said.append(name))
-    garbage = Garbage()
+    garbage = GarbageCollection()
     for _ in range(8 * CLOSED):
         garbage.count_opened()
     assert said == ["collect", "freeze"] * 16
@@ -284,9 +284,9 @@ async def test_combined_fetch_client_sends_the_next_request_on_time_despite_new_
 async def test_log_recovery_closes_recovered_logs_that_no_partition_takes(
     tmp_path: Path, pool: concurrent.futures.ThreadPoolExecutor
 ) -> None:
-    folder = DataFolder(tmp_path)
+    folder = DataDirectory(tmp_path)
     for name in ("b-1/0", "a-1/0", "a-1/1"):
-        storage = FolderStorage(folder.path / "streams" / name)
+        storage = DirectoryStorage(folder.path / "streams" / name)
         log, _ = Log.open(storage, StreamConfig())
         add(log)
         log.close()

@@ -20,7 +20,7 @@ from liftpy.core.wire.decode_errors import REPLY, by_reason
 from liftpy.core.wire.envelope import MessageType
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import ProtocolError
-from sidecar.partition.quiescence import QuietAsker, QuietTalk
+from sidecar.partition.quiescence import FetchCombiner, FetchSender
 from sidecar.partition.replication import AnswerRouter
 from sidecar.runtime.timers import Timers
 
@@ -61,8 +61,8 @@ class Side:
         self.timers = Timers()
         shell: Any = self.bus
         rule = InboxRule((Subjects().inboxes(),))
-        self.talk = QuietTalk(
-            AnswerRouter(shell), Subjects(), QuietAsker(node, 7), rule, QUICK, self.timers, self._deliver, self.counters
+        self.talk = FetchCombiner(
+            AnswerRouter(shell), Subjects(), FetchSender(node, 7), rule, QUICK, self.timers, self._deliver, self.counters
         )
 
     def _deliver(self, stream: str, partition: int, uid: str, event: ev.Event) -> None:

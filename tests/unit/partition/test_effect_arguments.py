@@ -12,7 +12,7 @@ from unittest.mock import ANY
 import pytest
 
 from liftpy.core.log.compaction_point import Horizon
-from liftpy.core.log.log import Recheck
+from liftpy.core.log.log import RecheckResult
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.wire.batch import build_batch
@@ -29,7 +29,7 @@ class Recorded:
     def __getattr__(self, name: str) -> Any:
         def call(*args: Any, **more: Any) -> Any:
             self._calls.append((f"{self._name}.{name}", args, more))
-            return {"complaint": Recheck.SOUND, "alone": False}.get(name, b"batch")
+            return {"complaint": RecheckResult.SOUND, "alone": False}.get(name, b"batch")
 
         return call
 
@@ -108,7 +108,7 @@ CALLS: dict[type[Any], Any] = {
     do.ReportPromotion: lambda e, feed: [("proposals.report_promotion", (KEY, e))],
     do.ReplayLog: lambda e, feed: [("replay.run", (ANY,))],
     do.StartServing: lambda e, feed: [("replication.start", ())],
-    do.OpenSubject: lambda e, feed: [("standby.take_over", (ANY,))],
+    do.OpenSubject: lambda e, feed: [("standby.replay", (ANY,))],
     do.RaiseHighWatermark: lambda e, feed: [
         ("log.raise_high_watermark", (e.high_watermark,)), ("ingest.committed", (e.high_watermark,)),
         ("derived.committed", (e.high_watermark,)),

@@ -12,7 +12,7 @@ import pytest
 from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.services.snapshot import DIGEST_SIZE_BYTES, Agreement
+from liftpy.core.services.snapshot import DIGEST_SIZE_BYTES, StateComparison
 from sidecar.partition import flushing
 from sidecar.partition.flushing import Flusher
 from sidecar.partition.services import PartitionServices
@@ -85,7 +85,7 @@ def services() -> tuple[Any, list[Any]]:
 
 def test_service_divergence_is_logged_once_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
     made, told = services()
-    others = made._agreements["counts"] = Agreement()
+    others = made._agreements["counts"] = StateComparison()
     for node in ("n2", "n3"):
         others.set_digests(node, 1, {10: RIGHT, 20: RIGHT})
     with caplog.at_level(logging.ERROR):

@@ -38,6 +38,6 @@ def test_housekeeping_restarts_partitions_stopped_by_a_full_disk_when_space_is_f
     reasons: list[str] = []
     keeping = Housekeeping(workers, 1.0, tmp_path, reasons.append)
     now[0] += uptime_s
-    keeping._look_for_space()
+    keeping._check_space()
     assert bool(reasons) is comes_back
     assert all("orders/0" in reason for reason in reasons)

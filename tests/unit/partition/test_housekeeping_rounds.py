@@ -49,7 +49,7 @@ class FakeWorker:
             cleaning=SimpleNamespace(purges=()),
             begin_compaction=lambda now, min_dirty_ratio: self.compaction,
             complete_compaction=lambda compaction: self.done.append("complete") or 1,
-            met_damage=lambda error: self.done.append("damage"),
+            handle_damage=lambda error: self.done.append("damage"),
         )
 
     def apply_retention(self, now: int) -> None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
-from liftpy.core.log.flush import LARGE_BYTES, LONG_S, MOST_WAITING, FlushPlace
+from liftpy.core.log.flush import LARGE_BYTES, LONG_S, MOST_WAITING, FlushScheduler
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import FLUSH_FAILED_NAME
 from liftpy.core.log.storage import MemoryStorage
@@ -26,7 +26,7 @@ from sidecar.runtime.timers import Timers
 class Bench:
     """A log in memory whose syncs wait for ``gate``."""
 
-    def __init__(self, pool: concurrent.futures.Executor, policy: str = "always", place: FlushPlace | None = None) -> None:
+    def __init__(self, pool: concurrent.futures.Executor, policy: str = "always", place: FlushScheduler | None = None) -> None:
         self.gate = threading.Event()
         self.gate.set()
         self.syncs = 0
@@ -104,17 +104,17 @@ async def test_log_flusher_after_an_error_reports_the_failure_and_flushes_no_mor
 
 
 @pytest.fixture
-def fast(monkeypatch: pytest.MonkeyPatch) -> FlushPlace:
+def fast(monkeypatch: pytest.MonkeyPatch) -> FlushScheduler:
     """The place of a node whose disk is fast, however busy this machine is: on the loop."""
     monkeypatch.setattr("sidecar.partition.flushing._run_timed", lambda flush: flush.run() or 0)
-    place = FlushPlace()
+    place = FlushScheduler()
     while not place.on_loop:
-        place.took_in_thread(0.0, 0)
+        place.record_thread_flush(0.0, 0)
     return place
 
 
 async def test_log_flusher_short_flush_runs_on_the_event_loop_after_the_current_turn(
-    pool: concurrent.futures.Executor, fast: FlushPlace
+    pool: concurrent.futures.Executor, fast: FlushScheduler
 ) -> None:
     bench = Bench(pool, place=fast)
     bench.threads.clear()
@@ -130,7 +130,7 @@ async def test_log_flusher_short_flush_runs_on_the_event_loop_after_the_current_
 
 
 async def test_log_flusher_after_an_error_on_the_event_loop_flushes_no_more(
-    pool: concurrent.futures.Executor, fast: FlushPlace
+    pool: concurrent.futures.Executor, fast: FlushScheduler
 ) -> None:
     bench = Bench(pool, place=fast)
     bench.fault = StorageError("broken disk")
@@ -146,7 +146,7 @@ async def test_log_flusher_after_an_error_on_the_event_loop_flushes_no_more(
 
 
 async def test_log_flusher_runs_flushes_in_threads_after_a_long_flush(
-    pool: concurrent.futures.Executor, fast: FlushPlace, monkeypatch: pytest.MonkeyPatch
+    pool: concurrent.futures.Executor, fast: FlushScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(pool, place=fast)
     bench.threads.clear()
@@ -168,7 +168,7 @@ async def test_log_flusher_runs_flushes_in_threads_after_a_long_flush(
 
 
 async def test_log_flusher_hanging_flush_does_not_block_the_event_loop(
-    pool: concurrent.futures.Executor, fast: FlushPlace, monkeypatch: pytest.MonkeyPatch
+    pool: concurrent.futures.Executor, fast: FlushScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The flushes of this disk were short before. The loop continues after 20 ms, and other flushes run in the pool."""
     hanging, other = Bench(pool, place=fast), Bench(pool, place=fast)
@@ -194,12 +194,12 @@ async def test_log_flusher_hanging_flush_does_not_block_the_event_loop(
 
 
 async def test_log_flusher_truncation_or_failure_waits_for_a_hanging_flush(
-    pool: concurrent.futures.Executor, fast: FlushPlace
+    pool: concurrent.futures.Executor, fast: FlushScheduler
 ) -> None:
     cut, failing = Bench(pool, place=fast), Bench(pool, place=fast)
     for bench in (cut, failing):
         while not fast.on_loop:
-            fast.took_in_thread(0.0, 0)
+            fast.record_thread_flush(0.0, 0)
         bench.gate.clear()
         bench.append()
         bench.append()
@@ -236,7 +236,7 @@ async def test_log_flusher_hanging_checkpoint_counts_as_stalled(
 
 
 async def test_log_flusher_runs_a_flush_that_seals_a_segment_in_a_thread(
-    pool: concurrent.futures.Executor, fast: FlushPlace
+    pool: concurrent.futures.Executor, fast: FlushScheduler
 ) -> None:
     bench = Bench(pool, place=fast)
     bench.threads.clear()
@@ -251,7 +251,7 @@ async def test_log_flusher_runs_a_flush_that_seals_a_segment_in_a_thread(
 
 
 async def test_log_flusher_starts_a_large_flush_in_a_thread_at_once(
-    pool: concurrent.futures.Executor, fast: FlushPlace
+    pool: concurrent.futures.Executor, fast: FlushScheduler
 ) -> None:
     bench = Bench(pool, place=fast)
     bench.threads.clear()
@@ -267,7 +267,7 @@ async def test_log_flusher_starts_a_large_flush_in_a_thread_at_once(
     await bench.flusher.close()
 
 
-async def test_log_flushers_of_many_logs_flush_in_parallel(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
+async def test_log_flushers_of_many_logs_flush_in_parallel(pool: concurrent.futures.Executor, fast: FlushScheduler) -> None:
     benches = [Bench(pool, place=fast) for _ in range(3 * MOST_WAITING)]
     for bench in benches:
         bench.threads.clear()
@@ -280,7 +280,7 @@ async def test_log_flushers_of_many_logs_flush_in_parallel(pool: concurrent.futu
 
 
 async def test_log_flusher_truncated_or_closed_before_its_flush_starts_flushes_only_remaining_records(
-    pool: concurrent.futures.Executor, fast: FlushPlace
+    pool: concurrent.futures.Executor, fast: FlushScheduler
 ) -> None:
     cut, ended = Bench(pool, place=fast), Bench(pool, place=fast)
     cut.append()

@@ -19,7 +19,7 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.records import PartitionStateChanged, StreamDeleted
 from liftpy.core.metadata.replay import replay
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.data_folder import DataDirectory
 from tests.born import born_fsm, registration
 
 UNAVAILABLE = pb.ControlResponse(error=pb.ControlResponse.UNAVAILABLE)
@@ -183,7 +183,7 @@ async def test_partition_deletion_waits_for_a_controller_election(node: Any, mon
 # ---- streams that the cluster does not know ------------------------------------------------------------------------------
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_unknown_stream_directories_are_deleted_only_when_a_controller_confirms(tmp_path: Path, restarted: bool) -> None:
-    controllers, folder, forgotten = Controllers(), DataFolder(tmp_path), list[str]()
+    controllers, folder, forgotten = Controllers(), DataDirectory(tmp_path), list[str]()
     stream = controllers.image.streams["s"]
     name = f"s-{stream.uid}"
     for number in (0, 3):
@@ -207,7 +207,7 @@ async def test_unknown_stream_directories_are_deleted_only_when_a_controller_con
 
 
 async def test_unknown_stream_directory_requested_twice_is_removed_once(tmp_path: Path) -> None:
-    controllers, folder = Controllers(), DataFolder(tmp_path)
+    controllers, folder = Controllers(), DataDirectory(tmp_path)
     names = ["s-00000a-1", "s-00000b-1"]
     for name in names:
         folder.partition_storage(PartitionKey(*name.split("-", 1), 0)).replace("x", b"12345")

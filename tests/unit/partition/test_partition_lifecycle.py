@@ -32,7 +32,7 @@ from sidecar.partition.deletions import Deletions
 from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.executor import Executor, Tools
 from sidecar.partition.promises import Promises
-from sidecar.partition.quiescence import QuietAsker, QuietTalk
+from sidecar.partition.quiescence import FetchCombiner, FetchSender
 from sidecar.partition.replication import AnswerRouter, FetchClient
 from sidecar.runtime.timers import Timer, Timers
 from tests.unit.partition.shell_parts import PARTS
@@ -446,7 +446,7 @@ async def test_replica_manager_extends_leases_twice_per_lease_length() -> None:
     half_ns = round(config.lease_s * 1e9 / 2)
     first = 10 * half_ns
     for sent_ns in (first, first + 1, first + half_ns - 1, first + half_ns, first + half_ns + 1, first + 2 * half_ns):
-        partitions.metadata_heard(sent_ns)
+        partitions.heartbeat_answered(sent_ns)
         for _ in range(3):
             await asyncio.sleep(0)
     assert heard == [first, first + half_ns, first + 2 * half_ns]
@@ -539,8 +539,8 @@ def test_effect_executor_calls_the_components_with_the_values_of_each_effect() -
 async def test_combined_fetches_without_responders_end_and_count_no_rejection() -> None:
     bus, fed, counters = Bus(), [], Counter[str]()
     router, timers = AnswerRouter(bus), Timers()  # type: ignore[arg-type]
-    asker = QuietAsker("n1", 7)
-    talk = QuietTalk(router, Subjects(), asker, InboxRule(("_INBOX.",)), ReplicationConfig(), timers, pytest.fail, counters)
+    asker = FetchSender("n1", 7)
+    talk = FetchCombiner(router, Subjects(), asker, InboxRule(("_INBOX.",)), ReplicationConfig(), timers, pytest.fail, counters)
     talk.wait(KEY, do.WaitQuietly(leader="n2", leader_epoch=2, request_id=1), fed.append)
     talk._turn()
     ((subject, frame, reply),) = bus.sent

@@ -222,7 +222,7 @@ async def test_replica_manager_applies_new_metadata_before_it_extends_a_lease(mo
     old = made[0].epochs[-1]
     before = group.fsm.image
     partitions.image_changed(before, group.start_node("a"))  # new LeaderEpochs, in one change
-    partitions.metadata_heard(10**12)
+    partitions.heartbeat_answered(10**12)
     async with asyncio.timeout(30):
         while partitions._changed or partitions._leases:
             await asyncio.sleep(0)

@@ -20,7 +20,7 @@ from liftpy.core.replication.events import DataPathChanged, StopRequested
 from liftpy.errors import StorageError
 from sidecar.partition import replica_manager as partitions_module
 from sidecar.partition import worker as worker_module
-from sidecar.partition.flushing import FoundState
+from sidecar.partition.flushing import StateFileMatch
 from sidecar.partition.worker import PartitionWorker
 
 KEY = PartitionKey("orders", "u1", 3)
@@ -162,7 +162,7 @@ async def test_partition_state_file_is_decoded_in_a_thread(monkeypatch: pytest.M
     state, made = State("s-u/0", 9, 1, {}), object()
     config = StreamConfig()
 
-    def restored(found: FoundState, *of: Any) -> Any:
+    def restored(found: StateFileMatch, *of: Any) -> Any:
         told.append((threading.get_ident() != loop_thread, found, of))
         return made if found.left_out else None
 
@@ -186,13 +186,13 @@ async def test_partition_state_file_is_decoded_in_a_thread(monkeypatch: pytest.M
             settings=SimpleNamespace(replication="the bounds"),
         )  # fmt: skip
         for left_out in (1, 0):
-            found = FoundState(state, left_out)
+            found = StateFileMatch(state, left_out)
             monkeypatch.setattr(worker_module, "found_state", lambda *_, found=found: found)
             await worker_module.open_worker(node, KEY, "shop", config)
     of = (log, "shop.3", config, "the bounds")
     assert told == [
-        (True, FoundState(state, 1), of), made, "begins",
-        (True, FoundState(state, 0), of), None, "begins",
+        (True, StateFileMatch(state, 1), of), made, "begins",
+        (True, StateFileMatch(state, 0), of), None, "begins",
     ]  # fmt: skip
     assert node.counters == {"derived states left out": 2, "derived states restored": 1}
 

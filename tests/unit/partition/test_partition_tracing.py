@@ -16,7 +16,7 @@ from liftpy.core.observe.tracing import SWITCHED, NodeTraces, PartitionTraces
 from liftpy.core.replication import effects as do
 from liftpy.core.replication.effects import Acts, acts_of
 from liftpy.core.replication.events import FetchReceived, LogFlushed, StopRequested
-from liftpy.core.replication.phases import Leading, RoleName
+from liftpy.core.replication.phases import LeaderPhase, RoleName
 from liftpy.core.wire.batch import build_batch
 from sidecar.partition.executor import TracedReplica, trace
 from sidecar.partition.worker import PartitionWorker
@@ -138,7 +138,7 @@ def test_tracing_of_acks_without_a_waiting_publisher_creates_no_span(partition: 
     partition.executing.send_acks = lambda effect: None  # type: ignore[method-assign]
     partition.do(do.SendAcks(policy=AckPolicy.LEADER, through_offset=11, leader_epoch=4))
     partition.now_ns += LATER_NS
-    partition.node.look()
+    partition.node.export_due()
     assert not partition.trees, "it still waits for its ack"
 
 
@@ -153,9 +153,9 @@ def test_tracing_of_a_leadership_end_and_an_election_creates_spans(partition: Pa
     partition.do(do.DropPendingAcks())
     (tree,) = partition.trees
     assert tree.root.error
-    partition.do(do.RoleChanged(role=RoleName.CANDIDATE, phase=Leading.LOG_REPLICATION, leader_epoch=5))
+    partition.do(do.RoleChanged(role=RoleName.CANDIDATE, phase=LeaderPhase.LOG_REPLICATION, leader_epoch=5))
     partition.now_ns += 70
-    partition.do(do.RoleChanged(role=RoleName.LEADER, phase=Leading.READY, leader_epoch=5))
+    partition.do(do.RoleChanged(role=RoleName.LEADER, phase=LeaderPhase.READY, leader_epoch=5))
     election = partition.trees[-1].root
     assert (election.name, election.end_ns - election.start_ns, election.error) == ("election orders/3", 70, "")
     assert partition.executing.done == {"append": 1, "drop_pending_acks": 1, "role_changed": 2}

@@ -11,8 +11,8 @@ import pytest
 
 from liftpy.config import AckPolicy, Codec, FlushPolicy, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.publish.log_state_part import NodeDerived
-from liftpy.core.publish.standby import NodeHeard
+from liftpy.core.publish.log_state_part import NodeStateMemory
+from liftpy.core.publish.standby import NodeStandbyMemory
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.errors import StorageError
@@ -29,7 +29,7 @@ SUBJECT = "shop.orders"
 OWN_SUBJECT = worker_module.data_subject(SUBJECT, KEY.partition)
 MADE = (
     "derived_state", "Executor", "FetchClient", "Flusher", "Ingest", "LogReplay", "PartitionServices", "PendingAcks", "ReadSubjects",
-    "Replica", "ReplicaDriver", "ReplicaSource", "ReplicationDesk", "Standby", "Tools",
+    "Replica", "ReplicaDriver", "ReplicaSource", "ReplicationHandler", "Standby", "Tools",
 )  # fmt: skip
 
 
@@ -54,13 +54,13 @@ class Wired:
             links=SimpleNamespace(
                 ingest="the link of publishes", replication="the link of replication", standby="the link of standbys"
             ),
-            heard=NodeHeard(1 << 30), derived=NodeDerived(), clocks=SimpleNamespace(stamp_ns="the time of records"),
+            heard=NodeStandbyMemory(1 << 30), derived=NodeStateMemory(), clocks=SimpleNamespace(stamp_ns="the time of records"),
             folder=SimpleNamespace(partition_path=lambda key: Path("/data") / key.folder),
             drops=SimpleNamespace(count=lambda *told: self.dropped.append(told)),
             reads=SimpleNamespace(inboxes="the inboxes of applications"), tracing=SimpleNamespace(of=lambda key: None),
             flush_times=SimpleNamespace(flushed=print), touched=set(), **given,
         )  # fmt: skip
-        self.joined: list[NodeDerived] = []
+        self.joined: list[NodeStateMemory] = []
         self.went_past: list[PartitionKey] = []
         self.node.went_past = self.went_past.append
         self.worker = PartitionWorker(self.node, KEY, SUBJECT, config, self.log, ("quarantine",))
@@ -82,10 +82,10 @@ class Wired:
                 part.hand_over = lambda *told: self.fed.append(told)
             elif name == "Ingest":
                 part.heard, part.reader = "heard", SimpleNamespace()
-            elif name == "ReplicationDesk":
+            elif name == "ReplicationHandler":
                 part.step_over = "lets go"
             elif name == "ReadSubjects":
-                part.give_states = lambda giver: None
+                part.set_state_server = lambda giver: None
             elif name == "derived_state":
                 part.ids, part.join = "the ids", self.joined.append
             elif name == "Flusher":

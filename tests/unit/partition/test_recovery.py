@@ -18,8 +18,8 @@ from liftpy.core.log.compaction_point import HORIZON_NAME, Horizon, encode_horiz
 from liftpy.core.log.log import Log
 from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import StorageError
-from sidecar.disk.data_folder import DataFolder
-from sidecar.disk.files import FolderStorage
+from sidecar.disk.data_folder import DataDirectory
+from sidecar.disk.files import DirectoryStorage
 from sidecar.partition import recovery
 from sidecar.partition.recovery import RecoveredLogs
 
@@ -27,8 +27,8 @@ SMALL = StreamConfig(segment_bytes=4096)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[DataFolder]:
-    opened = DataFolder(tmp_path)
+def folder(tmp_path: Path) -> Iterator[DataDirectory]:
+    opened = DataDirectory(tmp_path)
     yield opened
     opened.close()
 
@@ -39,9 +39,9 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
-def a_log(folder: DataFolder, stream: str, partition: int = 0, count: int = 40) -> Path:
+def a_log(folder: DataDirectory, stream: str, partition: int = 0, count: int = 40) -> Path:
     path = folder.path / "streams" / stream / str(partition)
-    log, _ = Log.open(FolderStorage(path), SMALL)
+    log, _ = Log.open(DirectoryStorage(path), SMALL)
     for offset in range(count):
         log.append(build_batch([b"%d" % offset * 200], base_offset=offset, leader_epoch=1))
     log.flush()
@@ -58,7 +58,7 @@ def values(log: Log) -> list[bytes | None]:
 
 
 async def test_log_recovered_at_start_is_reused_at_open_without_a_second_recovery(
-    folder: DataFolder, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    folder: DataDirectory, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [a_log(folder, "a-1"), a_log(folder, "a-1", 1, 3), a_log(folder, "b-2")]
     logs = RecoveredLogs()
@@ -67,7 +67,7 @@ async def test_log_recovered_at_start_is_reused_at_open_without_a_second_recover
     taken = [logs.take(path) for path in paths]
     monkeypatch.setattr(log_module, "recover", lambda *_, **__: pytest.fail("recovered again"))
     for path, recovered, count in zip(paths, taken, (40, 3, 40), strict=True):
-        log, _ = Log.open(FolderStorage(path), SMALL, recovered=recovered)
+        log, _ = Log.open(DirectoryStorage(path), SMALL, recovered=recovered)
         assert values(log) == [b"%d" % offset * 200 for offset in range(count)]
         log.append(build_batch([b"next"], base_offset=count, leader_epoch=2))
         assert log.flush() == count + 1
@@ -76,7 +76,7 @@ async def test_log_recovered_at_start_is_reused_at_open_without_a_second_recover
 
 
 async def test_log_recovery_lists_damaged_and_unreadable_logs(
-    folder: DataFolder, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    folder: DataDirectory, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right, damaged, unreadable = a_log(folder, "a-1"), a_log(folder, "b-2"), a_log(folder, "c-3", 7)
     segment = sorted(damaged.glob("*.log"))[-1]
@@ -85,7 +85,7 @@ async def test_log_recovery_lists_damaged_and_unreadable_logs(
     segment.write_bytes(data)
     real = recovery.recover
 
-    def failing(storage: FolderStorage, *, clean: bool) -> object:
+    def failing(storage: DirectoryStorage, *, clean: bool) -> object:
         if storage.folder == unreadable:
             raise StorageError("the disk does not answer")
         return real(storage, clean=clean)
@@ -100,12 +100,14 @@ async def test_log_recovery_lists_damaged_and_unreadable_logs(
     assert logs.take(unreadable) is None, "who opens it tries again"
     kept = logs.take(right)
     assert kept is not None
-    log, _ = Log.open(FolderStorage(right), SMALL, recovered=kept)
+    log, _ = Log.open(DirectoryStorage(right), SMALL, recovered=kept)
     assert log.log_end_offset == 40
     log.close()
 
 
-async def test_log_recovered_at_start_that_no_partition_opens_is_closed(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
+async def test_log_recovered_at_start_that_no_partition_opens_is_closed(
+    folder: DataDirectory, pool: ThreadPoolExecutor
+) -> None:
     path = a_log(folder, "a-1")
     logs = RecoveredLogs()
     await logs.run(folder, pool, clean_stop=False)
@@ -117,10 +119,10 @@ async def test_log_recovered_at_start_that_no_partition_opens_is_closed(folder: 
 
 
 async def test_log_recovered_at_start_is_opened_without_file_access(
-    folder: DataFolder, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    folder: DataDirectory, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [a_log(folder, "a-1", number, count) for number, count in enumerate((40, 0))]
-    closed, _ = Log.open(FolderStorage(paths[0]), SMALL)
+    closed, _ = Log.open(DirectoryStorage(paths[0]), SMALL)
     closed.raise_high_watermark(7)
     closed.note_promise(3)
     closed.close()
@@ -142,7 +144,7 @@ async def test_log_recovered_at_start_is_opened_without_file_access(
 
 
 async def test_log_recovered_from_a_directory_without_files_is_marked_as_incomplete(
-    folder: DataFolder, pool: ThreadPoolExecutor
+    folder: DataDirectory, pool: ThreadPoolExecutor
 ) -> None:
     path = a_log(folder, "a-1")
     (folder.path / "streams" / "a-1" / "1").mkdir()
@@ -155,10 +157,10 @@ async def test_log_recovered_from_a_directory_without_files_is_marked_as_incompl
 
 
 async def test_log_recovered_at_start_has_leader_epochs_and_compaction_horizon_of_its_files(
-    folder: DataFolder, pool: ThreadPoolExecutor
+    folder: DataDirectory, pool: ThreadPoolExecutor
 ) -> None:
     path = a_log(folder, "a-1")
-    storage = FolderStorage(path)
+    storage = DirectoryStorage(path)
     storage.replace(HORIZON_NAME, encode_horizon(Horizon(12, 1)))
     logs = RecoveredLogs()
     await logs.run(folder, pool, clean_stop=False)
@@ -171,7 +173,7 @@ async def test_log_recovered_at_start_has_leader_epochs_and_compaction_horizon_o
 
 @pytest.mark.parametrize("number", [0, 1])
 async def test_log_recovery_finishes_interrupted_deletions_only_in_the_first_worker_process(
-    number: int, folder: DataFolder, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    number: int, folder: DataDirectory, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = a_log(folder, "a-1")
     doomed = folder.path / "streams" / "b-2" / "0.deleted"
@@ -192,7 +194,7 @@ async def test_log_recovery_finishes_interrupted_deletions_only_in_the_first_wor
 
 
 # ---- logs that were lost [S17] ---------------------------------------------------------------------------------------------
-async def recovered_anew(folder: DataFolder, pool: ThreadPoolExecutor) -> RecoveredLogs:
+async def recovered_anew(folder: DataDirectory, pool: ThreadPoolExecutor) -> RecoveredLogs:
     found = RecoveredLogs()
     await found.run(folder, pool, clean_stop=False)
     found.close()
@@ -200,7 +202,7 @@ async def recovered_anew(folder: DataFolder, pool: ThreadPoolExecutor) -> Recove
 
 
 async def test_log_recovery_with_removed_directories_lists_the_missing_partitions(
-    folder: DataFolder, pool: ThreadPoolExecutor
+    folder: DataDirectory, pool: ThreadPoolExecutor
 ) -> None:
     """[S17]"""
     a_log(folder, "a.b-u1")
@@ -214,7 +216,7 @@ async def test_log_recovery_with_removed_directories_lists_the_missing_partition
 
 
 async def test_log_recovery_of_a_directory_without_its_segments_reports_damage(
-    folder: DataFolder, pool: ThreadPoolExecutor
+    folder: DataDirectory, pool: ThreadPoolExecutor
 ) -> None:
     path = a_log(folder, "a-u1")
     await recovered_anew(folder, pool)
@@ -224,7 +226,9 @@ async def test_log_recovery_of_a_directory_without_its_segments_reports_damage(
     assert (await recovered_anew(folder, pool)).damaged == ["a-u1/0"]
 
 
-async def test_log_recovery_does_not_list_a_deleted_partition_as_missing(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
+async def test_log_recovery_does_not_list_a_deleted_partition_as_missing(
+    folder: DataDirectory, pool: ThreadPoolExecutor
+) -> None:
     a_log(folder, "a-u1")
     await recovered_anew(folder, pool)
     folder.delete_partition(PartitionKey("a", "u1", 0))

@@ -121,14 +121,14 @@ async def test_replica_manager_passes_heartbeats_to_leaders_only(monkeypatch: py
     node = partitions(one)
     held = SimpleNamespace(partition_metadata=lambda partition, quotas, lease_ns: partition)
     monkeypatch.setattr(node, "_find_in_image", lambda key: (held, SimpleNamespace()))
-    node.metadata_heard(7)
-    node._tell(one)
+    node.heartbeat_answered(7)
+    node._update_worker(one)
     assert one.events == ["told", MetadataHeard(sent_ns=7)], "a new leader knows its lease at once"
     one.leads = False
-    node._tell(one)
+    node._update_worker(one)
     assert one.events[2:] == ["told"]
     assert one.key not in node._leading
-    node.metadata_heard(1 << 62)
+    node.heartbeat_answered(1 << 62)
     await asyncio.sleep(0)
     assert one.events[3:] == []
 
@@ -140,7 +140,7 @@ async def test_replica_manager_passes_a_lease_to_its_replicas_twice_per_lease_le
 
     async def heard(sent_ms: int, lease_ms: int) -> int:
         before = len(one.events)
-        node.metadata_heard(sent_ms * 1_000_000, lease_ms * 1_000_000)
+        node.heartbeat_answered(sent_ms * 1_000_000, lease_ms * 1_000_000)
         await asyncio.sleep(0)
         return len(one.events) - before
 

@@ -14,21 +14,21 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.batch import build_batch
 from liftpy.core.wire.subjects import InboxRule, Subjects
-from sidecar.partition.quiescence import QuietAsker, QuietTalk
+from sidecar.partition.quiescence import FetchCombiner, FetchSender
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.replication import _MAX_TOKENS, AnswerRouter, FetchClient
-from tests.scripts.desk import Desk
+from tests.scripts.replication_bench import ReplicationBench
 from tests.unit.partition.shell_parts import KEY, Clocked
 
 
 async def test_replication_server_fetch_event_has_the_values_of_the_request() -> None:
-    desk = Desk()
+    bench = ReplicationBench()
     request = replication_pb2.ReplicationRequest(
         replicaID="n2", offset=11, leaderEpoch=12, offsetEpoch=13, incarnation=14, requestId=15, maxBytes=16, streamUid="u",
         awaitsMore=True, badOffset=17, flushMicros=18, position=0, batchCrc=0,
     )  # fmt: skip
-    desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.1.1")
-    found = desk.fetches.pop()
+    bench.bus.deliver(bench.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.1.1")
+    found = bench.fetches.pop()
     assert dataclasses.replace(found, token=0) == events.FetchReceived(
         token=0, replica="n2", offset=11, leader_epoch=12, offset_epoch=13, incarnation=14, request_id=15, max_bytes=16, stream_uid="u",
         awaits_more=True, bad_offset=17, flush_ns=18_000,
@@ -36,11 +36,11 @@ async def test_replication_server_fetch_event_has_the_values_of_the_request() ->
 
 
 async def test_replication_server_drops_unanswered_requests_above_its_limit() -> None:
-    desk = Desk()
+    bench = ReplicationBench()
     for number in range(_MAX_TOKENS + 50):
-        desk.replication._token(b"liftpy.inbox.n2.1.%d" % number)
-    assert len(desk.replication._tokens) == _MAX_TOKENS
-    assert max(desk.replication._tokens) - min(desk.replication._tokens) == _MAX_TOKENS - 1, "the oldest are forgotten"
+        bench.replication._token(b"liftpy.inbox.n2.1.%d" % number)
+    assert len(bench.replication._tokens) == _MAX_TOKENS
+    assert max(bench.replication._tokens) - min(bench.replication._tokens) == _MAX_TOKENS - 1, "the oldest are forgotten"
 
 
 class NatsBus:
@@ -109,7 +109,13 @@ async def test_read_subject_of_the_partition_is_subscribed_only_while_the_replic
     bus.listening[own](own.encode(), b"orders", b"garbage", b"")
     assert bus.sent == []
     assert counters == {"refused: reply subject": 1}
-    source.log, source.high_watermark, source.leader_epoch, source.compacted, source.leader = Desk().log, 0, 1, False, "n1"
+    source.log, source.high_watermark, source.leader_epoch, source.compacted, source.leader = (
+        ReplicationBench().log,
+        0,
+        1,
+        False,
+        "n1",
+    )
     bus.listening[own](own.encode(), b"_INBOX.a", b"garbage", b"")
     assert [to for to, *_ in bus.sent] == ["_INBOX.a"], "what can't be read is refused, not dropped"
     reads.close()
@@ -125,10 +131,10 @@ async def test_combined_fetch_confirmation_of_an_earlier_request_is_ignored() ->
         if partition in confirm:
             talk.confirm(do.ConfirmQuiet(token=event.token))
 
-    talk = QuietTalk(
+    talk = FetchCombiner(
         AnswerRouter(bus),
         Subjects(),
-        QuietAsker("n1", 4),
+        FetchSender("n1", 4),
         InboxRule(("liftpy.inbox.",)),
         ReplicationConfig(),
         Clocked(),

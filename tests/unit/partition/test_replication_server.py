@@ -23,144 +23,144 @@ from liftpy.core.wire.subjects import Subjects
 from sidecar.partition import replication
 from sidecar.partition.replication import AnswerRouter, FetchClient
 from sidecar.runtime.logs import LogRateLimit
-from tests.scripts.desk import Desk
+from tests.scripts.replication_bench import ReplicationBench
 
 KEY = PartitionKey("s", "u1", 0)
 
 
-def fetch(desk: Desk, replica: str, kept_for: str) -> bytes:
+def fetch(bench: ReplicationBench, replica: str, kept_for: str) -> bytes:
     """A fetch at the log end, kept for ``kept_for`` if that is somebody, and an empty answer."""
     request = pb.ReplicationRequest(
-        replicaID=replica, offset=desk.log.newest_offset, leaderEpoch=1, requestId=1, awaitsMore=True
+        replicaID=replica, offset=bench.log.newest_offset, leaderEpoch=1, requestId=1, awaitsMore=True
     )
-    desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), f"liftpy.inbox.{replica}.1.1")
-    event = desk.fetches.pop()
+    bench.bus.deliver(bench.subjects.replicate("orders", 0), frames.encode(request), f"liftpy.inbox.{replica}.1.1")
+    event = bench.fetches.pop()
     assert event.awaits_more
     if kept_for:
-        desk.replication.keep(do.KeepFetch(token=event.token, replica=kept_for))
-        assert desk.bus.take(f"liftpy.inbox.{replica}") == []
-        desk.replication.tell_waiter(do.TellWaiter(replica=kept_for, leader_epoch=1), desk.log.high_watermark)
+        bench.replication.keep(do.KeepFetch(token=event.token, replica=kept_for))
+        assert bench.bus.take(f"liftpy.inbox.{replica}") == []
+        bench.replication.tell_waiter(do.TellWaiter(replica=kept_for, leader_epoch=1), bench.log.high_watermark)
     else:
         effect = do.SendFetchResponse(token=event.token, from_offset=event.offset + 1, max_bytes=1 << 20, leader_epoch=1)
-        desk.replication.send_response(effect, desk.log, desk.log.high_watermark)
-    (answer,) = desk.bus.take(f"liftpy.inbox.{replica}")
+        bench.replication.send_response(effect, bench.log, bench.log.high_watermark)
+    (answer,) = bench.bus.take(f"liftpy.inbox.{replica}")
     return answer
 
 
-def more(desk: Desk, replica: str, from_offset: int) -> list[bytes]:
-    desk.replication.answer_waiter(
+def more(bench: ReplicationBench, replica: str, from_offset: int) -> list[bytes]:
+    bench.replication.answer_waiter(
         do.AnswerWaiter(replica=replica, from_offset=from_offset, max_bytes=1 << 20, leader_epoch=1),
-        desk.log,
-        desk.log.high_watermark,
+        bench.log,
+        bench.log.high_watermark,
     )
-    return desk.bus.take(f"liftpy.inbox.{replica}")
+    return bench.bus.take(f"liftpy.inbox.{replica}")
 
 
 async def test_replication_server_sends_unflushed_records_to_a_waiting_fetch() -> None:
-    desk = Desk()
-    assert not frames.decode_replication_response(fetch(desk, "n2", "n2")).batches
-    desk.publish(b"one")
-    await desk.turn()
-    assert desk.log.flushed_end_offset == 0
-    (answer,) = more(desk, "n2", 0)
+    bench = ReplicationBench()
+    assert not frames.decode_replication_response(fetch(bench, "n2", "n2")).batches
+    bench.publish(b"one")
+    await bench.turn()
+    assert bench.log.flushed_end_offset == 0
+    (answer,) = more(bench, "n2", 0)
     response = frames.decode_replication_response(answer)
     assert (response.leader_epoch, response.high_watermark) == (1, -1)
     assert [value for batch in split_batches(response.batches) for value in batch.values()] == [b"one"]
-    assert more(desk, "n2", 0) == [], "one for one fetch"
+    assert more(bench, "n2", 0) == [], "one for one fetch"
 
 
 async def test_replication_server_responses_of_one_step_share_one_log_read(monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[int] = []
     read = replication.read_portion
     monkeypatch.setattr(replication, "read_portion", lambda log, *a, **b: reads.append(a[0]) or read(log, *a, **b))
-    desk = Desk()
+    bench = ReplicationBench()
     for end in (1, 2):
         for replica in ("n2", "n3", "n4"):
-            fetch(desk, replica, replica)
-        desk.replication.step_over()
-        desk.publish(b"%d" % end)
-        await desk.turn()
-        before = len(desk.bus.held)
-        sent = [more(desk, replica, from_offset) for replica, from_offset in (("n2", end - 1), ("n3", end - 1), ("n4", 0))]
-        desk.replication.step_over()
-        desk.replication.step_over()
-        assert len(desk.bus.held) == before + 2, "held once, released once"
+            fetch(bench, replica, replica)
+        bench.replication.step_over()
+        bench.publish(b"%d" % end)
+        await bench.turn()
+        before = len(bench.bus.held)
+        sent = [more(bench, replica, from_offset) for replica, from_offset in (("n2", end - 1), ("n3", end - 1), ("n4", 0))]
+        bench.replication.step_over()
+        bench.replication.step_over()
+        assert len(bench.bus.held) == before + 2, "held once, released once"
         first, same, _ = (bytes(frames.decode_replication_response(answer).batches) for (answer,) in sent)
         assert first == same
         assert [value for batch in split_batches(first) for value in batch.values()] == [b"%d" % end]
-    fetch(desk, "n4", "n4")
-    assert more(desk, "n4", 0)
+    fetch(bench, "n4", "n4")
+    assert more(bench, "n4", 0)
     assert reads == [0, 1, 0, 0], "of the last step nothing is kept: the log may have been cut meanwhile"
 
 
 async def test_replication_server_sends_a_higher_high_watermark_to_a_waiting_fetch() -> None:
-    desk = Desk()
-    fetch(desk, "n2", "n2")
+    bench = ReplicationBench()
+    fetch(bench, "n2", "n2")
     for high_watermark in (4, 5):
-        desk.replication.tell_waiter(do.TellWaiter(replica="n2", leader_epoch=1), high_watermark)
-        (answer,) = desk.bus.take("liftpy.inbox.n2")
+        bench.replication.tell_waiter(do.TellWaiter(replica="n2", leader_epoch=1), high_watermark)
+        (answer,) = bench.bus.take("liftpy.inbox.n2")
         told = frames.decode_replication_response(answer)
         assert (told.leader_epoch, told.high_watermark, bytes(told.batches)) == (1, high_watermark, b"")
-    desk.publish(b"one")
-    await desk.turn()
-    assert more(desk, "n2", 0)
-    desk.replication.tell_waiter(do.TellWaiter(replica="n2", leader_epoch=1), 6)
-    desk.replication.tell_waiter(do.TellWaiter(replica="n4", leader_epoch=1), 6)
-    assert desk.bus.take("liftpy.inbox.n2") == desk.bus.take("liftpy.inbox.n4") == []
+    bench.publish(b"one")
+    await bench.turn()
+    assert more(bench, "n2", 0)
+    bench.replication.tell_waiter(do.TellWaiter(replica="n2", leader_epoch=1), 6)
+    bench.replication.tell_waiter(do.TellWaiter(replica="n4", leader_epoch=1), 6)
+    assert bench.bus.take("liftpy.inbox.n2") == bench.bus.take("liftpy.inbox.n4") == []
 
 
 async def test_replication_server_without_a_waiting_fetch_or_new_records_sends_nothing() -> None:
-    desk = Desk()
-    fetch(desk, "n2", "")
-    fetch(desk, "n3", "n3")
-    assert more(desk, "n3", 0) == [], "an empty answer says: you are caught up"
-    desk.publish(b"one")
-    await desk.turn()
-    assert more(desk, "n2", 0) == []
-    assert more(desk, "n4", 0) == []
+    bench = ReplicationBench()
+    fetch(bench, "n2", "")
+    fetch(bench, "n3", "n3")
+    assert more(bench, "n3", 0) == [], "an empty answer says: you are caught up"
+    bench.publish(b"one")
+    await bench.turn()
+    assert more(bench, "n2", 0) == []
+    assert more(bench, "n4", 0) == []
 
 
 async def test_replication_server_after_stop_answers_no_waiting_fetch() -> None:
-    desk = Desk()
-    fetch(desk, "n2", "n2")
-    desk.replication.stop()
-    desk.publish(b"one")
-    await desk.turn()
-    assert more(desk, "n2", 0) == []
+    bench = ReplicationBench()
+    fetch(bench, "n2", "n2")
+    bench.replication.stop()
+    bench.publish(b"one")
+    await bench.turn()
+    assert more(bench, "n2", 0) == []
 
 
 @pytest.mark.parametrize("reply", ["_INBOX.x", "liftpy.inbox.n4.x", "liftpy.inbox.n2", "liftpy.inbox.n20.x", "orders", ""])
 async def test_replication_server_answers_a_replica_only_in_its_own_inbox(reply: str) -> None:
-    desk = Desk()
+    bench = ReplicationBench()
     for subject, request in (
-        (desk.subjects.replicate("orders", 0), pb.ReplicationRequest(replicaID="n2", requestId=1)),
-        (desk.subjects.offset("orders", 0), pb.LeaderEpochOffsetRequest(replicaID="n2")),
+        (bench.subjects.replicate("orders", 0), pb.ReplicationRequest(replicaID="n2", requestId=1)),
+        (bench.subjects.offset("orders", 0), pb.LeaderEpochOffsetRequest(replicaID="n2")),
     ):
-        desk.bus.deliver(subject, frames.encode(request), reply)
-    assert desk.fetches == []
-    assert desk.counters["refused: reply subject"] == 2
+        bench.bus.deliver(subject, frames.encode(request), reply)
+    assert bench.fetches == []
+    assert bench.counters["refused: reply subject"] == 2
 
 
 async def test_replication_server_ignores_a_request_whose_reply_subject_has_another_request_id() -> None:
-    desk = Desk()
+    bench = ReplicationBench()
     for subject, request in (
-        (desk.subjects.replicate("orders", 0), pb.ReplicationRequest(replicaID="n2", requestId=7, partition=0)),
-        (desk.subjects.offset("orders", 0), pb.LeaderEpochOffsetRequest(replicaID="n2", requestId=7, partition=0)),
+        (bench.subjects.replicate("orders", 0), pb.ReplicationRequest(replicaID="n2", requestId=7, partition=0)),
+        (bench.subjects.offset("orders", 0), pb.LeaderEpochOffsetRequest(replicaID="n2", requestId=7, partition=0)),
     ):
         for reply in ("liftpy.inbox.n2.1.1", "liftpy.inbox.n2.nobody.17"):
-            desk.bus.deliver(subject, frames.seal(request), reply)
-        assert desk.fetches == []
-        desk.bus.deliver(subject, frames.seal(request), "liftpy.inbox.n2.1.7")
-        assert len(desk.fetches) == 1
-        desk.fetches.clear()
-    assert desk.counters["refused: reply subject"] == 4
+            bench.bus.deliver(subject, frames.seal(request), reply)
+        assert bench.fetches == []
+        bench.bus.deliver(subject, frames.seal(request), "liftpy.inbox.n2.1.7")
+        assert len(bench.fetches) == 1
+        bench.fetches.clear()
+    assert bench.counters["refused: reply subject"] == 4
 
 
 async def test_replication_server_counts_rejected_fetches_by_reason() -> None:
-    desk = Desk()
+    bench = ReplicationBench()
     for token, reason in enumerate((RefusalReason.UNKNOWN, RefusalReason.UNKNOWN, RefusalReason.STALE_EPOCH)):
-        desk.replication.send_refusal(do.SendFetchRefusal(token=token, reason=reason, leader_epoch=1, log_start_offset=0))
-    assert by_reason(desk.counters) == {"implausible request id": 2, "fetch, stale epoch": 1}
+        bench.replication.send_refusal(do.SendFetchRefusal(token=token, reason=reason, leader_epoch=1, log_start_offset=0))
+    assert by_reason(bench.counters) == {"implausible request id": 2, "fetch, stale epoch": 1}
 
 
 def follower() -> tuple[FetchClient, list[events.Event], Counter[str]]:
@@ -196,42 +196,42 @@ def test_fetch_client_logs_repeated_damage_once_per_second(
 
 
 # ---- what requests and answers are for -----------------------------------------------------------------------------------------
-def asked(desk: Desk, **fields: object) -> list[events.Event]:
+def asked(bench: ReplicationBench, **fields: object) -> list[events.Event]:
     """Both requests of a follower, that name what they are for."""
     reply = "liftpy.inbox.n2.1.7"
     fetch_ = pb.ReplicationRequest(replicaID="n2", offset=-1, leaderEpoch=1, requestId=7, streamUid="uid-1", **fields)  # type: ignore[arg-type]
     query = pb.LeaderEpochOffsetRequest(replicaID="n2", currentEpoch=1, requestId=7, streamUid="uid-1", **fields)  # type: ignore[arg-type]
-    desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.seal(fetch_), reply)
-    desk.bus.deliver(desk.subjects.offset("orders", 0), frames.seal(query), reply)
-    found, desk.fetches[:] = list(desk.fetches), []
+    bench.bus.deliver(bench.subjects.replicate("orders", 0), frames.seal(fetch_), reply)
+    bench.bus.deliver(bench.subjects.offset("orders", 0), frames.seal(query), reply)
+    found, bench.fetches[:] = list(bench.fetches), []
     return list(found)
 
 
 async def test_replication_server_drops_and_counts_a_request_for_another_partition() -> None:
-    desk = Desk()
-    assert len(asked(desk, partition=0)) == len(asked(desk)) == 2
-    assert asked(desk, partition=1) == []
-    assert desk.counters == {"refused: addressee": 2}
-    assert desk.bus.sent == [], "who is answered by the wrong partition would take it for his"
+    bench = ReplicationBench()
+    assert len(asked(bench, partition=0)) == len(asked(bench)) == 2
+    assert asked(bench, partition=1) == []
+    assert bench.counters == {"refused: addressee": 2}
+    assert bench.bus.sent == [], "who is answered by the wrong partition would take it for his"
 
 
 async def test_replication_server_response_contains_its_partition_address_if_requested() -> None:
-    desk = Desk()
+    bench = ReplicationBench()
     for fields, said in (({"partition": 0}, True), ({}, False)):
-        fetched, queried = asked(desk, **fields)
+        fetched, queried = asked(bench, **fields)
         assert isinstance(fetched, events.FetchReceived)
         assert isinstance(queried, events.EpochQueryReceived)
-        desk.replication.keep(do.KeepFetch(token=fetched.token, replica="n2"))
-        desk.replication.tell_waiter(do.TellWaiter(replica="n2", leader_epoch=1), 3)
-        desk.replication.send_epoch_answer(
+        bench.replication.keep(do.KeepFetch(token=fetched.token, replica="n2"))
+        bench.replication.tell_waiter(do.TellWaiter(replica="n2", leader_epoch=1), 3)
+        bench.replication.send_epoch_answer(
             do.SendEpochAnswer(token=queried.token, leader_epoch=1, last_offset=4, current_epoch=1, log_start_offset=0)
         )
-        refused_, _ = asked(desk, **fields)
+        refused_, _ = asked(bench, **fields)
         assert isinstance(refused_, events.FetchReceived)
-        desk.replication.send_refusal(
+        bench.replication.send_refusal(
             do.SendFetchRefusal(token=refused_.token, reason=RefusalReason.STALE_EPOCH, leader_epoch=1, log_start_offset=0)
         )
-        for answer in desk.bus.take("liftpy.inbox.n2"):
+        for answer in bench.bus.take("liftpy.inbox.n2"):
             kind, to, body = envelope.decode_addressed(answer)
             if kind is MessageType.REPLICATION_RESPONSE:
                 assert to == (address("uid-1", 0, 7) if said else b"")

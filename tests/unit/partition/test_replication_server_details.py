@@ -15,12 +15,12 @@ from liftpy.core.replication.events import RefusalReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.batch import build_batch, parse_header
-from liftpy.core.wire.chunking import Held, Piece
+from liftpy.core.wire.chunking import PartialBatch, Piece
 from liftpy.core.wire.frames import address
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.partition import replication
-from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationDesk
-from tests.scripts.desk import FakeBus
+from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationHandler
+from tests.scripts.replication_bench import FakeBus
 from tests.unit.log.small_logs import a_log, add
 
 KEY = PartitionKey("orders", "u1", 3)
@@ -29,7 +29,7 @@ REPLY = "liftpy.inbox.n2.4.5"
 
 
 class Leader:
-    """The leader's desk, its log and what it has heard."""
+    """The leader's bench, its log and what it has heard."""
 
     def __init__(self, max_payload: int = 1 << 20) -> None:
         self.bus: Any = FakeBus(max_payload)
@@ -37,8 +37,8 @@ class Leader:
         self.counters: Counter[str] = Counter()
         subjects = Subjects("liftpy")
         inboxes = InboxRule((subjects.inboxes(),))
-        self.desk = ReplicationDesk(self.bus, subjects, KEY, inboxes, self.heard.append, self.counters)
-        self.desk.start()
+        self.bench = ReplicationHandler(self.bus, subjects, KEY, inboxes, self.heard.append, self.counters)
+        self.bench.start()
         self.log = a_log()
 
     def ask(self, request: Any, subject: str = FETCH) -> Any:
@@ -51,7 +51,7 @@ class Leader:
 
     def answer(self, token: int, from_offset: int = 0, max_bytes: int = 1 << 20) -> list[bytes]:
         effect = do.SendFetchResponse(token=token, from_offset=from_offset, max_bytes=max_bytes, leader_epoch=7)
-        self.desk.send_response(effect, self.log, 9)
+        self.bench.send_response(effect, self.log, 9)
         return self.bus.take(REPLY)  # type: ignore[no-any-return]
 
 
@@ -67,10 +67,10 @@ def test_replication_server_passes_a_fetch_on_as_event_with_all_fields() -> None
         stream_uid="u1", awaits_more=True, bad_offset=17, flush_ns=20_000, copy_epoch=24,
     )  # fmt: skip
     assert leader.ask(request) == expected
-    assert leader.desk._tokens[1] == replication.Asker("liftpy.inbox.n2.4.15", Held(18, 19), 15)
+    assert leader.bench._tokens[1] == replication.ReplyDestination("liftpy.inbox.n2.4.15", PartialBatch(18, 19), 15)
     older = leader.ask(pb.ReplicationRequest(replicaID="n2", offset=11))
     assert (older.token, older.bad_offset, older.awaits_more, older.flush_ns) == (2, None, False, 0)
-    assert leader.desk._tokens[2].request_id is None
+    assert leader.bench._tokens[2].request_id is None
 
 
 def test_replication_server_passes_an_epoch_query_on_as_event_with_all_fields() -> None:
@@ -81,20 +81,20 @@ def test_replication_server_passes_an_epoch_query_on_as_event_with_all_fields() 
     assert leader.ask(request, OFFSET) == events.EpochQueryReceived(
         token=1, replica="n2", asked_epoch=21, current_epoch=22, stream_uid="u1"
     )
-    assert leader.desk._tokens[1] == replication.Asker("liftpy.inbox.n2.4.23", None, 23)
+    assert leader.bench._tokens[1] == replication.ReplyDestination("liftpy.inbox.n2.4.23", None, 23)
 
 
 def test_replication_server_subscribes_once_until_it_stops() -> None:
     leader = Leader()
-    listeners = leader.desk._listeners
-    leader.desk.start()
-    assert leader.desk._listeners is listeners
+    listeners = leader.bench._listeners
+    leader.bench.start()
+    assert leader.bench._listeners is listeners
     assert set(leader.bus.sinks) == {FETCH, OFFSET}
     token = leader.fetch()
-    leader.desk.stop()
+    leader.bench.stop()
     assert leader.bus.sinks == {}
     assert leader.answer(token) == []
-    leader.desk.start()
+    leader.bench.start()
     assert set(leader.bus.sinks) == {FETCH, OFFSET}
 
 
@@ -159,17 +159,17 @@ def test_replication_server_with_an_unreadable_log_counts_the_failed_read_and_se
 
 def test_replication_server_answers_a_waiting_fetch_once_per_replica() -> None:
     leader = Leader()
-    leader.desk.keep(do.KeepFetch(token=leader.fetch(), replica="n2"))
+    leader.bench.keep(do.KeepFetch(token=leader.fetch(), replica="n2"))
     assert leader.bus.take(REPLY) == []
     add(leader.log, 2)
     again = do.AnswerWaiter(replica="n2", from_offset=0, max_bytes=1 << 20, leader_epoch=8)
-    leader.desk.tell_waiter(do.TellWaiter(replica="n2", leader_epoch=8), 33)
+    leader.bench.tell_waiter(do.TellWaiter(replica="n2", leader_epoch=8), 33)
     assert leader.bus.take(REPLY) == [frames.replication_response_header(8, 33, (), address("u1", 3, 5))]
-    leader.desk.answer_waiter(again, leader.log, 44)
+    leader.bench.answer_waiter(again, leader.log, 44)
     (answer,) = leader.bus.take(REPLY)
     found = frames.decode_replication_response(answer)
     assert (found.leader_epoch, found.high_watermark, len(found.batches) > 0) == (8, 44, True)
-    leader.desk.answer_waiter(again, leader.log, 44)
+    leader.bench.answer_waiter(again, leader.log, 44)
     assert leader.bus.take(REPLY) == []
 
 
@@ -184,13 +184,13 @@ def test_replication_server_answers_a_waiting_fetch_once_per_replica() -> None:
 def test_replication_server_rejection_has_reason_and_log_start(reason: RefusalReason, counted: str) -> None:
     leader = Leader()
     for request_id, token in ((5, leader.fetch()), (0, leader.ask(pb.ReplicationRequest(replicaID="n2")).token)):
-        leader.desk.send_refusal(do.SendFetchRefusal(token=token, reason=reason, leader_epoch=7, log_start_offset=21))
+        leader.bench.send_refusal(do.SendFetchRefusal(token=token, reason=reason, leader_epoch=7, log_start_offset=21))
         (answer,) = leader.bus.take(REPLY)
         named = {"streamUid": "u1", "partition": 3, "requestId": 5} if request_id else {}
         assert frames.decode(answer, pb.ReplicationRefusal) == pb.ReplicationRefusal(
             reason=reason.value, leaderEpoch=7, logStartOffset=21, **named
         )
-    leader.desk.send_refusal(do.SendFetchRefusal(token=99, reason=reason, leader_epoch=7, log_start_offset=21))
+    leader.bench.send_refusal(do.SendFetchRefusal(token=99, reason=reason, leader_epoch=7, log_start_offset=21))
     assert leader.bus.sent == []
     assert leader.counters == {counted: 3}
 
@@ -198,7 +198,7 @@ def test_replication_server_rejection_has_reason_and_log_start(reason: RefusalRe
 def test_replication_server_epoch_query_response_has_the_end_offset_of_the_epoch() -> None:
     leader = Leader()
     token = leader.ask(pb.LeaderEpochOffsetRequest(replicaID="n2", partition=3, requestId=5), OFFSET).token
-    leader.desk.send_epoch_answer(
+    leader.bench.send_epoch_answer(
         do.SendEpochAnswer(token=token, leader_epoch=6, last_offset=31, current_epoch=7, log_start_offset=21)
     )
     (answer,) = leader.bus.take(REPLY)

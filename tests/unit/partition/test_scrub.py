@@ -12,7 +12,7 @@ from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.segment import log_name
 from liftpy.core.wire.batch import build_batch
-from sidecar.disk.files import FolderStorage
+from sidecar.disk.files import DirectoryStorage
 from sidecar.partition.scrub import Scrub
 
 FAST = 1 << 30
@@ -37,7 +37,7 @@ class Partition:
 
 def partition(folder: Path, name: str) -> Partition:
     """Two sealed segments and an active one."""
-    log, _ = Log.open(FolderStorage(folder / name), StreamConfig())
+    log, _ = Log.open(DirectoryStorage(folder / name), StreamConfig())
     for number in range(9):
         log.append(build_batch([b"x" * 9000], base_offset=number, leader_epoch=1))
         if number in (2, 5):
@@ -135,7 +135,7 @@ async def test_scrub_continues_after_removed_segments_and_closed_logs(tmp_path: 
 
 
 async def test_scrub_stopped_inside_a_segment_resumes_at_that_position(tmp_path: Path) -> None:
-    log, _ = Log.open(FolderStorage(tmp_path / "a"), StreamConfig())
+    log, _ = Log.open(DirectoryStorage(tmp_path / "a"), StreamConfig())
     for number in range(40):
         log.append(build_batch([b"x" * 9000], base_offset=number, leader_epoch=1))
     log.flush()

@@ -26,7 +26,7 @@ from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.worker import PartitionWorker
 from sidecar.runtime import clock
 from sidecar.runtime.timers import Timer, Timers
-from tests.scripts.desk import FakeBus
+from tests.scripts.replication_bench import FakeBus
 from tests.unit.partition.shell_parts import KEY, Clocked, worker
 from tests.unit.partition.test_housekeeping_rounds import FakeWorker, FakeWorkers
 from tests.unit.partition.test_replica_manager import RecordingWorker, partitions
@@ -39,7 +39,7 @@ from tests.unit.services.test_service_endpoint import World, hello
 async def test_replica_manager_delivers_no_events_to_partitions_removed_from_the_metadata() -> None:
     one = RecordingWorker(KEY, leads=True)
     node = partitions(one)
-    node._tell(one)
+    node._update_worker(one)
     assert (one.events, node._leading) == ([], {})
 
 
@@ -50,13 +50,13 @@ async def test_replica_manager_passes_the_last_heartbeat_to_a_new_leader() -> No
         SimpleNamespace(partition_metadata=lambda state, quotas, lease_ns: ("held", state)),
         "state",
     )
-    node._tell(one)
+    node._update_worker(one)
     assert (one.events, node._leading) == (["told"], {KEY: one})
     node._heard = events.MetadataHeard(sent_ns=5)
-    node._tell(one)
+    node._update_worker(one)
     assert one.events == ["told", "told", node._heard]
     one.leads = False
-    node._tell(one)
+    node._update_worker(one)
     assert (one.events[3:], node._leading) == (["told"], {})
 
 
@@ -182,19 +182,19 @@ def test_partition_service_timers_run_only_with_a_service(monkeypatch: pytest.Mo
     assert world.timers == [(now_ns + session_ns // 2, services._check)], "it was heard since"
     now_ns += session_ns // 2
     world.timers.clear()
-    services._tell_others()
+    services._broadcast_states()
     services._expire()
     assert services._check not in armed(world), "the last one is forgotten"
     assert armed(world)[-1] is services._report, "which others are told soon"
     assert services.report() == []
-    assert [gone["service"] for gone in services.services_that_left()] == ["bank"]
+    assert [gone["service"] for gone in services.left_services()] == ["bank"]
 
 
 def test_partition_service_report_is_sent_to_each_other_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     world.say(hello(position=4, version=6))
     world.sent.clear()
-    world.services._tell_others()
+    world.services._broadcast_states()
     assert [subject for subject, _ in world.sent] == ["liftpy.notify.n2", "liftpy.notify.n3"]
     first, second = (frames.decode(frame, service_pb2.ServiceReport) for _, frame in world.sent)
     assert first == second
@@ -216,7 +216,7 @@ def test_partition_service_report_is_sent_half_as_often_while_unchanged_and_heal
         return found
 
     def told() -> list[float]:
-        services._tell_others()
+        services._broadcast_states()
         return waits()
 
     world.say(hello(position=4))

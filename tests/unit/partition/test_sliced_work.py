@@ -10,9 +10,9 @@ import time
 import pytest
 
 from sidecar.runtime import clock
-from sidecar.runtime.logs import Chatter
-from sidecar.runtime.memory import CLOSED, OPENED, Garbage
-from sidecar.runtime.tasks import Slices
+from sidecar.runtime.logs import InfoLogRateLimit
+from sidecar.runtime.memory import CLOSED, OPENED, GarbageCollection
+from sidecar.runtime.tasks import CooperativeQueue
 from sidecar.runtime.timers import Timer, Timers
 
 PIECE_S = 0.001
@@ -41,7 +41,7 @@ async def test_sliced_work_of_many_items_yields_to_the_event_loop() -> None:
         _work()
         done.append(number)
 
-    slices = Slices(work)
+    slices = CooperativeQueue(work)
     slices.add(range(300))
     assert 0 < len(done) < 100, "the first slice is done at once"
     assert await _longest_pause(done, 300) < 0.05
@@ -56,7 +56,7 @@ async def test_sliced_work_runs_an_item_queued_twice_once_until_it_is_finished()
         if number == 1 and done.count(1) < 3:
             slices.add((1,))
 
-    slices = Slices(work, slice_s=0.0)
+    slices = CooperativeQueue(work, slice_s=0.0)
     slices.add((0,))
     slices.add((1, 2))
     slices.add((2, 3))
@@ -101,7 +101,7 @@ def unfrozen() -> object:
 
 
 def test_garbage_collector_freezes_objects_of_open_partitions(unfrozen: object) -> None:
-    garbage = Garbage()
+    garbage = GarbageCollection()
     held = []
     for _ in range(OPENED):
         held.append([{} for _ in range(10)])
@@ -127,7 +127,7 @@ def test_log_limiter_writes_a_bounded_number_of_lines_per_second_and_counts_the_
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 7.0)
-    chatter, logger = Chatter(lines_per_s=3), logging.getLogger("liftpy.test")
+    chatter, logger = InfoLogRateLimit(lines_per_s=3), logging.getLogger("liftpy.test")
     with caplog.at_level(logging.INFO, "liftpy.test"):
         for number in range(10):
             chatter.info(logger, "line %d", number)

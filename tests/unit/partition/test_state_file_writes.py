@@ -14,11 +14,11 @@ from liftpy.config import NS_PER_S, FlushPolicy, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.publish.dedup_window import Stored
+from liftpy.core.publish.dedup_window import StoredId
 from liftpy.core.publish.log_state import LogState
-from liftpy.core.publish.state_file import Unwritten, state_names
+from liftpy.core.publish.state_file import StateCapture, state_names
 from liftpy.core.wire.batch import build_batch, parse_batch
-from sidecar.partition.flushing import Flusher, FoundState, StateCheckpoints, found_state, read_state_file
+from sidecar.partition.flushing import Flusher, StateCheckpoints, StateFileMatch, found_state, read_state_file
 from sidecar.runtime.timers import Timers
 from tests.unit.partition.shell_parts import until
 
@@ -94,7 +94,7 @@ async def test_state_file_writes_run_one_at_a_time(bench: Bench) -> None:
     states, go_on = bench.states, threading.Event()
     real = states.writer.write
 
-    def write(unwritten: Unwritten) -> None:
+    def write(unwritten: StateCapture) -> None:
         go_on.wait(60)
         real(unwritten)
 
@@ -135,16 +135,16 @@ async def test_state_file_written_at_a_clean_stop_is_loaded_at_the_next_start(
     found = found_state(again.log, KEY)
     assert found.state is not None
     assert (found.left_out, again.derived.restore(found.state), again.derived.is_complete) == (1, True, True)
-    assert again.derived.ids.find(b"a", 0) == Stored(0, 0)
+    assert again.derived.ids.find(b"a", 0) == StoredId(0, 0)
     made = read_state_file(found, again.log, "s", StreamConfig(), ReplicationConfig())
     assert made is not None
-    assert (made.ids.find(b"b", 0), made.is_complete) == (Stored(1, 1), True)
+    assert (made.ids.find(b"b", 0), made.is_complete) == (StoredId(1, 1), True)
     assert read_state_file(found, again.log, "s", StreamConfig(dedup_window_s=500), ReplicationConfig()) is None, (
         "it knows too little"
     )
-    assert read_state_file(FoundState(), again.log, "s", StreamConfig(), ReplicationConfig()) is None
+    assert read_state_file(StateFileMatch(), again.log, "s", StreamConfig(), ReplicationConfig()) is None
     assert again.derived.replayed_bytes == 0
-    assert found_state(again.log, PartitionKey("s", "u2", 0)) == FoundState(None, 1)
-    assert FoundState() == (None, 0)
+    assert found_state(again.log, PartitionKey("s", "u2", 0)) == StateFileMatch(None, 1)
+    assert StateFileMatch() == (None, 0)
     (await again.states.close())()
     assert state_names(storage) == []

@@ -21,7 +21,7 @@ from sidecar.partition import scrub as scrub_module
 from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.runtime import logs
-from sidecar.runtime.logs import Chatter
+from sidecar.runtime.logs import InfoLogRateLimit
 from tests.only_in import only_in
 from tests.unit.partition.shell_parts import KEY
 from tests.unit.partition.test_housekeeping_rounds import FakeWorker, FakeWorkers
@@ -207,7 +207,7 @@ def test_log_limiter_writes_lines_again_in_the_next_second(monkeypatch: pytest.M
     monkeypatch.setattr(logs, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     said: list[str] = []
     logger: Any = SimpleNamespace(info=lambda text, *given: said.append(text % given))
-    made = Chatter()
+    made = InfoLogRateLimit()
     for number in range(logs.MAX_LINES_PER_S + 2):
         made.info(logger, "%d", number)
     assert said == [str(number) for number in range(logs.MAX_LINES_PER_S)]

@@ -57,7 +57,7 @@ class Bench:
     def listen(self, subject: str, sink: Any, given_up: Any = None, refuser: Any = None) -> Any:
         return None
 
-    def when_heard(self, heard: Callable[[], None]) -> None:
+    def when_subscribed(self, heard: Callable[[], None]) -> None:
         heard()
 
     def behind_read(self, callback: Callable[[], None]) -> None:

@@ -48,7 +48,7 @@ class Bench:
     def behind_read(self, callback: Any) -> None:
         asyncio.get_running_loop().call_soon(callback)
 
-    def when_heard(self, heard: Any) -> None:
+    def when_subscribed(self, heard: Any) -> None:
         heard()
 
     def send_lines(self, lines: list[bytes]) -> None:

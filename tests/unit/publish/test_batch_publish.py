@@ -253,7 +253,7 @@ def test_batch_publish_at_the_size_limit_is_stored(batch: bytes) -> None:
     assert Columns.SUBJECTS in Columns(bench.batches[0].header.column_bits)
 
 
-def test_stream_without_acks_stores_a_batch_publish_for_another_stream_as_a_plain_value() -> None:
+def test_stream_without_acks_stores_a_batch_publish_for_another_stream_as_the_record_value() -> None:
     bench = Bench(AckPolicy.NONE)
     other = published(THREE, streamUid="u9")
     bench.arrive((REPLY, other, b""), (REPLY, published(THREE), b""))
@@ -262,7 +262,7 @@ def test_stream_without_acks_stores_a_batch_publish_for_another_stream_as_a_plai
 
 
 @pytest.mark.parametrize("frame", [published(THREE)[:11], published(THREE)[:8] + b"\xff" * 4, published(THREE)[:13]])
-def test_publish_that_starts_like_a_batch_but_is_invalid_is_stored_as_plain_bytes(frame: bytes) -> None:
+def test_publish_that_starts_like_a_batch_but_is_invalid_is_stored_as_the_record_value(frame: bytes) -> None:
     bench = Bench()
     bench.arrive((b"", frame, b""))
     assert [r.value for r in bench.batches[0].records()] == [frame]

@@ -131,7 +131,7 @@ def test_remains_batch_that_compaction_leaves_for_a_producer_has_no_records() ->
     assert Log.open(log.storage, STREAM)[0].horizon.end_offset > 0, "a batch of one record that is gone is a trace"
 
 
-def test_compaction_deletes_the_remains_batch_of_a_producer_that_has_newer_batches() -> None:
+def test_compaction_deletes_the_control_batch_of_a_producer_that_has_newer_batches() -> None:
     log = a_log()
     put(log, [b"a"], P, 0)
     supersede(log, [b"a"])
@@ -147,7 +147,7 @@ def test_compaction_deletes_the_remains_batch_of_a_producer_that_has_newer_batch
     assert left == [(False, 2)], "who has records needs no remains"
 
 
-def test_compaction_leaves_an_existing_remains_batch_unchanged() -> None:
+def test_compaction_leaves_an_existing_control_batch_of_a_producer_unchanged() -> None:
     log = a_log()
     put(log, [b"a"], P, 0, note=NAMED)
     supersede(log, [b"a"])
@@ -158,7 +158,7 @@ def test_compaction_leaves_an_existing_remains_batch_unchanged() -> None:
     assert first.header.is_remains
 
 
-def test_compaction_leaves_no_remains_batch_for_an_expired_producer() -> None:
+def test_compaction_leaves_no_control_batch_for_an_expired_producer() -> None:
     for at_s, stays in ((101.5, False), (100.5, True)):
         log = a_log()
         log.producer_expiry_ns = round(NODE.producer_expiry_s * NS_PER_S)
@@ -175,7 +175,7 @@ def test_log_uses_the_producer_expiry_of_the_stream_settings() -> None:
     assert log.producer_expiry_ns == 7 * NS_PER_S
 
 
-def test_compaction_remains_batch_does_not_change_the_last_message_id() -> None:
+def test_compaction_control_batch_does_not_change_the_last_message_id() -> None:
     log = a_log()
     log.append(build_batch([b"v"], keys=[b"k"], headers=[(("Nats-Msg-Id", b"id"),)], leader_epoch=1, timestamp_ns=1))
     put(log, [b"a"], P, 0, note=NAMED)

@@ -15,7 +15,7 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish import ingest, last_per_subject
 from liftpy.core.publish.acks import Publishers
-from liftpy.core.publish.jetstream_headers import Expected, expected_in, rejection_after_sequence
+from liftpy.core.publish.jetstream_headers import PublishConditions, expected_in, rejection_after_sequence
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.message_decoder import MessageColumns
 from liftpy.core.replication.effects import AppendBatch, RejectReason
@@ -282,7 +282,7 @@ async def test_conditional_publish_on_a_stream_with_too_many_subjects_is_rejecte
     assert await many.says("ev.0", (OF, 3), (NAMED, "ev.2")) == 4
 
 
-def unmet(derived: Any, subjects: list[str], of_others: dict[int, Expected], end_offset: int) -> dict[int, Any]:
+def unmet(derived: Any, subjects: list[str], of_others: dict[int, PublishConditions], end_offset: int) -> dict[int, Any]:
     """What does not hold of messages to ``subjects``."""
     count = len(subjects)
     publishers = Publishers(AckPolicy.ALL, [b""] * count)
@@ -295,7 +295,7 @@ def test_condition_check_during_indexing_uses_subjects_of_the_same_batch() -> No
         last_of=lambda subject: None, subjects=SimpleNamespace(is_full=False), ids=SimpleNamespace(last_id=b"")
     )
     for index, sequence, reason in ((1, 6, None), (1, 5, RejectReason.INCORRECT_OFFSET), (2, 6, RejectReason.OVERLOADED)):
-        unfit = unmet(derived, ["a", "a", "b"], {index: Expected(sequence, "", b"")}, 5).get(index)
+        unfit = unmet(derived, ["a", "a", "b"], {index: PublishConditions(sequence, "", b"")}, 5).get(index)
         assert (unfit and unfit.reason) == reason
 
 
@@ -305,7 +305,7 @@ def test_condition_check_with_a_wildcard_filter_covers_at_most_ten_thousand_subj
     derived.subjects.read_below(0, {f"ev.{number}": number for number in range(10_000)})
 
     def judged(sequence: int) -> tuple[object, ...]:
-        return unmet(derived, ["ev.x"], {0: Expected(sequence, "ev.*", b"")}, 10_000).get(0, ())
+        return unmet(derived, ["ev.x"], {0: PublishConditions(sequence, "ev.*", b"")}, 10_000).get(0, ())
 
     assert (judged(10_000), judged(9_999)[1:]) == ((), ("wrong last sequence: 10000", None))
     derived.subjects.read_below(0, {"ev.more": 10_000})
@@ -333,9 +333,9 @@ async def test_publish_with_a_wrong_expected_subject_sequence_in_envelope_header
 def test_condition_header_that_occurs_twice_counts_with_its_first_value() -> None:
     assert expected_in([]) is None
     assert expected_in([("nats-expected-last-subject-sequence", b"1"), (NAMED, b"x"), (LAST_ID, b""), (OF, b"")]) is None
-    assert expected_in([(OF, b"1"), (OF, b"2")]) == Expected(1, "", b"")
-    assert expected_in([(LAST_ID, b"a"), (NAMED, b"x\xff")]) == Expected(None, "x\udcff", b"a")
-    assert expected_in([(OF, b"-1")]) == Expected(-1, "", b"")
+    assert expected_in([(OF, b"1"), (OF, b"2")]) == PublishConditions(1, "", b"")
+    assert expected_in([(LAST_ID, b"a"), (NAMED, b"x\xff")]) == PublishConditions(None, "x\udcff", b"a")
+    assert expected_in([(OF, b"-1")]) == PublishConditions(-1, "", b"")
     assert rejection_after_sequence([(NAMED, b"x"), (OF, b"1")]) is None
     assert rejection_after_sequence([(NAMED, b"x"), (OF, b"")]) is not None
 
@@ -378,7 +378,9 @@ def test_condition_check_of_a_thousand_filters_takes_less_than_half_a_second() -
 
     def judged(filters: list[str]) -> tuple[float, list[str]]:
         began = time.process_time()
-        unfit = unmet(derived, subjects, {index: Expected(0, named, b"") for index, named in enumerate(filters)}, 10_000)
+        unfit = unmet(
+            derived, subjects, {index: PublishConditions(0, named, b"") for index, named in enumerate(filters)}, 10_000
+        )
         return time.process_time() - began, [reason.name for reason, *_ in unfit.values()]
 
     took_s, reasons = judged(["*.y.*"] * 1000)

@@ -8,11 +8,20 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.publish.dedup_window import RecentIds, Stored, size_of
-from liftpy.core.publish.last_per_subject import LastOfSubjects
+from liftpy.core.publish.dedup_window import RecentIds, StoredId, size_of
+from liftpy.core.publish.last_per_subject import LastPerSubject
 from liftpy.core.publish.log_state import LogState
-from liftpy.core.publish.log_state_part import NewBatch, NodeDerived, Numbering, Share
-from liftpy.core.publish.producer_state import STATE_BYTES, TAIL_BYTES, Claim, Finding, Given, ProducerDesk, Producers, Question
+from liftpy.core.publish.log_state_part import NewBatch, NodeStateMemory, ProducerSequences, Share
+from liftpy.core.publish.producer_state import (
+    STATE_BYTES,
+    TAIL_BYTES,
+    Claim,
+    Finding,
+    ProducerGrant,
+    ProducerRegistry,
+    ProducerRequest,
+    Producers,
+)
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire.batch import build_batch, parse_batch
 
@@ -22,9 +31,9 @@ BATCH_BYTES = 296
 
 
 def take(part: Any, offset: int, *, time: int = 1000, message_id: bytes = b"", producer: int = 0, subject: str = "") -> None:
-    numbering = Numbering(producer, 0, 0, COLUMNS) if producer else None
+    numbering = ProducerSequences(producer, 0, 0, COLUMNS) if producer else None
     stored = build_batch([b"v"], base_offset=offset, subjects=[subject]) if subject else b""
-    whole = part._take if isinstance(part, LogState) else part.take
+    whole = part._add_batch if isinstance(part, LogState) else part.add_batch
     whole(NewBatch(offset, offset, time, 1, {offset: message_id} if message_id else {}, numbering, stored))
 
 
@@ -36,7 +45,7 @@ ONE = BATCH_BYTES + size_of([an_id(0)])
 
 
 def test_dedup_memory_share_moved_to_another_node_counts_against_the_limit_of_that_node() -> None:
-    node, other = NodeDerived(1000), NodeDerived(1000)
+    node, other = NodeStateMemory(1000), NodeStateMemory(1000)
     share, beside = Share(node, "ids", 600, "partition_message_id_bytes"), Share(node, "subjects")
     share.hold(300)
     beside.hold(200)
@@ -51,7 +60,7 @@ def test_dedup_memory_share_moved_to_another_node_counts_against_the_limit_of_th
 
 
 def test_dedup_memory_share_of_a_leader_is_limited_to_seven_eighths_of_the_node() -> None:
-    node = NodeDerived(800)
+    node = NodeStateMemory(800)
     share, neighbour = Share(node, "ids", 400, "partition_message_id_bytes"), Share(node, "ids")
     assert (share.lacks(350), share.lacks(351), share.has_room(350)) == ("", "partition_message_id_bytes", True)
     assert share.lacks(300, 51) == "partition_message_id_bytes", "what is in hand goes into it"
@@ -63,7 +72,7 @@ def test_dedup_memory_share_of_a_leader_is_limited_to_seven_eighths_of_the_node(
 
 
 def test_dedup_memory_share_that_grows_above_the_node_limit_frees_at_most_the_bytes_it_grew_by() -> None:
-    node = NodeDerived(1000)
+    node = NodeStateMemory(1000)
     share, neighbour = Share(node, "ids", 400), Share(node, "ids")
     share.hold(450)
     assert share.excess_bytes(10) == 50, "of its own bound all"
@@ -75,14 +84,14 @@ def test_dedup_memory_share_that_grows_above_the_node_limit_frees_at_most_the_by
 
 
 # ---- message ids -------------------------------------------------------------------------------------------------------------
-def ids(node: NodeDerived, now_ns: Callable[[], int] = lambda: 10**9, room: int = 1 << 20) -> RecentIds:
+def ids(node: NodeStateMemory, now_ns: Callable[[], int] = lambda: 10**9, room: int = 1 << 20) -> RecentIds:
     made = RecentIds(WINDOW, room, now_ns, node)
     made.begin(0)
     return made
 
 
 def test_node_with_full_dedup_memory_evicts_message_ids_of_the_partition_that_grows() -> None:
-    node = NodeDerived(10 * ONE)
+    node = NodeStateMemory(10 * ONE)
     one, other = ids(node), ids(node)
     for offset in range(6):
         take(one, offset, message_id=an_id(offset))
@@ -93,13 +102,13 @@ def test_node_with_full_dedup_memory_evicts_message_ids_of_the_partition_that_gr
         assert node.size_bytes <= node.bound_bytes
     assert (len(one), one.forgotten, one.is_whole) == (6, 0, True)
     assert (len(other), other.forgotten, other.is_whole) == (4, 5, False)
-    assert other.find(an_id(8), 1000) == Stored(8, 8)
+    assert other.find(an_id(8), 1000) == StoredId(8, 8)
     one.begin(None)
     assert node.size_bytes == other.size_bytes == 4 * ONE
 
 
 def test_dedup_window_with_an_evicted_id_rejects_new_ids_until_the_window_has_passed() -> None:
-    node, now = NodeDerived(ONE), [10**9]
+    node, now = NodeStateMemory(ONE), [10**9]
     made = ids(node, lambda: now[0])
     take(made, 0, message_id=b"a", time=1000)
     made.committed(0)
@@ -122,7 +131,7 @@ def test_dedup_window_with_an_evicted_id_rejects_new_ids_until_the_window_has_pa
 
 def test_dedup_window_that_evicts_only_expired_ids_stays_complete() -> None:
     """The clock of the log jumped, so this id stayed longer than the window."""
-    node, made = NodeDerived(ONE), ids(NodeDerived())
+    node, made = NodeStateMemory(ONE), ids(NodeStateMemory())
     made.share.join(node)
     take(made, 0, message_id=b"a", time=1000)
     take(made, 1, time=1000 + WINDOW)
@@ -134,7 +143,7 @@ def test_dedup_window_that_evicts_only_expired_ids_stays_complete() -> None:
 
 def test_dedup_window_of_an_idle_log_expires_ids_by_the_wall_clock() -> None:
     now = [10**9]
-    made = ids(NodeDerived(), lambda: now[0], room=8 * ONE)
+    made = ids(NodeStateMemory(), lambda: now[0], room=8 * ONE)
     for offset in range(7):
         take(made, offset, message_id=an_id(offset), time=1000)
     made.committed(6)
@@ -154,10 +163,10 @@ def test_dedup_window_of_an_idle_log_expires_ids_by_the_wall_clock() -> None:
 
 # ---- producers ---------------------------------------------------------------------------------------------------------------
 def test_node_with_full_dedup_memory_rejects_new_producers_and_accepts_known_producers() -> None:
-    node = NodeDerived(8 * STATE_BYTES)
+    node = NodeStateMemory(8 * STATE_BYTES)
     producers = Producers(0, 100, 0, node)
-    desk = ProducerDesk(producers)
-    assert isinstance(desk.ask(Question(1, 7)), Given)
+    registry = ProducerRegistry(producers)
+    assert isinstance(registry.ask(ProducerRequest(1, 7)), ProducerGrant)
     take(producers, 0, producer=1)
     producers.committed(0)
     given_bytes = node.size_bytes - STATE_BYTES
@@ -165,29 +174,29 @@ def test_node_with_full_dedup_memory_rejects_new_producers_and_accepts_known_pro
     neighbour = Share(node, "ids")
     neighbour.hold(7 * STATE_BYTES - node.size_bytes)
     assert producers.is_full
-    assert desk.ask(Question(2, 7)) is Finding.FULL
-    assert len(desk) == 1
+    assert registry.ask(ProducerRequest(2, 7)) is Finding.FULL
+    assert len(registry) == 1
     claim = Claim(1, 0, 1, 1, instance=7)
-    assert desk.judge(claim, COLUMNS).finding is Finding.APPEND
-    unfit = desk.why_not(Finding.FULL)
+    assert registry.judge(claim, COLUMNS).finding is Finding.APPEND
+    unfit = registry.why_not(Finding.FULL)
     assert (unfit.reason, "node_dedup_state_bytes" in unfit.detail, node.refused) == (
         RejectReason.OVERLOADED,
         True,
         {"producers": 1},
     )
     neighbour.hold(node.bound_bytes - TAIL_BYTES - STATE_BYTES - given_bytes + 1)
-    assert desk.judge(claim, COLUMNS).finding is Finding.FULL, "not even what is above HW has room"
-    assert desk.judge(claim, COLUMNS).next_sequence == 1
-    assert desk.judge(Claim(1, 0, 0, 1, instance=7), COLUMNS).finding is Finding.DUPLICATE
+    assert registry.judge(claim, COLUMNS).finding is Finding.FULL, "not even what is above HW has room"
+    assert registry.judge(claim, COLUMNS).next_sequence == 1
+    assert registry.judge(Claim(1, 0, 0, 1, instance=7), COLUMNS).finding is Finding.DUPLICATE
     neighbour.hold(0)
-    desk.begin()
+    registry.begin()
     assert node.size_bytes == STATE_BYTES
 
 
 def test_producer_evicted_for_memory_is_rejected_as_unknown_until_its_expiry() -> None:
-    node = NodeDerived(2 * STATE_BYTES + TAIL_BYTES)
+    node = NodeStateMemory(2 * STATE_BYTES + TAIL_BYTES)
     producers = Producers(100, 10, 0, node)
-    desk = ProducerDesk(producers)
+    registry = ProducerRegistry(producers)
     for offset, producer in enumerate((1, 2, 3)):
         take(producers, offset, producer=producer, time=1000 + offset)
         producers.committed(offset)
@@ -196,15 +205,15 @@ def test_producer_evicted_for_memory_is_rejected_as_unknown_until_its_expiry() -
     assert not producers.can_be_whole
     node.bound_bytes = 1 << 20
     assert producers.can_be_whole, "its log would tell"
-    assert desk.ask(Question(1, 7)) is Finding.FULL
-    assert "can't be told from a new one" in desk.why_not(Finding.FULL).detail
+    assert registry.ask(ProducerRequest(1, 7)) is Finding.FULL
+    assert "can't be told from a new one" in registry.why_not(Finding.FULL).detail
     take(producers, 3, producer=2, time=1099)
     producers.committed(3)
     assert not producers.is_whole
     take(producers, 4, producer=2, time=1100)
     producers.committed(4)
     assert (producers.is_whole, producers.can_be_whole) == (True, False)
-    assert isinstance(desk.ask(Question(1, 7)), Given)
+    assert isinstance(registry.ask(ProducerRequest(1, 7)), ProducerGrant)
 
 
 def test_producer_state_without_expiry_is_incomplete_after_an_eviction_until_rebuilt() -> None:
@@ -219,8 +228,8 @@ def test_producer_state_without_expiry_is_incomplete_after_an_eviction_until_reb
 
 # ---- subjects ----------------------------------------------------------------------------------------------------------------
 def test_subject_index_over_the_node_memory_limit_is_dropped_until_memory_is_free() -> None:
-    node = NodeDerived(20_000)
-    subjects, neighbour = LastOfSubjects(False, 1 << 20, lambda: 0, node=node), Share(node, "ids")
+    node = NodeStateMemory(20_000)
+    subjects, neighbour = LastPerSubject(False, 1 << 20, lambda: 0, node=node), Share(node, "ids")
     subjects.want(0)
     neighbour.hold(15_000)
     for offset in range(100):
@@ -238,7 +247,7 @@ def test_subject_index_over_the_node_memory_limit_is_dropped_until_memory_is_fre
 
 
 # ---- the state of a partition ------------------------------------------------------------------------------------------------
-def a_state(node: NodeDerived | None) -> LogState:
+def a_state(node: NodeStateMemory | None) -> LogState:
     log: Any = SimpleNamespace(
         log_start_offset=0,
         log_end_offset=0,
@@ -252,12 +261,12 @@ def a_state(node: NodeDerived | None) -> LogState:
 @pytest.mark.parametrize("kind", ["ids", "producers"])
 def test_state_file_of_an_incomplete_state_is_not_written(kind: str) -> None:
     """A node that started with it would store a duplicate."""
-    state = a_state(NodeDerived())
+    state = a_state(NodeStateMemory())
     for offset in range(2):
         take(state, offset, message_id=b"%d" % offset, producer=offset + 1)
     state.committed(1)
     assert state.snapshot("s-u/0") is not None
-    small = NodeDerived(1)
+    small = NodeStateMemory(1)
     getattr(state, kind).share.join(small)
     take(state, 2, message_id=b"2", producer=3)
     state.committed(2)
@@ -265,10 +274,10 @@ def test_state_file_of_an_incomplete_state_is_not_written(kind: str) -> None:
 
 
 def test_log_state_moved_to_another_node_frees_its_dedup_memory_on_the_first() -> None:
-    node, state = NodeDerived(), a_state(None)
+    node, state = NodeStateMemory(), a_state(None)
     take(state, 0, message_id=an_id(0))
     state.join(node)
     take(state, 1, message_id=an_id(1))
     assert node.by_kind["ids"] == node.size_bytes == 2 * ONE
-    state.join(NodeDerived())
+    state.join(NodeStateMemory())
     assert node.size_bytes == 0

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from liftpy.core.publish.dedup_window import size_of
-from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.publish.log_state_part import NodeStateMemory
 from tests.unit.publish.test_duplicates import Bench as DuplicatesBench
 from tests.unit.publish.test_ingest import turn
 
@@ -17,7 +17,7 @@ class Bench(DuplicatesBench):
 
     def __init__(self, count: int, **more: Any) -> None:
         super().__init__(**more)
-        self.node = NodeDerived()
+        self.node = NodeStateMemory()
         self.derived.join(self.node)
         self.node.bound_bytes = (count * (296 + size_of([b"a"])) * 8 + 6) // 7
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from liftpy.config import NS_PER_S, Codec, StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.publish.dedup_window import MAX_ID_BYTES, RecentIds, Stored
+from liftpy.core.publish.dedup_window import MAX_ID_BYTES, RecentIds, StoredId
 from liftpy.core.publish.log_state import LogState, headers_of
 from liftpy.core.publish.log_state_part import NewBatch
 from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
@@ -42,21 +42,21 @@ def ids(window_ns: int = WINDOW, room: int = ROOM, now_ns: Callable[[], int] = l
 def take(
     made: RecentIds, base_offset: int, last_offset: int, timestamp_ns: int, ids: dict[int, bytes], *, empty: bool = False
 ) -> None:
-    made.take(NewBatch(base_offset, last_offset, timestamp_ns, 0 if empty else last_offset - base_offset + 1, ids))
+    made.add_batch(NewBatch(base_offset, last_offset, timestamp_ns, 0 if empty else last_offset - base_offset + 1, ids))
 
 
 def test_dedup_window_of_the_documented_example_expires_ids_at_the_documented_times() -> None:
     made = ids()
     take(made, 0, 9, 1000, {7: b"a"})
     made.committed(9)
-    assert made.find(b"a", 1100) == Stored(7, 9)
-    assert made.find(b"a", 1119) == Stored(7, 9)
+    assert made.find(b"a", 1100) == StoredId(7, 9)
+    assert made.find(b"a", 1119) == StoredId(7, 9)
     assert made.find(b"a", 1120) is None, "as old as the window"
-    assert made.find(b"a", 0) == Stored(7, 9), "a clock that is behind makes nothing older or newer"
+    assert made.find(b"a", 0) == StoredId(7, 9), "a clock that is behind makes nothing older or newer"
     take(made, 10, 10, 1121, {})
-    assert made.find(b"a", 1000) == Stored(7, 9), "what may be cut makes nothing expire"
+    assert made.find(b"a", 1000) == StoredId(7, 9), "what may be cut makes nothing expire"
     made.cut(10)
-    assert made.find(b"a", 1000) == Stored(7, 9)
+    assert made.find(b"a", 1000) == StoredId(7, 9)
     take(made, 10, 10, 1120, {})
     made.committed(10)
     assert made.find(b"a", 1000) is None
@@ -69,10 +69,10 @@ def test_dedup_window_after_a_clock_jump_expires_no_id_received_within_the_windo
     take(made, 0, 0, 1000, {0: b"a"})
     made.committed(0)
     now[0] += WINDOW - 1
-    assert made.find(b"a", 1_000_000) == Stored(0, 0)
+    assert made.find(b"a", 1_000_000) == StoredId(0, 0)
     take(made, 1, 1, 1_000_000, {})
     made.committed(1)
-    assert made.find(b"a", 1_000_000) == Stored(0, 0)
+    assert made.find(b"a", 1_000_000) == StoredId(0, 0)
     now[0] += 1
     assert made.find(b"a", 1_000_000) is None
     assert made.size_bytes > 0
@@ -87,7 +87,7 @@ def test_dedup_window_record_with_an_older_timestamp_counts_as_stored_at_the_new
     take(made, 0, 0, 1000, {})
     take(made, 1, 1, 10, {1: b"a"})
     made.committed(1)
-    assert made.find(b"a", 1119) == Stored(1, 1), "it counts as stored at 1000"
+    assert made.find(b"a", 1119) == StoredId(1, 1), "it counts as stored at 1000"
 
 
 def test_dedup_window_truncation_removes_truncated_ids_and_restores_the_earlier_ones() -> None:
@@ -95,11 +95,11 @@ def test_dedup_window_truncation_removes_truncated_ids_and_restores_the_earlier_
     take(made, 0, 1, 5, {0: b"a", 1: b"b"})
     take(made, 2, 3, 6, {2: b"b", 3: b"c"})
     take(made, 4, 4, 7, {4: b"b"})
-    assert (made.find(b"b", 0), made.last_id) == (Stored(4, 4), b"b")
+    assert (made.find(b"b", 0), made.last_id) == (StoredId(4, 4), b"b")
     made.cut(4)
-    assert (made.find(b"b", 0), made.find(b"c", 0), made.last_id) == (Stored(2, 3), Stored(3, 3), b"c")
+    assert (made.find(b"b", 0), made.find(b"c", 0), made.last_id) == (StoredId(2, 3), StoredId(3, 3), b"c")
     made.cut(2)
-    assert (made.find(b"a", 0), made.find(b"b", 0), made.find(b"c", 0)) == (Stored(0, 1), Stored(1, 1), None)
+    assert (made.find(b"a", 0), made.find(b"b", 0), made.find(b"c", 0)) == (StoredId(0, 1), StoredId(1, 1), None)
     made.cut(2)
     made.cut(0)
     assert len(made) == 0
@@ -115,7 +115,7 @@ def test_log_state_truncated_below_the_high_watermark_is_incomplete_until_replay
     log.high_watermark, log.log_end_offset = 3, 4
     state.cut()
     assert state.is_complete
-    assert (state.ids.find(b"a", 0), state.ids.find(b"b", 0)) == (Stored(3, 3), None)
+    assert (state.ids.find(b"a", 0), state.ids.find(b"b", 0)) == (StoredId(3, 3), None)
     log.log_end_offset = 3
     state.cut()
     assert (state.end_offset, state.is_complete, state.ids.find(b"a", 0), state.ids.last_id) == (None, False, None, b"")
@@ -163,7 +163,7 @@ def test_dedup_window_above_its_memory_limit_drops_and_counts_the_oldest_ids() -
         assert made.size_bytes <= 4096
     assert 5 < len(made) < 20
     assert made.forgotten == 100 - len(made)
-    assert made.find(b"%030d" % 99, 0) == Stored(99, 99)
+    assert made.find(b"%030d" % 99, 0) == StoredId(99, 99)
     assert made.find(b"%030d" % 0, 0) is None
     tail = ids(room=4096)
     for offset in range(100):
@@ -171,7 +171,7 @@ def test_dedup_window_above_its_memory_limit_drops_and_counts_the_oldest_ids() -
     assert tail.size_bytes <= 4096
     assert tail.forgotten == 100 - len(tail) > 0
     tail.committed(99)
-    assert tail.find(b"%030d" % 99, 0) == Stored(99, 99)
+    assert tail.find(b"%030d" % 99, 0) == StoredId(99, 99)
 
 
 def test_dedup_window_with_dropped_ids_is_restored_from_its_state_file() -> None:
@@ -186,7 +186,7 @@ def test_dedup_window_with_dropped_ids_is_restored_from_its_state_file() -> None
     restored = ids(room=4096)
     restored.restore(b"".join(write()), 10)
     assert restored.find(b"%030d" % 0, 0) is None
-    assert restored.find(b"%030d" % 9, 0) == Stored(9, 9)
+    assert restored.find(b"%030d" % 9, 0) == StoredId(9, 9)
 
 
 @pytest.mark.parametrize(("per_batch", "size"), [(1, 22), (1, 36), (100, 22), (4096, 36)])
@@ -243,12 +243,12 @@ class Naive:
     def end(self) -> int:
         return self.batches[-1][0] + 1 if self.batches else 0
 
-    def find(self, message_id: bytes, now: int) -> Stored | None:
+    def find(self, message_id: bytes, now: int) -> StoredId | None:
         committed = max((time for last, time, _ in self.batches if last <= self.high_watermark), default=0)
         for last, time, found in reversed(self.batches):
             for offset in sorted(found, reverse=True):
                 if found[offset] == message_id:
-                    return Stored(offset, last) if time > max(committed, now) - WINDOW else None
+                    return StoredId(offset, last) if time > max(committed, now) - WINDOW else None
         return None
 
 
@@ -335,9 +335,9 @@ def test_log_state_replay_reads_only_the_dedup_window_before_the_committed_end()
         slices += 1
     assert slices > 3
     assert state.replayed_bytes < 250 * 1200, "some way before the window, by the index"
-    assert state.ids.find(b"m871", 0) == Stored(871, 871)
+    assert state.ids.find(b"m871", 0) == StoredId(871, 871)
     assert state.ids.find(b"m870", 0) is None
-    assert state.ids.find(b"m999", 0) == Stored(999, 999)
+    assert state.ids.find(b"m999", 0) == StoredId(999, 999)
     assert state.replay(1)
 
 
@@ -349,7 +349,7 @@ def test_log_state_replay_skips_records_deleted_by_retention() -> None:
     log.drop_prefix(100)
     while not state.replay(50_000):
         pass
-    assert state.ids.find(b"m100", 0) == Stored(100, 100)
+    assert state.ids.find(b"m100", 0) == StoredId(100, 100)
     assert state.ids.find(b"m50", 0) is None
 
 

@@ -10,7 +10,7 @@ import pytest
 from liftpy.config import NS_PER_S
 from liftpy.core.log.reading import ReadResult
 from liftpy.core.publish import dedup_window
-from liftpy.core.publish.dedup_window import RecentIds, Stored
+from liftpy.core.publish.dedup_window import RecentIds, StoredId
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import CorruptionError
@@ -28,7 +28,7 @@ def test_dedup_window_truncation_restores_no_id_that_expired_or_was_evicted() ->
         take(made, 1, 1, 1000 + (WINDOW if why == "by time" else 0), {})
         take(made, 2, 2, 1000 + WINDOW, {2: b"a"})
         made.committed(1)
-        assert (made.find(b"a", 0), made.size_bytes) == (Stored(2, 2), one.size_bytes), why
+        assert (made.find(b"a", 0), made.size_bytes) == (StoredId(2, 2), one.size_bytes), why
         made.cut(2)
         assert (made.find(b"a", 0), len(made), made.size_bytes) == (None, 0, 0), why
 
@@ -39,9 +39,9 @@ def test_dedup_window_high_watermark_advance_drops_expired_ids() -> None:
     state.appended(0, 1, 1000, {0: b"a"}, b"")
     state.appended(1, 1, 1000 + WINDOW, {1: b"b"}, b"")
     state.committed(0)
-    assert (state.ids.find(b"a", 0), len(state.ids)) == (Stored(0, 0), 2)
+    assert (state.ids.find(b"a", 0), len(state.ids)) == (StoredId(0, 0), 2)
     state.committed(1)
-    assert (state.ids.find(b"a", 0), state.ids.find(b"b", 0), len(state.ids)) == (None, Stored(1, 1), 1)
+    assert (state.ids.find(b"a", 0), state.ids.find(b"b", 0), len(state.ids)) == (None, StoredId(1, 1), 1)
 
 
 def test_log_state_replay_starts_one_dedup_window_before_the_committed_end() -> None:
@@ -53,7 +53,7 @@ def test_log_state_replay_starts_one_dedup_window_before_the_committed_end() -> 
         pass
     log.cut_to(400)
     state.cut()
-    assert (state.is_complete, state.ids.find(b"m100", 0), state.ids.find(b"m99", 0)) == (True, Stored(100, 100), None)
+    assert (state.is_complete, state.ids.find(b"m100", 0), state.ids.find(b"m99", 0)) == (True, StoredId(100, 100), None)
 
 
 def test_log_state_replay_without_readable_records_raises() -> None:
@@ -69,12 +69,12 @@ def test_log_state_replay_without_readable_records_raises() -> None:
 
 def test_dedup_window_restore_with_falling_offsets_raises() -> None:
     def rows(*places: tuple[int, int]) -> bytes:
-        taken = [dedup_window._Taken(last, 1, 0, b"", (b"id%d" % n,), (offset,)) for n, (last, offset) in enumerate(places)]
+        taken = [dedup_window._BatchIds(last, 1, 0, b"", (b"id%d" % n,), (offset,)) for n, (last, offset) in enumerate(places)]
         return dedup_window._HEAD.pack(WINDOW, 1, 0) + b"".join(dedup_window._encode(taken))
 
     made = RecentIds(WINDOW, ROOM, long_ago)
     made.restore(rows((3, 3), (5, 4)), 10)
-    assert (made.find(b"id0", 0), made.find(b"id1", 0)) == (Stored(3, 3), Stored(4, 5))
+    assert (made.find(b"id0", 0), made.find(b"id1", 0)) == (StoredId(3, 3), StoredId(4, 5))
     for wrong in (rows((5, 3), (3, 4)), rows((3, 3), (5, 2)), rows((3, 3), (3, 4)), rows((3, 3), (5, 3))):
         with pytest.raises(CorruptionError, match="the saved message ids are inconsistent"):
             RecentIds(WINDOW, ROOM, long_ago).restore(wrong, 10)

@@ -48,7 +48,7 @@ class FakeBus:
     def behind_read(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)
 
-    def when_heard(self, heard: Callable[[], None]) -> None:
+    def when_subscribed(self, heard: Callable[[], None]) -> None:
         self.unheard.append(heard)
 
     def close(self) -> None:

@@ -394,7 +394,7 @@ def test_message_decoder_returns_a_reply_subject_only_if_it_is_an_inbox() -> Non
     assert reader.refused_replies == 1, "who asks for none was refused none"
 
 
-def test_publish_that_only_starts_like_an_envelope_is_stored_as_a_plain_value() -> None:
+def test_publish_that_only_starts_like_an_envelope_is_stored_as_the_record_value() -> None:
     reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE)
     raw = (b"ev", b"_INBOX.a", envelope.MAGIC + b"\0", b"NATS/1.0\r\nLift-Key: k\r\n\r\n")
     columns = reader.read([raw], 0)

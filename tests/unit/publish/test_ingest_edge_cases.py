@@ -9,7 +9,7 @@ import pytest
 
 from liftpy.config import AckPolicy, Codec
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.publish.memory_budget import HeldByNode, MemoryBudget, PartitionRoom
+from liftpy.core.publish.memory_budget import MemoryBudget, NodePublishMemory, PartitionMemoryBudget
 from liftpy.core.publish.message_decoder import InvalidBatchError, MessageDecoder, body_to_store
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
@@ -38,8 +38,8 @@ async def test_ingest_counts_messages_dropped_by_its_connection_as_overflow() ->
     bench = Bench()
     told: list[Any] = []
     bench.ingest.counters.on_drop = lambda *what: told.append(what)
-    bench.ingest._given_up(3)
-    bench.ingest._given_up(2)
+    bench.ingest._record_dropped(3)
+    bench.ingest._record_dropped(2)
     assert bench.ingest.counters.dropped == {"ingest_overflow": 5}
     assert told == [("ingest_overflow", 3), ("ingest_overflow", 2)]
     assert (bench.ingest.counters.overloaded, bench.ingest.counters.rejected) == (0, 0)
@@ -195,10 +195,10 @@ async def test_ingest_rejection_counts_publishes_with_and_without_reply_separate
 async def test_publish_above_the_node_memory_limit_is_rejected_or_dropped_if_it_has_no_reply() -> None:
     bench = Bench()
     node = MemoryBudget(1000)
-    bench.ingest._may = bench.ingest._may._replace(room=PartitionRoom(node, 64 << 20, lambda: 0))
+    bench.ingest._may = bench.ingest._may._replace(room=PartitionMemoryBudget(node, 64 << 20, lambda: 0))
     bench.publish(b"taken", b"_INBOX.a")
     await turn()
-    node.look(HeldByNode(uncommitted=1000))
+    node.update(NodePublishMemory(uncommitted=1000))
     bench.publish(b"refused", b"_INBOX.b")
     bench.publish(b"dropped")
     await turn()
@@ -206,7 +206,7 @@ async def test_publish_above_the_node_memory_limit_is_rejected_or_dropped_if_it_
     [line] = [line for line in bench.bus.lines if b"_INBOX.b" in line]
     assert json.loads(line.split(b"\r\n")[1])["error"]["code"] == 429
     assert (bench.ingest.counters.refused, bench.ingest.counters.dropped) == ({"overloaded": 1}, {"overloaded": 1})
-    node.look(HeldByNode())
+    node.update(NodePublishMemory())
     bench.publish(b"taken again", b"_INBOX.c")
     await turn()
     assert bench.counts() == [1, 1]

@@ -9,7 +9,7 @@ from typing import Any
 
 from liftpy.config import AckPolicy
 from liftpy.core.publish.acks import Publishers
-from liftpy.core.publish.dedup_window import Stored
+from liftpy.core.publish.dedup_window import StoredId
 from liftpy.core.publish.standby import FailoverBacklog
 from liftpy.core.replication.events import DuplicateReceived
 from tests.unit.publish.test_ingest import Bench, FakeBus, turn
@@ -62,7 +62,7 @@ async def test_ingest_takeover_stores_buffered_messages_before_new_ones() -> Non
 
 
 async def test_ingest_takeover_acks_buffered_messages_already_in_the_log() -> None:
-    known = [(Stored(offset, offset), Publishers(AckPolicy.ALL, [b"_INBOX.%d" % offset])) for offset in (7, 5)]
+    known = [(StoredId(offset, offset), Publishers(AckPolicy.ALL, [b"_INBOX.%d" % offset])) for offset in (7, 5)]
     leader = Leader(FailoverBacklog(FakeSubscription(), known=known))
     assert leader.repeated == [DuplicateReceived(last_offset=5)]
     assert leader.answers(6) == [("_INBOX.5", {"stream": "s", "seq": 6})]

@@ -13,7 +13,7 @@ from liftpy.config import Codec, StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish import last_per_subject
-from liftpy.core.publish.last_per_subject import LastOfSubjects, last_of_each
+from liftpy.core.publish.last_per_subject import LastPerSubject, last_of_each
 from liftpy.core.publish.log_state import LogState, headers_of
 from liftpy.core.publish.log_state_part import NewBatch
 from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
@@ -70,7 +70,7 @@ def test_subject_index_of_the_documented_example_returns_the_documented_offsets(
     log.cut_to(2)
     state.cut()
     assert state.subjects.state == "reading", "below where it was read backwards from"
-    while not state.look_back():
+    while not state.index_backwards():
         pass
     assert [state.last_of(f"s.{name}") for name in "abc"] == [0, 1, -1]
 
@@ -92,14 +92,14 @@ def test_subject_index_answers_for_older_subjects_only_after_its_backward_read()
     append(log, state, ["s.0"])
     assert state.last_of("s.0") == 1000, "it came meanwhile"
     slices = 1
-    while not state.look_back(20_000):
+    while not state.index_backwards(20_000):
         slices += 1
     assert slices > 5
     assert (state.subjects.state, told) == ("ready", [1])
     assert [state.last_of(f"s.{n}") for n in (0, 1, 998, "new")] == [1000, 1, 998, -1]
     assert state.last_of_matching("*.*") == 1000
     assert state.last_of_matching("s.*.*") == -1
-    assert state.look_back()
+    assert state.index_backwards()
 
 
 def test_subject_index_of_a_follower_starts_at_the_first_conditional_record() -> None:
@@ -112,7 +112,7 @@ def test_subject_index_of_a_follower_starts_at_the_first_conditional_record() ->
     assert state.subjects.state == "off"
     append(log, state, ["s.c", "s.d"], asks=True)
     assert (state.subjects.state, told) == ("reading", [1])
-    assert state.look_back()
+    assert state.index_backwards()
     assert [state.last_of(f"s.{name}") for name in "abcd"] == [0, 1, 4, 5]
 
 
@@ -137,7 +137,7 @@ def test_subject_index_ignores_records_deleted_by_retention() -> None:
         append(log, state, [f"s.{number % 50}" if number else "s.old"])
     commit(log, state, 99)
     while state.last_of("s.old") is None:
-        state.look_back()
+        state.index_backwards()
     assert state.last_of("s.old") == 0
     log.drop_prefix(60)
     assert [state.last_of(f"s.{n}") for n in ("old", 0, 49, 20)] == [-1, -1, 99, 70]
@@ -146,7 +146,7 @@ def test_subject_index_ignores_records_deleted_by_retention() -> None:
     while not fresh.replay():
         pass
     while fresh.last_of("s.0") is None:
-        fresh.look_back(1000)
+        fresh.index_backwards(1000)
     assert [fresh.last_of(f"s.{n}") for n in ("old", 0, 49, 20)] == [-1, -1, 99, 70]
 
 
@@ -157,7 +157,7 @@ def test_subject_index_above_its_limit_is_full_until_retention_deletes_subjects(
         append(log, state, [f"s.{number}"])
     commit(log, state, 59)
     state.last_of("s.0")
-    while not state.look_back():
+    while not state.index_backwards():
         pass
     assert state.subjects.state == "ready"
     for number in range(60, 100):
@@ -172,7 +172,7 @@ def test_subject_index_above_its_limit_is_full_until_retention_deletes_subjects(
     log.drop_prefix(90)
     assert not state.subjects.is_full
     assert state.last_of("s.99") == 100
-    while not state.look_back():
+    while not state.index_backwards():
         pass
     assert (state.last_of("s.1"), state.last_of("s.99")) == (-1, 100)
     assert state.subjects.state == "ready"
@@ -181,7 +181,7 @@ def test_subject_index_above_its_limit_is_full_until_retention_deletes_subjects(
     for number in range(1000):
         append(many, other, [f"s.{number}"])
     other.last_of("s.0")
-    while not other.look_back():
+    while not other.index_backwards():
         pass
     assert other.subjects.is_full, "met while reading backwards"
     swept = a_log()
@@ -196,7 +196,7 @@ def test_subject_index_above_its_limit_is_full_until_retention_deletes_subjects(
 
 
 def test_subject_index_requested_before_the_replay_becomes_ready_when_the_replay_starts() -> None:
-    made = LastOfSubjects(False, ROOM, lambda: 0)
+    made = LastPerSubject(False, ROOM, lambda: 0)
     made.want(None)
     assert (made.state, made.lacks, made.find("s")) == ("reading", False, None)
     made.begin(0)
@@ -215,7 +215,7 @@ def test_subject_index_backward_read_of_a_damaged_log_raises_corruption() -> Non
     log.read = damaged  # type: ignore[method-assign]
     assert state.last_of("s.0") is None
     with pytest.raises(CorruptionError):
-        state.look_back()
+        state.index_backwards()
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
@@ -236,7 +236,7 @@ def test_newest_offsets_of_a_batch_are_returned_per_subject(codec: Codec) -> Non
 def test_subject_index_size_bytes_are_at_least_the_memory_used(per_batch: int, size: int) -> None:
     count = 20_000 if per_batch > 1 else 1_500
     for committed in (True, False):
-        made = LastOfSubjects(False, 1 << 30, lambda: 0)
+        made = LastPerSubject(False, 1 << 30, lambda: 0)
         made.begin(0)
         made.want(0)
         batches = []
@@ -245,7 +245,7 @@ def test_subject_index_size_bytes_are_at_least_the_memory_used(per_batch: int, s
             batches.append(NewBatch(base, base + per_batch - 1, 1, per_batch, {}, None, stored))
         tracemalloc.start()
         for batch in batches:
-            made.take(batch)
+            made.add_batch(batch)
             if committed:
                 made.committed(batch.last_offset)
         # Only what the module allocates: threads of other tests in this process allocate as well.
@@ -297,7 +297,7 @@ def test_subject_index_after_random_operations_equals_a_scan_of_the_log(steps: l
             case ("ask", str(name)):
                 state.last_of(name)
             case ("look",):
-                state.look_back(1)
+                state.index_backwards(1)
             case ("reopen",):
                 state = a_state(log)
             case _:

@@ -11,9 +11,9 @@ from liftpy.core.publish.memory_budget import (
     LEAST_LIMIT_BYTES,
     READERS_SHARE,
     STANDBY_SHARE,
-    HeldByNode,
     MemoryBudget,
-    PartitionRoom,
+    NodePublishMemory,
+    PartitionMemoryBudget,
     limit_of,
 )
 from liftpy.errors import ConfigError
@@ -23,8 +23,8 @@ from sidecar.runtime.settings import NodeSettings
 MIB = 1 << 20
 
 
-def of(node: MemoryBudget, queued_mib: float) -> PartitionRoom:
-    return PartitionRoom(node, 64 * MIB, lambda: round(queued_mib * MIB))
+def of(node: MemoryBudget, queued_mib: float) -> PartitionMemoryBudget:
+    return PartitionMemoryBudget(node, 64 * MIB, lambda: round(queued_mib * MIB))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_memory_budget_near_its_limit_first_rejects_publishes_of_partitions_with
     held_mib: int, is_limited: bool, takes: list[bool]
 ) -> None:
     node = MemoryBudget(1000 * MIB)
-    node.look(HeldByNode(uncommitted=held_mib * MIB))
+    node.update(NodePublishMemory(uncommitted=held_mib * MIB))
     assert node.is_limited is is_limited
     rooms = [of(node, queued) for queued in (0, 20, 40)]
     assert [room.takes(0) or not node.is_limited for room in rooms] == takes
@@ -54,21 +54,21 @@ def test_memory_budget_near_its_limit_first_rejects_publishes_of_partitions_with
 
 def test_memory_budget_below_80_percent_accepts_publishes_of_all_partitions_again() -> None:
     node = MemoryBudget(100)
-    node.look(HeldByNode(held_back=100))
+    node.update(NodePublishMemory(held_back=100))
     assert node.open_part == 0
-    node.look(HeldByNode(held_back=79))
+    node.update(NodePublishMemory(held_back=79))
     assert (node.is_limited, node.open_part) == (False, 1)
 
 
 def test_memory_budget_counts_standby_and_reader_bytes_up_to_their_shares() -> None:
     node = MemoryBudget(1000)
-    node.look(HeldByNode(unread=1, held_back=2, uncommitted=4, publishers=8, standby=16, readers=32))
+    node.update(NodePublishMemory(unread=1, held_back=2, uncommitted=4, publishers=8, standby=16, readers=32))
     assert node.used_bytes == 63
-    node.look(HeldByNode(standby=10**6, readers=10**6))
+    node.update(NodePublishMemory(standby=10**6, readers=10**6))
     assert node.used_bytes == round(1000 * STANDBY_SHARE) + round(1000 * READERS_SHARE)
     assert not node.is_limited, "they can't shut publishes out"
     nobody = MemoryBudget()
-    nobody.look(HeldByNode(unread=1 << 60))
+    nobody.update(NodePublishMemory(unread=1 << 60))
     assert not nobody.is_limited
 
 

@@ -31,7 +31,7 @@ def message(**fields: object) -> bytes:
     return frames.encode(client_pb2.Message(**fields))  # type: ignore[arg-type]
 
 
-def test_message_columns_of_plain_messages_have_only_values_and_subjects() -> None:
+def test_message_columns_of_messages_without_headers_have_only_values_and_subjects() -> None:
     columns, _ = read((b"ev", b"", b"one", b""), (b"ev", b"_INBOX.a", b"two", b""))
     assert (columns.values, columns.subjects, columns.keys, columns.headers) == ([b"one", b"two"], ["ev", "ev"], None, None)
     assert columns.publishers.replies == [b"", b"_INBOX.a"]
@@ -122,7 +122,7 @@ PROTOCOL = frames.encode(replication_pb2.ReplicationRequest(replicaID="n2", offs
     ],
 )
 @pytest.mark.parametrize("payload", [PROTOCOL, QUESTION, PROTOCOL[:7] + b"\xfe", PROTOCOL[:4] + b"\x07" + PROTOCOL[5:]])
-def test_envelope_of_another_cluster_is_stored_as_plain_bytes_and_gets_no_answer(
+def test_envelope_of_another_cluster_is_stored_as_the_record_value_and_gets_no_answer(
     own: str, subject: bytes, payload: bytes
 ) -> None:
     """Its nodes would take the ack for the answer of their peer [A8]."""

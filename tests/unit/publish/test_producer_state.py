@@ -16,13 +16,13 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish.digest import DIGEST_BYTES, RollingDigest
 from liftpy.core.publish.log_state import derived_state
-from liftpy.core.publish.log_state_part import NewBatch, Numbering
+from liftpy.core.publish.log_state_part import NewBatch, ProducerSequences
 from liftpy.core.publish.producer_state import (
     STATE_BYTES,
+    BatchCheck,
     Claim,
     Finding,
     Producers,
-    Ruling,
     StoredBatch,
     distance,
     epoch_distance,
@@ -63,9 +63,9 @@ def a_batch(
 def take(producers: Producers, batch: RecordBatch, *, whole: bool = True) -> None:
     """As ``LogState`` tells it; not ``whole``: compaction has dropped some of its records."""
     head = batch.header
-    numbering = Numbering(head.producer_id, head.producer_epoch, head.base_sequence, batch.columns if whole else None)
+    numbering = ProducerSequences(head.producer_id, head.producer_epoch, head.base_sequence, batch.columns if whole else None)
     told = NewBatch(head.base_offset, head.last_offset, head.timestamp_ns, head.record_count, {}, numbering)
-    producers.take(told)
+    producers.add_batch(told)
 
 
 def check_of(records: list[Rec]) -> int:
@@ -127,7 +127,7 @@ class Bench:
     end: int = 0
 
     def publish(self, records: list[Rec], *, epoch: int = 0, sequence: int = 0, reset: bool = False, time: int = 1,
-                said: list[Rec] | None = None, producer: int = 7) -> Ruling:  # fmt: skip
+                said: list[Rec] | None = None, producer: int = 7) -> BatchCheck:  # fmt: skip
         columns = a_batch(records).columns
         digest = None if said is None else digest_of(said)
         ruling = self.producers.judge(Claim(producer, epoch, sequence, len(records), reset, digest), columns)
@@ -145,12 +145,12 @@ A, B, C, D, E = SOME
 
 def test_producer_state_accepts_the_next_sequence_and_detects_duplicates_and_gaps() -> None:
     bench = Bench()
-    assert bench.publish([A, B]) == Ruling(Finding.APPEND)
-    assert bench.publish([C, D], sequence=2) == Ruling(Finding.APPEND, next_sequence=2)
-    assert bench.publish([E], sequence=5) == Ruling(Finding.OUT_OF_ORDER, next_sequence=4)
-    assert bench.publish([C, D], sequence=2) == Ruling(Finding.DUPLICATE, known=2, offset=2, next_sequence=4)
-    assert bench.publish([B, C], sequence=1) == Ruling(Finding.DUPLICATE, known=2, offset=1, next_sequence=4)
-    assert bench.publish([D, E], sequence=3) == Ruling(Finding.APPEND, known=1, offset=3, next_sequence=4)
+    assert bench.publish([A, B]) == BatchCheck(Finding.APPEND)
+    assert bench.publish([C, D], sequence=2) == BatchCheck(Finding.APPEND, next_sequence=2)
+    assert bench.publish([E], sequence=5) == BatchCheck(Finding.OUT_OF_ORDER, next_sequence=4)
+    assert bench.publish([C, D], sequence=2) == BatchCheck(Finding.DUPLICATE, known=2, offset=2, next_sequence=4)
+    assert bench.publish([B, C], sequence=1) == BatchCheck(Finding.DUPLICATE, known=2, offset=1, next_sequence=4)
+    assert bench.publish([D, E], sequence=3) == BatchCheck(Finding.APPEND, known=1, offset=3, next_sequence=4)
     state = bench.producers.state_of(7)
     assert state is not None
     assert (state.epoch, state.next_sequence, state.digest) == (0, 5, digest_of([A, B, C, D, E]))
@@ -163,9 +163,9 @@ def test_producer_state_accepts_the_next_sequence_and_detects_duplicates_and_gap
 
 def test_producer_state_of_an_unknown_producer_accepts_only_sequence_zero() -> None:
     bench = Bench()
-    assert Ruling(Finding.OUT_OF_ORDER) == (Finding.OUT_OF_ORDER, 0, -1, 0)
-    assert bench.publish([A], sequence=3) == Ruling(Finding.OUT_OF_ORDER)
-    assert bench.publish([A], producer=8) == Ruling(Finding.APPEND)
+    assert BatchCheck(Finding.OUT_OF_ORDER) == (Finding.OUT_OF_ORDER, 0, -1, 0)
+    assert bench.publish([A], sequence=3) == BatchCheck(Finding.OUT_OF_ORDER)
+    assert bench.publish([A], producer=8) == BatchCheck(Finding.APPEND)
     assert bench.producers.state_of(7) is None
 
 
@@ -174,16 +174,16 @@ def test_producer_state_fences_an_older_epoch_after_a_record_of_a_newer_epoch() 
     bench.publish([A], epoch=1)
     assert bench.publish([B], epoch=1, sequence=1).finding is Finding.APPEND
     assert bench.publish([C], epoch=2, sequence=2).finding is Finding.APPEND
-    assert bench.publish([D], epoch=1, sequence=3) == Ruling(Finding.FENCED, next_sequence=3)
-    assert bench.publish([C], epoch=1, sequence=2) == Ruling(Finding.FENCED, next_sequence=3)
+    assert bench.publish([D], epoch=1, sequence=3) == BatchCheck(Finding.FENCED, next_sequence=3)
+    assert bench.publish([C], epoch=1, sequence=2) == BatchCheck(Finding.FENCED, next_sequence=3)
 
 
 def test_producer_state_accepts_a_reset_only_with_a_new_epoch_and_sequence_zero() -> None:
     bench = Bench()
     bench.publish([A, B], epoch=1)
-    assert bench.publish([C], epoch=1, reset=True) == Ruling(Finding.DUPLICATE, known=1, offset=0, next_sequence=2)
-    assert bench.publish([C], epoch=2, sequence=1, reset=True) == Ruling(Finding.OUT_OF_ORDER)
-    assert bench.publish([C], epoch=2, reset=True) == Ruling(Finding.APPEND)
+    assert bench.publish([C], epoch=1, reset=True) == BatchCheck(Finding.DUPLICATE, known=1, offset=0, next_sequence=2)
+    assert bench.publish([C], epoch=2, sequence=1, reset=True) == BatchCheck(Finding.OUT_OF_ORDER)
+    assert bench.publish([C], epoch=2, reset=True) == BatchCheck(Finding.APPEND)
     state = bench.producers.state_of(7)
     assert state is not None
     assert (state.epoch, state.next_sequence, state.digest, state.batches) == (
@@ -198,7 +198,7 @@ def test_producer_state_detects_duplicates_repeated_with_other_batch_boundaries(
     bench = Bench()
     bench.publish([A, B], epoch=1)
     bench.publish([C], epoch=1, sequence=2)
-    assert bench.publish([B, C, D, E], epoch=2, sequence=1, said=[A]) == Ruling(Finding.APPEND, 2, 1, 3)
+    assert bench.publish([B, C, D, E], epoch=2, sequence=1, said=[A]) == BatchCheck(Finding.APPEND, 2, 1, 3)
     assert bench.producers.state_of(7).digest == digest_of([A, B, C, D, E])  # type: ignore[union-attr]
 
 
@@ -212,7 +212,7 @@ def test_producer_state_repeated_sequence_with_other_records_is_diverged(
 ) -> None:
     bench = Bench()
     bench.publish([A, B, C], epoch=1)
-    assert bench.publish(records, epoch=2, sequence=sequence, said=said) == Ruling(Finding.DIVERGED, next_sequence=3)
+    assert bench.publish(records, epoch=2, sequence=sequence, said=said) == BatchCheck(Finding.DIVERGED, next_sequence=3)
     assert bench.end == 3
 
 
@@ -220,9 +220,11 @@ def test_producer_state_detects_a_duplicate_of_an_old_batch_without_its_offset()
     bench = Bench()
     for sequence in range(7):
         bench.publish([A], sequence=sequence)
-    assert bench.publish([A], sequence=1) == Ruling(Finding.DUPLICATE, 1, -1, 7)
-    assert bench.publish([A], sequence=2) == Ruling(Finding.DUPLICATE, 1, 2, 7)
-    assert bench.publish([A, A], sequence=2, epoch=1, said=[E, E]) == Ruling(Finding.DUPLICATE, 2, 2, 7), "who repeats himself"
+    assert bench.publish([A], sequence=1) == BatchCheck(Finding.DUPLICATE, 1, -1, 7)
+    assert bench.publish([A], sequence=2) == BatchCheck(Finding.DUPLICATE, 1, 2, 7)
+    assert bench.publish([A, A], sequence=2, epoch=1, said=[E, E]) == BatchCheck(Finding.DUPLICATE, 2, 2, 7), (
+        "who repeats himself"
+    )
 
 
 def test_producer_state_repeated_batch_with_other_bounds_or_digest_is_diverged() -> None:
@@ -230,10 +232,10 @@ def test_producer_state_repeated_batch_with_other_bounds_or_digest_is_diverged()
     bench = Bench()
     for sequence in range(0, 14, 2):
         bench.publish([A, B], sequence=sequence)
-    assert bench.publish([A, B], sequence=6, said=[A, B] * 3) == Ruling(Finding.DUPLICATE, 2, 6, 14)
-    assert bench.publish([B], sequence=7, said=[A, B, A, B, A, B, A]) == Ruling(Finding.DUPLICATE, 1, 7, 14)
+    assert bench.publish([A, B], sequence=6, said=[A, B] * 3) == BatchCheck(Finding.DUPLICATE, 2, 6, 14)
+    assert bench.publish([B], sequence=7, said=[A, B, A, B, A, B, A]) == BatchCheck(Finding.DUPLICATE, 1, 7, 14)
     for records, sequence, said in (([A, C], 6, [A, B] * 3), ([A], 6, [A, B] * 3), ([A, B], 2, [A, B])):
-        assert bench.publish(records, sequence=sequence, said=said) == Ruling(Finding.DIVERGED, next_sequence=14)
+        assert bench.publish(records, sequence=sequence, said=said) == BatchCheck(Finding.DIVERGED, next_sequence=14)
     forgetful = Producers(0, 10)
     for base in (0, 2):
         batch = a_batch([A, B], base=base, sequence=base)
@@ -245,9 +247,9 @@ def test_producer_state_repeated_batch_with_other_bounds_or_digest_is_diverged()
 def test_producer_state_epoch_after_the_highest_is_zero_and_counts_as_newer() -> None:
     bench = Bench()
     bench.publish([A], epoch=65_535)
-    assert bench.publish([B], epoch=0, sequence=1) == Ruling(Finding.APPEND, next_sequence=1)
-    assert bench.publish([B], epoch=65_535, sequence=2) == Ruling(Finding.FENCED, next_sequence=2)
-    assert bench.publish([C], epoch=1, reset=True) == Ruling(Finding.APPEND)
+    assert bench.publish([B], epoch=0, sequence=1) == BatchCheck(Finding.APPEND, next_sequence=1)
+    assert bench.publish([B], epoch=65_535, sequence=2) == BatchCheck(Finding.FENCED, next_sequence=2)
+    assert bench.publish([C], epoch=1, reset=True) == BatchCheck(Finding.APPEND)
     assert (epoch_distance(0, 65_535), epoch_distance(65_535, 1)) == (1, -2)
     assert bench.producers._states[7].digest == digest_of([C])
 
@@ -264,7 +266,7 @@ def test_producer_state_sequence_after_the_highest_is_zero() -> None:
     assert state.next_sequence == 0
     columns = a_batch([C]).columns
     assert producers.judge(Claim(7, 0, 0, 1), columns).finding is Finding.APPEND
-    assert producers.judge(Claim(7, 0, last, 1), columns) == Ruling(Finding.DUPLICATE, 1, 3, 0)
+    assert producers.judge(Claim(7, 0, last, 1), columns) == BatchCheck(Finding.DUPLICATE, 1, 3, 0)
     assert producers.judge(Claim(7, 0, 1, 1), columns).finding is Finding.OUT_OF_ORDER
     assert (distance(1, last), distance(last, 1), distance(5, 5)) == (2, -2, 0)
 
@@ -319,8 +321,8 @@ def test_producer_state_truncation_restores_the_state_at_the_truncation_offset()
         bench.producers.cut(end)
         assert list(bench.producers._states.items()) == states
     bench.end = known[3][0]
-    assert bench.publish([C], sequence=2) == Ruling(Finding.APPEND, next_sequence=2)
-    assert bench.publish([B], sequence=1) == Ruling(Finding.DUPLICATE, 1, 1, 3)
+    assert bench.publish([C], sequence=2) == BatchCheck(Finding.APPEND, next_sequence=2)
+    assert bench.publish([B], sequence=1) == BatchCheck(Finding.DUPLICATE, 1, 1, 3)
     bench.producers.cut(known[3][0])
     bench.end = known[3][0]
     assert bench.publish([A], producer=10).finding is Finding.APPEND

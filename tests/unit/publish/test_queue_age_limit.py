@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from liftpy.config import NS_PER_S
-from liftpy.core.publish.memory_budget import Lateness, MemoryBudget, Unanswered
+from liftpy.core.publish.memory_budget import AckDelay, MemoryBudget, QueueDelay
 
 MS = NS_PER_S // 1000
 
@@ -70,24 +70,24 @@ def test_queue_age_limit_after_a_flood_drains_the_queue_at_the_sustained_rate() 
 
 @pytest.mark.parametrize(("calm_ms", "bound_ms"), [(0, 125), (8, 126), (1000, 250), (6992, 999), (7000, 1000), (60_000, 1000)])
 def test_queue_age_limit_grows_back_after_a_flood(calm_ms: int, bound_ms: int) -> None:
-    late = Lateness(1000 * MS)
+    late = QueueDelay(1000 * MS)
     assert late.bound_ns(0) == 1000 * MS
-    assert late.look(1001 * MS, 0)
-    assert not late.look(0, 500 * MS)
+    assert late.check(1001 * MS, 0)
+    assert not late.check(0, 500 * MS)
     now_ns = (500 + calm_ms) * MS
     assert late.bound_ns(now_ns) == bound_ms * MS
-    assert not late.look(bound_ms * MS, now_ns)
-    assert late.look(bound_ms * MS + 1, now_ns)
+    assert not late.check(bound_ms * MS, now_ns)
+    assert late.check(bound_ms * MS + 1, now_ns)
 
 
 def test_queue_age_limit_under_overload_rejects_until_the_age_is_half_of_the_short_limit() -> None:
-    late = Lateness(1600 * MS)
-    assert not late.look(1600 * MS, 0)
-    assert late.look(1600 * MS + 1, 1 * MS)
-    assert late.look(100 * MS + 1, 9000 * MS)
-    assert not late.look(100 * MS, 9001 * MS)
-    assert not late.look(200 * MS, 9001 * MS)
-    assert late.look(200 * MS + 1, 9001 * MS)
+    late = QueueDelay(1600 * MS)
+    assert not late.check(1600 * MS, 0)
+    assert late.check(1600 * MS + 1, 1 * MS)
+    assert late.check(100 * MS + 1, 9000 * MS)
+    assert not late.check(100 * MS, 9001 * MS)
+    assert not late.check(200 * MS, 9001 * MS)
+    assert late.check(200 * MS + 1, 9001 * MS)
 
 
 def test_memory_budget_is_under_pressure_from_a_rejection_until_its_limit_recovers() -> None:
@@ -104,30 +104,30 @@ def test_memory_budget_is_under_pressure_from_a_rejection_until_its_limit_recove
     assert not room.is_pressed
 
 
-def test_unacked_publishes_count_as_late_above_half_of_the_limit_until_below_a_quarter() -> None:
-    made, late_ns = Unanswered(), 1000 * MS
+def test_ack_delay_above_half_of_the_limit_counts_as_overload_until_below_a_quarter() -> None:
+    made, late_ns = AckDelay(), 1000 * MS
     at_ns = 10_000 * MS
     waits = (0, 251, 500, 501, 251, 250, 251, 500, 501)
-    seen = [made.look(at_ns - waited_ms * MS, at_ns, late_ns, is_pressed=True) for waited_ms in waits]
+    seen = [made.check(at_ns - waited_ms * MS, at_ns, late_ns, is_pressed=True) for waited_ms in waits]
     assert seen == [False, False, False, True, True, False, False, False, True]
-    assert made.look(at_ns - 251 * MS, at_ns, late_ns, is_pressed=False), "until a quarter, in any case"
-    assert not made.look(0, at_ns, late_ns, is_pressed=True), "nobody waits"
-    assert made.look(1, at_ns, late_ns, is_pressed=True)
-    assert not made.look(1, at_ns, 0, is_pressed=True), "nothing is late"
+    assert made.check(at_ns - 251 * MS, at_ns, late_ns, is_pressed=False), "until a quarter, in any case"
+    assert not made.check(0, at_ns, late_ns, is_pressed=True), "nobody waits"
+    assert made.check(1, at_ns, late_ns, is_pressed=True)
+    assert not made.check(1, at_ns, 0, is_pressed=True), "nothing is late"
 
 
 def seen_in_a_calm(steps: Iterable[tuple[int, int]]) -> list[bool]:
     """Of (when, how long the oldest has waited), in ms, looked at by one, with a bound of a second."""
-    made = Unanswered()
-    return [made.look((at_ms - waited_ms) * MS, at_ms * MS, 1000 * MS, is_pressed=False) for at_ms, waited_ms in steps]
+    made = AckDelay()
+    return [made.check((at_ms - waited_ms) * MS, at_ms * MS, 1000 * MS, is_pressed=False) for at_ms, waited_ms in steps]
 
 
-def test_unacked_publishes_without_memory_pressure_are_late_if_their_queue_advances_but_stays_old() -> None:
+def test_ack_delay_without_memory_pressure_counts_as_overload_if_the_queue_advances_but_stays_old() -> None:
     steps = [(10_000 + 50 * step, 1001) for step in range(9)]
     assert seen_in_a_calm(steps) == [False] * 7 + [True] * 2, "it moved at 50 for the first time, and more than 250 later again"
 
 
-def test_unacked_publishes_without_memory_pressure_are_not_late_while_a_follower_is_dead() -> None:
+def test_ack_delay_without_memory_pressure_is_no_overload_while_a_follower_is_dead() -> None:
     same = [(10_000 + 50 * step, 50 * step) for step in range(200)]
     assert not any(seen_in_a_calm(same)), "the oldest is the same one all the time"
     moved_first = [(9000 + 50 * step, 1001) for step in range(4)] + [
@@ -136,7 +136,7 @@ def test_unacked_publishes_without_memory_pressure_are_not_late_while_a_follower
     assert not any(seen_in_a_calm(moved_first))
 
 
-def test_unacked_publishes_without_memory_pressure_are_not_late_while_a_backlog_drains() -> None:
+def test_ack_delay_without_memory_pressure_is_no_overload_while_a_backlog_drains() -> None:
     """A follower stopped for 3 s. Then the backlog needs 200 ms to become shorter than a second."""
     still = [(10_000 + 50 * step, 50 * step) for step in range(60)]
     drains = [(13_000 + 10 * step, 3000 - 100 * step) for step in range(21)]
@@ -145,9 +145,9 @@ def test_unacked_publishes_without_memory_pressure_are_not_late_while_a_backlog_
 
 
 def test_queue_age_limit_of_zero_never_rejects() -> None:
-    late = Lateness(0)
-    assert not late.look(3600 * NS_PER_S, 0)
-    assert not late.look(0, NS_PER_S)
+    late = QueueDelay(0)
+    assert not late.check(3600 * NS_PER_S, 0)
+    assert not late.check(0, NS_PER_S)
 
 
 def test_memory_budget_retry_delay_after_a_rejection_is_at_least_half_a_second() -> None:

@@ -11,7 +11,7 @@ from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.publish import acks
 from liftpy.core.publish.acks import Publishers
 from liftpy.core.publish.jetstream_headers import Rejection
-from liftpy.core.publish.memory_budget import LEAST_WAIT_MS, MemoryBudget, PartitionRoom
+from liftpy.core.publish.memory_budget import LEAST_WAIT_MS, MemoryBudget, PartitionMemoryBudget
 from liftpy.core.publish.standby import FailoverBacklog
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
@@ -214,7 +214,7 @@ def test_overloaded_rejection_has_a_retry_delay() -> None:
 def test_overloaded_node_rejects_publishes_with_reply_and_stores_those_without() -> None:
     bench = Bench()
     node = MemoryBudget()
-    bench.ingest._overload._may = bench.ingest._may._replace(room=PartitionRoom(node, 1 << 20, lambda: 0))
+    bench.ingest._overload._may = bench.ingest._may._replace(room=PartitionMemoryBudget(node, 1 << 20, lambda: 0))
     came = ((b"", b"p", b""), (b"_INBOX.1", b"v", b""), (b"_INBOX.2", b"w", b""), (b"_INBOX.3", enveloped(b"e"), b""))
     node.is_late = True
     bench.arrive(*came)

@@ -12,11 +12,11 @@ from liftpy.core.publish.jetstream_headers import Rejection
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.envelope import Ordinary, answered_by
+from liftpy.core.wire.envelope import FastEnvelope, answered_by
 from tests.unit.publish.batches import Bench
 
 _Ack = client_pb2.Ack
-ORDINARY = Ordinary("s", 1, "u1", AckPolicy.ALL, runs=True)
+ORDINARY = FastEnvelope("s", 1, "u1", AckPolicy.ALL, runs=True)
 
 
 def counted(number: int, inbox: bytes = b"_INBOX.x", msg_id: bytes = b"", value: bytes = b"v") -> tuple[bytes, bytes, bytes]:
@@ -138,7 +138,7 @@ def test_pending_acks_of_a_batch_rejected_by_the_leader_send_one_error_per_publi
 
 
 def test_batched_acks_are_not_sent_to_older_clients() -> None:
-    bench, older = Bench(), Ordinary("s", 1, "u1", AckPolicy.ALL)
+    bench, older = Bench(), FastEnvelope("s", 1, "u1", AckPolicy.ALL)
     bench.arrive(*((b"_INBOX.x.%d" % number, older.envelope(b"v", b""), b"") for number in range(3)))
     assert told(bench) == {f"_INBOX.x.{number}": (number, 0) for number in range(3)}
     bench.arrive((b"_INBOX.x.3", older.envelope(b"v", b""), b""), counted(4), counted(5), (b"_INBOX.x.6", b"plain", b""))
@@ -148,7 +148,7 @@ def test_batched_acks_are_not_sent_to_older_clients() -> None:
 
 def test_batched_ack_does_not_mix_the_leader_and_the_all_ack_policy() -> None:
     bench = Bench()
-    ordinary = Ordinary("s", 1, "u1", AckPolicy.LEADER, runs=True)
+    ordinary = FastEnvelope("s", 1, "u1", AckPolicy.LEADER, runs=True)
     bench.arrive(*((b"_INBOX.x.%d" % number, ordinary.envelope(b"v", b""), b"") for number in range(3)))
     assert told(bench, AckPolicy.LEADER) == {"_INBOX.x.0": (0, 3)}
     assert told(bench) == {}

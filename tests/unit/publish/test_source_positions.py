@@ -12,7 +12,16 @@ import pytest
 from liftpy.client.write_epoch import offset_in
 from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.publish.log_state import _new_batch_of
-from liftpy.core.publish.producer_state import STATE_BYTES, Claim, Finding, Given, ProducerDesk, Producers, Question, Ruling
+from liftpy.core.publish.producer_state import (
+    STATE_BYTES,
+    BatchCheck,
+    Claim,
+    Finding,
+    ProducerGrant,
+    ProducerRegistry,
+    ProducerRequest,
+    Producers,
+)
 from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
 from liftpy.core.wire.filters import keep_records as kept_of
 from liftpy.core.wire.producer_note import ProducerNote, SourcePosition
@@ -48,7 +57,7 @@ class Bench:
     end: int = 0
 
     def __post_init__(self) -> None:
-        self.desk = ProducerDesk(self.producers)
+        self.registry = ProducerRegistry(self.producers)
 
     def publish(
         self,
@@ -59,12 +68,12 @@ class Bench:
         count: int = 1,
         name: str = "",
         reset: bool = False,
-    ) -> Ruling:
+    ) -> BatchCheck:
         batch = a_batch(count, base=self.end, epoch=epoch, sequence=sequence, name=name, position=position)
         claim = Claim(P, epoch, sequence, count, reset, None, 1, name, position)
         ruling = self.producers.judge(claim, batch.columns)
         if ruling.finding is Finding.APPEND:
-            self.producers.take(_new_batch_of(batch))
+            self.producers.add_batch(_new_batch_of(batch))
             self.end += count
         return ruling
 
@@ -79,8 +88,8 @@ def test_producer_records_at_or_below_its_source_position_are_duplicates() -> No
     bench = Bench()
     assert bench.publish(0, at(4), count=2).finding is Finding.APPEND
     assert bench.publish(2, at(9)).finding is Finding.APPEND
-    assert bench.publish(2, at(9)) == Ruling(Finding.DUPLICATE, 1, 2, 3)
-    assert bench.publish(3, at(9), epoch=1, count=3) == Ruling(Finding.DUPLICATE, 3, -1, 3), (
+    assert bench.publish(2, at(9)) == BatchCheck(Finding.DUPLICATE, 1, 2, 3)
+    assert bench.publish(3, at(9), epoch=1, count=3) == BatchCheck(Finding.DUPLICATE, 3, -1, 3), (
         "another process's: nobody says where"
     )
     assert bench.publish(50, at(3), epoch=1).finding is Finding.DUPLICATE
@@ -109,10 +118,10 @@ def test_producer_with_another_name_or_source_position_than_stored_is_rejected(
     bench.publish(0, at(4, 2), name="me")
     assert bench.state == ("me", at(4, 2))
     assert bench.publish(1, position, epoch=1, name=name).finding is finding
-    bench.desk.begin()
-    asked = bench.desk.ask(Question(P, 9, 1, name, position))
+    bench.registry.begin()
+    asked = bench.registry.ask(ProducerRequest(P, 9, 1, name, position))
     if finding is Finding.APPEND:
-        assert isinstance(asked, Given)
+        assert isinstance(asked, ProducerGrant)
     else:
         assert asked is finding
     assert bench.state[0] == "me"
@@ -128,33 +137,33 @@ def test_producer_with_sequences_may_use_source_positions_only_after_a_reset() -
 
 def test_producers_with_the_same_id_and_other_names_conflict_before_a_record_is_stored() -> None:
     """Two members of a group differ: the one of the later generation continues."""
-    desk = Bench().desk
-    assert desk.ask(Question(P, 1, 0, "me")) == Given(0, 0, RollingDigest(), False, -1)
-    assert desk.ask(Question(P, 2, 0, "you")) is Finding.CONFLICT
-    assert desk.ask(Question(P, 3, 0, "me", at(0, 4))) != Finding.CONFLICT
-    assert desk.ask(Question(P, 4, 0, "me", at(0, 3))) is Finding.FENCED
-    desk.begin()
-    assert isinstance(desk.ask(Question(P, 2, 0, "you")), Given), "nothing of the other is in the log"
+    registry = Bench().registry
+    assert registry.ask(ProducerRequest(P, 1, 0, "me")) == ProducerGrant(0, 0, RollingDigest(), False, -1)
+    assert registry.ask(ProducerRequest(P, 2, 0, "you")) is Finding.CONFLICT
+    assert registry.ask(ProducerRequest(P, 3, 0, "me", at(0, 4))) != Finding.CONFLICT
+    assert registry.ask(ProducerRequest(P, 4, 0, "me", at(0, 3))) is Finding.FENCED
+    registry.begin()
+    assert isinstance(registry.ask(ProducerRequest(P, 2, 0, "you")), ProducerGrant), "nothing of the other is in the log"
 
 
 def test_producer_state_response_contains_the_source_position() -> None:
     bench = Bench()
     bench.publish(0, at(4, 2), name="me")
-    given = bench.desk.ask(Question(P, 9, 0, "me", at(0, 2)))
-    assert isinstance(given, Given)
+    given = bench.registry.ask(ProducerRequest(P, 9, 0, "me", at(0, 2)))
+    assert isinstance(given, ProducerGrant)
     assert (given.position, given.next_sequence) == (at(4, 2), 1)
     assert given.as_pb.position == at(4, 2).message()
-    fresh = Bench().desk.ask(Question(P, 9))
-    assert isinstance(fresh, Given)
+    fresh = Bench().registry.ask(ProducerRequest(P, 9))
+    assert isinstance(fresh, ProducerGrant)
     assert not fresh.as_pb.HasField("position")
 
 
 def test_producer_query_with_another_plan_for_a_stored_spark_round_gets_plan_changed() -> None:
     """[A19]"""
 
-    def asked(producers: Producers, plan: int, generation: int = 5) -> Given | Finding:
+    def asked(producers: Producers, plan: int, generation: int = 5) -> ProducerGrant | Finding:
         position = at(offset_in(0, 0, plan), generation, partition=3)
-        return ProducerDesk(producers).ask(Question(P + 1, 2, 0, "other", position))
+        return ProducerRegistry(producers).ask(ProducerRequest(P + 1, 2, 0, "other", position))
 
     def again(producers: Producers, end_offset: int) -> Producers:
         made = Producers(0, 10)
@@ -165,11 +174,11 @@ def test_producer_query_with_another_plan_for_a_stored_spark_round_gets_plan_cha
     bench.publish(0, at(offset_in(2, 0, 7), 5))
     bench.producers.committed(0)
     assert asked(again(bench.producers, 1), 8) is Finding.PLAN_CHANGED
-    assert isinstance(asked(again(bench.producers, 1), 7), Given)
+    assert isinstance(asked(again(bench.producers, 1), 7), ProducerGrant)
     bench.publish(0, at(offset_in(2, 0, 8), 6), epoch=1, reset=True)  # another round
-    assert (asked(bench.producers, 7, 6), isinstance(asked(bench.producers, 8), Given)) == (Finding.PLAN_CHANGED, True)
+    assert (asked(bench.producers, 7, 6), isinstance(asked(bench.producers, 8), ProducerGrant)) == (Finding.PLAN_CHANGED, True)
     bench.producers.cut(1)
-    assert isinstance(asked(bench.producers, 7, 6), Given)
+    assert isinstance(asked(bench.producers, 7, 6), ProducerGrant)
     assert asked(bench.producers, 8) is Finding.PLAN_CHANGED
 
 
@@ -215,7 +224,7 @@ def test_producer_state_size_counts_long_names_and_uids() -> None:
             data = build_batch(
                 [b"v"], base_offset=producer * 6 + n, producer_id=producer + 1, base_sequence=n, note=note.encode()
             )
-            producers.take(_new_batch_of(parse_batch(data)))
+            producers.add_batch(_new_batch_of(parse_batch(data)))
             producers.committed(producer * 6 + n)
     gc.collect()
     before, _ = tracemalloc.get_traced_memory()
@@ -236,17 +245,17 @@ def test_producer_processes_that_reread_their_source_store_each_record_once_in_o
     def hear(process: int, position: SourcePosition, batch: RecordBatch, digest: RollingDigest) -> None:
         head = batch.header
         claim = Claim(P, head.producer_epoch, head.base_sequence, head.record_count, False, digest, process, "", position)
-        ruling = bench.desk.judge(claim, batch.columns)
+        ruling = bench.registry.judge(claim, batch.columns)
         if ruling.finding is Finding.APPEND:
             assert ruling.known == 0
             told = _new_batch_of(batch)
-            bench.producers.take(told._replace(base_offset=bench.end, last_offset=bench.end + head.record_count - 1))
+            bench.producers.add_batch(told._replace(base_offset=bench.end, last_offset=bench.end + head.record_count - 1))
             bench.end += head.record_count
             log.append(batch)
 
     for process in range(1, 400):
-        given = bench.desk.ask(Question(P, process, 0, "", at(0)))
-        assert isinstance(given, Given)
+        given = bench.registry.ask(ProducerRequest(P, process, 0, "", at(0)))
+        assert isinstance(given, ProducerGrant)
         position = -1 if given.position is None else given.position.offset
         if position == source - 1:
             break
@@ -268,7 +277,7 @@ def test_producer_processes_that_reread_their_source_store_each_record_once_in_o
             if rng.random() < 0.3:
                 wire.insert(rng.randrange(len(wire) + 1), sent)
         if rng.random() < 0.2:  # another leads, whose log may be shorter
-            bench.desk.begin()
+            bench.registry.begin()
             for lost in [log.pop() for _ in range(rng.randrange(3)) if log]:
                 bench.end -= lost.record_count
             bench.producers.cut(bench.end)

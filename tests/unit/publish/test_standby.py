@@ -14,10 +14,17 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.publish.dedup_window import RecentIds, Stored
+from liftpy.core.publish.dedup_window import RecentIds, StoredId
 from liftpy.core.publish.log_state_part import NewBatch
 from liftpy.core.publish.message_decoder import MessageDecoder
-from liftpy.core.publish.standby import MESSAGE_BYTES, FailoverBacklog, NodeHeard, SortingRules, Standby, StandbyBuffer
+from liftpy.core.publish.standby import (
+    MESSAGE_BYTES,
+    FailoverBacklog,
+    NodeStandbyMemory,
+    Standby,
+    StandbyBuffer,
+    StandbyReplayRules,
+)
 from liftpy.core.replication.phases import RoleName
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
@@ -67,8 +74,9 @@ class Bench:
         self.standby = Standby(
             shell=self, subject="ev", reader=MessageDecoder(KEY, "ev", AckPolicy.ALL, InboxRule(("_INBOX.",))),
             replica=self.replica, log=self.log, ids=self.ids,  # type: ignore[arg-type]
-            heard=StandbyBuffer(NodeHeard(node_bytes), bound_bytes, 10 * S), now_ns=lambda: self.now_ns, wall_ns=lambda: self.now_ns,
-            rules=SortingRules(doubt_ns=1500 * MS), on_lost=self.lost.append,
+            heard=StandbyBuffer(NodeStandbyMemory(node_bytes), bound_bytes, 10 * S),
+            now_ns=lambda: self.now_ns, wall_ns=lambda: self.now_ns,
+            rules=StandbyReplayRules(doubt_ns=1500 * MS), on_lost=self.lost.append,
         )  # fmt: skip
         self.standby.review()
 
@@ -109,7 +117,7 @@ class Bench:
         self.replica.role = RoleName.LEADER
         self.standby.review()
         found: list[FailoverBacklog | None] = []
-        self.standby.take_over(found.append)
+        self.standby.replay(found.append)
         return found
 
     def leads(self, *, gone: bool = True) -> FailoverBacklog:
@@ -138,7 +146,9 @@ def test_standby_takeover_appends_missing_messages_in_arrival_order() -> None:
     bench.heard(b"c", after_ns=MS)
     taken = bench.leads()
     assert values(taken) == [b"b", b"c"]
-    assert [(stored, publishers.replies) for stored, publishers in taken.known] == [(Stored(0, 0), [b"_INBOX.c.1000000000000"])]
+    assert [(stored, publishers.replies) for stored, publishers in taken.known] == [
+        (StoredId(0, 0), [b"_INBOX.c.1000000000000"])
+    ]
     assert taken.hearing is bench.hearings[0]
     assert not bench.hearings[0].closed, "it goes on with it"
     counters = bench.standby.counters
@@ -283,7 +293,7 @@ def test_standby_message_with_a_stored_message_id_is_passed_on_to_deduplication(
     bench.heard(b"again", reply=b"_INBOX.c.", headers=b"NATS/1.0\r\nNats-Msg-Id: x\r\n\r\n")
     bench.heard(b"later", reply=b"_INBOX.c.", after_ns=MS)
     bench.shows(b"later", after_ns=MS)
-    bench.ids.take(NewBatch(0, 0, bench.now_ns, 1, {0: b"x"}))
+    bench.ids.add_batch(NewBatch(0, 0, bench.now_ns, 1, {0: b"x"}))
     assert values(bench.leads()) == [b"again"]
 
 
@@ -309,7 +319,7 @@ def test_standby_batch_publish_is_matched_as_a_single_message() -> None:
     taken = bench.leads()
     assert values(taken) == [payload], "equal ones are counted"
     ((stored, publishers),) = taken.known
-    assert (stored, publishers.replies, publishers.batch_records) == (Stored(0, 1), [b"_INBOX.c.1"], 2)
+    assert (stored, publishers.replies, publishers.batch_records) == (StoredId(0, 1), [b"_INBOX.c.1"], 2)
 
 
 def test_standby_message_deleted_by_retention_is_not_appended_again() -> None:
@@ -348,7 +358,7 @@ def test_standby_takeover_acks_records_that_were_committed_after_its_own_electio
         bench.now_ns += 2 * S
         bench.replica.role = RoleName.LEADER
         bench.commits(0)
-        assert [stored for stored, _ in bench.leads(gone=gone).known] == [Stored(0, 0)]
+        assert [stored for stored, _ in bench.leads(gone=gone).known] == [StoredId(0, 0)]
 
 
 # ---- in slices ---------------------------------------------------------------------------------------------------------------

@@ -16,12 +16,12 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.small_files import seal_small_file
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish import state_file
-from liftpy.core.publish.dedup_window import Stored
+from liftpy.core.publish.dedup_window import StoredId
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.producer_state import Producers
 from liftpy.core.publish.state_file import (
     State,
-    Unwritten,
+    StateCapture,
     decode_state,
     encode_state,
     load_state,
@@ -29,8 +29,8 @@ from liftpy.core.publish.state_file import (
     state_names,
     state_owner,
 )
-from liftpy.core.publish.state_transfer import StateGiver, StateQuestion
-from liftpy.core.publish.state_writer import Pace, StateWriter, pace_of, restore_state
+from liftpy.core.publish.state_transfer import StatePieceRequest, StateServer
+from liftpy.core.publish.state_writer import StateFileSchedule, StateWriter, pace_of, restore_state
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
 from tests.long import examples
@@ -80,7 +80,7 @@ def write(log: Log, state: LogState, of: str = OF) -> str:
 def known(state: LogState, names: list[str]) -> list[Any]:
     while not state.is_complete:
         state.replay()
-    while not state.look_back():
+    while not state.index_backwards():
         pass
     found = [(state.ids.find(name.encode(), 0), state.subjects.find(f"s.{name}")) for name in names]
     return [*found, state.ids.last_id, state.producers.state_of(7), state.producers.state_of(8)]
@@ -113,7 +113,7 @@ def test_state_file_restores_the_state_and_the_rest_of_the_log_is_replayed() -> 
     append(log, again, ["m0"], at=1070)
     log.cut_to(9)
     again.cut()
-    assert (again.ids.find(b"m0", 0), again.ids.last_id) == (Stored(0, 2), b"m7")
+    assert (again.ids.find(b"m0", 0), again.ids.last_id) == (StoredId(0, 2), b"m7")
     assert again.producers.state_of(8) == again.producers.state_of(8)
     for _ in range(3):
         append(log, again, NAMES[8:10], at=1061, by=8)
@@ -138,7 +138,7 @@ def test_state_file_restored_message_ids_expire_by_later_commits() -> None:
     again = a_state(log, now_ns=lambda: next(clock))
     assert restore_state(again, log, OF) == {}
     assert again.replay()
-    assert (again.ids.find(b"old", 0), again.ids.find(b"new", 0), len(again.ids)) == (None, Stored(1, 1), 1)
+    assert (again.ids.find(b"old", 0), again.ids.find(b"new", 0), len(again.ids)) == (None, StoredId(1, 1), 1)
 
 
 def test_state_file_of_unflushed_or_incomplete_state_is_not_written() -> None:
@@ -296,7 +296,7 @@ def test_state_file_with_an_incomplete_subject_index_continues_the_backward_read
     again.on_lacking = lambda: told.append(1)
     assert restore_state(again, log, OF) == {}
     assert (again.subjects.state, told) == ("reading", [1])
-    while not again.look_back():
+    while not again.index_backwards():
         pass
     assert [again.last_of(f"s.{name}") for name in "abcd"] == [8, 9, 10, -1]
 
@@ -346,7 +346,7 @@ def test_state_file_with_repeated_part_or_trailing_bytes_is_rejected() -> None:
 
 
 def test_state_file_write_is_due_by_log_growth_elapsed_time_and_last_file_size() -> None:
-    pace = Pace(60, 1000, 10)
+    pace = StateFileSchedule(60, 1000, 10)
     assert not pace.is_due(999, 0, 59)
     assert pace.is_due(1000, 0, 0)
     assert not pace.is_due(1000, 126, 59), "eight times the last file"
@@ -355,7 +355,7 @@ def test_state_file_write_is_due_by_log_growth_elapsed_time_and_last_file_size()
     assert pace.is_due(10, 0, 60)
     assert not pace.is_due(125, 126, 60)
     assert pace.is_due(126, 126, 60)
-    assert pace_of(ReplicationConfig(state_checkpoint_interval_s=2.5, state_checkpoint_bytes=9999)) == Pace(
+    assert pace_of(ReplicationConfig(state_checkpoint_interval_s=2.5, state_checkpoint_bytes=9999)) == StateFileSchedule(
         int(2.5 * NS_PER_S), 9999
     )
 
@@ -364,7 +364,7 @@ def test_state_writer_on_a_full_disk_counts_the_failure_and_writes_later(monkeyp
     log = a_log()
     state = a_state(log)
     now = [0]
-    writer = StateWriter(state, log, OF, Pace(60, 100_000, 1000), lambda: now[0])
+    writer = StateWriter(state, log, OF, StateFileSchedule(60, 100_000, 1000), lambda: now[0])
     assert writer.begin() is None
     for _ in range(5):
         append(log, state, NAMES)
@@ -499,7 +499,7 @@ def test_state_file_that_cannot_be_read_back_raises_without_deleting_the_older_f
     older = encode_state(State(OF, 5, 1, {"ids": (1, b"older")}))
     for storage, stays in ((MemoryStorage(), 9), (_Careless(), 5)):
         MemoryStorage.replace(storage, state_name(5), older)
-        newer = Unwritten(OF, 9, 1, {"ids": (1, lambda: [b"new", b"er"])})
+        newer = StateCapture(OF, 9, 1, {"ids": (1, lambda: [b"new", b"er"])})
         if stays == 5:
             with pytest.raises(StorageError, match=f"{state_name(9)} differs after the write"):
                 newer.write(storage)
@@ -524,22 +524,22 @@ def test_state_transfer_to_two_alternating_readers_gives_each_a_complete_state(s
     append(log, state, [f"m{n}" for n in range(200)], by=7)
     commit(log, state, 199)
     now_ns = 0
-    giver = StateGiver(state, OF, lambda: now_ns)
-    held = {"follower": (StateQuestion(), bytearray()), "backup": (StateQuestion(), bytearray())}
+    giver = StateServer(state, OF, lambda: now_ns)
+    held = {"follower": (StatePieceRequest(), bytearray()), "backup": (StatePieceRequest(), bytearray())}
     whole: dict[str, bytes] = {}
     for _ in range(100):
         for asker, (question, data) in held.items():
             now_ns += round(seconds * NS_PER_S)
             append(log, state, [f"late{log.log_end_offset}"])
             commit(log, state, log.log_end_offset - 1)
-            piece = giver.give(question, 700)
+            piece = giver.read_piece(question, 700)
             if asker in whole or piece is None:
                 continue
             if not piece.position:
                 data.clear()
             assert piece.position == len(data)
             data += piece.data
-            held[asker] = StateQuestion(piece.end_offset, len(data)), data
+            held[asker] = StatePieceRequest(piece.end_offset, len(data)), data
             if len(data) == piece.total_bytes:
                 whole[asker] = bytes(data)
         if len(whole) == 2:

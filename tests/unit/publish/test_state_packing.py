@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.core.publish import dedup_window, last_per_subject, log_state_part, state_file
 from liftpy.core.publish.dedup_window import RecentIds
-from liftpy.core.publish.state_file import State, Unwritten, decode_state, state_name
+from liftpy.core.publish.state_file import State, StateCapture, decode_state, state_name
 from tests.unit.publish.test_dedup_memory_budget import an_id, take
 
 
@@ -79,7 +79,7 @@ def test_state_file_is_written_in_chunks_without_a_joined_copy(monkeypatch: pyte
         replace=lambda name, data: given.append((name, data)), names=list, load=lambda name: b"".join(given[-1][1])
     )
     pieces = [b"x" * 5, b"y" * 7]
-    unwritten = Unwritten("s-u1/0", 9, 3, {"ids": (1, lambda: pieces), "subjects": (2, list)})
+    unwritten = StateCapture("s-u1/0", 9, 3, {"ids": (1, lambda: pieces), "subjects": (2, list)})
     size_bytes = unwritten.write(storage)
     [(name, data)] = given
     assert (name, size_bytes) == (state_name(9), sum(map(len, data)))

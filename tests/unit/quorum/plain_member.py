@@ -102,7 +102,7 @@ class Member:
 
     def look(self) -> None:
         """Do the work of ``RaftMember`` after a flushed tick."""
-        self.probation.look()
+        self.probation.end_if_complete()
         for turn, barrier in self.barriers:
             if barrier.hex() in self.machine.held:
                 self.probation.barrier_applied(turn)

@@ -16,7 +16,7 @@ import pytest
 from liftpy.config import ReplicationConfig
 from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata.member import RaftMember
-from sidecar.metadata.member_log import MemberFolder
+from sidecar.metadata.member_log import MemberDirectory
 from sidecar.quorum.driver import tick_once
 from sidecar.quorum.library import FAIL_REASON, check_library
 from sidecar.quorum.probation import MARKER
@@ -159,5 +159,5 @@ def our_net(folder: Path, ids: str = "abc", seed: int = 1, **more: Any) -> Itera
 def bare_member(folder: Path) -> RaftMember:
     """A controller on ``folder``, opened but not started: it has no connection."""
     nothing: Any = None
-    opened = MemberFolder("a", ("a", "b", "c"), folder)
+    opened = MemberDirectory("a", ("a", "b", "c"), folder)
     return RaftMember(opened, nothing, Subjects("space"), ReplicationConfig(), print, lambda _: True)

@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.errors import CorruptionError, ProtocolError, UnknownFormatError
 from sidecar.quorum.peer_sessions import _FRAME, _HELLO
-from sidecar.quorum.probation import FILE, MAX_EARLIER, FolderLineage, Probation
+from sidecar.quorum.probation import FILE, MAX_EARLIER, DirectoryLineage, Probation
 from tests.unit.quorum.raft_network import OurNet, our_net
 from tests.unit.quorum.test_probation import campaigns_for
 
@@ -170,11 +170,11 @@ def test_raft_hello_with_an_invalid_directory_history_is_rejected(tmp_path: Path
 
 def test_data_directory_history_nonces_are_stored_and_bounded(tmp_path: Path) -> None:
     drawn = iter(range(1, 10_001, 2))
-    first = FolderLineage(tmp_path, lambda: next(drawn))
+    first = DirectoryLineage(tmp_path, lambda: next(drawn))
     tail = struct.pack("<QQB", 99, first.nonce, 0)
     assert first.process_hello("b", tail)
     first.sync()
-    lineages = [FolderLineage(tmp_path, lambda: next(drawn)) for _ in range(200)]
+    lineages = [DirectoryLineage(tmp_path, lambda: next(drawn)) for _ in range(200)]
     last = lineages[-1]
     assert last.known == {"b": 99}
     assert last.earlier == (first.nonce, *(one.nonce for one in lineages[-1 - MAX_EARLIER : -1]))
@@ -183,7 +183,7 @@ def test_data_directory_history_nonces_are_stored_and_bounded(tmp_path: Path) ->
 
 
 def test_data_directory_history_reports_a_missing_nonce_until_caught_up(tmp_path: Path) -> None:
-    lineage = FolderLineage(tmp_path, lambda: 5)
+    lineage = DirectoryLineage(tmp_path, lambda: 5)
     lineage.process_hello("b", struct.pack("<QQB", 99, 4711, 0))
     assert lineage.missed == (4711,)
     lineage.caught_up()
@@ -192,7 +192,7 @@ def test_data_directory_history_reports_a_missing_nonce_until_caught_up(tmp_path
 
 def test_data_directory_history_is_reported_as_restored_only_by_a_majority_of_untrusted_peers(tmp_path: Path) -> None:
     """A peer with a restored directory knows only an old process of this node."""
-    lineage = FolderLineage(tmp_path, lambda: 5, majority=2)
+    lineage = DirectoryLineage(tmp_path, lambda: 5, majority=2)
     for peer in "bc":
         assert lineage.process_hello(peer, struct.pack("<QQB", 99, 0, 0))
     for peer, missed in (("b", ()), ("b", ()), ("c", (4711,))):
@@ -204,7 +204,7 @@ def test_data_directory_history_is_reported_as_restored_only_by_a_majority_of_un
 
 
 def test_data_directory_history_ignores_a_report_that_the_peer_withdrew(tmp_path: Path) -> None:
-    lineage = FolderLineage(tmp_path, lambda: 5, majority=2)
+    lineage = DirectoryLineage(tmp_path, lambda: 5, majority=2)
     for peer in "bc":
         assert lineage.process_hello(peer, struct.pack("<QQB", 99, 0, 0))
     for peer, known_as, missed in (("b", 4711, ()), ("b", 5, ()), ("c", 4711, ()), ("b", 4711, (4711,))):
@@ -213,19 +213,19 @@ def test_data_directory_history_ignores_a_report_that_the_peer_withdrew(tmp_path
 
 
 def test_data_directory_history_file_that_is_damaged_raises_corruption_error(tmp_path: Path) -> None:
-    FolderLineage(tmp_path, lambda: 5)
+    DirectoryLineage(tmp_path, lambda: 5)
     path = tmp_path / FILE
     stored = path.read_bytes()
     path.write_bytes(stored[:-2] + b"x}")
     with pytest.raises(CorruptionError, match="is damaged"):
-        FolderLineage(tmp_path, lambda: 5)
+        DirectoryLineage(tmp_path, lambda: 5)
     assert stored.count(b'"nonce": 5') == 1
     path.write_bytes(stored.replace(b'"nonce": 5', b'"nonce": 7'))  # as well formed as before
     with pytest.raises(CorruptionError, match="is damaged"):
-        FolderLineage(tmp_path, lambda: 5)
+        DirectoryLineage(tmp_path, lambda: 5)
     path.write_bytes(b"%08x\n%b" % (0xD2A0ACB0, b"{}"))
     with pytest.raises(CorruptionError):
-        FolderLineage(tmp_path, lambda: 5)
+        DirectoryLineage(tmp_path, lambda: 5)
 
 
 def test_data_directory_history_file_of_another_format_raises_unknown_format_error(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from liftpy.config import DefaultQuota, SessionTimes
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.codec import image_from_bytes, image_to_bytes
-from liftpy.core.metadata.controller.cluster_events import EventTrail
+from liftpy.core.metadata.controller.cluster_events import RecentEvents
 from liftpy.core.metadata.controller.feature_negotiation import begin_at
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.features import SPOKEN
@@ -27,9 +27,9 @@ from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError, CorruptionError, DataDirectoryLockedError, InvariantError, LiftError
 from sidecar.cli.controllers import force_recover as command
-from sidecar.disk.data_folder import DataFolder, NodeIdentity
+from sidecar.disk.data_folder import DataDirectory, NodeIdentity
 from sidecar.disk.files import sync_folder
-from sidecar.metadata.member_log import MemberFolder, MemberLog
+from sidecar.metadata.member_log import MemberDirectory, MemberLog
 from sidecar.quorum import rescue as module
 from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import check_library
@@ -66,7 +66,7 @@ def image_of(entries: list[bytes]) -> ClusterImage:
 
 def controller(folder: Path, node_id: str, entries: list[bytes], *, last_term: int = TERM, snapshot_at: int = 0) -> Path:
     """Create the data directory of a stopped controller. The snapshot contains entries up to ``snapshot_at``."""
-    data = DataFolder(folder / node_id)
+    data = DataDirectory(folder / node_id)
     data.store_identity(NodeIdentity(node_id, 7, 7))
     data.raft.mkdir()
     journal = GroupJournal(data.raft / "journal")
@@ -216,7 +216,7 @@ def test_metadata_rescue_skips_a_damaged_journal_and_reports_its_path(history: l
 def test_metadata_rescue_of_a_directory_without_a_usable_log_is_rejected(history: list[bytes], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not the data directory of a node"):
         read(tmp_path / "nothing")
-    ordinary = DataFolder(tmp_path / "n9")
+    ordinary = DataDirectory(tmp_path / "n9")
     ordinary.store_identity(NodeIdentity("n9"))
     with pytest.raises(DataDirectoryLockedError):
         read(tmp_path / "n9")
@@ -245,8 +245,8 @@ def test_metadata_rescue_writes_one_directory_per_controller_with_an_event_about
     written = rescued([old, gone], ("n1", "n4"), tmp_path / "out")
     assert written == {"n1": old / "raft", "n4": tmp_path / "out" / "n4" / "raft"}
     for node, folder in written.items():
-        trail = EventTrail()
-        log = MemberLog(MemberFolder(node, ("n1", "n2"), folder), born_fsm(), FeedProducer(), lambda *_: None, events=trail)
+        trail = RecentEvents()
+        log = MemberLog(MemberDirectory(node, ("n1", "n2"), folder), born_fsm(), FeedProducer(), lambda *_: None, events=trail)
         assert log.core.controllers.voters == ("n1", "n4")
         assert log.core.raftCurrentTerm == TERM + LEAP
         assert not log.core.on_probation, "it has a vote"
@@ -275,8 +275,8 @@ def test_metadata_rescue_event_about_the_loss_is_read_from_a_later_snapshot(hist
     last, previous = (b"\1", fsm.image.index, later.last[2]), later.last
     moved = SnapshotFile(last, previous, later.nodes, fsm.snapshot(), later.controllers)
     (folder / "snapshot").write_bytes(encode_snapshot_file(moved))
-    trail = EventTrail()
-    log = MemberLog(MemberFolder("n1", ("n1",), folder), born_fsm(), FeedProducer(), lambda *_: None, events=trail)
+    trail = RecentEvents()
+    log = MemberLog(MemberDirectory("n1", ("n1",), folder), born_fsm(), FeedProducer(), lambda *_: None, events=trail)
     log._load(str(folder / "snapshot"))
     assert log.image.index == fsm.image.index
     assert trail.events_after((0, 0), 0, 9) == []
@@ -371,5 +371,5 @@ def test_metadata_rescue_replaces_logs_only_after_all_new_logs_are_flushed(
 def test_metadata_rescue_in_progress_prevents_a_node_start_in_the_data_directory(history: list[bytes], tmp_path: Path) -> None:
     path = controller(tmp_path, "n1", history)
     with lock_directories([path]), pytest.raises(DataDirectoryLockedError):
-        DataFolder(path)
-    DataFolder(path).close()
+        DataDirectory(path)
+    DataDirectory(path).close()

@@ -64,7 +64,7 @@ def deaf(net: OurNet, name: str, seconds: float) -> None:
     net.lose = lambda *_: False
 
 
-def test_controller_partitioned_only_from_the_leader_does_not_depose_the_leader(tmp_path: Path) -> None:
+def test_controller_partitioned_only_from_the_leader_triggers_no_election(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, far = net.elected()
         before = terms(net)

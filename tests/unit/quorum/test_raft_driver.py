@@ -95,7 +95,7 @@ def test_raft_late_tick_postpones_the_election_by_its_delay(tmp_path: Path) -> N
         core._SyncObj__raftElectionDeadline = net.now + 5
         core.hold_election(net.now + 1)
         assert deadline(core) == net.now + 5, "never sooner"
-        core.give_way(7.0)
+        core.defer_election(7.0)
         assert deadline(core) == pytest.approx(net.now + 7)
 
 

@@ -20,8 +20,8 @@ from sidecar.quorum.driver import MAX_INBOX_BYTES, GroupDriver, tick_once
 from sidecar.quorum.journal import _FRAME, _MAGIC, _RECORD, MAX_SPENT_BYTES, GroupJournal, _frame
 from sidecar.quorum.library import FAIL_REASON, Node
 from sidecar.quorum.peer_sessions import SILENCE_S, TERM_REACH, Peer, PeerSessions
-from sidecar.quorum.probation import FolderLineage, is_first_start
-from sidecar.quorum.raft_rules import Hardening
+from sidecar.quorum.probation import DirectoryLineage, is_first_start
+from sidecar.quorum.raft_rules import RaftMessageChecks
 from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 
 
@@ -62,7 +62,7 @@ class Hard:
 
     def __init__(self, core: Core) -> None:
         self.core, self.handled, self.replies, self.counters = core, [], [], Counter[str]()
-        self.rules = Hardening(core, self.handle, self.reply, self.counters)  # type: ignore[arg-type]
+        self.rules = RaftMessageChecks(core, self.handle, self.reply, self.counters)  # type: ignore[arg-type]
         self.steps_back_to: int | None = None
 
     def handle(self, node: Any, message: dict[str, Any]) -> None:
@@ -564,9 +564,9 @@ def test_raft_group_first_start_is_allowed_only_if_the_known_peers_are_new(
 def test_data_directory_history_is_reported_as_restored_by_a_trusted_peer_or_a_majority(tmp_path: Path) -> None:
     numbers = iter(range(101, 999, 2))
 
-    def lineage(name: str, majority: int = 2) -> FolderLineage:
+    def lineage(name: str, majority: int = 2) -> DirectoryLineage:
         (tmp_path / name).mkdir(exist_ok=True)
-        return FolderLineage(tmp_path / name, lambda: next(numbers), majority)
+        return DirectoryLineage(tmp_path / name, lambda: next(numbers), majority)
 
     one, two, three = lineage("a"), lineage("b"), lineage("c")
     for peer_id, peer in (("b", two), ("c", three)):
@@ -591,7 +591,7 @@ def test_data_directory_history_is_reported_as_restored_by_a_trusted_peer_or_a_m
         tail = struct.pack("<QQB", 50 + count, 4711, 0)
         alone.process_hello(peer_id, tail)
         assert bool(alone.missed) is (count == 3), "untrusted ones have to be many, a trusted one is enough"
-    assert FolderLineage(tmp_path / "b", lambda: 5, 2).known["a"] == two.known["a"], "stored"
+    assert DirectoryLineage(tmp_path / "b", lambda: 5, 2).known["a"] == two.known["a"], "stored"
 
 
 def test_raft_journal_is_rewritten_in_bounded_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.wire.decode_errors import REFUSED
 from sidecar.quorum import codec
-from sidecar.quorum.probation import MAX_MISSED, FolderLineage
+from sidecar.quorum.probation import MAX_MISSED, DirectoryLineage
 from sidecar.quorum.transport import _TRANSFER_S, VOTE_AGAIN_S, SessionTransport
 
 VOTE = {"type": "request_vote", "term": 4, "last_log_index": 9, "last_log_term": 3}
@@ -196,9 +196,9 @@ def test_raft_leader_is_confirmed_by_answers_of_a_majority_in_its_term() -> None
 def test_data_directory_history_missing_nonce_is_reported_once(tmp_path: Any) -> None:
     numbers = iter(range(101, 999, 2))
 
-    def folder(name: str) -> FolderLineage:
+    def folder(name: str) -> DirectoryLineage:
         (tmp_path / name).mkdir(exist_ok=True)
-        return FolderLineage(tmp_path / name, lambda: next(numbers))
+        return DirectoryLineage(tmp_path / name, lambda: next(numbers))
 
     own, peer = folder("own"), folder("peer")
     peer.known["own"] = 77  # a process of which this folder holds nothing

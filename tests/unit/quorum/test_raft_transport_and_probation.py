@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.errors import CorruptionError
-from sidecar.quorum.probation import FILE, MARKER, FolderLineage, Probation, waits_for
+from sidecar.quorum.probation import FILE, MARKER, DirectoryLineage, Probation, waits_for
 from tests.unit.quorum.test_probation import peer
 from tests.unit.quorum.test_raft_rules import Core as LogCore
 from tests.unit.quorum.test_raft_rules import Hard
@@ -26,7 +26,7 @@ class Told(Bench):
     def __init__(self, **core: Any) -> None:
         super().__init__(log=SimpleNamespace(last_term=3, last_index=9), turn_is_late=False, **core)
         self.told: list[Any] = []
-        for name in ("forget_match", "cancel_snapshot", "give_way", "step_down", "pre_vote_granted"):
+        for name in ("forget_match", "cancel_snapshot", "defer_election", "step_down", "pre_vote_granted"):
             setattr(self.core, name, lambda *given, name=name: self.told.append((name, *(getattr(g, "id", g) for g in given))))
         self.transport._hardening.session_ended = lambda peer: self.told.append(("session ended", peer))
         self.transport._onNodeConnected = lambda node: self.told.append(("connected", node.id))
@@ -54,7 +54,7 @@ def test_raft_session_loss_disconnects_the_peer_and_cancels_its_snapshot() -> No
 def test_raft_pre_vote_grant_postpones_the_election_of_the_granting_member() -> None:
     bench = Told(leads=False)
     assert bench.hear("b", PRE_VOTE, term=7)
-    assert bench.told == [("give_way", 0.1)]
+    assert bench.told == [("defer_election", 0.1)]
     assert bench.sent == [("b", {"type": "pre_vote_granted", "term": 4})]
     assert (bench.counters, bench.given) == ({}, [])
 
@@ -75,7 +75,7 @@ def test_raft_pre_vote_with_a_live_leader_or_a_shorter_log_is_not_granted(
     assert bench.hear("b", {**PRE_VOTE, "last_log_index": log}, term=7)
     assert [kind["type"] for _, kind in bench.sent] == (["pre_vote_granted"] if granted else [])
     assert bench.counters.get("pre-votes not granted", 0) == (0 if granted else 1)
-    assert bench.told == ([("give_way", 0.1)] if granted else [])
+    assert bench.told == ([("defer_election", 0.1)] if granted else [])
     assert bench.given == []
 
 
@@ -155,8 +155,8 @@ def test_raft_vote_request_of_a_normal_election_is_not_marked_as_transfer() -> N
 
 
 # ---- whose memory a folder holds ---------------------------------------------------------------------------------------------------
-def lineage(folder: Path, nonce: int = 5, **more: Any) -> FolderLineage:
-    return FolderLineage(folder, lambda: nonce, **more)
+def lineage(folder: Path, nonce: int = 5, **more: Any) -> DirectoryLineage:
+    return DirectoryLineage(folder, lambda: nonce, **more)
 
 
 def test_data_directory_history_is_flushed_after_catching_up(tmp_path: Path) -> None:
@@ -229,13 +229,13 @@ def on_probation(folder: Path, peers: list[Any], **more: Any) -> tuple[Any, Core
 def test_raft_group_first_start_with_only_a_majority_of_controllers_requires_the_operator_option(tmp_path: Path) -> None:
     peers = [peer("b"), peer("c", heard=False)]
     made, core = on_probation(tmp_path, peers)
-    made.look()
+    made.end_if_complete()
     assert (made.over, core.told) == (False, [])
     made, core = on_probation(tmp_path, peers, majority=True)
-    made.look()
+    made.end_if_complete()
     assert (made.over, made.has_been_member, core.told) == (True, True, [0, "flushed", "ends"])
     assert (tmp_path / MARKER).read_bytes() == b"a\n"
-    made.look()
+    made.end_if_complete()
     assert core.told == [0, "flushed", "ends"], "once"
     again, core = on_probation(tmp_path, peers)
     assert (again.over, again.has_been_member, core.on_probation) == (True, True, False)
@@ -245,7 +245,7 @@ def test_raft_group_first_start_sets_the_vote_to_the_highest_term_of_a_peer(tmp_
     peers = [peer("b"), peer("c")]
     peers[0].term, peers[1].term = 6, 4
     made, core = on_probation(tmp_path, peers)
-    made.look()
+    made.end_if_complete()
     assert core.told == [6, "flushed", "ends"]
 
 
@@ -271,7 +271,7 @@ def test_single_new_controller_votes_at_once_and_writes_the_directory_marker(tmp
     core.controllers = ControllerList(("a",))
     made.attach(core, {})  # type: ignore[arg-type]
     assert (made.over, core.on_probation, (tmp_path / MARKER).exists()) == (True, False, False)
-    made.look()
+    made.end_if_complete()
     assert ((tmp_path / MARKER).exists(), core.told) == (True, ["flushed", "ends"])
     made.lineage.missed = (77,)
     made.process_hello("b", b"")

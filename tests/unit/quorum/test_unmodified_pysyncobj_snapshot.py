@@ -50,7 +50,7 @@ def false_success(folder: Path) -> Any:
     return net.results, [value for value in net.up[new].values if str(value).startswith("tail")]
 
 
-def test_unmodified_pysyncobj_snapshot_chunk_commits_entries_of_a_deposed_leader(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_snapshot_chunk_commits_entries_of_a_former_leader(tmp_path: Path) -> None:
     results, held_by_the_group = in_process(false_success, tmp_path, compact)
     assert results == [[f"tail {number}", "SUCCESS"] for number in range(3)]
     assert held_by_the_group == []

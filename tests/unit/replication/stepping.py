@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from liftpy.config import CommitPolicy, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.base.partition import HeldPartition, PartitionState, PartitionStatus
+from liftpy.core.base.partition import PartitionMetadata, PartitionState, PartitionStatus
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.replica import Replica
@@ -29,12 +29,12 @@ def state(
     policy: CommitPolicy = CommitPolicy.ISR,
     leaderships: int = 1,
     unclean_elected: bool = False,
-) -> HeldPartition:
+) -> PartitionMetadata:
     partition = PartitionState(
         partition=0, replicas=tuple(replicas), isr=tuple(isr), leader=leader, leader_epoch=leader_epoch, epoch=epoch,
         status=status, candidate=candidate, leaderships=leaderships, unclean_elected=unclean_elected,
     )  # fmt: skip
-    return HeldPartition(key=KEY, config=StreamConfig(min_isr=min_isr, commit_policy=policy), state=partition)
+    return PartitionMetadata(key=KEY, config=StreamConfig(min_isr=min_isr, commit_policy=policy), state=partition)
 
 
 class Stepped:
@@ -55,7 +55,7 @@ class Stepped:
         self.step(ev.LogOpened(log_start_offset=start, log_end_offset=end, high_watermark=hw, epochs=epochs))
         return self
 
-    def told(self, partition: HeldPartition, live: dict[str, int] | None = None) -> list[do.Effect]:
+    def told(self, partition: PartitionMetadata, live: dict[str, int] | None = None) -> list[do.Effect]:
         return self.step(
             ev.PartitionChanged(held=partition, incarnations=live if live is not None else {"a": 1, "b": 1, "c": 1})
         )
@@ -76,7 +76,7 @@ class Stepped:
         return [effect for effect in self.out if not isinstance(effect, do.SetDeadline | do.RoleChanged)]
 
     # ---- a leader's day ----------------------------------------------------------------------------------------------
-    def leads(self, partition: HeldPartition | None = None, end: int = 0, hw: int = -1) -> Stepped:
+    def leads(self, partition: PartitionMetadata | None = None, end: int = 0, hw: int = -1) -> Stepped:
         self.opened(end, hw, ((1, 0),) if end else ())
         self.heard()
         self.told(partition or state(leader_epoch=2))
@@ -101,7 +101,7 @@ class Stepped:
         return self.step(ev.FetchReceived(**{**event, **other}))  # type: ignore[arg-type]
 
     # ---- a follower's day --------------------------------------------------------------------------------------------
-    def follows(self, partition: HeldPartition | None = None) -> Stepped:
+    def follows(self, partition: PartitionMetadata | None = None) -> Stepped:
         self.opened()
         self.told(partition or state())
         return self

@@ -12,7 +12,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.events import Deadline
-from liftpy.core.replication.quiescence import ASK_AGAIN_NS, MAX_PER_QUESTION, QuietFetch, QuietFetches, WaitQuestion
+from liftpy.core.replication.quiescence import ASK_AGAIN_NS, MAX_PER_QUESTION, CombinedFetches, CombinedFetchRequest, IdleFetch
 from tests.unit.replication.stepping import S, Stepped, state
 
 SOON = ReplicationConfig(idle_polls_before_quiet=2)
@@ -186,7 +186,7 @@ def confirms(leader: Stepped, question: ev.QuietFetchReceived, after_s: float = 
 
 def test_combined_fetch_confirmed_by_the_leader_counts_as_a_fetch() -> None:
     leader = leader_with_a_quiet_follower()
-    progress = leader.replica._role.desk.followers["b"]
+    progress = leader.replica._role.handler.followers["b"]
     assert confirms(leader, asked(), after_s=3)
     assert progress.caught_up_ns == progress.last_fetch_ns == progress.last_asked_ns == leader.now_ns
     assert (progress.position, progress.last_request_id) == (2, 80)
@@ -209,7 +209,7 @@ def test_combined_fetch_confirmed_by_the_leader_counts_as_a_fetch() -> None:
 )
 def test_combined_fetch_whose_values_differ_from_the_waiting_fetch_is_not_confirmed(other: dict[str, object]) -> None:
     leader = leader_with_a_quiet_follower()
-    progress = leader.replica._role.desk.followers["b"]
+    progress = leader.replica._role.handler.followers["b"]
     before = progress.caught_up_ns
     assert not confirms(leader, asked(**other), after_s=3)
     assert progress.caught_up_ns == before
@@ -272,7 +272,7 @@ def test_fetch_of_a_follower_after_an_hour_of_combined_fetches_is_accepted() -> 
         assert confirms(leader, asked(), after_s=3)
     leader.fetch("b", 2, request_id=80 + 3600 * S, awaits_more=True)
     assert leader.has(do.KeepFetch)
-    assert leader.replica._role.desk.followers["b"].last_request_id == 80 + 3600 * S
+    assert leader.replica._role.handler.followers["b"].last_request_id == 80 + 3600 * S
 
 
 def test_leader_whose_followers_use_combined_fetches_checks_their_lag_rarely() -> None:
@@ -305,31 +305,31 @@ def test_combined_fetch_is_confirmed_only_by_the_leader_replica() -> None:
 CONFIG = ReplicationConfig()
 
 
-def fetch(number: int, request_id: int | None = None) -> QuietFetch:
-    return QuietFetch(PartitionKey("orders", "uid-1", number), 1, number if request_id is None else request_id)
+def fetch(number: int, request_id: int | None = None) -> IdleFetch:
+    return IdleFetch(PartitionKey("orders", "uid-1", number), 1, number if request_id is None else request_id)
 
 
 class Node:
     """Its list under a hand-moved clock; ``turn`` is one interval."""
 
     def __init__(self, count: int = 0, leader: str = "n2") -> None:
-        self.quiet = QuietFetches(CONFIG)
+        self.quiet = CombinedFetches(CONFIG)
         self.now_ns = 100 * S
         self.fetches = [fetch(number) for number in range(count)]
-        self.ended: list[QuietFetch] = []
+        self.ended: list[IdleFetch] = []
         for each in self.fetches:
             assert self.quiet.add(each, leader, self.now_ns)
 
-    def turn(self, *, intervals: float = 1.0) -> list[WaitQuestion]:
+    def turn(self, *, intervals: float = 1.0) -> list[CombinedFetchRequest]:
         self.now_ns += round(self.quiet.interval_ns * intervals)
-        questions, ended = self.quiet.due(self.now_ns)
+        questions, ended = self.quiet.start_turn(self.now_ns)
         self.ended += [each for end in ended for each in end.fetches]
         return questions
 
-    def answered_turn(self) -> list[WaitQuestion]:
+    def answered_turn(self) -> list[CombinedFetchRequest]:
         questions = self.turn()
         for question in questions:
-            assert self.quiet.take_ended(question, ()) is None
+            assert self.quiet.process_answer(question, ()) is None
         return questions
 
 
@@ -379,11 +379,11 @@ def test_combined_fetches_send_a_request_every_round_even_for_one_partition() ->
 def test_combined_fetches_end_only_for_partitions_that_the_leader_does_not_confirm() -> None:
     node = Node(9)
     question = node.turn()[0]
-    ended = node.quiet.take_ended(question, {0, 2})
+    ended = node.quiet.process_answer(question, {0, 2})
     assert ended is not None
     assert ended.fetches == (question.fetches[0], question.fetches[2])
     assert len(node.quiet) == 7
-    assert node.quiet.take_ended(question, {1}) is None, "the answer repeated"
+    assert node.quiet.process_answer(question, {1}) is None, "the answer repeated"
     assert len(node.quiet) == 7
 
 
@@ -393,7 +393,7 @@ def test_combined_fetches_repeat_a_lost_request_in_the_next_round() -> None:
     again = node.turn()
     assert lost.fetches in [question.fetches for question in again]
     for question in again:
-        node.quiet.take_ended(question, ())
+        node.quiet.process_answer(question, ())
     assert not node.ended
     assert lost.fetches not in [question.fetches for question in node.turn()]
 
@@ -407,10 +407,10 @@ def test_combined_fetches_to_a_node_end_after_two_unanswered_rounds() -> None:
     for _ in range(2):
         for question in node.turn():
             if question.leader == "n3":
-                node.quiet.take_ended(question, ())
+                node.quiet.process_answer(question, ())
         assert not node.ended
     node.now_ns += node.quiet.interval_ns
-    _, (ended,) = node.quiet.due(node.now_ns)
+    _, (ended,) = node.quiet.start_turn(node.now_ns)
     assert set(ended.fetches) == set(node.fetches)
     assert ended.heard_ns == heard_ns
     assert len(node.quiet) == 1, "the other leader's node has answered"
@@ -420,7 +420,7 @@ def test_combined_fetches_end_if_one_of_several_requests_is_never_answered() -> 
     node = Node(4 * MAX_PER_QUESTION)
     for _ in range(4):
         for question in node.turn()[1:]:
-            node.quiet.take_ended(question, ())
+            node.quiet.process_answer(question, ())
     assert len(node.ended) == 4 * MAX_PER_QUESTION
 
 
@@ -437,11 +437,11 @@ def test_combined_fetches_to_a_silent_node_accept_its_partitions_again_only_afte
 def test_combined_fetches_end_at_once_without_responders() -> None:
     node = Node(9)
     question = node.turn()[0]
-    ended = node.quiet.take_unanswered(question)
+    ended = node.quiet.process_no_responders(question)
     assert ended is not None
     assert set(ended.fetches) == set(node.fetches)
     assert len(node.quiet) == 0
-    assert node.quiet.take_unanswered(question) is None
+    assert node.quiet.process_no_responders(question) is None
     assert node.quiet.add(fetch(1), "n2", node.now_ns)
 
 
@@ -459,13 +459,13 @@ def test_combined_fetches_response_does_not_end_a_partition_whose_fetch_was_repl
     newer = fetch(before.key.partition, request_id=99)
     node.quiet.remove(before.key)
     node.quiet.add(newer, "n2", node.now_ns)
-    ended = node.quiet.take_ended(question, {0})
+    ended = node.quiet.process_answer(question, {0})
     assert ended is not None
     assert ended.fetches == ()
     assert len(node.quiet) == 6
 
 
 def test_combined_fetch_interval_is_shorter_than_the_lag_timeout_and_the_leader_timeout() -> None:
-    quick = QuietFetches(ReplicationConfig(max_lag_time_s=1.2, max_idle_wait_s=1.0, max_leader_timeout_s=2.0))
+    quick = CombinedFetches(ReplicationConfig(max_lag_time_s=1.2, max_idle_wait_s=1.0, max_leader_timeout_s=2.0))
     assert quick.interval_ns == 0.3 * S
-    assert QuietFetches(ReplicationConfig(max_leader_timeout_s=1.1)).interval_ns == 0.55 * S
+    assert CombinedFetches(ReplicationConfig(max_leader_timeout_s=1.1)).interval_ns == 0.55 * S

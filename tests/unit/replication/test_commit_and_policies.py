@@ -9,8 +9,8 @@ import pytest
 
 from liftpy.config import CommitPolicy
 from liftpy.core.replication.events import EpochQueryAnswered
-from liftpy.core.replication.fetch_handler import Waiter, Waiters
-from liftpy.core.replication.follower import Cut, StartAfresh, reconcile
+from liftpy.core.replication.fetch_handler import ParkedFetch, ParkedFetches
+from liftpy.core.replication.follower import LogReset, Truncation, reconcile
 from liftpy.core.replication.isr import (
     FollowerProgress,
     IsrChange,
@@ -108,20 +108,20 @@ def answer(epoch: int, last: int, start: int = 0) -> EpochQueryAnswered:
 
 def test_reconciliation_with_another_epoch_truncates_the_log_and_needs_a_second_epoch_query() -> None:
     own = log(((1, 0), (3, 10)), 14)
-    assert reconcile(own, answer(2, 11)) == Cut(10, agreed=False)
+    assert reconcile(own, answer(2, 11)) == Truncation(10, agreed=False)
     own.cut(10)
-    assert reconcile(own, answer(1, 7)) == Cut(8, agreed=True)
+    assert reconcile(own, answer(1, 7)) == Truncation(8, agreed=True)
 
 
 def test_reconciliation_with_the_same_epoch_completes_after_one_epoch_query() -> None:
-    assert reconcile(log(((1, 0),), 14), answer(1, 19)) == Cut(14, agreed=True)
-    assert reconcile(log(((1, 0),), 14), answer(1, 9)) == Cut(10, agreed=True)
+    assert reconcile(log(((1, 0),), 14), answer(1, 19)) == Truncation(14, agreed=True)
+    assert reconcile(log(((1, 0),), 14), answer(1, 9)) == Truncation(10, agreed=True)
 
 
 def test_reconciliation_with_an_epoch_unknown_to_the_leader_resets_the_log() -> None:
-    assert reconcile(log(((1, 0),), 14), answer(0, -1)) == StartAfresh(0)
-    assert reconcile(log(((1, 0),), 14), answer(0, -1, start=40)) == StartAfresh(40)
-    assert reconcile(log(((3, 5),), 14, start=5), answer(2, 4)) == StartAfresh(0)
+    assert reconcile(log(((1, 0),), 14), answer(0, -1)) == LogReset(0)
+    assert reconcile(log(((1, 0),), 14), answer(0, -1, start=40)) == LogReset(40)
+    assert reconcile(log(((3, 5),), 14, start=5), answer(2, 4)) == LogReset(0)
 
 
 def test_isr_change_in_flight_counts_the_members_of_the_old_and_the_new_isr_until_a_new_epoch() -> None:
@@ -163,8 +163,8 @@ def test_backoff_delay_grows_to_its_bound_and_depends_only_on_the_seed() -> None
 
 
 def test_idle_follower_is_signaled_once_when_the_log_end_passes_its_offset() -> None:
-    waiters = Waiters()
-    waiter = Waiter("b", 10, 0)
+    waiters = ParkedFetches()
+    waiter = ParkedFetch("b", 10, 0)
     waiters.register(waiter)
     assert waiters.of("b") is waiter
     assert waiters.signal(10) == []

@@ -93,8 +93,8 @@ def test_learner_fetch_with_an_old_copy_epoch_does_not_change_its_position(copy_
     leader.publish(3)
     leader.fetch("d", 1, copy_epoch=copy_epoch)
     assert leader.has(do.SendFetchResponse)
-    desk = leader.replica._role.desk  # type: ignore[attr-defined]
-    assert desk.newest_offset_of("d") == (1 if counts else None)
+    handler = leader.replica._role.handler  # type: ignore[attr-defined]
+    assert handler.newest_offset_of("d") == (1 if counts else None)
 
 
 def test_quorum_majority_includes_the_leader() -> None:
@@ -140,5 +140,5 @@ def test_waiting_fetch_response_has_the_high_watermark_at_the_time_of_the_respon
         leader.fetch(follower, -1, awaits_more=True)
     leader.publish(2)
     assert {effect.replica for effect in leader.out if isinstance(effect, do.AnswerWaiter)} <= {"b", "c"}
-    followers = leader.replica._role.desk.followers  # type: ignore[attr-defined]
+    followers = leader.replica._role.handler.followers  # type: ignore[attr-defined]
     assert all(progress.told_high_watermark == leader.replica.high_watermark for progress in followers.values())

@@ -16,8 +16,8 @@ def test_data_path_is_down_after_a_grace_time_without_the_ingest_connection() ->
     path = DataPath()
     assert path.link_changed(INGEST, False, 100) is None
     assert path.next_ns(100) == 100 + INGEST_GRACE_NS
-    assert path.due(99 + INGEST_GRACE_NS) is None
-    assert path.due(100 + INGEST_GRACE_NS) is False
+    assert path.check_timeout(99 + INGEST_GRACE_NS) is None
+    assert path.check_timeout(100 + INGEST_GRACE_NS) is False
     assert path.next_ns(100 + INGEST_GRACE_NS) is None
     assert path.link_changed(INGEST, True, 200 + INGEST_GRACE_NS) is True
 
@@ -35,7 +35,7 @@ def test_data_path_is_up_only_with_the_replication_and_the_ingest_connection() -
     path = DataPath()
     assert path.link_changed(INGEST, False, 0) is None
     assert path.link_changed(REPLICATION, False, 5) is False
-    assert path.due(INGEST_GRACE_NS) is None
+    assert path.check_timeout(INGEST_GRACE_NS) is None
     assert path.link_changed(REPLICATION, True, INGEST_GRACE_NS) is None
     assert path.link_changed(INGEST, True, INGEST_GRACE_NS) is True
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.core.replication.log_offsets import EpochVerdict, Lineage, LogOffsets, judge
+from liftpy.core.replication.log_offsets import EpochVerdict, LogOffsets, OffsetCheck, judge
 
-SAME, BEHIND = EpochVerdict(Lineage.SAME), EpochVerdict(Lineage.BEHIND)
+SAME, BEHIND = EpochVerdict(OffsetCheck.SAME), EpochVerdict(OffsetCheck.BEHIND)
 
 
 def cut(end_offset: int) -> EpochVerdict:
-    return EpochVerdict(Lineage.CUT, end_offset)
+    return EpochVerdict(OffsetCheck.CUT, end_offset)
 
 
 def a_log(start: int = 10, end: int = 50) -> LogOffsets:

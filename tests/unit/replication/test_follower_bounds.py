@@ -116,11 +116,11 @@ def test_fetch_assembly_restarts_at_another_leader_epoch_offset_or_after_damage(
         ).position
 
     assert asks(1, 4) == 0
-    assembly.take(Piece(1, 6, 0, memoryview(b"abc")))
+    assembly.add_piece(Piece(1, 6, 0, memoryview(b"abc")))
     assert asks(1, 4) == 3, "it goes on"
     assert asks(2, 4) == 0, "another leader's batch may be another"
     for other in ((2, 5, None), (2, 5, 5)):
-        assembly.take(Piece(1, 6, 0, memoryview(b"abc")))
+        assembly.add_piece(Piece(1, 6, 0, memoryview(b"abc")))
         assert asks(*other) == 0
 
 

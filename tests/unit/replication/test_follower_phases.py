@@ -8,46 +8,46 @@ from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.replication import events as ev
 from liftpy.core.replication import phases
 from liftpy.core.replication.follower import FollowerRole
-from liftpy.core.replication.phases import FOLLOWS_ON, Following, Leading, RoleName, Waiting
+from liftpy.core.replication.phases import FOLLOWS_ON, FollowerPhase, InactivePhase, LeaderPhase, RoleName
 from liftpy.errors import InvariantError
 from tests.unit.replication.stepping import Stepped
 
 
 def test_follower_phase_table_contains_every_phase() -> None:
-    assert set(FOLLOWS_ON) == set(Following)
-    reached = {Following.RECONCILING}
+    assert set(FOLLOWS_ON) == set(FollowerPhase)
+    reached = {FollowerPhase.RECONCILING}
     while True:
         more = reached.union(*(FOLLOWS_ON[phase] for phase in reached))
         if more == reached:
             break
         reached = more
-    assert reached == set(Following)
+    assert reached == set(FollowerPhase)
 
 
 def test_follower_phase_table_allows_no_fetch_before_reconciliation() -> None:
-    agreed = {Following.FLUSHING, Following.IDLE, Following.QUIET, Following.FETCH_BACKOFF}
-    for phase in (Following.RECONCILE_BACKOFF, Following.RECONCILING, Following.CUTTING):
-        assert not FOLLOWS_ON[phase] & (agreed - {Following.FLUSHING})
+    agreed = {FollowerPhase.FLUSHING, FollowerPhase.IDLE, FollowerPhase.QUIET, FollowerPhase.FETCH_BACKOFF}
+    for phase in (FollowerPhase.RECONCILE_BACKOFF, FollowerPhase.RECONCILING, FollowerPhase.CUTTING):
+        assert not FOLLOWS_ON[phase] & (agreed - {FollowerPhase.FLUSHING})
     for phase in agreed:
-        assert Following.CUTTING not in FOLLOWS_ON[phase], "a cut is never begun without the leader's word"
+        assert FollowerPhase.CUTTING not in FOLLOWS_ON[phase], "a cut is never begun without the leader's word"
 
 
 def test_follower_phase_table_has_a_waiting_phase_for_each_partition_status() -> None:
-    assert {status.name for status in PartitionStatus} <= set(Waiting)
-    names = [member.value for kind in (Leading, Following, Waiting) for member in kind]
+    assert {status.name for status in PartitionStatus} <= set(InactivePhase)
+    names = [member.value for kind in (LeaderPhase, FollowerPhase, InactivePhase) for member in kind]
     assert len(names) == len(set(names))
 
 
 def idle_follower() -> Stepped:
     follower = Stepped("b").follows()
     follower.answered([], hw=-1)
-    assert follower.replica.phase == Following.IDLE
+    assert follower.replica.phase == FollowerPhase.IDLE
     assert follower.replica.role is RoleName.FOLLOWER
     return follower
 
 
 def test_follower_invalid_phase_change_raises_with_the_recent_phases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(phases.FOLLOWS_ON, Following.IDLE, frozenset({Following.FLUSHING}))
+    monkeypatch.setitem(phases.FOLLOWS_ON, FollowerPhase.IDLE, frozenset({FollowerPhase.FLUSHING}))
     follower = idle_follower()
     with pytest.raises(InvariantError, match="from IDLE to FETCHING; its way: RECONCILING -> FETCHING -> IDLE"):
         follower.step(ev.WokenUp())
@@ -55,6 +55,6 @@ def test_follower_invalid_phase_change_raises_with_the_recent_phases(monkeypatch
 
 def test_follower_phase_change_that_the_table_lacks_raises_invariant_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mistake: whoever is woken waits for a cut that nobody began."""
-    monkeypatch.setattr(FollowerRole, "woken_up", lambda self, now_ns, out: self._waits_for(Following.CUTTING))
+    monkeypatch.setattr(FollowerRole, "woken_up", lambda self, now_ns, out: self._waits_for(FollowerPhase.CUTTING))
     with pytest.raises(InvariantError, match="IDLE to CUTTING"):
         idle_follower().step(ev.WokenUp())

@@ -12,12 +12,12 @@ from liftpy.core.replication.inflight_limits import (
     RECORD_OVERHEAD_BYTES,
     Gate,
     InflightLimits,
-    NodeIntake,
-    Overflow,
+    LoadShedding,
+    NodeInflight,
     size_in_memory,
 )
 from liftpy.core.replication.isr import SlowFlushes
-from liftpy.core.replication.quiescence import QuietFetch, QuietFetches
+from liftpy.core.replication.quiescence import CombinedFetches, IdleFetch
 from tests.unit.replication.stepping import KEY, S
 
 MS = 1_000_000
@@ -31,7 +31,7 @@ def publishes(count: int, size: int, *, plain: bool = True) -> ev.PublishesRecei
 
 def test_inflight_limits_return_to_zero_after_all_bytes_are_replicated() -> None:
     config = ReplicationConfig(ingest_queue_bytes=1 << 20, ingest_buffer_bytes=1 << 22)
-    node = NodeIntake()
+    node = NodeInflight()
     intakes = [InflightLimits(node, config) for _ in range(2)]
     event = publishes(3, 1000)
     assert size_in_memory(event) == 1000 + 3 * RECORD_OVERHEAD_BYTES
@@ -55,7 +55,7 @@ def test_inflight_limits_return_to_zero_after_all_bytes_are_replicated() -> None
 def test_inflight_limits_reject_queued_bytes_above_the_limit(of_node: bool) -> None:
     size = size_in_memory(publishes(1, 1000))
     bounds = {"ingest_queue_bytes": 1 << 20, "ingest_buffer_bytes": 1 << 22}
-    node = NodeIntake()
+    node = NodeInflight()
     intake = InflightLimits(node, ReplicationConfig(**bounds))  # type: ignore[arg-type]
     bound = bounds["ingest_queue_bytes"]
     if of_node:
@@ -67,7 +67,7 @@ def test_inflight_limits_reject_queued_bytes_above_the_limit(of_node: bool) -> N
 
 
 def test_ingest_gate_passes_a_minimum_rate_half_a_second_after_a_partition_became_full() -> None:
-    node = NodeIntake(full_count=1)
+    node = NodeInflight(full_count=1)
     gate = Gate(node)
     assert gate.may_take(0, True, 1 * S) is False, "nothing is due at once"
     patient = [gate.may_take(0, True, S + ms * MS) for ms in (100, 300, 490)]
@@ -82,7 +82,7 @@ def test_ingest_gate_passes_a_minimum_rate_half_a_second_after_a_partition_becam
 
 
 def test_slow_consumer_guard_lowers_its_limit_after_a_disconnect_at_or_below_the_limit() -> None:
-    overflow = Overflow()
+    overflow = LoadShedding()
     overflow.record_pong(1000, 0, 10)
     overflow.record_pong(5, 0, 9)
     assert overflow.backlog_bytes == 1000
@@ -98,9 +98,9 @@ def test_slow_consumer_guard_lowers_its_limit_after_a_disconnect_at_or_below_the
     assert 0 < overflow.limit_bytes < lower
 
 
-def quiet(count: int) -> tuple[QuietFetches, list[QuietFetch]]:
-    fetches = QuietFetches(ReplicationConfig())
-    made = [QuietFetch(type(KEY)("s", "u", number), 1, 1 + number) for number in range(count)]
+def quiet(count: int) -> tuple[CombinedFetches, list[IdleFetch]]:
+    fetches = CombinedFetches(ReplicationConfig())
+    made = [IdleFetch(type(KEY)("s", "u", number), 1, 1 + number) for number in range(count)]
     for fetch in made:
         assert fetches.add(fetch, "n2", 0)
     return fetches, made
@@ -109,26 +109,26 @@ def quiet(count: int) -> tuple[QuietFetches, list[QuietFetch]]:
 def test_combined_fetches_end_if_one_of_several_requests_is_unanswered_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.core.replication.quiescence.MAX_PER_QUESTION", 2)
     fetches, made = quiet(40)
-    questions, _ = fetches.due(fetches.interval_ns)
+    questions, _ = fetches.start_turn(fetches.interval_ns)
     assert len(questions) > 1
-    fetches.take_ended(questions[0], ())
-    again, ended = fetches.due(2 * fetches.interval_ns)
+    fetches.process_answer(questions[0], ())
+    again, ended = fetches.start_turn(2 * fetches.interval_ns)
     assert not ended
     assert {f for q in questions[1:] for f in q.fetches} <= {f for q in again for f in q.fetches}, "lost pages are asked again"
-    _, ended = fetches.due(3 * fetches.interval_ns)
+    _, ended = fetches.start_turn(3 * fetches.interval_ns)
     assert {f for e in ended for f in e.fetches} == set(made), "twice without an answer: the leader's node is silent"
 
 
 def test_combined_fetches_ignore_a_late_failure_of_an_earlier_request() -> None:
     fetches, made = quiet(3)
-    first, _ = fetches.due(fetches.interval_ns)
+    first, _ = fetches.start_turn(fetches.interval_ns)
     for question in first:
-        fetches.take_ended(question, ())
-    fetches.due(2 * fetches.interval_ns)
-    assert fetches.take_unanswered(first[0]) is None
+        fetches.process_answer(question, ())
+    fetches.start_turn(2 * fetches.interval_ns)
+    assert fetches.process_no_responders(first[0]) is None
     assert len(fetches) == 3
-    second, _ = fetches.due(3 * fetches.interval_ns)
-    ended = fetches.take_unanswered(second[0])
+    second, _ = fetches.start_turn(3 * fetches.interval_ns)
+    ended = fetches.process_no_responders(second[0])
     assert ended is not None
     assert set(ended.fetches) == set(made)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from liftpy.config import ReplicationConfig
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.inflight_limits import RECORD_OVERHEAD_BYTES, Gate, InflightLimits, NodeIntake
+from liftpy.core.replication.inflight_limits import RECORD_OVERHEAD_BYTES, Gate, InflightLimits, NodeInflight
 from liftpy.core.replication.isr import FollowerProgress, wanted_isr
 from tests.unit.replication.stepping import S, Stepped, state
 
@@ -87,7 +87,7 @@ def test_leader_above_its_queue_limit_rejects_or_drops_publishes() -> None:
     assert leader.sent() == [do.DropPublishes(token=token, reason=do.RejectReason.OVERLOADED)], "without a lease nobody is told"
 
 
-def test_conditional_publish_at_the_inflight_limit_is_rejected_while_plain_publishes_are_queued() -> None:
+def test_conditional_publish_at_the_inflight_limit_is_rejected_while_other_publishes_are_queued() -> None:
     leader = Stepped("a", SMALL).leads()
     leader.fetch("b", -1)
     for _ in range(4):
@@ -151,7 +151,7 @@ def test_queued_publishes_are_dropped_when_the_leadership_ends() -> None:
 
 
 def test_inflight_limits_of_a_node_at_its_limit_allow_one_batch_per_partition() -> None:
-    node = NodeIntake()
+    node = NodeInflight()
     busy, quiet = InflightLimits(node, SMALL), InflightLimits(node, SMALL)
     others = [InflightLimits(node, SMALL) for _ in range(5)]
     for number, intake in enumerate(others):
@@ -215,13 +215,13 @@ def test_follower_lag_time_is_the_age_of_the_leaders_log_end_that_it_reached() -
     assert follower.progressed_ns == 10 * S
 
 
-def full(node: NodeIntake) -> Gate:
+def full(node: NodeInflight) -> Gate:
     node.full_count = 1
     return Gate(node)
 
 
 def test_ingest_gate_stays_closed_while_full_partitions_make_progress() -> None:
-    node = NodeIntake()
+    node = NodeInflight()
     gate = full(node)
     for tenths in range(100):
         node.released_bytes += MIB
@@ -231,7 +231,7 @@ def test_ingest_gate_stays_closed_while_full_partitions_make_progress() -> None:
 
 
 def test_ingest_gate_closed_for_long_passes_a_minimum_rate() -> None:
-    node = NodeIntake()
+    node = NodeInflight()
     gate = full(node)
     taken, now_ns = 0, S
     for _ in range(1000):
@@ -251,7 +251,7 @@ def test_ingest_gate_closed_for_long_passes_a_minimum_rate() -> None:
 
 
 def test_ingest_gate_opens_when_full_partitions_make_no_progress_for_two_seconds() -> None:
-    node = NodeIntake()
+    node = NodeInflight()
     gate = full(node)
     assert not gate.may_take(0, False, S)
     assert not gate.may_take(0, False, 3 * S - 1)
@@ -267,7 +267,7 @@ def held(size_bytes: int) -> ev.PublishesReceived:
 
 
 def test_inflight_limits_count_a_partition_as_full_from_three_quarters_of_its_limit() -> None:
-    node = NodeIntake()
+    node = NodeInflight()
     one, other = InflightLimits(node, SMALL), InflightLimits(node, SMALL)
     counts = []
     order = (one, one, one, other, one, other, other)
@@ -283,7 +283,7 @@ def test_inflight_limits_count_a_partition_as_full_from_three_quarters_of_its_li
 
 
 def test_inflight_limits_of_a_full_node_count_each_partition_with_queued_bytes_as_full() -> None:
-    node = NodeIntake()
+    node = NodeInflight()
     wide = ReplicationConfig(ingest_queue_bytes=1 << 20, ingest_buffer_bytes=8192)
     busy, quiet = InflightLimits(node, wide), InflightLimits(node, wide)
     while not node.full_count:

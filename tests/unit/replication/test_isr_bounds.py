@@ -8,9 +8,9 @@ import pytest
 
 from liftpy.core.replication import events as ev
 from liftpy.core.replication import isr
-from liftpy.core.replication.fetch_handler import Waiter, Waiters
+from liftpy.core.replication.fetch_handler import ParkedFetch, ParkedFetches
 from liftpy.core.replication.isr import DOUBT_NS, REACH_NS, FollowerProgress, IsrChange
-from liftpy.core.replication.lease import Lease, Succession
+from liftpy.core.replication.lease import EarlierLeaders, Lease
 from liftpy.core.replication.role import Backoff
 from tests.unit.replication.stepping import Stepped, state
 
@@ -150,7 +150,7 @@ def test_backoff_delays_double_up_to_a_bound_with_jitter() -> None:
 
 def test_new_leader_lease_wait_covers_every_possible_previous_leader() -> None:
     live = {"a": 1, "b": 1, "c": 1}
-    succession = Succession("c", 100)
+    succession = EarlierLeaders("c", 100)
     succession.partition_changed(state("a", leaderships=1).state, live, 0)
     assert succession.is_over(0)
     succession.partition_changed(state("b", epoch=2, leader_epoch=2, leaderships=2).state, live, 10)
@@ -165,9 +165,9 @@ def test_new_leader_lease_wait_covers_every_possible_previous_leader() -> None:
 
 
 def test_idle_followers_are_signaled_once_the_log_end_passes_their_offset() -> None:
-    waiters = Waiters()
+    waiters = ParkedFetches()
     for name, end in (("a", 5), ("b", 6), ("c", 7)):
-        waiters.register(Waiter(name, end, 1))
+        waiters.register(ParkedFetch(name, end, 1))
     assert [w.replica for w in waiters.signal(6)] == ["a"]
     assert [w.replica for w in waiters.signal(6)] == []
     assert [w.replica for w in waiters.signal(8)] == ["b", "c"]

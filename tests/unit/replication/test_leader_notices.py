@@ -8,7 +8,7 @@ import pytest
 
 from liftpy.config import CommitPolicy, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.base.partition import HeldPartition, PartitionState, PartitionStatus
+from liftpy.core.base.partition import PartitionMetadata, PartitionState, PartitionStatus
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication import effects as do
@@ -21,7 +21,7 @@ from tests.unit.replication.stepping import S, Stepped, idle, state
 MS = 1_000_000
 
 
-def leader(end: int = 5, hw: int = 2, *, start: int = 1, partition: HeldPartition | None = None, **config: Any) -> Stepped:
+def leader(end: int = 5, hw: int = 2, *, start: int = 1, partition: PartitionMetadata | None = None, **config: Any) -> Stepped:
     """a leads in LeaderEpoch 4, from ``end`` on, in the partition's Epoch 9; its log begins at ``start`` with epoch 2."""
     stepped = Stepped("a", ReplicationConfig(**config)).opened(end, hw, ((2, start),), start)
     stepped.heard()
@@ -237,13 +237,13 @@ def shown(stepped: Stepped) -> ReplicaSnapshot:
     return stepped.replica.snapshot(stepped.now_ns)
 
 
-def held(**changes: Any) -> HeldPartition:
+def held(**changes: Any) -> PartitionMetadata:
     fields: dict[str, Any] = {
         "partition": 3, "replicas": ("c", "a", "b"), "isr": ("c", "a"), "leader": "a", "leader_epoch": 4, "epoch": 9,
         "status": PartitionStatus.ONLINE,
     }  # fmt: skip
     partition = PartitionState(**{**fields, **changes})
-    return HeldPartition(
+    return PartitionMetadata(
         key=PartitionKey("orders", "uid-1", 3), config=StreamConfig(min_isr=2, commit_policy=CommitPolicy.ISR), state=partition
     )
 

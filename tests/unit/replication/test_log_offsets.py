@@ -9,7 +9,7 @@ import pytest
 
 from liftpy.core.log.compaction_point import NEVER, Horizon
 from liftpy.core.log.leader_epochs import EpochCache
-from liftpy.core.replication.log_offsets import Lineage, LogOffsets, judge
+from liftpy.core.replication.log_offsets import LogOffsets, OffsetCheck, judge
 from liftpy.errors import InvariantError
 from tests.unit.replication.stepping import KEY
 
@@ -47,21 +47,21 @@ def test_log_offsets_of_an_emptied_log_have_no_compaction_horizon() -> None:
 @pytest.mark.parametrize(
     ("last_offset", "last_epoch", "lineage", "end"),
     [
-        (5, 1, Lineage.SAME, 0),
-        (6, 3, Lineage.SAME, 0),
-        (6, 1, Lineage.CUT, 6),
-        (8, 2, Lineage.CUT, 6),
-        (12, 3, Lineage.CUT, 10),
-        (3, 3, Lineage.CUT, 3),
+        (5, 1, OffsetCheck.SAME, 0),
+        (6, 3, OffsetCheck.SAME, 0),
+        (6, 1, OffsetCheck.CUT, 6),
+        (8, 2, OffsetCheck.CUT, 6),
+        (12, 3, OffsetCheck.CUT, 10),
+        (3, 3, OffsetCheck.CUT, 3),
     ],
 )
 def test_divergence_check_of_a_diverged_reader_returns_the_end_of_the_common_prefix(
-    last_offset: int, last_epoch: int, lineage: Lineage, end: int
+    last_offset: int, last_epoch: int, lineage: OffsetCheck, end: int
 ) -> None:
     found = judge(mirror(), last_offset=last_offset, last_epoch=last_epoch, is_latest=True)
     assert (found.lineage, found.end_offset) == (lineage, end)
-    if lineage is Lineage.CUT:
-        assert judge(mirror(), last_offset=last_offset, last_epoch=last_epoch, is_latest=False).lineage is Lineage.BEHIND
+    if lineage is OffsetCheck.CUT:
+        assert judge(mirror(), last_offset=last_offset, last_epoch=last_epoch, is_latest=False).lineage is OffsetCheck.BEHIND
 
 
 @pytest.mark.parametrize(("uid", "refused"), [("u1", False), ("", False), ("u2", True)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from liftpy.core.base.partition import PartitionState, PartitionStatus
-from liftpy.core.replication.lease import Succession
+from liftpy.core.replication.lease import EarlierLeaders
 from tests.unit.replication.stepping import S
 from tests.unit.replication.stepping import state as held
 
@@ -22,14 +22,14 @@ def candidate(node: str, leader_epoch: int, leaderships: int) -> PartitionState:
 
 
 def test_first_leader_of_a_partition_does_not_wait_for_an_earlier_lease() -> None:
-    succession = Succession("a", S)
+    succession = EarlierLeaders("a", S)
     succession.partition_changed(state("a"), LIVE, 0)
     assert succession.is_over(0)
     assert succession.until_ns() == 0
 
 
 def test_new_leader_waits_until_the_previous_leader_fetches() -> None:
-    succession = Succession("b", S)
+    succession = EarlierLeaders("b", S)
     succession.partition_changed(state("a"), LIVE, 0)
     succession.partition_changed(candidate("b", 2, 1), LIVE, 5 * S)
     assert not succession.is_over(5 * S)
@@ -41,7 +41,7 @@ def test_new_leader_waits_until_the_previous_leader_fetches() -> None:
 
 def test_new_leader_wait_ends_with_the_lease_or_the_session_of_the_previous_leader() -> None:
     for live in (LIVE, {"b": 1, "c": 1}, {**LIVE, "a": 2}):
-        succession = Succession("b", S)
+        succession = EarlierLeaders("b", S)
         succession.partition_changed(state("a"), LIVE, 0)
         succession.partition_changed(candidate("b", 2, 1), LIVE, 0)
         succession.partition_changed(candidate("b", 2, 1), live, 1)
@@ -50,7 +50,7 @@ def test_new_leader_wait_ends_with_the_lease_or_the_session_of_the_previous_lead
 
 
 def test_new_leader_waits_for_the_longest_lease_of_the_cluster() -> None:
-    succession = Succession("b", S)
+    succession = EarlierLeaders("b", S)
     succession.partition_changed(state("a"), LIVE, 0, 3 * S)
     succession.partition_changed(candidate("b", 2, 1), LIVE, 0, 3 * S)
     assert succession.until_ns() == 3 * S
@@ -66,7 +66,7 @@ def test_new_leader_waits_for_the_longest_lease_of_the_cluster() -> None:
 
 def test_new_leader_waits_for_the_lease_of_a_leader_two_elections_before() -> None:
     """Seed 10303: a leads and is cut off; the leadership goes to c and at once on to b, which c follows."""
-    succession = Succession("b", S)
+    succession = EarlierLeaders("b", S)
     succession.partition_changed(state("a"), LIVE, 0)
     succession.partition_changed(candidate("c", 2, 1), LIVE, 0)
     succession.partition_changed(state("c", leader_epoch=2, leaderships=2), LIVE, 1)
@@ -78,7 +78,7 @@ def test_new_leader_waits_for_the_lease_of_a_leader_two_elections_before() -> No
 
 
 def test_new_leader_that_missed_an_election_waits_for_every_replica() -> None:
-    succession = Succession("b", S)
+    succession = EarlierLeaders("b", S)
     succession.partition_changed(state("a"), LIVE, 0)
     succession.partition_changed(candidate("b", 9, 3), LIVE, 0)
     succession.asked_by("a")
@@ -88,7 +88,7 @@ def test_new_leader_that_missed_an_election_waits_for_every_replica() -> None:
 
 
 def test_new_leader_in_a_restarted_process_waits_for_every_replica() -> None:
-    succession = Succession("a", S)
+    succession = EarlierLeaders("a", S)
     succession.partition_changed(state("a", leader_epoch=7, leaderships=3), LIVE, 0)
     assert not succession.is_over(0)
     succession.partition_changed(state("a", leader_epoch=7, leaderships=3), {"a": 1}, 1)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from liftpy.core.base.partition import HeldPartition, Pause
+from liftpy.core.base.partition import PartitionMetadata, Pause
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from tests.unit.replication.stepping import S, Stepped, state
@@ -14,7 +14,7 @@ from tests.unit.replication.stepping import S, Stepped, state
 MS = S // 1000
 
 
-def paused(until: Pause, isr: str = "abc", *, pauses: int = 1, epoch: int = 2, standby: bool = False) -> HeldPartition:
+def paused(until: Pause, isr: str = "abc", *, pauses: int = 1, epoch: int = 2, standby: bool = False) -> PartitionMetadata:
     held = state(isr=isr, leader_epoch=2, epoch=epoch)
     now = replace(held.state, pause=until, pauses=pauses)
     return replace(held, state=now, config=replace(held.config, failover_standby=standby))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from liftpy.core.base.partition import HeldPartition, Pause
+from liftpy.core.base.partition import PartitionMetadata, Pause
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from tests.unit.replication.stepping import S, Stepped, state
 
 
-def with_settings(held: HeldPartition, **settings: object) -> HeldPartition:
+def with_settings(held: PartitionMetadata, **settings: object) -> PartitionMetadata:
     return replace(held, config=replace(held.config, **settings))  # type: ignore[arg-type]
 
 

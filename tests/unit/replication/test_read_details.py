@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.log.log import Log, Recheck
+from liftpy.core.log.log import Log, RecheckResult
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication import reads as module
-from liftpy.core.replication.log_offsets import EpochVerdict, Lineage
-from liftpy.core.replication.reads import MAX_REQUEST_BYTES, WAITING_COST_BYTES, Chunks, OwnFiles, ReadBudget, Reads
+from liftpy.core.replication.log_offsets import EpochVerdict, OffsetCheck
+from liftpy.core.replication.reads import MAX_REQUEST_BYTES, WAITING_COST_BYTES, Chunks, PartitionFiles, ReadBudget, Reads
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import build_batch, parse_header, split_batches
@@ -121,9 +121,10 @@ def test_read_rejection_contains_a_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lineage", "error", "counted"), [(Lineage.CUT, E.CUT, 1), (Lineage.BEHIND, E.NOT_READY, 0), (Lineage.SAME, E.OK, 0)]
+    ("lineage", "error", "counted"),
+    [(OffsetCheck.CUT, E.CUT, 1), (OffsetCheck.BEHIND, E.NOT_READY, 0), (OffsetCheck.SAME, E.OK, 0)],
 )
-def test_read_of_a_diverged_reader_returns_the_end_of_the_common_prefix(lineage: Lineage, error: int, counted: int) -> None:
+def test_read_of_a_diverged_reader_returns_the_end_of_the_common_prefix(lineage: OffsetCheck, error: int, counted: int) -> None:
     source = TimestampedSource()
     asked: list[tuple[int, int]] = []
 
@@ -157,9 +158,9 @@ def test_damage_report_of_a_reader_is_counted_by_the_result_of_its_recheck() -> 
     shell = RawShell(TimestampedSource())
     assert shell.one(offset=2, maxBytes=1, badOffset=2)[1] == [2]
     assert shell.one(offset=2, maxBytes=1, badOffset=2)[1] == [2]
-    assert shell.counters == {Recheck.SOUND.value: 1, Recheck.TOO_SOON.value: 1}
+    assert shell.counters == {RecheckResult.SOUND.value: 1, RecheckResult.TOO_SOON.value: 1}
     shell.one(offset=2, badOffset=99)
-    assert shell.counters[Recheck.NOT_HERE.value] == 1
+    assert shell.counters[RecheckResult.NOT_HERE.value] == 1
 
 
 def test_batch_above_the_message_limit_is_sent_in_fragments() -> None:
@@ -183,7 +184,7 @@ def test_batch_above_the_message_limit_is_sent_in_fragments() -> None:
         assert (head.nextOffset, head.pieceTotal, head.piecePosition) == (2, size, sum(sizes[:-1]))
         piece = frames.piece_in(head, memoryview(body))
         assert piece is not None
-        whole = assembly.take(piece)
+        whole = assembly.add_piece(piece)
     assert sizes[:-1] == [4096 - 1024] * (len(sizes) - 1), "a quarter is left for the head"
     assert bytes(whole) == b"".join(source.log.read(2, 1, end_offset=4).chunks)
     assert shell.counters["pieces of batches sent"] == len(sizes)
@@ -249,7 +250,7 @@ def test_long_poll_bounds_read_is_answered_at_a_higher_watermark_or_its_timeout(
 
 
 def test_range_query_returns_file_names_only_if_enabled_and_requested() -> None:
-    for files, told in ((OwnFiles("h1", "/data/s"), "h1"), (None, "")):
+    for files, told in ((PartitionFiles("h1", "/data/s"), "h1"), (None, "")):
         shell = RawShell(TimestampedSource(), files=files)
         asked = {"boundsOnly": True, "offset": 2, "rangeEnd": 8}
         head, _ = shell.one(**asked, asksFiles=True)

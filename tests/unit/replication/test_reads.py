@@ -12,7 +12,7 @@ from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication import reads as module
-from liftpy.core.replication.log_offsets import EpochVerdict, Lineage
+from liftpy.core.replication.log_offsets import EpochVerdict, OffsetCheck
 from liftpy.core.replication.reads import MAX_WAIT_MS, Chunks, Reads, ReplicaSource
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
@@ -33,7 +33,7 @@ class Source:
         self.log, _ = Log.open(MemoryStorage(), StreamConfig())
         self.high_watermark = -1
         self.knows_latest = True
-        self.lineage = EpochVerdict(Lineage.SAME)
+        self.lineage = EpochVerdict(OffsetCheck.SAME)
 
     def append(self, count: int = 1, committed: bool = True) -> None:
         for _ in range(count):
@@ -158,7 +158,7 @@ def test_long_poll_read_above_the_limit_of_waiting_reads_is_answered_at_once(
 
 def test_long_poll_read_whose_reader_diverges_while_it_waits_gets_the_truncation_offset(shell: Shell, source: Source) -> None:
     shell.ask(offset=3, waitMs=1000, lastOffset=2, lastEpoch=1)
-    source.lineage = EpochVerdict(Lineage.CUT, 1)
+    source.lineage = EpochVerdict(OffsetCheck.CUT, 1)
     source.append()
     shell.reads.advanced()
     _, head, _ = shell.take()
@@ -389,7 +389,7 @@ def test_filtered_large_batch_is_sent_in_fragments(shell: Shell) -> None:
             assert len(body) < 5000
             piece = frames.piece_in(head, body)
             assert piece is not None
-            whole = assembly.take(piece)
+            whole = assembly.add_piece(piece)
         assert [record.offset for record in split_batches(whole)[0].records()] == list(range(3, 33, 2))
 
 

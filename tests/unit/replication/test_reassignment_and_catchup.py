@@ -95,7 +95,7 @@ def test_catchup_throttle_delays_the_next_fetch_in_proportion_to_the_copied_byte
     assert pace.turn(5 * S + 4 * MS) == (5 * S + 120 * MS, 60 * MS), "the next learner's"
     pace.flushed(1_000_000, 1_000_000, 5 * S + 60 * MS, 5 * S + 64 * MS, 60 * MS)
     assert pace.turn(5 * S + 64 * MS) == (5 * S + 220 * MS, 100 * MS), "what the turn really was"
-    pace.give_back(100 * MS)
+    pace.release(100 * MS)
     pace.flushed(1_000_000, 0, 5 * S, 9 * S, 60 * MS)
     assert pace.turn(5 * S + 64 * MS) == (5 * S + 160 * MS, 100 * MS), "what the partition grew by is not put off"
     pace.flushed(1_000_000, 1_000_000, 9 * S, 9 * S, 100 * MS)
@@ -212,7 +212,7 @@ def test_learner_replica_that_stops_releases_its_reserved_time_of_the_catchup_th
     pace = learner.replica._shared.copy_pace
     learner.copies(0, 9, 99, size_bytes=100_000)
     assert pace.turn(learner.now_ns)[0] == learner.now_ns + 200 * MS
-    pace.give_back(100 * MS)
+    pace.release(100 * MS)
     learner.step(ev.StopRequested())
     assert pace.turn(learner.now_ns)[0] == learner.now_ns + 100 * MS
 

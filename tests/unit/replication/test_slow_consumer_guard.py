@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from liftpy.core.replication.inflight_limits import BLIND_RATE_BYTES, FRESH_NS, LIMIT_BYTES, Overflow
+from liftpy.core.replication.inflight_limits import BLIND_RATE_BYTES, FRESH_NS, LIMIT_BYTES, LoadShedding
 
 MIB = 1024 * 1024
 MS = 1_000_000
@@ -22,7 +22,7 @@ class Server:
         self.stored_each = stored_rate // 1000
         self.answer_ms, self.every_ms = answer_ms, every_ms
         self.pending = self.given_up = self.read = self.done = self.most = 0
-        self.overflow = Overflow()
+        self.overflow = LoadShedding()
 
     def run(self, seconds: float) -> None:
         answers: list[tuple[int, int, int, int]] = []
@@ -91,7 +91,7 @@ def test_slow_consumer_guard_of_a_silent_server_reads_at_a_fixed_rate_doubled_pe
 
 
 def test_slow_consumer_guard_drops_the_bytes_above_the_server_limit() -> None:
-    overflow = Overflow()
+    overflow = LoadShedding()
     overflow.record_pong(60 * MIB, 7, START_NS)
     assert not overflow.leaves_alone(7, START_NS + 1)
     assert overflow.due_bytes(False, 7, 0, START_NS + 2) == 60 * MIB - LIMIT_BYTES
@@ -110,7 +110,7 @@ def test_slow_consumer_guard_never_lets_a_server_write_exceed_its_deadline() -> 
 
 
 def test_slow_consumer_guard_lowers_its_limit_after_a_disconnect() -> None:
-    overflow = Overflow()
+    overflow = LoadShedding()
     overflow.cut_at(4 * MIB)
     assert overflow.limit_bytes == 4 * MIB * 13 // 16
     overflow.cut_at(MAX_PENDING)
@@ -118,7 +118,7 @@ def test_slow_consumer_guard_lowers_its_limit_after_a_disconnect() -> None:
 
 
 def test_slow_consumer_guard_ignores_an_older_server_answer() -> None:
-    overflow = Overflow()
+    overflow = LoadShedding()
     overflow.record_pong(10 * MIB, 0, START_NS + 5)
     overflow.record_pong(63 * MIB, 0, START_NS)
     assert overflow.backlog_bytes == 10 * MIB

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.core.replication.inflight_limits import BLIND_RATE_BYTES, FRESH_NS, LIMIT_BYTES, Overflow
+from liftpy.core.replication.inflight_limits import BLIND_RATE_BYTES, FRESH_NS, LIMIT_BYTES, LoadShedding
 
 MIB = 1024 * 1024
 S = 1_000_000_000
@@ -12,16 +12,16 @@ T = 1_000 * S
 GATE = 48 * MIB
 
 
-def heard(*words: tuple[int, int, int]) -> Overflow:
+def heard(*words: tuple[int, int, int]) -> LoadShedding:
     """What the server said: (bytes held, bytes read by then, tenths of a second after T)."""
-    overflow = Overflow()
+    overflow = LoadShedding()
     for backlog, read, tenths in words:
         overflow.record_pong(backlog, read, T + tenths * S // 10)
     return overflow
 
 
 def test_slow_consumer_guard_before_the_first_server_answer_assumes_an_unknown_backlog() -> None:
-    overflow = Overflow()
+    overflow = LoadShedding()
     assert overflow.held_bytes(7, T) == 0
     assert not overflow.leaves_alone(0, T), "who has said nothing may hold anything"
 
@@ -34,7 +34,7 @@ def test_slow_consumer_guard_extrapolates_the_server_backlog_at_the_measured_rat
 
 
 def test_slow_consumer_guard_measures_rates_over_a_tenth_of_a_second_or_more() -> None:
-    overflow = Overflow()
+    overflow = LoadShedding()
     overflow.record_pong(GATE, 0, T)
     overflow.record_pong(50 * MIB, 0, T + S // 10 - 1)
     assert overflow.held_bytes(0, T + S) == 50 * MIB
@@ -67,7 +67,7 @@ def test_slow_consumer_guard_with_a_recent_answer_drops_nothing_up_to_the_limit(
 
 
 def test_slow_consumer_guard_reads_a_minimum_number_of_bytes_every_four_seconds() -> None:
-    overflow = Overflow()
+    overflow = LoadShedding()
     assert [overflow.due_bytes(False, 100, 0, T + tenths * S // 10) for tenths in (0, 10, 15, 39)] == [
         0, 0, 8 * MIB, 16 * MIB * 29 // 10,
     ]  # fmt: skip
@@ -97,7 +97,7 @@ def test_slow_consumer_guard_with_a_full_buffer_and_a_silent_server_reads_at_a_f
 @pytest.mark.parametrize(("end", "rate"), [("word", BLIND_RATE_BYTES), ("room", 0), ("roomy", 0)])
 def test_slow_consumer_guard_fixed_rate_reading_ends_with_free_space_or_a_server_answer(end: str, rate: int) -> None:
     """After room it has to be full for a quarter of a second again; a word of the server says that it is known, for as long."""
-    overflow = Overflow()
+    overflow = LoadShedding()
     overflow.due_bytes(True, 0, 0, T)
     begin = T + S // 4 + 1
     assert overflow.due_bytes(True, 0, 0, begin) == 0
@@ -133,6 +133,6 @@ def test_slow_consumer_guard_disconnect_while_full_doubles_the_fixed_rate() -> N
     ("held", "limit"), [(16 * MIB, 13 * MIB), (64 * MIB, LIMIT_BYTES), (100, 256 * 1024), (256 * MIB, LIMIT_BYTES)]
 )
 def test_slow_consumer_guard_disconnect_sets_a_limit_below_the_observed_backlog(held: int, limit: int) -> None:
-    overflow = Overflow()
+    overflow = LoadShedding()
     overflow.cut_at(held)
     assert overflow.limit_bytes == limit

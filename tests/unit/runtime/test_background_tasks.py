@@ -21,7 +21,7 @@ from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import StorageError
 from sidecar.dev.nats_server import NatsServer
 from sidecar.metadata.feed import FeedSubscriber
-from sidecar.metadata.member import Orders
+from sidecar.metadata.member import ControllerActions
 from sidecar.metadata.membership import Heartbeats
 from sidecar.node import node
 from sidecar.node.node import Node
@@ -119,7 +119,7 @@ LOOPS: dict[str, tuple[type, str, str]] = {
     "checkpoints": (Housekeeping, "_checkpoints", "housekeeping"),
     "retention": (Housekeeping, "_retention", "housekeeping"),
     "compaction": (Housekeeping, "_compact", "housekeeping"),
-    "the space check": (Housekeeping, "_look_for_space", "housekeeping"),
+    "the space check": (Housekeeping, "_check_space", "housekeeping"),
     "heartbeats": (Heartbeats, "_one_beat", "heartbeats"),
     "a checkpoint in its thread": (Log, "checkpoint", "_checkpoint_ended"),
 }
@@ -171,7 +171,7 @@ async def test_node_with_a_storage_error_of_one_partition_keeps_running(
 ONE_SHOTS: dict[str, tuple[type, str]] = {
     "proposals": (Proposals, "_send"),
     "asking for": (Probes, "_ask"),
-    "looking for": (Orders, "_look_for"),
+    "looking for": (ControllerActions, "_probe"),
     "following the feed": (FeedSubscriber, "_ask_for_what_is_missing"),
 }
 
@@ -203,9 +203,9 @@ async def test_background_request_handler_that_raises_is_reported(
         Proposals(bus, "n1", 1).leave_isr(PartitionKey("s", "u", 0), do.LeaveIsr(reason="a test"))
     elif owner is Probes:
         Probes(bus, Subjects()).ask("n2", lambda: None)
-    elif owner is Orders:
+    elif owner is ControllerActions:
         none: Any = None
-        Orders(bus, Subjects(), none, none, none, none, none)._do(ProbeNode("n2"))
+        ControllerActions(bus, Subjects(), none, none, none, none, none)._do(ProbeNode("n2"))
     else:
         starting = start_attended(FeedSubscriber("n1", bus, Subjects()).start())
         await turns(lambda: failures)

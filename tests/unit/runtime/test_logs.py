@@ -106,7 +106,7 @@ def test_log_rate_limit_suppresses_a_flood_and_reports_the_count() -> None:
     assert said.lines == ["a flood"] * int(BURST_LINES)
     assert said.suppression.left_out_count == 100_000 - BURST_LINES
     said.now += 1.0
-    said.suppression.tell()
+    said.suppression.write_counts()
     assert said.lines[-1] == "suppressed 99,980 lines like this one: a flood"
     said.log("a %s", "flood")
     assert said.lines[-1] == "a flood"
@@ -125,9 +125,9 @@ def test_log_rate_limit_reports_suppressed_lines_before_the_next_line() -> None:
     assert said.lines[-2:] == ["suppressed 5 lines like this one: a flood", "a flood"]
     for _ in range(25):
         said.log("b %s", "flood", name="liftpy.y")
-    said.suppression.tell()
+    said.suppression.write_counts()
     assert not said.lines[-1].startswith("suppressed"), "not yet"
-    said.suppression.tell(all_of_it=True)
+    said.suppression.write_counts(all_of_it=True)
     assert said.lines[-1] == "suppressed 5 lines like this one: b flood"
 
 

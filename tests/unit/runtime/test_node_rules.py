@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from liftpy.core.metadata.controller_list import ControllerList
-from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.errors import ConfigError
@@ -38,7 +38,7 @@ def a_link(name: str, number: int, *, connected: bool = True) -> Any:
         bursts=3,
         cuts=cuts,
         overflow=overflow,
-        left_out=7,
+        dropped_unread=7,
     )
 
 
@@ -46,10 +46,10 @@ def a_reporter(tmp_path: Path, links: list[Any], failed: dict[str, str] | None =
     class Partitions(list[Any]):
         failed: dict[str, str]
         copy_pace: CatchupThrottle
-        derived: NodeDerived
+        derived: NodeStateMemory
 
     partitions = Partitions()
-    partitions.failed, partitions.copy_pace, partitions.derived = failed or {}, CatchupThrottle(), NodeDerived()
+    partitions.failed, partitions.copy_pace, partitions.derived = failed or {}, CatchupThrottle(), NodeStateMemory()
     group: Any = SimpleNamespace(
         leader="n1",
         image=SimpleNamespace(index=5, controllers=ControllerList(("n1", "n2"), "n3", "n2", 4)),

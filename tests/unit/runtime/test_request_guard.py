@@ -16,10 +16,10 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.request_guard import RequestGuard
-from sidecar.metadata.control import ControlDesk
+from sidecar.metadata.control import ControlHandler
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import fatal_on, spawn
-from sidecar.status.status_api import StatusDesk
+from sidecar.status.status_api import StatusHandler
 
 
 class Bus:
@@ -74,11 +74,11 @@ async def test_request_guard_counts_a_rejection_that_raises() -> None:
 
 
 @pytest.fixture
-def status(tmp_path: Path) -> tuple[Bus, StatusDesk, Counter[str]]:
+def status(tmp_path: Path) -> tuple[Bus, StatusHandler, Counter[str]]:
     bus, counters = Bus(), Counter[str]()
-    desk = StatusDesk(NodeSettings("n1", tmp_path), counters)
-    desk.listen(bus, Subjects("ns"), (InboxRule(("_INBOX.",)),))  # type: ignore[arg-type]
-    return bus, desk, counters
+    handler = StatusHandler(NodeSettings("n1", tmp_path), counters)
+    handler.listen(bus, Subjects("ns"), (InboxRule(("_INBOX.",)),))  # type: ignore[arg-type]
+    return bus, handler, counters
 
 
 @pytest.mark.parametrize("subject", ["ns.control.level.n1", "ns.control.settings.n1", "ns.status.n1"])
@@ -93,12 +93,12 @@ async def test_status_endpoint_sends_no_answer_to_subjects_outside_inboxes(subje
 
 
 async def test_status_endpoint_answers_a_settings_reload_that_raises_with_an_error(status: Any) -> None:
-    bus, desk, counters = status
+    bus, handler, counters = status
 
     async def on_reload() -> dict[str, Any]:
         raise RuntimeError("a defect")
 
-    desk.on_reload = on_reload
+    handler.on_reload = on_reload
     fatal: list[Exception] = []
     restore = fatal_on(asyncio.get_running_loop(), fatal.append)
     try:
@@ -120,14 +120,14 @@ async def test_control_endpoint_answers_a_request_whose_decision_raises_with_an_
 
     bus = Bus()
     connection: Any = bus
-    desk = ControlDesk(
+    handler = ControlHandler(
         connection, Subjects("ns"), InboxRule(("_INBOX.",)), lambda: True, decide, lambda _: None, lambda _: True,
         ReplicationConfig(),
     )  # fmt: skip
     fatal: list[Exception] = []
     restore = fatal_on(asyncio.get_running_loop(), fatal.append)
     try:
-        await desk.open()
+        await handler.open()
         request = frames.seal(pb.ControlRequest(describeCluster=pb.DescribeCluster()))
         bus.listening["ns.info"](b"ns.info", b"_INBOX.a", request, b"")
         async with asyncio.timeout(10):
@@ -139,4 +139,4 @@ async def test_control_endpoint_answers_a_request_whose_decision_raises_with_an_
     (subject, payload) = bus.sent[0]
     assert subject == "_INBOX.a"
     assert frames.decode(payload, pb.ControlResponse).error == pb.ControlResponse.INVALID
-    await desk.close()
+    await handler.close()

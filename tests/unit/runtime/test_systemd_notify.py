@@ -89,7 +89,7 @@ async def test_systemd_notify_without_socket_sends_nothing_and_a_missing_socket_
     nobody.start(list, list, str)
     nobody.stopping()
     assert not caplog.records
-    Supervisor("/nowhere/at/all").tell("READY=1")
+    Supervisor("/nowhere/at/all").notify("READY=1")
     assert "supervisor not notified state=READY=1" in caplog.text
 
 
@@ -130,13 +130,13 @@ async def test_systemd_notify_supports_abstract_sockets_and_ignores_a_full_socke
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as abstract:
         abstract.bind(f"\0{name}")
         abstract.settimeout(10)
-        Supervisor(f"@{name}").tell("READY=1")
+        Supervisor(f"@{name}").notify("READY=1")
         assert abstract.recv(100) == b"READY=1"
     telling = Supervisor("notify")
 
     def more_than_he_takes() -> None:
         while "supervisor not notified state=STATUS=x" not in caplog.text:
-            telling.tell("STATUS=x")
+            telling.notify("STATUS=x")
 
     full = threading.Thread(target=more_than_he_takes, daemon=True)
     full.start()

@@ -16,8 +16,8 @@ from liftpy.config import Codec
 from liftpy.core.publish.message_decoder import body_to_store
 from liftpy.core.services.outbox import (
     OutputConflictError,
-    Place,
     Route,
+    RouteTarget,
     headers_of,
     number_of,
     partitions_of,
@@ -66,7 +66,7 @@ def test_service_output_route_assigns_disjoint_target_partitions_to_service_part
 
 
 def test_service_output_route_skips_copied_outputs_and_outputs_of_other_routes() -> None:
-    places = {0: Place(5, 2)}
+    places = {0: RouteTarget(5, 2)}
     sort_in([output(n, to) for n, to in ((1, "alerts"), (2, "alerts"), (3, ""), (4, "other"), (5, "alerts"))], ALERTS, places)
     assert [record.offset for record in places[0].waiting] == [5]
 
@@ -270,12 +270,12 @@ def test_service_emit_to_an_unknown_route_is_rejected() -> None:
     machine.start(None)
     machine.change_role(Role.LEADER, 1)
     machine.apply([Record(0, 1, None, b"x", (), "", None, 1)])
-    assert [dict(outbox.headers_of(o)).get("Lift-Output-To") for o in outbox.take(0, 9)] == [b"alerts", None]
+    assert [dict(outbox.headers_of(o)).get("Lift-Output-To") for o in outbox.read(0, 9)] == [b"alerts", None]
     follower = Outbox(SOURCE)
     again = ServiceMachine(Alarm(), Identity("bank", "in", "u1", 0), snapshot_interval_records=100, outbox=follower)
     again.start(None)
     again.apply([Record(0, 1, None, b"x", (), "", None, 1)])
-    for number, made in enumerate(outbox.take(0, 9)):
+    for number, made in enumerate(outbox.read(0, 9)):
         follower.check_output(Record(number, 1, made.key, made.value, tuple(outbox.headers_of(made)), "out", None, 1))
     assert follower.compared_end == 2
     machine.routes = set()
@@ -365,13 +365,13 @@ async def test_service_output_router_reports_a_failure_until_a_copy_succeeds() -
 
     async def turn() -> None:
         seen.append((copier.router.problem, copier.router._places))
-        copier.router._places = {0: Place(7)}
+        copier.router._places = {0: RouteTarget(7)}
         if len(seen) % 2:
             raise errors.pop(0)
 
     copier.router._turn = turn
     await copier.router.run()
-    assert seen == [("", {}), ("route alerts: OUTPUT_NOT_WRITTEN: refused", {}), ("", {0: Place(7)})]
+    assert seen == [("", {}), ("route alerts: OUTPUT_NOT_WRITTEN: refused", {}), ("", {0: RouteTarget(7)})]
     assert [str(error) for error in copier.failed] == ["enough"]
 
 

@@ -184,13 +184,13 @@ async def test_service_output_writers_of_two_overlapping_leaders_write_each_outp
     deadline = asyncio.get_running_loop().time() + 20
     while len(partition.log) < TOTAL:
         state = [
-            (s.outbox.output_count, s.outbox.emitted_end, s.outbox.first_kept, s.emitter.problem, s.failed) for s in senders
+            (s.outbox.output_count, s.outbox.emitted_end, s.outbox.oldest_number, s.emitter.problem, s.failed) for s in senders
         ]
         assert asyncio.get_running_loop().time() < deadline, (len(partition.log), state)
         for sender in senders:
             sender.produce(min(TOTAL, len(partition.log) + rng.randrange(10, 60)))
             sender.leads = rng.random() < 0.6  # also two at once, also none
-            sender.emitter.look_again()
+            sender.emitter.reread_end()
         await asyncio.sleep(0.005)
     assert [r.value for r in partition.log] == [b"v%d" % number for number in range(TOTAL)]
     assert not any(sender.failed for sender in senders)
@@ -222,7 +222,7 @@ async def test_service_output_writer_treats_outputs_deleted_by_retention_as_writ
     late = start(Sender(partition, leads=False))
     late.produce(22)
     await until(lambda: late.outbox.emitted_end == 20)
-    assert late.outbox.first_kept == 20
+    assert late.outbox.oldest_number == 20
 
 
 async def test_service_output_writer_of_a_leader_without_the_next_output_requests_a_rewind(start: Any) -> None:
@@ -278,7 +278,7 @@ async def test_service_output_writer_after_a_restore_compares_snapshot_outputs_b
     start(again)
     if values == "v":
         await until(lambda: len(partition.log) == 25)
-        again.emitter.look_again()
+        again.emitter.reread_end()
         again.produce(30)
         await until(lambda: again.outbox.compared_end == 30)  # after the sending, when the answer has been looked at
         assert (again.known, again.disproven, len(partition.log)) == (1, 0, 30)
@@ -298,7 +298,7 @@ async def test_service_output_writer_after_a_truncation_of_the_output_stream_wri
     sender.produce(20)
     await until(lambda: sender.outbox.emitted_end == 20)
     del partition.log[15:]
-    sender.emitter.look_again()
+    sender.emitter.reread_end()
     began_s = asyncio.get_running_loop().time()
     await until(lambda: sender.outbox.must_rewind)  # 15 to 19 are kept no more
     assert asyncio.get_running_loop().time() - began_s >= 0.04
@@ -411,7 +411,7 @@ async def test_service_output_writer_append_error_raises_and_marks_no_output_as_
     assert sender.outbox.emitted_end == 0, "what was acknowledged behind it counts when the stream was read"
 
 
-@pytest.mark.parametrize(("tell", "must_look"), [("wake", False), ("look_again", True)])
+@pytest.mark.parametrize(("tell", "must_look"), [("wake", False), ("reread_end", True)])
 async def test_service_output_writer_that_sleeps_wakes_on_each_notification(tell: str, must_look: bool) -> None:
     sender: Any = Sender(Partition())
     sender.emitter._must_look = False
@@ -448,6 +448,6 @@ async def test_service_output_writer_raises_stream_replaced_if_the_output_stream
         return Bounds("o2", "n1", "n1", 1, 0, -1)
 
     partition.bounds = bounds  # type: ignore[method-assign]
-    sender.emitter.look_again()
+    sender.emitter.reread_end()
     await until(lambda: sender.failed)
     assert exit_code(sender.failed[0]) == 75

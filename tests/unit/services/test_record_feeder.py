@@ -291,13 +291,13 @@ async def test_service_record_feeder_of_a_promoted_follower_produces_dropped_out
     log.append(58)
     await node.start()
     await node.at(58)
-    assert node.outbox.first_kept == 53
+    assert node.outbox.oldest_number == 53
     node.outbox.outputs_committed(33)  # the LEADER before has written so many
     node.become(Role.LEADER, 2)
     async with asyncio.timeout(30):
-        while node.outbox.must_rewind or len(node.outbox.take(33, 3)) < 3:
+        while node.outbox.must_rewind or len(node.outbox.read(33, 3)) < 3:
             await asyncio.sleep(0.002)
-    assert [o.value for o in node.outbox.take(33, 3)] == [b"v33", b"v34", b"v35"]
+    assert [o.value for o in node.outbox.read(33, 3)] == [b"v33", b"v34", b"v35"]
     assert len(node.services) == 2
     await node.close()
 

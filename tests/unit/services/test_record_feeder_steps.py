@@ -14,12 +14,12 @@ import pytest
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.progress import ReadProgress
-from liftpy.core.services.bad_records import BadRecordError, DecisionMissedError, Failing, Next, Unit
+from liftpy.core.services.bad_records import BadRecordError, DecisionMissedError, FailedUnit, NextStep, Unit
 from liftpy.core.services.outbox import Route
 from liftpy.core.wire.batch import Record, build_batch, parse_batch
 from liftpy.errors import OffsetOutOfRangeError, UnavailableError
 from liftpy.service import Outbox, Role, Service, ServiceFailedError
-from liftpy.service.record_feeder import _PAUSE_S, Decider
+from liftpy.service.record_feeder import _PAUSE_S, SkipDecisions
 from tests.unit.services.test_record_feeder import FakeLog, Node
 
 
@@ -32,7 +32,7 @@ class Emitting:
     def wake(self) -> None:
         self.said.append("wake")
 
-    def look_again(self) -> None:
+    def reread_end(self) -> None:
         self.said.append("look again")
 
 
@@ -54,8 +54,8 @@ def record(offset: int, value: bytes = b"x", epoch: int = 1) -> Record:
     return Record(offset, 0, None, value, (), "", None, epoch)
 
 
-def failing(offset: int, timer: str = "", **more: Any) -> Failing:
-    return Failing(BadRecordError(Unit(offset, timer), record(offset), "it raised"), **more)
+def failing(offset: int, timer: str = "", **more: Any) -> FailedUnit:
+    return FailedUnit(BadRecordError(Unit(offset, timer), record(offset), "it raised"), **more)
 
 
 def applied(node: Any, count: int) -> None:
@@ -91,11 +91,11 @@ async def test_service_record_feeder_rewinds_if_the_record_before_its_snapshot_h
     await node.feeder.restart(0)
     await saved(node, 10)
     await node.feeder.restart(0)
-    await node.feeder._take(slices(9, 1, 1))
+    await node.feeder._apply_slices(slices(9, 1, 1))
     assert (node.machine.position, node.services[-1].values) == (11, ["x"] * 10 + ["v"])
     assert [at for at, _ in node.keeper.digests] == [10]
     await node.feeder.restart(0)
-    await node.feeder._take(slices(9, 2, 2))
+    await node.feeder._apply_slices(slices(9, 2, 2))
     assert (node.machine.position, node.feeder._cut) == (10, 9)
     assert node.keeper.digests == [], "it is of another log"
 
@@ -245,13 +245,13 @@ async def test_service_record_feeder_with_missing_outputs_rewinds_only_as_leader
 
 
 # ---- what can't be applied ---------------------------------------------------------------------------------------------------
-def decider(decided: list[Failing], error: Exception | None = None) -> Decider:
-    async def decide(what: Failing) -> None:
+def decider(decided: list[FailedUnit], error: Exception | None = None) -> SkipDecisions:
+    async def decide(what: FailedUnit) -> None:
         if error is not None:
             raise error
         decided.append(what)
 
-    return Decider(lambda: True, decide)
+    return SkipDecisions(lambda: True, decide)
 
 
 async def test_service_record_feeder_writes_a_skip_decision_once_and_reports_a_rejected_decision(node: Any) -> None:
@@ -259,18 +259,18 @@ async def test_service_record_feeder_writes_a_skip_decision_once_and_reports_a_r
     what, decided = failing(3), []
     node.feeder._decider = decider(decided)
     before_s = time.monotonic()
-    await node.feeder._do(Next.DECIDE, what)
+    await node.feeder._do(NextStep.DECIDE, what)
     assert decided == [what]
     assert before_s <= what.decided_s <= time.monotonic()
     assert node.waited == []
     refused = failing(4)
     node.feeder._decider = decider(decided, UnavailableError("no ack"))
-    await node.feeder._do(Next.DECIDE, refused)
+    await node.feeder._do(NextStep.DECIDE, refused)
     assert (refused.decided_s, node.waited) == (None, [_PAUSE_S])
     assert node.feeder.problem == f"{refused.error}; giving up on it: UNAVAILABLE: no ack"
     node.feeder._decider = None
-    await node.feeder._do(Next.DECIDE, refused)
-    await node.feeder._do(Next.WAIT, refused)
+    await node.feeder._do(NextStep.DECIDE, refused)
+    await node.feeder._do(NextStep.WAIT, refused)
     assert (node.waited, refused.decided_s, decided) == ([_PAUSE_S] * 3, None, [what])
 
 
@@ -278,9 +278,9 @@ async def test_service_record_feeder_retries_a_failing_record_from_the_snapshot_
     node.store._kept = 5
     await node.feeder.restart(0)
     await saved(node, 30)
-    await node.feeder._do(Next.TRY, failing(20))
+    await node.feeder._do(NextStep.TRY, failing(20))
     assert (node.machine.position, node.told.said, node.waited) == (20, ["look again"], [])
-    await node.feeder._do(Next.TRY, failing(19))
+    await node.feeder._do(NextStep.TRY, failing(19))
     assert node.machine.position == 10
     assert list(node.machine._skips) == []
 
@@ -289,7 +289,7 @@ async def test_service_record_feeder_retries_a_failing_record_from_the_snapshot_
 async def test_service_record_feeder_with_on_error_stop_raises_with_the_skip_command(node: Any, timer: str, more: str) -> None:
     await node.feeder.restart(0)
     with pytest.raises(ServiceFailedError) as raised:
-        await node.feeder._do(Next.STOP, failing(7, timer))
+        await node.feeder._do(NextStep.STOP, failing(7, timer))
     assert str(raised.value) == (
         "it raised: the record at offset 7 can't be applied. To skip this record on all nodes: "
         f"liftpy service skip sum --stream in --partition 0 --offset 7{more}"
@@ -306,8 +306,8 @@ async def test_service_record_feeder_that_missed_a_skip_decision_rewinds_before_
     async def missed(_: object) -> None:
         raise DecisionMissedError(Unit(12))
 
-    monkeypatch.setattr(node.feeder, "_take", missed)
-    await node.feeder._take_or_undo([])
+    monkeypatch.setattr(node.feeder, "_apply_slices", missed)
+    await node.feeder._apply_or_undo([])
     assert (node.store.positions(), node.machine.position) == ([10], 10)
     assert (list(node.machine._skips), node.told.said) == ([Unit(12)], ["look again"])
 
@@ -319,22 +319,22 @@ async def test_service_record_feeder_counts_repeated_failures_of_one_record(node
     async def poisoned(_: object) -> None:
         raise raised[0]
 
-    monkeypatch.setattr(node.feeder, "_take", poisoned)
-    await node.feeder._take_or_undo([])
+    monkeypatch.setattr(node.feeder, "_apply_slices", poisoned)
+    await node.feeder._apply_or_undo([])
     first = node.feeder._failing
     assert (first.unit, first.tries, first.scanned, first.undone) == (Unit(5), 1, 6, True)
     assert (node.feeder.problem, node.feeder.failing) == (str(raised[0]), first)
     first.undone = False
     del raised[0]
-    await node.feeder._take_or_undo([])
+    await node.feeder._apply_or_undo([])
     assert (node.feeder._failing, first.tries, first.undone) == (first, 2, True)
     del raised[0]
-    await node.feeder._take_or_undo([])
+    await node.feeder._apply_or_undo([])
     assert node.feeder._failing is not first
     assert (node.feeder._failing.unit, node.feeder._failing.tries, node.feeder._failing.scanned) == (Unit(8), 1, 9)
 
 
-async def test_service_record_feeder_clears_the_failing_record_after_the_record_is_applied(node: Any) -> None:
+async def test_service_record_feeder_after_applying_a_record_that_failed_clears_its_failure(node: Any) -> None:
     await node.feeder.restart(0)
     node.feeder._failing = what = failing(5)
     applied(node, 5)
@@ -403,14 +403,14 @@ async def test_service_record_feeder_of_the_leader_counts_read_bytes_and_wakes_t
     await node.feeder.restart(0)
     came = slices(0, 1, 1, 1)
     size_bytes = sum(piece.batch.header.size_bytes for piece in came)
-    await node.feeder._take(came)
+    await node.feeder._apply_slices(came)
     assert node.keeper._fresh_bytes == size_bytes > 0
     assert (node.machine.position, node.told.said) == (3, ["wake"])
 
 
 async def test_service_record_feeder_of_a_follower_does_not_wake_the_output_writer(node: Any) -> None:
     await node.feeder.restart(0)
-    await node.feeder._take(slices(0, 1, 1, 1))
+    await node.feeder._apply_slices(slices(0, 1, 1, 1))
     assert (node.machine.position, node.told.said) == (3, [])
 
 
@@ -458,7 +458,7 @@ async def test_service_record_feeder_applies_no_more_records_after_a_truncation_
 
     asyncio.get_running_loop().call_soon(turn)
     node.feeder._progress.next_offset = 6
-    await node.feeder._take(slices(0, *[1] * 6))
+    await node.feeder._apply_slices(slices(0, *[1] * 6))
     assert node.machine.position == position
     if meanwhile is None:
         assert turns[:5] == [1, 2, 3, 4, 5]

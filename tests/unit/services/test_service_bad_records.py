@@ -17,11 +17,11 @@ from liftpy.core.services.bad_records import (
     MAX_SKIPS,
     BadRecordError,
     DecisionMissedError,
-    Failing,
-    Next,
+    FailedUnit,
+    NextStep,
     OnError,
     SkipDecision,
-    Skips,
+    SkippedUnits,
     Unit,
     dead_letter_headers,
     decided_unit,
@@ -32,7 +32,7 @@ from liftpy.core.wire.batch import Record, build_batch, parse_batch
 from liftpy.errors import UnavailableError
 from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
 from liftpy.service.bad_record_writer import DecisionWriter
-from liftpy.service.record_feeder import Decider, Feeder
+from liftpy.service.record_feeder import Feeder, SkipDecisions
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import SnapshotKeeper, SnapshotStore
 from liftpy.testing.memory import memory_cluster
@@ -88,7 +88,7 @@ def machine_of(service: Service, who: Identity = WHO, snapshot: Any = None) -> S
 
 def outputs(machine: ServiceMachine) -> list[bytes]:
     assert machine.outbox is not None
-    return [output.value for output in machine.outbox.take(machine.outbox.first_kept, 10_000)]
+    return [output.value for output in machine.outbox.read(machine.outbox.oldest_number, 10_000)]
 
 
 # ---- the machine -------------------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_service_snapshot_contains_the_applied_skip_decisions() -> None:
 
 
 def test_service_skip_decisions_are_bounded_in_number() -> None:
-    skips = Skips()
+    skips = SkippedUnits()
     for offset in range(MAX_SKIPS + 5):
         skips.add(Unit(offset))
     assert len(list(skips)) == MAX_SKIPS
@@ -240,21 +240,21 @@ def test_bank_example_version_2_applies_the_record_that_fails_in_version_1() -> 
 # ---- what is done about it ---------------------------------------------------------------------------------------------------
 def test_service_failing_record_is_retried_by_the_leader_before_a_skip_decision() -> None:
     error = BadRecordError(Unit(3), record(3), "x")
-    failing = Failing(error)
-    assert failing.next(OnError.STOP, leads=True, now_s=0) is Next.STOP
-    assert failing.next(OnError.SKIP, leads=True, now_s=0) is Next.TRY
+    failing = FailedUnit(error)
+    assert failing.next(OnError.STOP, leads=True, now_s=0) is NextStep.STOP
+    assert failing.next(OnError.SKIP, leads=True, now_s=0) is NextStep.TRY
     failing.record_failure(error, 100.0)
-    assert failing.next(OnError.SKIP, leads=True, now_s=100) is Next.DECIDE
+    assert failing.next(OnError.SKIP, leads=True, now_s=100) is NextStep.DECIDE
     failing.decided_s = 100.0
-    assert failing.next(OnError.SKIP, leads=True, now_s=101) is Next.WAIT  # its decision is on its way
-    assert failing.next(OnError.SKIP, leads=True, now_s=111) is Next.DECIDE
+    assert failing.next(OnError.SKIP, leads=True, now_s=101) is NextStep.WAIT  # its decision is on its way
+    assert failing.next(OnError.SKIP, leads=True, now_s=111) is NextStep.DECIDE
     failing.decided_s = None
-    assert failing.next(OnError.SKIP, leads=False, now_s=100.5) is Next.WAIT
-    assert failing.next(OnError.SKIP, leads=False, now_s=101) is Next.TRY
+    assert failing.next(OnError.SKIP, leads=False, now_s=100.5) is NextStep.WAIT
+    assert failing.next(OnError.SKIP, leads=False, now_s=101) is NextStep.TRY
     for _ in range(30):
         failing.record_failure(error, 200.0)
-    assert failing.next(OnError.SKIP, leads=False, now_s=259) is Next.WAIT
-    assert failing.next(OnError.SKIP, leads=False, now_s=260) is Next.TRY
+    assert failing.next(OnError.SKIP, leads=False, now_s=259) is NextStep.WAIT
+    assert failing.next(OnError.SKIP, leads=False, now_s=260) is NextStep.TRY
 
 
 def test_dead_letter_of_a_service_drops_publish_control_headers_of_the_record() -> None:
@@ -333,7 +333,7 @@ class Node:
             emitter=None,
             started=self._started,
             stop_reached=lambda: None,
-            decider=Decider(lambda: self.leads, self._decide),
+            decider=SkipDecisions(lambda: self.leads, self._decide),
         )
         self.task: asyncio.Task[None] | None = None
 
@@ -345,7 +345,7 @@ class Node:
         self.machine = machine
         machine.change_role(Role.LEADER, 1)
 
-    async def _decide(self, failing: Failing) -> None:
+    async def _decide(self, failing: FailedUnit) -> None:
         if self.refuse_decisions:
             raise UnavailableError("nobody")
         self.decisions += 1
@@ -511,20 +511,20 @@ def test_service_skip_decision_with_an_invalid_header_is_ignored() -> None:
 
 
 def test_service_failing_record_retries_wait_1_to_60_seconds_with_exponential_backoff() -> None:
-    failing = Failing(BadRecordError(Unit(1), record(1), "it raised"))
-    assert failing.next(OnError.SKIP, leads=False, now_s=0.0) is Next.TRY
+    failing = FailedUnit(BadRecordError(Unit(1), record(1), "it raised"))
+    assert failing.next(OnError.SKIP, leads=False, now_s=0.0) is NextStep.TRY
     failing.record_failure(failing.error, 100.0)
     waits = []
     for _ in range(9):
         waits.append(failing.again_s - 100.0)
         failing.record_failure(failing.error, 100.0)
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert failing.next(OnError.SKIP, leads=False, now_s=159.9) is Next.WAIT
-    assert failing.next(OnError.SKIP, leads=False, now_s=160.0) is Next.TRY
-    assert failing.next(OnError.SKIP, leads=True, now_s=0.0) is Next.DECIDE
+    assert failing.next(OnError.SKIP, leads=False, now_s=159.9) is NextStep.WAIT
+    assert failing.next(OnError.SKIP, leads=False, now_s=160.0) is NextStep.TRY
+    assert failing.next(OnError.SKIP, leads=True, now_s=0.0) is NextStep.DECIDE
     failing.decided_s = 200.0
-    assert failing.next(OnError.SKIP, leads=True, now_s=209.9) is Next.WAIT
-    assert failing.next(OnError.SKIP, leads=True, now_s=210.0) is Next.DECIDE
+    assert failing.next(OnError.SKIP, leads=True, now_s=209.9) is NextStep.WAIT
+    assert failing.next(OnError.SKIP, leads=True, now_s=210.0) is NextStep.DECIDE
 
 
 @pytest.mark.parametrize("kind", [Skipping, Brittle])

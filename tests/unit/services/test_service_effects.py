@@ -13,7 +13,7 @@ import pytest
 
 from liftpy.core.services import effects as bounds
 from liftpy.core.services.bad_records import Unit
-from liftpy.core.services.effects import Effect, Pending, result_headers, tick_headers
+from liftpy.core.services.effects import Effect, PendingEffects, result_headers, tick_headers
 from liftpy.errors import CorruptionError, UnavailableError
 from liftpy.service import Identity, Outbox, Record, Service, ServiceFailedError, ServiceMachine
 from liftpy.service.effect_runner import EffectRunner
@@ -164,22 +164,22 @@ def test_service_effect_above_a_limit_or_without_on_effect_fails_the_service(mon
 
 
 def test_service_pending_effects_after_encode_and_decode_are_equal() -> None:
-    waiting = Pending("u/0/shop")
+    waiting = PendingEffects("u/0/shop")
     assert waiting.encode() == b""
     waiting.add("charge", b"payload", None, is_offer=False, output_count=7)
     waiting.add("", b"offered", b"", is_offer=True, output_count=8)
     waiting.end(0)
     waiting.end(0)
     data = waiting.encode()
-    again = Pending("u/0/shop")
+    again = PendingEffects("u/0/shop")
     again.load(data)
     assert (list(again), again.count, again.encode()) == (list(waiting), 2, data)
     for end in range(1, len(data)):
         if end != 8:  # only the count is a whole one
             with pytest.raises(CorruptionError):
-                Pending("u/0/shop").load(data[:end])
+                PendingEffects("u/0/shop").load(data[:end])
     with pytest.raises(CorruptionError):
-        Pending("u/0/shop").load(data + data[8:])
+        PendingEffects("u/0/shop").load(data + data[8:])
 
 
 def test_service_machine_rejects_effects_from_another_thread() -> None:

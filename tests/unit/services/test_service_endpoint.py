@@ -19,7 +19,7 @@ from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.decode_errors import REPLY, by_reason
 from liftpy.core.wire.envelope import MessageType
 from liftpy.core.wire.subjects import InboxRule, Subjects
-from sidecar.partition.services import PartitionServices, ServiceDesk
+from sidecar.partition.services import PartitionServices, ServiceHandler
 
 
 class World:
@@ -57,7 +57,9 @@ class World:
             report_ended=self.ended.append,
         )
         find = {("s", 0): self.services}
-        self.desk = ServiceDesk(bus, Subjects(), "n1", InboxRule(("_INBOX.",)), lambda *name: find.get(name), self.counters)
+        self.handler = ServiceHandler(
+            bus, Subjects(), "n1", InboxRule(("_INBOX.",)), lambda *name: find.get(name), self.counters
+        )
 
     def _send(self, subject: str, pieces: tuple[bytes, ...]) -> None:
         self.sent.append((subject, b"".join(pieces)))
@@ -293,13 +295,13 @@ def test_service_endpoint_sends_agreed_snapshot_digests_to_a_service_that_fetche
 
 
 @pytest.mark.parametrize(("leader", "turn"), [("n1", 0), ("n2", 1), ("n3", 1), ("", 1)])
-def test_service_endpoint_order_contains_the_snapshot_turn_of_the_node(world: World, leader: str, turn: int) -> None:
+def test_service_endpoint_instruction_contains_the_snapshot_turn_of_the_node(world: World, leader: str, turn: int) -> None:
     world.replica.state.leader = leader
     world.say(hello())
     assert world.last(pb.JoinLog).turn == turn
 
 
-def test_service_endpoint_order_contains_the_lowest_code_version_of_all_replicas(world: World) -> None:
+def test_service_endpoint_instruction_contains_the_lowest_code_version_of_all_replicas(world: World) -> None:
     def report(node: str, version: int) -> pb.ServiceReport:
         states = [pb.ServiceReport.State(service="bank", position=50, life=3, version=version)]
         return pb.ServiceReport(node=node, stream="s", streamUid="u1", services=states)
@@ -321,7 +323,7 @@ def test_service_endpoint_order_contains_the_lowest_code_version_of_all_replicas
 async def test_service_endpoint_serves_a_service_in_the_same_process_without_nats(world: World) -> None:
     told: list[Any] = []
     join = pb.ServiceHello(service="groups", stream="s", instance=8, position=10)
-    world.desk.said_here(join, "_INBOX.here", told.append)
+    world.handler.process_local(join, "_INBOX.here", told.append)
     assert told == [], "not while it speaks"
     await asyncio.sleep(0)
     (order,) = told
@@ -335,17 +337,21 @@ async def test_service_endpoint_serves_a_service_in_the_same_process_without_nat
     await asyncio.sleep(0)
     for service, instance, ack_id in (("groups", 8, told[-1].ackId), ("bank", 6, world.last(pb.JoinLog).ackId)):
         ack = pb.ServiceAck(service=service, stream="s", instance=instance, ackId=ack_id, position=10, streamUid="u1")
-        world.desk.said_here(ack, "_INBOX.here", told.append)
+        world.handler.process_local(ack, "_INBOX.here", told.append)
     assert world.fed[-1] == events.ReplayFinished(end_offset=12)
     count = len(told)
-    world.desk.said_here(pb.ServiceHello(service="groups", stream="s", instance=8, leaving=True), "_INBOX.here", told.append)
+    world.handler.process_local(
+        pb.ServiceHello(service="groups", stream="s", instance=8, leaving=True), "_INBOX.here", told.append
+    )
     world.become("LEADER", "LEADER_READY", 2)
     await asyncio.sleep(0)
     assert (len(told), world.services._here) == (count, {}), "it hears nothing after its end"
-    world.desk.said_here(pb.ServiceHello(service="groups", stream="t", instance=8), "_INBOX.here", told.append)
+    world.handler.process_local(pb.ServiceHello(service="groups", stream="t", instance=8), "_INBOX.here", told.append)
     await asyncio.sleep(0)
     assert (told[-1].reason, told[-1].instance) == (pb.ServiceRefusal.NO_SUCH_PARTITION, 8)
-    world.desk.said_here(pb.ServiceHello(service="groups", stream="t", instance=8, leaving=True), "_INBOX.here", told.append)
+    world.handler.process_local(
+        pb.ServiceHello(service="groups", stream="t", instance=8, leaving=True), "_INBOX.here", told.append
+    )
     await asyncio.sleep(0)
     assert len(told) == count + 1
 

@@ -10,7 +10,7 @@ import crc32c
 import pytest
 
 from liftpy.core.services.bad_records import Unit
-from liftpy.core.services.effects import Pending
+from liftpy.core.services.effects import PendingEffects
 from liftpy.core.services.outbox import Outbox, Output, extend_digest
 from liftpy.core.services.replies import Answer, AnswerTable, decode_answers
 from liftpy.core.services.rules import parameters_digest
@@ -56,7 +56,7 @@ def test_service_output_digest_differs_if_bytes_move_between_adjacent_fields() -
 def test_service_output_record_contains_its_own_and_lift_headers_sorted_by_name() -> None:
     outbox = Outbox("u/0", service="bank")
     outbox.add(Output(0, 7, 3, b"v", b"k", (("z", b"1"), ("A", b"2"))))
-    (output,) = outbox.take(0, 1)
+    (output,) = outbox.read(0, 1)
     assert outbox.headers_of(output) == [
         ("A", b"2"),
         ("Lift-Output", b"u/0/7/3"),
@@ -68,7 +68,7 @@ def test_service_output_record_contains_its_own_and_lift_headers_sorted_by_name(
     assert outbox.digest == extend_digest(b"", "u/0/7/3", b"k", b"v", (("A", b"2"), ("z", b"1")))
     plain = Outbox("u/0")
     plain.add(Output(0, 7, 3, b"v", b"k", ()))
-    assert [name for name, _ in plain.headers_of(plain.take(0, 1)[0])] == [
+    assert [name for name, _ in plain.headers_of(plain.read(0, 1)[0])] == [
         "Lift-Output",
         "Lift-Output-Digest",
         "Lift-Output-Number",
@@ -126,7 +126,7 @@ def test_service_snapshot_answers_encode_to_the_recorded_bytes() -> None:
 
 
 def test_service_snapshot_effects_encode_to_the_recorded_bytes() -> None:
-    pending = Pending("u/0/s")
+    pending = PendingEffects("u/0/s")
     assert pending.encode() == b""
     pending.add("charge", b"10", None, is_offer=False, output_count=3)
     pending.add("é", b"x", b"k", is_offer=True, output_count=4)
@@ -136,16 +136,16 @@ def test_service_snapshot_effects_encode_to_the_recorded_bytes() -> None:
     assert pending.encode() == struct.pack("<Q", 3) + first + rest
     pending.end(0)
     assert pending.encode() == struct.pack("<Q", 3) + rest
-    again = Pending("u/0/s")
+    again = PendingEffects("u/0/s")
     again.load(pending.encode())
     assert list(again) == list(pending)
     assert (again.count, again._size_bytes, [effect.id for effect in again]) == (3, pending._size_bytes, ["u/0/s/1", "u/0/s/2"])
-    empty = Pending("u/0/s")
+    empty = PendingEffects("u/0/s")
     empty.load(b"")
     assert (empty.count, len(empty)) == (0, 0)
     for wrong in (pending.encode()[:-1], pending.encode() + b"x", struct.pack("<Q", 2) + rest, struct.pack("<Q", 0), b"\1"):
         with pytest.raises(CorruptionError):
-            Pending("u/0/s").load(wrong)
+            PendingEffects("u/0/s").load(wrong)
 
 
 def test_service_snapshot_active_version_encodes_to_the_recorded_bytes() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import NS_PER_S
-from liftpy.core.services.sessions import MAX_REPORTED, REST_S, Wellbeing, Wellness
+from liftpy.core.services.sessions import MAX_REPORTED, REST_S, ServiceHealth, ServicesHealth
 
 GRACE_S = 5.0
 OTHERS = ("n2", "n3")
-WELL, DEAD = Wellbeing(40, True), Wellbeing(-1, False)
+WELL, DEAD = ServiceHealth(40, True), ServiceHealth(-1, False)
 
 
 def seconds(at_s: float) -> int:
@@ -17,10 +17,10 @@ def seconds(at_s: float) -> int:
 
 
 def after_a_while(
-    own: dict[str, Wellbeing], told: dict[str, dict[str, Wellbeing]], until_s: float = GRACE_S
+    own: dict[str, ServiceHealth], told: dict[str, dict[str, ServiceHealth]], until_s: float = GRACE_S
 ) -> tuple[str, str]:
     """Return the decision of a leader at ``until_s``, after one check and one report per second."""
-    wellness = Wellness(seconds(GRACE_S))
+    wellness = ServicesHealth(seconds(GRACE_S))
     found = ("", "")
     for at_s in range(round(until_s) + 1):
         for node, services in told.items():
@@ -30,7 +30,7 @@ def after_a_while(
 
 
 def test_service_health_with_an_ended_service_transfers_leadership_to_a_node_that_runs_the_service() -> None:
-    toward, why = after_a_while({"bank": DEAD}, {"n2": {"bank": Wellbeing(39, True)}, "n3": {"bank": WELL}})
+    toward, why = after_a_while({"bank": DEAD}, {"n2": {"bank": ServiceHealth(39, True)}, "n3": {"bank": WELL}})
     assert toward == "n3"
     assert "bank is healthy on n3" in why
 
@@ -43,7 +43,7 @@ def test_service_health_of_a_healthy_or_restarting_service_transfers_no_leadersh
     told = {"n2": {"bank": WELL}}
     assert after_a_while({"bank": WELL}, told) == ("", "")
     assert after_a_while({"bank": DEAD}, told, GRACE_S - 1) == ("", "")
-    wellness = Wellness(seconds(GRACE_S))
+    wellness = ServicesHealth(seconds(GRACE_S))
     for at_s in range(20):  # it comes back every few seconds
         wellness.record_states("n2", {"bank": WELL}, seconds(at_s))
         assert wellness.toward({"bank": WELL if at_s % 4 == 0 else DEAD}, OTHERS, seconds(at_s)) == ("", "")
@@ -53,27 +53,27 @@ def test_service_health_of_a_healthy_or_restarting_service_transfers_no_leadersh
 def test_service_health_with_a_failing_record_transfers_leadership_only_to_a_node_past_the_record(
     there: int, toward: str
 ) -> None:
-    assert after_a_while({"bank": Wellbeing(17, False)}, {"n2": {"bank": Wellbeing(there, True)}})[0] == toward
+    assert after_a_while({"bank": ServiceHealth(17, False)}, {"n2": {"bank": ServiceHealth(there, True)}})[0] == toward
 
 
 def test_service_health_transfers_no_leadership_to_a_node_where_another_service_fails() -> None:
     own = {"bank": DEAD, "echo": WELL}
     assert after_a_while(own, {"n2": {"bank": WELL}})[0] == ""
-    assert after_a_while(own, {"n2": {"bank": WELL, "echo": Wellbeing(9, False)}})[0] == ""
+    assert after_a_while(own, {"n2": {"bank": WELL, "echo": ServiceHealth(9, False)}})[0] == ""
     assert after_a_while(own, {"n2": {"bank": WELL, "echo": WELL}})[0] == "n2"
 
 
 def test_service_health_transfers_leadership_only_to_isr_members_with_recent_reports() -> None:
     assert after_a_while({"bank": DEAD}, {"n4": {"bank": WELL}})[0] == ""
-    wellness = Wellness(seconds(GRACE_S))
+    wellness = ServicesHealth(seconds(GRACE_S))
     wellness.record_states("n2", {"bank": WELL}, 0)
-    wellness.look({"bank": DEAD}, 0)
+    wellness.unhealthy_services({"bank": DEAD}, 0)
     assert wellness.toward({"bank": DEAD}, OTHERS, seconds(GRACE_S)) == ("", "")
     assert not wellness.knows(seconds(GRACE_S))
 
 
 def test_service_health_waits_after_a_leadership_transfer_before_the_next_transfer() -> None:
-    wellness = Wellness(seconds(GRACE_S))
+    wellness = ServicesHealth(seconds(GRACE_S))
     moved = []
     for at_s in range(round(GRACE_S + REST_S * 2) + 5):
         wellness.record_states("n2", {"bank": WELL}, seconds(at_s))
@@ -83,15 +83,15 @@ def test_service_health_waits_after_a_leadership_transfer_before_the_next_transf
 
 
 def test_service_health_keeps_a_bounded_number_of_reports() -> None:
-    wellness = Wellness(seconds(GRACE_S))
+    wellness = ServicesHealth(seconds(GRACE_S))
     for number in range(100):
         wellness.record_states(f"x{number}", {f"s{n}": WELL for n in range(100)}, 0)
-    assert len(wellness.look({}, 0)) == 0
+    assert len(wellness.unhealthy_services({}, 0)) == 0
     assert len(wellness._ill_since_ns) == MAX_REPORTED == len(wellness._reports)
 
 
 def test_service_health_report_expires_after_4_seconds() -> None:
-    wellness = Wellness(seconds(GRACE_S))
+    wellness = ServicesHealth(seconds(GRACE_S))
     assert not wellness.knows(0)
     wellness.record_states("n2", {}, 0)
     assert not wellness.knows(0), "it has no services"
@@ -103,21 +103,21 @@ def test_service_health_report_expires_after_4_seconds() -> None:
     assert list(wellness._reports) == ["n3"]
     assert not wellness.knows(seconds(5) + 1)
     wellness.record_states("n2", {"bank": WELL}, 0)
-    assert wellness.look({}, seconds(9)) == [], "what nobody says any more is no service"
+    assert wellness.unhealthy_services({}, seconds(9)) == [], "what nobody says any more is no service"
     assert wellness._ill_since_ns == {}
 
 
 def test_service_health_reports_a_service_as_unhealthy_only_after_the_whole_grace_period() -> None:
-    wellness = Wellness(seconds(GRACE_S))
-    assert wellness.look({"bank": DEAD}, seconds(1)) == []
-    assert wellness.look({"bank": DEAD, "till": DEAD}, seconds(5.999)) == []
-    assert wellness.look({"bank": DEAD, "till": DEAD}, seconds(6)) == ["bank"]
-    assert wellness.look({"bank": WELL, "till": DEAD}, seconds(8)) == []
-    assert wellness.look({"bank": DEAD, "till": DEAD}, seconds(11)) == ["till"], "the bank was well meanwhile"
+    wellness = ServicesHealth(seconds(GRACE_S))
+    assert wellness.unhealthy_services({"bank": DEAD}, seconds(1)) == []
+    assert wellness.unhealthy_services({"bank": DEAD, "till": DEAD}, seconds(5.999)) == []
+    assert wellness.unhealthy_services({"bank": DEAD, "till": DEAD}, seconds(6)) == ["bank"]
+    assert wellness.unhealthy_services({"bank": WELL, "till": DEAD}, seconds(8)) == []
+    assert wellness.unhealthy_services({"bank": DEAD, "till": DEAD}, seconds(11)) == ["till"], "the bank was well meanwhile"
 
 
 def test_service_health_keeps_reports_of_at_most_16_nodes_with_16_services() -> None:
-    wellness = Wellness(seconds(GRACE_S))
+    wellness = ServicesHealth(seconds(GRACE_S))
     for number in range(20):
         wellness.record_states(f"n{number}", {f"s{name}": WELL for name in range(20)}, 0)
     assert len(wellness._reports) == 16 == MAX_REPORTED

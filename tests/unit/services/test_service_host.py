@@ -13,7 +13,7 @@ import pytest
 
 from liftpy.client.progress import NotServedError
 from liftpy.core.services.outbox import Output
-from liftpy.core.services.sessions import MAX_SERVICES, Replayed, Tell
+from liftpy.core.services.sessions import MAX_SERVICES, SendToService, ServicesReplayed
 from liftpy.core.services.versions import VersionDecision
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import service_pb2 as pb
@@ -406,7 +406,7 @@ async def test_service_output_writer_after_a_role_change_reads_the_output_stream
     async def write(batch: Any) -> None:
         written.append(batch.first.number)
         if batch.first.number == 1:
-            made.look_again()
+            made.reread_end()
 
     made._write, made._must_look = write, False
     await made._send()
@@ -426,7 +426,7 @@ def test_service_outbox_after_a_log_truncation_drops_compared_digests() -> None:
         outbox.add(host_output(number))
     outbox.known = True
     for number in range(3):
-        outbox.wrote(outbox.take(number, 1)[0])
+        outbox.wrote(outbox.read(number, 1)[0])
     outbox.compare_again()
     outbox.restart(0)
     for number in range(3):  # the records of the new log give other outputs
@@ -438,18 +438,18 @@ def test_service_outbox_after_a_log_truncation_drops_compared_digests() -> None:
 
 
 # ---- what sessions say in full -----------------------------------------------------------------------------------------------
-def test_service_sessions_order_and_refusal_contain_all_fields() -> None:
+def test_service_sessions_instruction_and_rejection_contain_all_fields() -> None:
     s = sessions()
     view = replace(FOLLOWS, log_start_offset=4, high_watermark=8)
     (tell,) = s.hello(hello(instance=5, position=2), "_INBOX.a", view, 0)
-    assert isinstance(tell, Tell)
+    assert isinstance(tell, SendToService)
     wanted = pb.JoinLog(
         service="bank", stream="s", partition=0, streamUid="u1", instance=5, ackId=100, role=pb.SERVICE_FOLLOWER, leaderEpoch=1,
         startOffset=4, stopPosition=-1, highWatermark=8, logEndOffset=-1, leaseMs=1500, node="n1",
     )  # fmt: skip
     assert (tell.inbox, tell.message) == ("_INBOX.a", wanted)
     (tell,) = s.hello(hello(instance=6, position=2), "_INBOX.b", view, 0)
-    assert isinstance(tell, Tell)
+    assert isinstance(tell, SendToService)
     detail = "another instance of this service has registered with this node"
     refusal = pb.ServiceRefusal(
         reason=pb.ServiceRefusal.REPLACED, detail=detail, node="n1", service="bank", stream="s", partition=0, instance=6
@@ -541,9 +541,9 @@ def test_service_sessions_ignore_a_replay_ack_of_an_earlier_promotion() -> None:
     assert (again.stopPosition, again.leaderEpoch, again.role) == (12, 5, pb.SERVICE_FOLLOWER)
     assert not any(r.finished for r in replays(effects))
     assert s.ack(acked(order, 12), later) == [], "the answer to the order of the promotion before"
-    (early,) = [effect for effect in s.ack(acked(again, 11), later) if isinstance(effect, Replayed)] or [None]
+    (early,) = [effect for effect in s.ack(acked(again, 11), later) if isinstance(effect, ServicesReplayed)] or [None]
     assert early is None or not early.finished, "one record before the stop"
-    assert replays(s.ack(acked(again, 12), later)) == [Replayed(12, True)]
+    assert replays(s.ack(acked(again, 12), later)) == [ServicesReplayed(12, True)]
     (lead,) = joined(s.role_changed(replace(LEADS, leader_epoch=5)))
     assert lead.role == pb.SERVICE_LEADER
 
@@ -566,10 +566,10 @@ def test_service_sessions_replay_progress_is_the_position_of_the_slowest_service
     s.hello(hello("b", position=10), "_INBOX.a", FOLLOWS, 0)
     for name, position in (("a", 2), ("b", 5)):
         s.hello(hello(name, position=position), "_INBOX.a", FOLLOWS, 0)
-    assert replays(s.replay(CANDIDATE, 0)) == [Replayed(2, False)]
+    assert replays(s.replay(CANDIDATE, 0)) == [ServicesReplayed(2, False)]
     assert replays(s.hello(hello("b", position=8), "_INBOX.a", CANDIDATE, 0)) == [], "the slowest has not moved"
-    assert replays(s.hello(hello("a", position=30), "_INBOX.a", CANDIDATE, 0)) == [Replayed(8, False)]
-    assert replays(s.hello(hello("b", position=40), "_INBOX.a", CANDIDATE, 0)) == [Replayed(10, False)]
+    assert replays(s.hello(hello("a", position=30), "_INBOX.a", CANDIDATE, 0)) == [ServicesReplayed(8, False)]
+    assert replays(s.hello(hello("b", position=40), "_INBOX.a", CANDIDATE, 0)) == [ServicesReplayed(10, False)]
     s.hello(hello("a", instance=2, first=True, position=0), "_INBOX.a", CANDIDATE, 1500)
     assert s.report(9)[0]["position"] == 0, "a new process begins anew"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.services.bad_records import BadRecordError, Failing, Unit
+from liftpy.core.services.bad_records import BadRecordError, FailedUnit, Unit
 from liftpy.core.services.outbox import Route
 from liftpy.core.services.replies import Reply
 from liftpy.core.services.service import Service
@@ -64,7 +64,7 @@ class Part:
     def wake(self) -> None:
         self.told.append("wake")
 
-    def look_again(self) -> None:
+    def reread_end(self) -> None:
         self.told.append("look again")
 
 
@@ -270,7 +270,7 @@ async def test_service_host_leadership_ends_when_the_lease_expires(running: Any,
     assert not server._leads()
 
 
-async def test_service_host_passes_an_order_to_record_feeder_and_snapshot_keeper(
+async def test_service_host_passes_an_instruction_to_record_feeder_and_snapshot_keeper(
     running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, bus, _ = running
@@ -312,7 +312,7 @@ async def test_service_host_skip_decision_contains_leader_epoch_and_record_offse
 
     monkeypatch.setattr(Part, "pass_over", pass_over, raising=False)
     bad = Record(4, 0, None, b"bad", (), "", None, 6)
-    what = Failing(BadRecordError(Unit(4, "t"), bad, "it raised"))
+    what = FailedUnit(BadRecordError(Unit(4, "t"), bad, "it raised"))
     with pytest.raises(UnavailableError):
         await server._decide(what)
     assert (server._client, "dead", 4.5) in [part.args for part in made.all("DecisionWriter")]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.services.effects import MAX_PENDING, MAX_PENDING_BYTES, Effect, Pending
+from liftpy.core.services.effects import MAX_PENDING, MAX_PENDING_BYTES, Effect, PendingEffects
 from liftpy.core.services.machine import LogTimers
 from liftpy.core.services.outbox import Output
-from liftpy.core.services.queries import QueryDesk
-from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyDesk, message_id_of
+from liftpy.core.services.queries import PendingQueries
+from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyBuffer, message_id_of
 from liftpy.core.services.service import Role
 from liftpy.core.services.snapshot import Snapshot
 from liftpy.core.wire.batch import Record
@@ -108,7 +108,7 @@ def test_service_machine_without_records_has_position_zero_in_its_snapshot() -> 
         1,
     )
     assert (machine.role, machine.failed, machine.routes) == (Role.FOLLOWER, False, None)
-    assert (outbox.output_count, outbox.emitted_end, outbox.compared_end, outbox.first_kept) == (0, 0, 0, 0)
+    assert (outbox.output_count, outbox.emitted_end, outbox.compared_end, outbox.oldest_number) == (0, 0, 0, 0)
     assert (outbox.digest, outbox.known, outbox.diverged, outbox.must_rewind) == (b"", False, "", False)
 
 
@@ -185,7 +185,7 @@ def test_service_callback_that_fails_discards_its_outputs_and_replies() -> None:
 # ---- what waits --------------------------------------------------------------------------------------------------------------
 def test_service_pending_effects_above_the_number_or_byte_limit_are_rejected() -> None:
     assert (MAX_PENDING, MAX_PENDING_BYTES) == (10_000, 8 * MIB)
-    pending = Pending("u/0/s")
+    pending = PendingEffects("u/0/s")
     assert pending.has_room(10_000, 8 * MIB)
     assert not pending.has_room(10_001, 0)
     assert not pending.has_room(1, 8 * MIB + 1)
@@ -225,19 +225,19 @@ def test_service_log_timers_moved_many_times_do_not_grow_the_heap() -> None:
 
 
 def test_service_pending_queries_have_default_limits_of_number_bytes_and_wait_time() -> None:
-    desk = QueryDesk()
-    assert (desk._max_queries, desk._max_bytes, desk._patience_s) == (1024, 8 * MIB, 2.0)
+    buffer = PendingQueries()
+    assert (buffer._max_queries, buffer._max_bytes, buffer._patience_s) == (1024, 8 * MIB, 2.0)
 
 
 def test_service_answer_table_and_pending_replies_have_default_limits() -> None:
-    table, desk = AnswerTable(), ReplyDesk()
+    table, buffer = AnswerTable(), ReplyBuffer()
     assert (table._max_answers, table._max_bytes) == (10_000, 4 * MIB)
-    assert (desk._max_replies, desk._max_bytes) == (4096, 8 * MIB)
-    desk.add(Reply(0, "_INBOX.a", b"", at_ns=0, leader_epoch=1))
-    desk.add(Reply(1, "_INBOX.a", b"", at_ns=60 * 10**9, leader_epoch=1))
-    assert len(desk) == 2
-    desk.add(Reply(2, "_INBOX.a", b"", at_ns=60 * 10**9 + 1, leader_epoch=1))
-    assert (len(desk), desk.next(None)) == (2, Reply(1, "_INBOX.a", b"", at_ns=60 * 10**9, leader_epoch=1))
+    assert (buffer._max_replies, buffer._max_bytes) == (4096, 8 * MIB)
+    buffer.add(Reply(0, "_INBOX.a", b"", at_ns=0, leader_epoch=1))
+    buffer.add(Reply(1, "_INBOX.a", b"", at_ns=60 * 10**9, leader_epoch=1))
+    assert len(buffer) == 2
+    buffer.add(Reply(2, "_INBOX.a", b"", at_ns=60 * 10**9 + 1, leader_epoch=1))
+    assert (len(buffer), buffer.next(None)) == (2, Reply(1, "_INBOX.a", b"", at_ns=60 * 10**9, leader_epoch=1))
     assert message_id_of(Record(0, 0, None, b"", (("Nats-Msg-Id", b"x" * 256),), "", None, 1)) == "x" * 256
     assert message_id_of(Record(0, 0, None, b"", (("Nats-Msg-Id", b"x" * 257),), "", None, 1)) == ""
 
@@ -249,12 +249,12 @@ def test_service_answer_table_without_space_drops_the_oldest_answers_and_frees_t
     for name in "abcde":
         table.add(Answer(0, name, b"v"))
     assert [table.get(name) is not None for name in "abcde"] == [False, False, True, True, True]
-    desk = ReplyDesk(max_replies=10, max_bytes=3 * (64 + 9 + 1))
+    buffer = ReplyBuffer(max_replies=10, max_bytes=3 * (64 + 9 + 1))
     for offset in range(5):
-        desk.add(Reply(offset, "_INBOX.a1", b"v", leader_epoch=1))
-    assert (len(desk), desk._kept_bytes) == (3, 3 * 74)
-    desk.restart()
-    assert (len(desk), desk._kept_bytes) == (0, 0)
+        buffer.add(Reply(offset, "_INBOX.a1", b"v", leader_epoch=1))
+    assert (len(buffer), buffer._kept_bytes) == (3, 3 * 74)
+    buffer.restart()
+    assert (len(buffer), buffer._kept_bytes) == (0, 0)
 
 
 def test_service_machine_with_a_full_outbox_blocks_only_the_leader() -> None:
@@ -266,7 +266,7 @@ def test_service_machine_with_a_full_outbox_blocks_only_the_leader() -> None:
     assert machine.apply(records).count == 2
     machine.change_role(Role.FOLLOWER, 2)
     assert machine.apply(records).count == 3
-    assert [outbox.first_kept, outbox.waiting_count] == [3, 2]
+    assert [outbox.oldest_number, outbox.waiting_count] == [3, 2]
     assert Output(0, 0, 0, b"abc", b"de", (("fg", b"hij"),)).size_bytes == 3 + 2 + 2 + 3 + 128
 
 

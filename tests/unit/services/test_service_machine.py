@@ -143,7 +143,7 @@ def test_service_machine_numbers_outputs_with_timer_outputs_first() -> None:
     _, machine = started()
     machine.apply([record(0, b"t:emit:5", 0), record(1, b"e:a,b", 9), record(2, b"e:c", 9)])
     assert machine.outbox is not None
-    outputs = machine.outbox.take(0, 100)
+    outputs = machine.outbox.read(0, 100)
     assert [(o.number, o.offset, o.index, o.value) for o in outputs] == [
         (0, 1, 0, b"emit"),
         (1, 1, 1, b"a"),
@@ -206,7 +206,7 @@ def test_service_machine_with_a_full_outbox_waits_as_leader_and_drops_oldest_as_
     assert machine.apply(records).count == 2
     machine.change_role(Role.FOLLOWER, 2)
     assert machine.apply(records).count == 5
-    assert (outbox.first_kept, outbox.output_count, outbox.must_rewind) == (7, 10, True)
+    assert (outbox.oldest_number, outbox.output_count, outbox.must_rewind) == (7, 10, True)
 
 
 def test_service_machine_skips_compacted_offsets_and_takes_snapshots_at_boundaries() -> None:
@@ -352,7 +352,7 @@ def test_service_machine_keeps_unwritten_outputs_as_leader_and_never_waits_as_fo
         machine.start(None)
         machine.change_role(role, 1)
         machine.apply([record(0, b"e:a,b,c,d,e")])
-        assert (outbox.first_kept, outbox.output_count, machine.waits_for_outputs) == (kept, 5, waits)
+        assert (outbox.oldest_number, outbox.output_count, machine.waits_for_outputs) == (kept, 5, waits)
 
 
 @pytest.mark.parametrize(("at_ns", "fires"), [(40, 4), (50, None)])

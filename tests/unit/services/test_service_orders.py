@@ -61,7 +61,7 @@ def order(host: ServiceHost, **more: Any) -> pb.JoinLog:
     return pb.JoinLog(**(given | more))
 
 
-async def test_service_host_ignores_older_orders_and_orders_for_another_instance(host: Any) -> None:
+async def test_service_host_ignores_older_instructions_and_instructions_for_another_instance(host: Any) -> None:
     host._join_log(order(host, instance=host._instance + 1))
     assert host.told == []
     assert host.machine.role is Role.FOLLOWER
@@ -86,7 +86,7 @@ async def test_service_host_leads_until_its_lease_expires(
 
 
 @pytest.mark.parametrize(("log_end", "stop", "told"), [(-1, -1, None), (5, 9, None), (4, 9, 4), (0, 0, 0)])
-async def test_service_host_passes_stop_and_truncation_of_an_order_to_the_record_feeder(
+async def test_service_host_passes_stop_and_truncation_of_an_instruction_to_the_record_feeder(
     host: Any, log_end: int, stop: int, told: int | None
 ) -> None:
     host._join_log(order(host, logEndOffset=log_end, stopPosition=stop, role=pb.SERVICE_FOLLOWER))

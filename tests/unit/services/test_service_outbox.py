@@ -36,7 +36,7 @@ def stream_of(count: int, value: Callable[[int], bytes] = lambda _: b"v", **sett
     outbox = Outbox("u/0", **settings)  # type: ignore[arg-type]
     for number in range(count):
         outbox.add(output(number, value(number)))
-    return [as_written(outbox, kept) for kept in outbox.take(0, count)]
+    return [as_written(outbox, kept) for kept in outbox.read(0, count)]
 
 
 def filled(count: int, **bounds: int) -> Outbox:
@@ -54,10 +54,10 @@ def numbers(outputs: list[Output]) -> list[int]:
 def test_service_outbox_drops_written_outputs_and_returns_the_others_in_order() -> None:
     outbox = filled(10)
     outbox.outputs_committed(4)
-    assert numbers(outbox.take(4, 3)) == [4, 5, 6]
-    assert numbers(outbox.take(8, 30)) == [8, 9]
-    assert outbox.take(2, 3) == []
-    assert outbox.take(99, 3) == []
+    assert numbers(outbox.read(4, 3)) == [4, 5, 6]
+    assert numbers(outbox.read(8, 30)) == [8, 9]
+    assert outbox.read(2, 3) == []
+    assert outbox.read(99, 3) == []
 
 
 def test_service_outbox_at_its_limits_is_full_and_trim_drops_the_oldest() -> None:
@@ -68,7 +68,7 @@ def test_service_outbox_at_its_limits_is_full_and_trim_drops_the_oldest() -> Non
     assert outbox.full
     assert not outbox.must_rewind
     outbox.trim()
-    assert (outbox.first_kept, outbox.must_rewind) == (1, True)
+    assert (outbox.oldest_number, outbox.must_rewind) == (1, True)
     outbox.outputs_committed(1)
     assert not outbox.must_rewind
     assert filled(3, max_bytes=200).full
@@ -80,7 +80,7 @@ def test_service_outbox_does_not_store_outputs_that_are_already_written() -> Non
     outbox.outputs_committed(3)
     for number in range(5):
         outbox.add(output(number))
-    assert numbers(outbox.take(3, 9)) == [3, 4]
+    assert numbers(outbox.read(3, 9)) == [3, 4]
     outbox.restart(2)
     assert (outbox.output_count, outbox.emitted_end, outbox.must_rewind) == (2, 3, False)
     outbox.restart(5)
@@ -90,7 +90,7 @@ def test_service_outbox_does_not_store_outputs_that_are_already_written() -> Non
 def test_service_outbox_compares_an_output_read_from_the_stream_and_marks_it_as_written() -> None:
     outbox = filled(3)
     outbox.check_output(written(0))
-    assert (outbox.emitted_end, outbox.first_kept) == (1, 1)
+    assert (outbox.emitted_end, outbox.oldest_number) == (1, 1)
     with pytest.raises(DivergedError):
         outbox.check_output(written(1, value=b"other"))
 
@@ -119,7 +119,7 @@ def test_service_outbox_with_several_random_senders_writes_each_output_once_in_o
         sender = rng.choice(senders)
         match rng.randrange(4):
             case 0:  # believes to be LEADER, as far as it knows
-                in_flight += [(o.number, o) for o in sender.take(sender.emitted_end, rng.randrange(1, 5))]
+                in_flight += [(o.number, o) for o in sender.read(sender.emitted_end, rng.randrange(1, 5))]
             case 1 if in_flight:  # some message arrives, perhaps twice
                 expected, arrived = in_flight[rng.randrange(len(in_flight))]
                 if expected == len(log):
@@ -142,7 +142,7 @@ def test_service_outbox_compares_outputs_that_were_read_before_they_are_produced
     assert (outbox.diverged, outbox.compared_end) == ("", 1)
     outbox.add(output(1, b"ours"))
     assert "output 1, or one before it, differs" in outbox.diverged
-    assert (outbox.compared_end, outbox.take(1, 9)) == (1, [])
+    assert (outbox.compared_end, outbox.read(1, 9)) == (1, [])
 
 
 def test_service_outbox_after_a_restart_compares_written_outputs_again() -> None:
@@ -280,7 +280,7 @@ def test_service_outbox_of_a_leader_after_a_rewind_sends_no_output_that_differs_
     for number in range(10, 14):
         outbox.add(output(number, b"other" if number == 10 else b"v"))
     assert outbox.diverged
-    assert outbox.take(12, 9) == []
+    assert outbox.read(12, 9) == []
 
 
 def test_service_outbox_after_an_output_stream_truncation_drops_later_digests() -> None:

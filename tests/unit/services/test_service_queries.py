@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.services.queries import ERROR_HEADER, POSITION_HEADER, Query, QueryDesk, QueryFailedError, position_in
+from liftpy.core.services.queries import ERROR_HEADER, POSITION_HEADER, PendingQueries, Query, QueryFailedError, position_in
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import NotFoundError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
@@ -27,41 +27,41 @@ def query(body: bytes = b"q", position: int | None = None, at_s: float = 0.0) ->
     return Query(body, "reply", at_s, position)
 
 
-# ---- the desk --------------------------------------------------------------------------------------------------------
+# ---- the pending --------------------------------------------------------------------------------------------------------
 def test_service_pending_query_waits_for_the_high_watermark_at_its_arrival() -> None:
-    desk, early, late = QueryDesk(), query(), query()
-    assert desk.take(early)
-    asked = desk.without_position()
-    assert desk.take(late), "it came after the question had left"
-    desk.set_position(asked, 7)
-    assert desk.without_position() == [late]
-    assert desk.ready(6) == []
-    assert desk.ready(7) == [early]
-    assert desk.ready(100) == [], "nobody has said how far the log was when the late one came"
-    assert len(desk) == 1
+    pending, early, late = PendingQueries(), query(), query()
+    assert pending.try_add(early)
+    asked = pending.without_position()
+    assert pending.try_add(late), "it came after the question had left"
+    pending.set_position(asked, 7)
+    assert pending.without_position() == [late]
+    assert pending.ready(6) == []
+    assert pending.ready(7) == [early]
+    assert pending.ready(100) == [], "nobody has said how far the log was when the late one came"
+    assert len(pending) == 1
 
 
 def test_service_pending_query_with_a_position_needs_no_leader() -> None:
-    desk, one = QueryDesk(), query(position=3)
-    assert desk.take(one)
-    assert desk.without_position() == []
-    assert desk.ready(2) == []
-    assert desk.ready(3) == [one]
-    assert not len(desk)
+    pending, one = PendingQueries(), query(position=3)
+    assert pending.try_add(one)
+    assert pending.without_position() == []
+    assert pending.ready(2) == []
+    assert pending.ready(3) == [one]
+    assert not len(pending)
 
 
 def test_service_pending_queries_are_limited_in_number_bytes_and_wait_time() -> None:
-    desk = QueryDesk(max_queries=2, max_bytes=10, patience_s=2.0)
+    pending = PendingQueries(max_queries=2, max_bytes=10, patience_s=2.0)
     first, second = query(b"12345", at_s=1.0), query(b"12345", at_s=1.5)
-    assert desk.take(first)
-    assert desk.take(second)
-    assert not desk.take(query(b""))
-    assert desk.take_expired(2.9) == []
-    assert desk.take_expired(3.0) == [first]
-    assert not desk.take(query(b"123456", at_s=3.0))
-    assert desk.take(query(b"12345", at_s=3.0))
-    assert desk.drop([first, second]) == [second]
-    assert desk.take(query(b"12345", at_s=3.0)), "what is gone takes no room"
+    assert pending.try_add(first)
+    assert pending.try_add(second)
+    assert not pending.try_add(query(b""))
+    assert pending.pop_expired(2.9) == []
+    assert pending.pop_expired(3.0) == [first]
+    assert not pending.try_add(query(b"123456", at_s=3.0))
+    assert pending.try_add(query(b"12345", at_s=3.0))
+    assert pending.drop([first, second]) == [second]
+    assert pending.try_add(query(b"12345", at_s=3.0)), "what is gone takes no room"
 
 
 @pytest.mark.parametrize(("header", "position"), [(None, None), ("0", 0), ("41", 41), ("9" * 19, int("9" * 19))])
@@ -270,7 +270,7 @@ async def test_service_query_server_with_an_answer_above_the_message_size_sends_
 async def test_service_query_server_of_a_lagging_service_unsubscribes_until_the_service_catches_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("liftpy.service.query_server.QueryDesk", partial(QueryDesk, patience_s=0.05))
+    monkeypatch.setattr("liftpy.service.query_server.PendingQueries", partial(PendingQueries, patience_s=0.05))
     bus, machine, behind = Bus(), machine_of(Sum()), [False]
     task = await served(bus, machine, lambda: not behind[0])
     behind[0] = True

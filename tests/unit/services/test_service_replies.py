@@ -20,7 +20,7 @@ from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish.message_decoder import MessageDecoder
 from liftpy.core.services.bad_records import SkipDecision, Unit
-from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyDesk, decode_answers, message_id_of
+from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyBuffer, decode_answers, message_id_of
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule
@@ -55,35 +55,35 @@ def record(offset: int, value: bytes = b"1", *, to: str | None = "_INBOX.a.1", n
     return Record(offset, at_ns, None, value, headers, "in", to, 1)
 
 
-def machine_of(desk: ReplyDesk, snapshot: Any = None) -> ServiceMachine:
+def machine_of(buffer: ReplyBuffer, snapshot: Any = None) -> ServiceMachine:
     made = ServiceMachine(Adder(), Identity("adder", "in", "u", 0), snapshot_interval_records=1000, outbox=Outbox("u/0"))
-    made.replies = desk
+    made.replies = buffer
     made.start(snapshot)
     return made
 
 
-def all_of(desk: ReplyDesk, emitted_end: int | None = None) -> list[tuple[int, str | None, bytes, str]]:
+def all_of(buffer: ReplyBuffer, emitted_end: int | None = None) -> list[tuple[int, str | None, bytes, str]]:
     found = []
-    while (reply := desk.next(emitted_end)) is not None:
-        desk.record_sent(reply)
+    while (reply := buffer.next(emitted_end)) is not None:
+        buffer.record_sent(reply)
         found.append((reply.offset, reply.to, reply.value, reply.error))
     return found
 
 
 # ---- what a service replies ------------------------------------------------------------------------------------------------
 def test_service_reply_is_sent_after_the_outputs_of_its_record_are_written() -> None:
-    desk = ReplyDesk()
-    machine_of(desk).apply([record(0), record(1), record(2, to=None)])
-    assert all_of(desk, 0) == []
-    assert all_of(desk, 1) == [(0, "_INBOX.a.1", b"1", "")]
-    assert all_of(desk, 3) == [(1, "_INBOX.a.1", b"2", "")], "nobody waits for the third"
+    buffer = ReplyBuffer()
+    machine_of(buffer).apply([record(0), record(1), record(2, to=None)])
+    assert all_of(buffer, 0) == []
+    assert all_of(buffer, 1) == [(0, "_INBOX.a.1", b"1", "")]
+    assert all_of(buffer, 3) == [(1, "_INBOX.a.1", b"2", "")], "nobody waits for the third"
 
 
 def test_service_command_repeated_with_its_message_id_is_applied_once() -> None:
-    desk = ReplyDesk()
-    machine = machine_of(desk)
+    buffer = ReplyBuffer()
+    machine = machine_of(buffer)
     machine.apply([record(0, b"5", name="c1"), record(1, b"7", name="c2"), record(2, b"5", name="c1", to="_INBOX.b.9")])
-    assert [answer[1:] for answer in all_of(desk)] == [
+    assert [answer[1:] for answer in all_of(buffer)] == [
         ("_INBOX.a.1", b"5", ""),
         ("_INBOX.a.1", b"12", ""),
         ("_INBOX.b.9", b"5", ""),
@@ -95,24 +95,24 @@ def test_service_command_repeated_with_its_message_id_is_applied_once() -> None:
 
 
 def test_service_snapshot_contains_answers_only_for_records_with_message_ids() -> None:
-    machine = machine_of(ReplyDesk())
+    machine = machine_of(ReplyBuffer())
     machine.apply([record(0), record(1)])
     assert machine.snapshot().sections == (), "no message ids: nothing is kept"
     machine.apply([record(2, name="c1")])
-    desk = ReplyDesk()
-    again = machine_of(desk, machine.snapshot())
+    buffer = ReplyBuffer()
+    again = machine_of(buffer, machine.snapshot())
     again.apply([record(3, name="c1")])
     assert again.snapshot().state == b"3"
-    assert all_of(desk) == [(3, "_INBOX.a.1", b"3", "")]
+    assert all_of(buffer) == [(3, "_INBOX.a.1", b"3", "")]
 
 
 def test_service_command_that_is_skipped_gets_an_error_reply() -> None:
-    desk = ReplyDesk()
-    machine = machine_of(desk)
+    buffer = ReplyBuffer()
+    machine = machine_of(buffer)
     machine.skip(Unit(1))
     decision = Record(2, 0, None, b"", SkipDecision("adder", Unit(1)).headers(), "in", "_INBOX.x.1", 1)
     machine.apply([record(0), record(1, b"no number", name="c1"), decision])
-    assert [(offset, error) for offset, _, _, error in all_of(desk)] == [(0, ""), (1, "PASSED_OVER")]
+    assert [(offset, error) for offset, _, _, error in all_of(buffer)] == [(0, ""), (1, "PASSED_OVER")]
     machine.apply([record(3, b"4", name="c1")])
     assert machine.snapshot().state == b"5", "it was not carried out, so the next try may be"
 
@@ -172,40 +172,40 @@ def test_service_test_harness_verify_with_different_replies_raises_diverged_erro
         ServiceTest(OfTheRole).send(b"1").verify(hash_seeds=0)
 
 
-# ---- the desk and the table ------------------------------------------------------------------------------------------------
+# ---- the buffer and the table ------------------------------------------------------------------------------------------------
 def reply(offset: int, size: int = 1, at_ns: int = 0) -> Reply:
     return Reply(offset, "_INBOX.a.1", b"x" * size, at_ns=at_ns)
 
 
 def test_service_pending_replies_above_the_limits_drop_the_oldest_reply() -> None:
-    desk = ReplyDesk(max_replies=3, max_bytes=1000)
+    buffer = ReplyBuffer(max_replies=3, max_bytes=1000)
     for offset in range(5):
-        desk.add(reply(offset))
-    assert [offset for offset, *_ in all_of(desk)] == [2, 3, 4]
+        buffer.add(reply(offset))
+    assert [offset for offset, *_ in all_of(buffer)] == [2, 3, 4]
     for offset in range(5, 9):
-        desk.add(reply(offset, 400))
-    assert [offset for offset, *_ in all_of(desk)] == [7, 8]
-    desk.add(reply(9, 5000))
-    assert len(desk) == 1, "one is kept, however large"
-    desk.add(reply(10, at_ns=0))
-    desk.add(reply(11, at_ns=61 * NS))
-    assert [offset for offset, *_ in all_of(desk)] == [11], "nobody waits for so long"
+        buffer.add(reply(offset, 400))
+    assert [offset for offset, *_ in all_of(buffer)] == [7, 8]
+    buffer.add(reply(9, 5000))
+    assert len(buffer) == 1, "one is kept, however large"
+    buffer.add(reply(10, at_ns=0))
+    buffer.add(reply(11, at_ns=61 * NS))
+    assert [offset for offset, *_ in all_of(buffer)] == [11], "nobody waits for so long"
 
 
 def test_service_pending_replies_after_a_restart_do_not_contain_sent_replies() -> None:
-    desk = ReplyDesk()
-    desk.add(reply(0))
-    desk.add(reply(1))
-    first = desk.next(None)
+    buffer = ReplyBuffer()
+    buffer.add(reply(0))
+    buffer.add(reply(1))
+    first = buffer.next(None)
     assert first is not None
-    desk.record_sent(first)
-    desk.restart()
+    buffer.record_sent(first)
+    buffer.restart()
     for offset in range(3):
-        desk.add(reply(offset))
-    assert [offset for offset, *_ in all_of(desk)] == [1, 2]
+        buffer.add(reply(offset))
+    assert [offset for offset, *_ in all_of(buffer)] == [1, 2]
     for offset in range(1, 3):
-        desk.add(replace(reply(offset), leader_epoch=4))
-    assert [offset for offset, *_ in all_of(desk)] == [1, 2], "other records, where the log was cut"
+        buffer.add(replace(reply(offset), leader_epoch=4))
+    assert [offset for offset, *_ in all_of(buffer)] == [1, 2], "other records, where the log was cut"
 
 
 def test_service_answer_table_above_its_limit_drops_the_oldest_answer() -> None:
@@ -258,12 +258,12 @@ async def until(condition: Any) -> None:
 
 
 async def test_service_reply_sender_sends_only_as_leader_and_waits_for_the_connection() -> None:
-    bus, desk, leads, emitted = Bus(), ReplyDesk(), [False], [1]
+    bus, buffer, leads, emitted = Bus(), ReplyBuffer(), [False], [1]
     settings = ServiceSettings("adder", "in", "n1", Path("unused"))
-    replier = Replier(bus, settings, desk, lambda: leads[0], lambda: emitted[0])  # type: ignore[arg-type]
+    replier = Replier(bus, settings, buffer, lambda: leads[0], lambda: emitted[0])  # type: ignore[arg-type]
     task = asyncio.create_task(replier.run())
-    desk.add(replace(reply(3), output_count=1))
-    desk.add(replace(reply(4), output_count=2, error="PASSED_OVER"))
+    buffer.add(replace(reply(3), output_count=1))
+    buffer.add(replace(reply(4), output_count=2, error="PASSED_OVER"))
     await asyncio.sleep(0.05)
     assert bus.sent == [], "a FOLLOWER answers nobody"
     bus.deaf = leads[0] = True
@@ -278,9 +278,9 @@ async def test_service_reply_sender_sends_only_as_leader_and_waits_for_the_conne
     await until(lambda: len(bus.sent) == 2)
     assert bus.sent[1][2]["Lift-Error"] == "PASSED_OVER"
     for offset, to in enumerate(("orders.new", "_INBOX.*", "$SYS.x", "\udcff"), 5):
-        desk.add(replace(reply(offset), to=to))
-    desk.add(reply(20, 5000))
-    desk.add(reply(21))
+        buffer.add(replace(reply(offset), to=to))
+    buffer.add(reply(20, 5000))
+    buffer.add(reply(21))
     await until(lambda: len(bus.sent) == 3)
     assert (replier.sent_count, replier.refused_count) == (3, 5)
     task.cancel()

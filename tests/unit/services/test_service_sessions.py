@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.services.sessions import MAX_SERVICES, Replayed, ReplicaView, ServiceSessions, Tell, Wellbeing
+from liftpy.core.services.sessions import (
+    MAX_SERVICES,
+    ReplicaView,
+    SendToService,
+    ServiceHealth,
+    ServiceSessions,
+    ServicesReplayed,
+)
 from liftpy.core.services.snapshot import Difference
 from liftpy.core.wire._pb import service_pb2 as pb
 
@@ -31,7 +38,7 @@ def hello(name: str = "bank", instance: int = 1, position: int = 0, **fields: An
 
 
 def joined(effects: list[Any]) -> list[pb.JoinLog]:
-    return [e.message for e in effects if isinstance(e, Tell) and isinstance(e.message, pb.JoinLog)]
+    return [e.message for e in effects if isinstance(e, SendToService) and isinstance(e.message, pb.JoinLog)]
 
 
 def refused(effects: list[Any]) -> str:
@@ -43,11 +50,11 @@ def acked(order: pb.JoinLog, position: int) -> pb.ServiceAck:
     return pb.ServiceAck(service=order.service, instance=order.instance, ackId=order.ackId, position=position)
 
 
-def replays(effects: list[Any]) -> list[Replayed]:
-    return [e for e in effects if isinstance(e, Replayed)]
+def replays(effects: list[Any]) -> list[ServicesReplayed]:
+    return [e for e in effects if isinstance(e, ServicesReplayed)]
 
 
-def test_service_sessions_repeat_the_follower_order_until_the_order_changes() -> None:
+def test_service_sessions_repeat_the_follower_instruction_until_it_changes() -> None:
     s = sessions()
     (first,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
     assert (first.role, first.stopPosition, first.streamUid, first.leaseMs) == (pb.SERVICE_FOLLOWER, -1, "u1", 1500)
@@ -58,7 +65,7 @@ def test_service_sessions_repeat_the_follower_order_until_the_order_changes() ->
 
 
 def test_service_sessions_without_services_finish_a_promotion_immediately() -> None:
-    assert sessions().replay(CANDIDATE, 0) == [Replayed(10, True)]
+    assert sessions().replay(CANDIDATE, 0) == [ServicesReplayed(10, True)]
 
 
 def test_service_sessions_promotion_makes_a_service_leader_after_its_replay() -> None:
@@ -70,7 +77,7 @@ def test_service_sessions_promotion_makes_a_service_leader_after_its_replay() ->
     assert [r.finished for r in replays(effects)] == [False]
     assert not any(r.finished for r in replays(s.ack(acked(order, 3), CANDIDATE)))
     assert [r.position for r in replays(s.hello(hello(position=7), "_INBOX.a", CANDIDATE, 1))] == [7]
-    assert replays(s.ack(acked(order, 10), CANDIDATE)) == [Replayed(10, True)]
+    assert replays(s.ack(acked(order, 10), CANDIDATE)) == [ServicesReplayed(10, True)]
     assert s.report(9)[0]["role"] == "FOLLOWER"  # not before Online
     (lead,) = joined(s.role_changed(LEADS))
     assert (lead.role, lead.stopPosition, lead.logEndOffset) == (pb.SERVICE_LEADER, -1, -1)
@@ -85,10 +92,10 @@ def test_service_sessions_promotion_waits_for_each_service() -> None:
         s.hello(hello(name), "_INBOX.a", FOLLOWS, 0)
     one, two = joined(s.replay(CANDIDATE, 0))
     assert not any(r.finished for r in replays(s.ack(acked(one, 10), CANDIDATE)))
-    assert replays(s.ack(acked(two, 11), CANDIDATE)) == [Replayed(10, True)]
+    assert replays(s.ack(acked(two, 11), CANDIDATE)) == [ServicesReplayed(10, True)]
 
 
-def test_service_sessions_ignore_an_ack_of_an_earlier_order_or_instance() -> None:
+def test_service_sessions_ignore_an_ack_of_an_earlier_instruction_or_instance() -> None:
     s = sessions("bank")
     (old,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
     (order,) = joined(s.replay(CANDIDATE, 0))
@@ -105,7 +112,7 @@ def test_service_sessions_do_not_wait_again_for_a_service_that_timed_out_a_promo
     s.role_changed(replace(FOLLOWS, leader_epoch=3))  # passed over
     assert s.report(9)[0]["excused"] is True
     s.hello(hello(position=5), "_INBOX.a", FOLLOWS, 1)
-    assert replays(s.replay(replace(CANDIDATE, leader_epoch=4), 0)) == [Replayed(10, True)]
+    assert replays(s.replay(replace(CANDIDATE, leader_epoch=4), 0)) == [ServicesReplayed(10, True)]
     s.role_changed(replace(FOLLOWS, leader_epoch=5))
     s.hello(hello(position=10), "_INBOX.a", FOLLOWS, 2)  # caught up
     assert not any(r.finished for r in replays(s.replay(replace(CANDIDATE, leader_epoch=6), 0)))
@@ -120,7 +127,7 @@ def test_service_sessions_service_that_ends_during_replay_fails_at_most_one_prom
     assert replays(s.hello(hello("other"), "_INBOX.b", CANDIDATE, 3001)) == []
     s.role_changed(replace(FOLLOWS, leader_epoch=3))
     s.hello(hello("other", leaving=True), "", FOLLOWS, 3002)
-    assert replays(s.replay(replace(CANDIDATE, leader_epoch=4), 0)) == [Replayed(10, True)]
+    assert replays(s.replay(replace(CANDIDATE, leader_epoch=4), 0)) == [ServicesReplayed(10, True)]
 
 
 def test_service_sessions_slow_service_delays_a_promotion_by_one_timeout() -> None:
@@ -129,12 +136,12 @@ def test_service_sessions_slow_service_delays_a_promotion_by_one_timeout() -> No
     assert s.waits_until_ns is None
     s.replay(CANDIDATE, 5000)
     assert s.waits_until_ns == 7000
-    assert replays(s.hello(hello(position=4), "_INBOX.a", CANDIDATE, 6000)) == [Replayed(4, False)]
+    assert replays(s.hello(hello(position=4), "_INBOX.a", CANDIDATE, 6000)) == [ServicesReplayed(4, False)]
     assert s.lose_patience(6999) == []
-    assert s.lose_patience(7000) == [Replayed(10, True)]
+    assert s.lose_patience(7000) == [ServicesReplayed(10, True)]
     assert (s.report(9)[0]["excused"], s.waits_until_ns, s.lose_patience(9000)) == (True, None, [])
     s.role_changed(LEADS)
-    assert s.replay(replace(CANDIDATE, leader_epoch=4), 0)[-1] == Replayed(10, True)
+    assert s.replay(replace(CANDIDATE, leader_epoch=4), 0)[-1] == ServicesReplayed(10, True)
 
 
 @pytest.mark.parametrize("other", ["well", "slow"])
@@ -168,7 +175,7 @@ def test_service_sessions_promotion_does_not_wait_for_a_service_that_left() -> N
     s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     s.replay(CANDIDATE, 0)
-    assert s.hello(hello(leaving=True), "", CANDIDATE, 1) == [Replayed(10, True)]
+    assert s.hello(hello(leaving=True), "", CANDIDATE, 1) == [ServicesReplayed(10, True)]
     assert len(s) == 0
 
 
@@ -266,10 +273,10 @@ def test_service_sessions_report_the_failing_record_of_an_ended_service() -> Non
     s.hello(hello("bank", position=8, failing=True, leaving=True), "_INBOX.a", FOLLOWS, 1)
     s.hello(hello("echo", position=8, leaving=True), "_INBOX.a", FOLLOWS, 1)
     assert [one.service for one in s.expire(5000)] == ["late"]
-    gone = {"bank": Wellbeing(8, False), "echo": Wellbeing(-1, False), "late": Wellbeing(7, False)}
+    gone = {"bank": ServiceHealth(8, False), "echo": ServiceHealth(-1, False), "late": ServiceHealth(7, False)}
     assert s.states() == gone
     s.hello(hello("bank", 2, 8), "_INBOX.b", FOLLOWS, 6000)
-    assert s.states() == gone | {"bank": Wellbeing(8, True)}
+    assert s.states() == gone | {"bank": ServiceHealth(8, True)}
     for number in range(MAX_SERVICES * 3):
         s.hello(hello(f"s{number}"), "_INBOX.a", FOLLOWS, 7000)
         s.hello(hello(f"s{number}", leaving=True), "_INBOX.a", FOLLOWS, 7000)
@@ -313,7 +320,7 @@ def test_service_sessions_diverged_service_is_refused_with_the_diverged_position
         reason=pb.ServiceRefusal.DIVERGED, position=40, node="n1", service="bank", stream="s", partition=0, instance=7,
         detail="the state at 40 is not the one beside n2, n3: this service has diverged",
     )  # fmt: skip
-    assert tell == Tell("_INBOX.a", wanted)
+    assert tell == SendToService("_INBOX.a", wanted)
     assert (s.differs("bank", None), s.report(9)[0]["problem"], s.differs("nobody", None)) == ([], "", [])
 
 
@@ -339,7 +346,7 @@ def test_service_sessions_report_the_fields_of_the_last_hello() -> None:
     (order,) = joined(s.hello(hello(fetching=True), "_INBOX.b", FOLLOWS, 1))
     assert (list(order.agreed), order.lowestVersion) == ([pb.AgreedSnapshot(position=40, digest=b"d", nodes=2)], 6)
     (tell,) = s.hello(hello(snapshotPosition=-5), "_INBOX.c", FOLLOWS, 2)
-    assert isinstance(tell, Tell)
+    assert isinstance(tell, SendToService)
     assert (tell.inbox, list(tell.message.agreed)) == ("_INBOX.c", []), "it looks for none any more"
     assert (s.digests(), s.versions(), s.held_from()) == ({"bank": (0, {})}, {"bank": 0}, 0)
     s.agree("nobody", {})
@@ -367,7 +374,7 @@ def test_service_sessions_service_expires_exactly_at_the_session_timeout() -> No
     assert s.expire(3499) == []
     assert [one.service for one in s.expire(3500)] == ["bank"]
     assert s.expire(9999) == []
-    assert s.states() == {"bank": Wellbeing(-1, False)}
+    assert s.states() == {"bank": ServiceHealth(-1, False)}
 
 
 # ---- at its bounds -------------------------------------------------------------------------------------------------------
@@ -401,7 +408,7 @@ def test_service_sessions_next_promotion_waits_for_a_service_that_replayed_in_ti
     assert {report["service"]: report["excused"] for report in s.report(9)} == {"a": False, "b": True}
 
 
-def test_service_sessions_in_a_new_epoch_send_a_new_order_for_an_equal_role() -> None:
+def test_service_sessions_in_a_new_epoch_send_a_new_instruction_for_an_equal_role() -> None:
     s = sessions()
     (first,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
     assert s.role_changed(FOLLOWS) == []
@@ -413,10 +420,10 @@ def test_service_sessions_report_replay_progress_once_per_new_position() -> None
     s = sessions("a", "b")
     for name in ("a", "b"):
         s.hello(hello(name), "_INBOX.a", FOLLOWS, 0)
-    assert replays(s.replay(CANDIDATE, 0)) == [Replayed(0, False)]
+    assert replays(s.replay(CANDIDATE, 0)) == [ServicesReplayed(0, False)]
     steps = [("a", 4), ("b", 4), ("b", 4), ("b", 3), ("a", 12), ("b", 12), ("b", 12)]
     heard = [replays(s.hello(hello(name, position=at), "_INBOX.a", CANDIDATE, 1)) for name, at in steps]
-    assert heard == [[], [Replayed(4, False)], [], [], [], [Replayed(10, False)], []]
+    assert heard == [[], [ServicesReplayed(4, False)], [], [], [], [ServicesReplayed(10, False)], []]
 
 
 def test_service_sessions_report_the_highest_position_of_an_ended_service() -> None:
@@ -436,7 +443,7 @@ def test_service_sessions_keep_a_bounded_number_of_ended_services() -> None:
     assert [g["service"] for g in s.missing_services(9, 0)] == [f"s{number}" for number in range(2, MAX_SERVICES + 2)]
 
 
-def test_service_sessions_ack_of_an_order_without_stop_position_does_not_complete_the_replay() -> None:
+def test_service_sessions_ack_of_an_instruction_without_stop_position_does_not_complete_the_replay() -> None:
     s = sessions()
     (order,) = joined(s.hello(hello(), "_INBOX.a", replace(FOLLOWS, leader_epoch=2), 0))
     s.ack(acked(order, 10), replace(FOLLOWS, leader_epoch=2))
@@ -444,7 +451,7 @@ def test_service_sessions_ack_of_an_order_without_stop_position_does_not_complet
     assert (again.role, again.stopPosition) == (pb.SERVICE_FOLLOWER, 10), "it has replayed nothing for this epoch"
 
 
-def test_service_sessions_send_no_refusal_to_a_leaving_service() -> None:
+def test_service_sessions_send_no_rejection_to_a_service_that_stops() -> None:
     s = sessions()
     assert s.hello(hello("no name!", leaving=True), "_INBOX.a", FOLLOWS, 0) == []
     assert s.hello(hello(leaving=True), "_INBOX.a", FOLLOWS, 0) == []
@@ -462,7 +469,7 @@ def test_service_sessions_report_has_none_as_the_age_of_an_event_that_never_happ
 def test_service_sessions_promotion_does_not_wait_for_a_service_that_never_caught_up() -> None:
     s = sessions()
     s.hello(hello("new", position=3), "_INBOX.a", FOLLOWS, 0)
-    assert replays(s.replay(CANDIDATE, 0)) == [Replayed(10, True)]
+    assert replays(s.replay(CANDIDATE, 0)) == [ServicesReplayed(10, True)]
 
 
 def test_service_sessions_services_with_changing_names_fail_at_most_one_promotion() -> None:
@@ -493,7 +500,7 @@ def test_service_sessions_finish_a_repeated_promotion_despite_a_slow_service() -
     due_ns = s.waits_until_ns
     assert due_ns is not None
     assert due_ns < 2000, "before the candidate's own time-out"
-    assert replays(s.lose_patience(due_ns)) == [Replayed(10, True)]
+    assert replays(s.lose_patience(due_ns)) == [ServicesReplayed(10, True)]
 
 
 def test_service_sessions_report_an_ended_service_until_its_restart_or_expiry() -> None:

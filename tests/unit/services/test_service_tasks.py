@@ -14,7 +14,7 @@ import pytest
 from liftpy.core.services.effects import Effect
 from liftpy.core.services.outbox import EXPECTED_HEADER, MAX_OUTPUT_BYTES
 from liftpy.core.services.queries import POSITION_HEADER, Query
-from liftpy.core.services.replies import Reply, ReplyDesk
+from liftpy.core.services.replies import Reply, ReplyBuffer
 from liftpy.core.services.service import Service
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
@@ -186,7 +186,7 @@ async def test_service_effect_runner_includes_hanging_threads_in_the_thread_limi
     bench.runner._begin(bench.machine)
     running = [one.task for one in bench.runner._tries.values() if one.task is not None]
     assert len(running) == begun
-    bench.runner._give_up()
+    bench.runner._cancel_all()
     assert (bench.runner._tries, bench.runner.problem) == ({}, "")
     await asyncio.gather(*running, return_exceptions=True)
     assert all(task.cancelled() for task in running)
@@ -371,11 +371,11 @@ async def test_service_query_server_drops_queries_without_reply_subject_and_reje
     await server._message_arrived(message(headers={"Lift-At-Least": "7"}))
     await server._message_arrived(message(headers=None, data=b"later"))
     assert server._arrival.is_set()
-    assert [(q.body, q.reply, q.arrived_s, q.position) for q in server._desk._waiting] == [
+    assert [(q.body, q.reply, q.arrived_s, q.position) for q in server._pending._waiting] == [
         (b"?", "_INBOX.r", 5.0, 7),
         (b"later", "_INBOX.r", 5.0, None),
     ]
-    server._desk._max_queries = 2
+    server._pending._max_queries = 2
     bus.said.clear()
     await server._message_arrived(message(reply="_INBOX.third"))
     assert (server.waiting_count, server.refused_count) == (2, 2)
@@ -425,31 +425,31 @@ async def test_service_query_server_without_a_leader_rejects_only_queries_that_w
 
     server._client = SimpleNamespace(bounds=bounds, stream=stream)
     first, second = Query(b"", "_INBOX.r1", 0.0), Query(b"", "_INBOX.r2", 0.0)
-    server._desk.take(first)
-    server._desk.take(second)
-    server._desk.drop([second])
+    server._pending.try_add(first)
+    server._pending.try_add(second)
+    server._pending.drop([second])
     await server._place([first, second])
     assert asked == [(("orders", 3), 1.0, 0.5)]
     why = b"Cannot determine the committed offset: UNAVAILABLE: nobody leads. Retry later, or accept an older state (--at-least 0)."
     assert bus.said == [("_INBOX.r1", why, {"Lift-Error": "QUERY_REJECTED", "Lift-Node": "n1"})]
-    server._desk.take(third := Query(b"x", "_INBOX.r3", 0.0, position=1))
+    server._pending.try_add(third := Query(b"x", "_INBOX.r3", 0.0, position=1))
     await server._answer_ready()
     assert (server.waiting_count, bus.said[-1][:2]) == (0, ("_INBOX.r3", b"xx"))
     assert third.position == 1
     server._machine = lambda: None
-    server._desk.take(third)
+    server._pending.try_add(third)
     await server._answer_ready()
-    assert server._desk.take_expired(math.inf) == [third], "there is no state: it waits"
+    assert server._pending.pop_expired(math.inf) == [third], "there is no state: it waits"
 
 
 # ---- replies ---------------------------------------------------------------------------------------------------------------
-def replier(bus: Answers, desk: ReplyDesk) -> Any:
-    return Replier(bus, ServiceSettings("shop", "orders", "n1", Path("x")), desk, lambda: True, lambda: None)  # type: ignore[arg-type]
+def replier(bus: Answers, buffer: ReplyBuffer) -> Any:
+    return Replier(bus, ServiceSettings("shop", "orders", "n1", Path("x")), buffer, lambda: True, lambda: None)  # type: ignore[arg-type]
 
 
 async def test_service_reply_sender_retries_only_replies_that_were_not_sent(caplog: pytest.LogCaptureFixture) -> None:
     bus = Answers()
-    made = replier(bus, ReplyDesk())
+    made = replier(bus, ReplyBuffer())
     await made._send(Reply(5, "_INBOX.a", b"v", error="E"))
     headers = {"Lift-Service": "shop", "Lift-Offset": "5", "Lift-Node": "n1", "Lift-Error": "E"}
     assert bus.said == [("_INBOX.a", b"v", headers)]
@@ -470,10 +470,10 @@ async def test_service_reply_sender_retries_only_replies_that_were_not_sent(capl
 
 
 async def test_service_reply_sender_yields_between_replies_and_retries_a_failed_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    bus, desk, waits = Answers(), ReplyDesk(), []
+    bus, buffer, waits = Answers(), ReplyBuffer(), []
     for offset in range(300):
-        desk.add(Reply(offset, "_INBOX.a", b"", leader_epoch=1))
-    made = replier(bus, desk)
+        buffer.add(Reply(offset, "_INBOX.a", b"", leader_epoch=1))
+    made = replier(bus, buffer)
 
     async def sleep(wait_s: float) -> None:
         waits.append((wait_s, len(bus.said)))
@@ -497,11 +497,11 @@ async def test_service_reply_sender_sends_a_new_reply_without_waiting_for_the_ne
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("liftpy.service.reply_sender._IDLE_LOOK_S", 3600.0)
-    bus, desk = Answers(), ReplyDesk()
-    running = asyncio.create_task(replier(bus, desk).run())
+    bus, buffer = Answers(), ReplyBuffer()
+    running = asyncio.create_task(replier(bus, buffer).run())
     for offset in range(3):
         await asyncio.sleep(0)
-        desk.add(Reply(offset, "_INBOX.a", b"", leader_epoch=1))
+        buffer.add(Reply(offset, "_INBOX.a", b"", leader_epoch=1))
         async with asyncio.timeout(30):
             while len(bus.said) <= offset:
                 await asyncio.sleep(0.001)

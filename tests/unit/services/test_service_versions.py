@@ -206,13 +206,13 @@ def test_service_upgrade_to_the_next_version_starts_once_when_all_nodes_have_the
     upgrader = Upgrader(client, ServiceSettings("sum", "in", "n1", tmp_path))
     machine: Any = SimpleNamespace(version=code, active_version=active, position=high_watermark + 1, identity=WHO)
     order = pb.JoinLog(leaderEpoch=5, lowestVersion=lowest, highWatermark=high_watermark)
-    due = upgrader.due(order, machine)
+    due = upgrader.due_decision(order, machine)
     assert (None if due is None else (due[0].version, due[1])) == expected
     if due is not None:
         assert due[0] == VersionDecision("sum", expected[0], 5)
-    assert upgrader.due(order, machine) is None, "it is looked for first"
+    assert upgrader.due_decision(order, machine) is None, "it is looked for first"
     monkeypatch.setattr(host, "AGAIN_S", 0.0)
-    assert (upgrader.due(order, machine) is None) is (expected is None)
+    assert (upgrader.due_decision(order, machine) is None) is (expected is None)
 
 
 def test_service_version_record_with_other_headers_is_decoded() -> None:

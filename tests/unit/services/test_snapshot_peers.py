@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.services.snapshot import MAX_OFFERS, Offer, PeerSearch, SnapshotRange
+from liftpy.core.services.snapshot import MAX_OFFERS, SnapshotOffer, SnapshotRange, SnapshotSearch
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
@@ -28,13 +28,13 @@ A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 ALL = SnapshotRange(0, 1000, 1 << 20)
 
 
-def offer(node: str, position: int, digest: bytes = A, size_bytes: int = 10) -> Offer:
-    return Offer(node, position, digest, size_bytes, 0)
+def offer(node: str, position: int, digest: bytes = A, size_bytes: int = 10) -> SnapshotOffer:
+    return SnapshotOffer(node, position, digest, size_bytes, 0)
 
 
 # ---- which one -----------------------------------------------------------------------------------------------------------
 def test_service_snapshot_peer_search_prefers_snapshots_that_more_nodes_agree_on() -> None:
-    search = PeerSearch()
+    search = SnapshotSearch()
     search.set_offers("n2", [offer("n2", 400), offer("n2", 500, B)])
     search.set_offers("n3", [offer("n3", 400), offer("n3", 450, B)])
     search.set_offers("n4", [offer("n4", 600, C)])
@@ -50,7 +50,7 @@ def test_service_snapshot_peer_search_prefers_snapshots_that_more_nodes_agree_on
     told = search.explain(ALL)
     assert "n2 the snapshot at 500: broke off; n3" in told
     assert "those at 400, 450, 500, 600 from 0 on" in told
-    assert PeerSearch().explain(ALL) == "there is no other node to ask"
+    assert SnapshotSearch().explain(ALL) == "there is no other node to ask"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_service_snapshot_peer_search_prefers_snapshots_that_more_nodes_agree_on
 def test_service_snapshot_peer_search_without_a_result_explains_the_answer_of_each_node(
     reach: SnapshotRange, told: str
 ) -> None:
-    search = PeerSearch()
+    search = SnapshotSearch()
     search.set_agreed({400: (A, 2), 600: (B, 1)})
     search.note_answer("n3", "does not answer")
     search.note_answer("n2", "has none")
@@ -84,14 +84,14 @@ def test_service_snapshot_peer_search_without_a_result_explains_the_answer_of_ea
 def test_service_snapshot_peer_search_ignores_snapshots_outside_the_log_or_above_the_size_limit(
     wanted: SnapshotRange, found: bool
 ) -> None:
-    search = PeerSearch()
+    search = SnapshotSearch()
     search.set_offers("n2", [offer("n2", 400), offer("n2", 400, A, 0)])
     search.set_agreed({400: (A, 1)})
     assert (search.best(wanted) == offer("n2", 400)) is found
 
 
 def test_service_snapshot_peer_search_retries_a_node_after_a_timeout_but_not_after_wrong_bytes() -> None:
-    search = PeerSearch(barred=frozenset([B]))
+    search = SnapshotSearch(barred=frozenset([B]))
     search.set_agreed({400: (A, 2), 500: (B, 2)})
     offers = {node: [offer(node, 400), offer(node, 500, B)] for node in ("n2", "n3")}
     for node, theirs in offers.items():
@@ -105,7 +105,7 @@ def test_service_snapshot_peer_search_retries_a_node_after_a_timeout_but_not_aft
 
 
 def test_service_snapshot_peer_search_keeps_a_bounded_number_of_offers() -> None:
-    search = PeerSearch()
+    search = SnapshotSearch()
     search.set_offers("n2", (offer("n2", at) for at in range(10_000)))
     search.set_agreed(dict.fromkeys(range(10000), (A, 1)))
     search.note_answer("n3", "x" * 10_000)
@@ -499,6 +499,6 @@ async def test_service_snapshot_fetch_from_a_too_slow_node_continues_with_anothe
         return answer
 
     bus.spoil = late
-    offer = snapshots.Offer("n2", 30, digest, old.store._path(30).stat().st_size, 0)
-    assert await new.fetcher._take(offer) is taken
+    offer = snapshots.SnapshotOffer("n2", 30, digest, old.store._path(30).stat().st_size, 0)
+    assert await new.fetcher._download(offer) is taken
     assert new.store.positions() == ([30] if taken else [])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from liftpy.core.services.snapshot import BEGINNING, MAX_NODES, MAX_POSITIONS, Agreement, Difference
+from liftpy.core.services.snapshot import BEGINNING, MAX_NODES, MAX_POSITIONS, Difference, StateComparison
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
 
-def agreement(**told: dict[int, bytes]) -> Agreement:
-    made = Agreement()
+def agreement(**told: dict[int, bytes]) -> StateComparison:
+    made = StateComparison()
     for node, snapshots in told.items():
         made.set_digests(node, 1, snapshots)
     return made
@@ -48,7 +48,7 @@ def test_service_state_comparison_after_a_state_rebuild_drops_older_digests() ->
 
 
 def test_service_state_comparison_keeps_a_bounded_number_of_nodes_and_positions() -> None:
-    made = Agreement()
+    made = StateComparison()
     for number in range(100):
         made.set_digests(f"n{number}", 1, dict.fromkeys(range(100), A) | {1000: b"short"})
     assert len(made._told) == len(made._lives) == MAX_NODES

@@ -130,7 +130,7 @@ async def test_clock_watch_caches_its_result_for_a_second(own: SimpleNamespace) 
     assert watch.time_of_age_ns()
     own.slept_s = 1.0
     assert watch.time_of_age_ns() == NO_AGE_NS, "of two clocks that tell one differs"
-    assert watch.look().skew_ns < -3500 * NS_PER_S
+    assert watch.check().skew_ns < -3500 * NS_PER_S
 
 
 async def test_clock_watch_after_a_clock_jump_returns_the_time_of_the_other_nodes(own: SimpleNamespace) -> None:

@@ -18,7 +18,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata import control
-from sidecar.metadata.control import ControlDesk
+from sidecar.metadata.control import ControlHandler
 
 
 class Message:
@@ -42,7 +42,7 @@ class Controller:
         self.listening: dict[str, Any] = {}
         self.max_payload = 1 << 20
         self.response = pb.ControlResponse(index=7)
-        self.desk = ControlDesk(
+        self.handler = ControlHandler(
             self,  # type: ignore[arg-type]
             Subjects("space", ("_INBOX.", "acme.box.")),
             lambda reply: reply.startswith(b"_INBOX."),
@@ -79,7 +79,7 @@ class Controller:
         return response
 
     async def settled(self) -> None:
-        await asyncio.gather(*self.desk._under_way)
+        await asyncio.gather(*self.handler._under_way)
 
 
 REQUEST = frames.encode(pb.ControlRequest(operationId=b"o" * 16, barrier=pb.Barrier()))
@@ -88,7 +88,7 @@ REQUEST = frames.encode(pb.ControlRequest(operationId=b"o" * 16, barrier=pb.Barr
 @pytest.fixture
 async def controller() -> Controller:
     made = Controller()
-    await made.desk.open()
+    await made.handler.open()
     return made
 
 
@@ -103,18 +103,18 @@ async def test_control_endpoint_subscribes_to_node_requests_only_on_the_metadata
     of_nodes, of_operators = "space.control.node.*", "space.control.admin"
     assert {of_nodes, of_operators, "space.info"} <= controller.listening.keys()
     controller.leads = False
-    controller.desk.follow_leadership()
+    controller.handler.follow_leadership()
     assert of_nodes not in controller.listening
     assert {of_operators, "space.info"} <= controller.listening.keys()
     for _ in range(2):
         controller.leads = True
-        controller.desk.follow_leadership()
+        controller.handler.follow_leadership()
     await controller.receive(Message(REQUEST))
     await controller.settled()
     assert len(controller.replies) == 1
-    await controller.desk.close()
+    await controller.handler.close()
     assert controller.listening == {}
-    controller.desk.follow_leadership()
+    controller.handler.follow_leadership()
     assert controller.listening == {}
 
 
@@ -137,7 +137,7 @@ async def test_control_endpoint_with_too_many_requests_in_progress_answers_unava
     for _ in range(3):
         await controller.receive(Message(REQUEST))
     assert [response.error for _, response in controller.replies] == [pb.ControlResponse.UNAVAILABLE]
-    assert controller.desk.counters == {"control requests over the bound": 1}
+    assert controller.handler.counters == {"control requests over the bound": 1}
     controller.may_decide.set()
     await controller.settled()
     assert [response.index for _, response in controller.replies[1:]] == [7, 7]
@@ -156,7 +156,7 @@ async def test_control_endpoint_request_with_invalid_bytes_or_reply_subject_gets
     await controller.receive(message)
     await controller.settled()
     assert controller.replies == []
-    assert controller.desk.counters == {
+    assert controller.handler.counters == {
         "refused: no envelope" if message.data in (b"junk", b"") else "refused: reply subject": 1
     }
 
@@ -164,7 +164,7 @@ async def test_control_endpoint_request_with_invalid_bytes_or_reply_subject_gets
 async def test_control_endpoint_close_cancels_requests_in_progress(controller: Controller) -> None:
     controller.may_decide.clear()
     await controller.receive(Message(REQUEST))
-    await controller.desk.close()
+    await controller.handler.close()
     assert controller.replies == []
 
 
@@ -361,7 +361,7 @@ async def test_control_endpoint_during_a_flood_drops_client_requests_undecoded_a
     now_ns = 5_000_000_000
     monkeypatch.setattr(control.clock, "now_ns", lambda: now_ns)
     controller = Controller()
-    await controller.desk.open()
+    await controller.handler.open()
     asked = frames.seal(pb.ControlRequest(describeCluster=pb.DescribeCluster()))
     beat = frames.seal(pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="n1", incarnation=1)))
 
@@ -369,24 +369,24 @@ async def test_control_endpoint_during_a_flood_drops_client_requests_undecoded_a
         before = len(controller.replies)
         for _ in range(count):
             await controller.receive(message)
-            await asyncio.gather(*controller.desk._under_way)
+            await asyncio.gather(*controller.handler._under_way)
         return len(controller.replies) - before
 
     for subject in ("space.info", "space.control.admin"):
-        controller.desk.counters.clear()
-        controller.desk.limits.allowance = admission.Allowance(400, 50)
+        controller.handler.counters.clear()
+        controller.handler.limits.allowance = admission.RequestRateLimit(400, 50)
         assert await answered(80, Message(asked, "_INBOX.x", subject)) == 50
-        assert controller.desk.counters[admission.FLOODED] == 30
-        controller.desk.counters.clear()
+        assert controller.handler.counters[admission.FLOODED] == 30
+        controller.handler.counters.clear()
         assert await answered(80, Message(beat)) == 80, "what the cluster lives by"
         now_ns += 10_000_000
         assert await answered(80, Message(asked, "_INBOX.x", subject)) == 4, "0.01 s later"
         now_ns += 3600 * 1_000_000_000
         assert await answered(80, Message(asked, "_INBOX.x", subject)) == 50, "a quiet hour gives no more than at once"
-        controller.desk.counters.clear()
+        controller.handler.counters.clear()
         controller.leads = False
         assert await answered(80, Message(asked, "_INBOX.x", subject)) == 0
-        assert controller.desk.counters[admission.FLOODED] == 80, "nor does who does not lead read them"
+        assert controller.handler.counters[admission.FLOODED] == 80, "nor does who does not lead read them"
         controller.leads = True
 
 
@@ -396,14 +396,14 @@ async def test_control_endpoint_rejects_an_operator_above_the_rate_limit_with_a_
     now_ns = 5_000_000_000
     monkeypatch.setattr(control.clock, "now_ns", lambda: now_ns)
     controller = Controller()
-    await controller.desk.open()
+    await controller.handler.open()
     asked = frames.seal(pb.ControlRequest(operationId=b"o" * 16, describeCluster=pb.DescribeCluster()))
 
     async def told(count: int, subject: str) -> list[pb.ControlResponse]:
         del controller.replies[:]
         for _ in range(count):
             await controller.receive(Message(asked, "_INBOX.x", subject))
-            await asyncio.gather(*controller.desk._under_way)
+            await asyncio.gather(*controller.handler._under_way)
         return [response for _, response in controller.replies if response.retryAfterMs]
 
     refused = await told(260, "space.control.admin.alice")
@@ -414,7 +414,7 @@ async def test_control_endpoint_rejects_an_operator_above_the_rate_limit_with_a_
         b"o" * 16,
     )
     assert refused[0].detail == "more than 50 requests a second of 'alice', or 200 in all: again in 21 ms"
-    assert controller.desk.counters[admission.TOO_FAST] == 10
+    assert controller.handler.counters[admission.TOO_FAST] == 10
     assert await told(5, "space.control.admin.bob") == []
     assert await told(100, "space.info") == [], "readers change nothing"
     assert len(await told(260, "space.control.admin")) == 10
@@ -459,7 +459,7 @@ async def test_control_endpoint_requests_of_a_flooding_sender_wait_without_delay
     await controller.settled()
     assert [r.deleteStream.name for r in controller.decided if r.HasField("deleteStream")] == [f"s{n}" for n in range(10)]
     assert len(controller.replies) == 43
-    assert len(controller.desk._turns) == 0
+    assert len(controller.handler._turns) == 0
 
 
 async def test_control_endpoint_request_that_waits_too_long_for_admission_gets_unavailable(
@@ -473,20 +473,20 @@ async def test_control_endpoint_request_that_waits_too_long_for_admission_gets_u
         while len(controller.replies) < 3:
             await asyncio.sleep(0.005)
     assert {response.error for _, response in controller.replies} == {pb.ControlResponse.UNAVAILABLE}
-    assert controller.desk.counters == {control.NO_TURN: 3}
+    assert controller.handler.counters == {control.NO_TURN: 3}
     controller.may_decide.set()
     await controller.settled()
     assert [r.deleteStream.name for r in controller.decided] == ["s0", "s1", "s2", "s3"]
-    assert len(controller.desk._turns) == 0
+    assert len(controller.handler._turns) == 0
 
 
 async def test_control_endpoint_requests_of_unknown_nodes_share_one_rate_limit(controller: Controller) -> None:
-    controller.desk.limits.allowance = admission.Allowance(0.0, 3)
+    controller.handler.limits.allowance = admission.RequestRateLimit(0.0, 3)
     for number in range(5):
         beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="ghost", incarnation=number))
         await controller.receive(Message(frames.seal(beat), "space.inbox.ghost.1", "space.control.node.ghost"))
     await controller.settled()
-    assert (len(controller.replies), controller.desk.counters[admission.FLOODED]) == (3, 2)
+    assert (len(controller.replies), controller.handler.counters[admission.FLOODED]) == (3, 2)
 
 
 def test_control_request_may_be_logged_if_it_is_linearizable_or_not_read_only() -> None:

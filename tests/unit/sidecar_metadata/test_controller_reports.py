@@ -14,9 +14,9 @@ import pytest
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.metadata.controller.admission import Allowance
+from liftpy.core.metadata.controller.admission import RequestRateLimit
 from liftpy.core.metadata.controller_list import ControllerList
-from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
+from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire import frames
@@ -24,11 +24,11 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError
-from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.data_folder import DataDirectory
 from sidecar.metadata import control, group_role, membership
-from sidecar.metadata.control import AdmissionTimeoutError, Forwarder, Turns
+from sidecar.metadata.control import AdmissionQueue, AdmissionTimeoutError, Forwarder
 from sidecar.metadata.feed import FeedSubscriber
-from sidecar.metadata.group_role import GroupLink
+from sidecar.metadata.group_role import MetadataConnection
 from sidecar.metadata.group_thread import GroupThread
 from sidecar.metadata.identity import NodeFile
 from sidecar.metadata.member import ask_accused, ask_to_step_aside
@@ -157,14 +157,14 @@ def test_raft_member_log_status_of_a_follower_has_the_leader_and_its_own_positio
 async def test_raft_member_control_endpoint_reads_known_nodes_and_leadership_from_the_member(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk = made.member._desk
-    assert not desk._is_known("d1")
+    handler = made.member._handler
+    assert not handler._is_known("d1")
     made.log.fsm.image = replace(made.log.fsm.image, nodes={"d1": None})  # type: ignore[dict-item]
-    assert desk._is_known("d1")
-    assert not desk._is_known("d2")
-    assert not desk._leads()
+    assert handler._is_known("d1")
+    assert not handler._is_known("d2")
+    assert not handler._leads()
     made.log.core._SyncObj__raftState = 2
-    assert desk._leads()
+    assert handler._leads()
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -212,17 +212,17 @@ async def test_metadata_thread_barrier_returns_after_watchers_received_its_image
     assert shown[1:] == [(9, 9)], "another image, of which the same is known"
 
 
-# ---- the desk --------------------------------------------------------------------------------------------------------------
+# ---- the handler --------------------------------------------------------------------------------------------------------------
 def test_request_rate_limit_refills_with_time_up_to_its_maximum() -> None:
-    allowance = Allowance(per_s=2, at_once=3)
-    assert [allowance.take(0) for _ in range(4)] == [True, True, True, False]
-    assert [allowance.take(NS // 2) for _ in range(2)] == [True, False]
-    assert not allowance.take(0)
-    assert [allowance.take(100 * NS) for _ in range(4)] == [True, True, True, False]
+    allowance = RequestRateLimit(per_s=2, at_once=3)
+    assert [allowance.try_acquire(0) for _ in range(4)] == [True, True, True, False]
+    assert [allowance.try_acquire(NS // 2) for _ in range(2)] == [True, False]
+    assert not allowance.try_acquire(0)
+    assert [allowance.try_acquire(100 * NS) for _ in range(4)] == [True, True, True, False]
 
 
 async def test_concurrent_request_limit_is_per_sender_and_released_after_the_last_request() -> None:
-    turns = Turns()
+    turns = AdmissionQueue()
     entered: list[str] = []
     go_on = asyncio.Event()
 
@@ -260,7 +260,7 @@ class Asked:
         return SimpleNamespace(data=answer)
 
 
-QUESTION = LeaderQuestion(node="n2", key=PartitionKey("s", "u1", 2), leader_epoch=5)
+QUESTION = LeaderCheck(node="n2", key=PartitionKey("s", "u1", 2), leader_epoch=5)
 ABOUT = replication_pb2.LeaderQuestion(stream="s", streamUid="u1", partition=2, leaderEpoch=5)
 ELSEWHERE = replication_pb2.LeaderQuestion(stream="s", streamUid="u1", partition=2, leaderEpoch=4)
 
@@ -304,7 +304,7 @@ async def test_leadership_transfer_request_to_a_missing_node_is_not_repeated(err
 
 # ---- others ------------------------------------------------------------------------------------------------------------------
 def test_node_file_of_another_node_is_rejected(tmp_path: Path) -> None:
-    folder = DataFolder(tmp_path)
+    folder = DataDirectory(tmp_path)
     identity = NodeFile(folder, "a")
     starts = identity.count_start()
     assert 0 < starts.nonce < 1 << 64
@@ -317,7 +317,7 @@ def test_node_file_of_another_node_is_rejected(tmp_path: Path) -> None:
 
 
 def test_node_file_marks_lazy_flush_until_a_clean_stop(tmp_path: Path) -> None:
-    folder = DataFolder(tmp_path)
+    folder = DataDirectory(tmp_path)
     identity = NodeFile(folder, "a")
     assert identity.previous.flushed_always
     identity.flushes_lazily()
@@ -382,19 +382,19 @@ async def test_metadata_group_link_starts_a_raft_member_on_controllers_and_the_f
     class Feed(Group):
         pass
 
-    async def connect(link: GroupLink) -> None:
+    async def connect(link: MetadataConnection) -> None:
         joined.append("connected")
 
     monkeypatch.setattr(group_role, "RaftMember", Group)
     monkeypatch.setattr(group_role, "FeedSubscriber", Feed)
-    monkeypatch.setattr(GroupLink, "_connect", connect)
+    monkeypatch.setattr(MetadataConnection, "_connect", connect)
     monkeypatch.setattr(group_role, "watch_denials", lambda *_: None)
     folder: Any = SimpleNamespace(raft=tmp_path / "raft")
     inboxes: Any = SimpleNamespace(allows=lambda _: True)
     subjects = Subjects("ns")
     for controllers in (("n1", "n2"), ("n2",)):
         settings = NodeSettings("n1", tmp_path, nats=("nats://h:1",), controllers=controllers)
-        link = GroupLink(settings, folder, subjects, inboxes, Counter())
+        link = MetadataConnection(settings, folder, subjects, inboxes, Counter())
         group: Any = await link.open(lambda _: None)
         assert joined[0] == "connected"
         kind, given, more = joined[1]

@@ -10,7 +10,7 @@ from typing import Any
 from liftpy.core.metadata.controller.cluster_events import ClusterEvent
 from liftpy.core.wire.decode_errors import REPLY
 from liftpy.core.wire.subjects import Subjects
-from sidecar.metadata.cluster_events import BEYOND, MOST_ANSWERED, MOST_AT_ONCE, EventsDesk
+from sidecar.metadata.cluster_events import BEYOND, MOST_ANSWERED, MOST_AT_ONCE, EventsHandler
 
 
 class Bus:
@@ -20,7 +20,7 @@ class Bus:
         self.listening: dict[str, Any] = {}
         self.leads = True
         outgoing = SimpleNamespace(put=lambda subject, payload: self.sent.append((subject, json.loads(payload))))
-        self.desk = EventsDesk(
+        self.handler = EventsHandler(
             "n1",
             self,
             Subjects("ns"),
@@ -56,10 +56,10 @@ def some(index: int, count: int, time_ns: int | None = None) -> Any:
 
 async def test_cluster_events_endpoint_returns_pages_of_events_after_a_position() -> None:
     bus = Bus()
-    await bus.desk.open()
-    bus.desk.trail.note_entry(4, some(4, MOST_ANSWERED + 1, 10))
+    await bus.handler.open()
+    bus.handler.trail.note_entry(4, some(4, MOST_ANSWERED + 1, 10))
     for _ in range(2):
-        bus.desk.look()
+        bus.handler.publish_new()
     said = await bus.ask(b"")
     assert (len(said["events"]), said["more"], said["index"], said["begins"]) == (MOST_ANSWERED, True, 4, 0)
     said = await bus.ask(b'{"after": [4, 498]}')
@@ -70,13 +70,13 @@ async def test_cluster_events_endpoint_returns_pages_of_events_after_a_position(
     said = await bus.ask(b"")
     assert 0 < len(said["events"]) < 10
     assert said["more"]
-    await bus.desk.close()
+    await bus.handler.close()
     assert not bus.listening
 
 
 async def test_cluster_events_endpoint_rejects_invalid_requests_and_ignores_invalid_reply_subjects() -> None:
     bus = Bus()
-    await bus.desk.open()
+    await bus.handler.open()
     for question in (
         b"x",
         b"[]",
@@ -89,22 +89,22 @@ async def test_cluster_events_endpoint_rejects_invalid_requests_and_ignores_inva
     ):
         assert "error" in await bus.ask(question), question
     assert await bus.ask(b"", "shop.orders") is None
-    assert bus.desk.counters[REPLY] == 1
+    assert bus.handler.counters[REPLY] == 1
 
 
 def test_cluster_events_endpoint_of_the_metadata_leader_publishes_only_recent_events_in_batches() -> None:
     bus = Bus()
     bus.leads = False
-    bus.desk.trail.note_entry(1, some(1, 1))
-    bus.desk.look()
+    bus.handler.trail.note_entry(1, some(1, 1))
+    bus.handler.publish_new()
     assert not bus.sent
     bus.leads = True
-    bus.desk.look()
+    bus.handler.publish_new()
     assert not bus.sent, "it was another's to tell"
-    bus.desk.trail.note_entry(2, some(2, 1, time.time_ns() - 10**12))
-    bus.desk.trail.note_entry(3, some(3, MOST_AT_ONCE + 1))
+    bus.handler.trail.note_entry(2, some(2, 1, time.time_ns() - 10**12))
+    bus.handler.trail.note_entry(3, some(3, MOST_AT_ONCE + 1))
     for _ in range(3):
-        bus.desk.look()
+        bus.handler.publish_new()
     assert len(bus.sent) == MOST_AT_ONCE + 1
     assert {subject for subject, _ in bus.sent} == {"ns.events.election"}
     assert (bus.sent[0][1]["index"], bus.sent[-1][1]["number"]) == (3, MOST_AT_ONCE)
@@ -112,9 +112,9 @@ def test_cluster_events_endpoint_of_the_metadata_leader_publishes_only_recent_ev
 
 def test_cluster_events_endpoint_counts_events_dropped_by_its_full_buffer() -> None:
     bus = Bus()
-    bus.desk.look()
-    assert not bus.desk.counters
+    bus.handler.publish_new()
+    assert not bus.handler.counters
     for index in range(5000):
-        bus.desk.trail.note_entry(index, some(index, 0))
-    bus.desk.look()
-    assert bus.desk.counters == {BEYOND: 5000 - 4096}
+        bus.handler.trail.note_entry(index, some(index, 0))
+    bus.handler.publish_new()
+    assert bus.handler.counters == {BEYOND: 5000 - 4096}

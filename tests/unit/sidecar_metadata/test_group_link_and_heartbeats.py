@@ -18,7 +18,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata import feed, group_role, membership
-from sidecar.metadata.group_role import GroupLink
+from sidecar.metadata.group_role import MetadataConnection
 from sidecar.runtime.settings import NodeSettings
 from tests.unit.scripted_group import ScriptedGroup
 
@@ -62,7 +62,7 @@ async def test_metadata_group_link_retries_until_connected_and_closes_its_parts_
     counters: Counter[str] = Counter()
     folder: Any = SimpleNamespace(raft=tmp_path / "raft")
     inboxes: Any = None
-    link = GroupLink(settings, folder, Subjects("ns"), inboxes, counters)
+    link = MetadataConnection(settings, folder, Subjects("ns"), inboxes, counters)
     await link._connect()
     first, second, third = Strict.made
     assert (first.calls, second.calls, third.calls) == (["close"], ["close"], [])

@@ -9,13 +9,13 @@ import nats.errors
 import pytest
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
+from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata.member import STEP_ASIDE_TIMEOUT_S, ask_accused, ask_to_step_aside
 
-QUESTION = LeaderQuestion(PartitionKey("orders", "uid-1", 2), 7, "n2")
+QUESTION = LeaderCheck(PartitionKey("orders", "uid-1", 2), 7, "n2")
 
 
 class Bus:

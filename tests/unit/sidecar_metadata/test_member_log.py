@@ -12,7 +12,7 @@ from liftpy.core.metadata.controller_list import ControllerList, list_to_pb
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError
-from sidecar.metadata.member_log import MemberFolder, MemberLog
+from sidecar.metadata.member_log import MemberDirectory, MemberLog
 from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import Node, check_library
 from tests.born import born_fsm, registration
@@ -23,7 +23,7 @@ class Opened:
         check_library()
         self.folder = folder
         self.feed = FeedProducer()
-        self.log = MemberLog(MemberFolder("a", ("a", "b", "c"), folder), born_fsm(), self.feed, lambda *_: None)
+        self.log = MemberLog(MemberDirectory("a", ("a", "b", "c"), folder), born_fsm(), self.feed, lambda *_: None)
 
     def apply(self, index: int) -> bytes:
         register = registration(nodeId=f"d{index}")
@@ -42,7 +42,7 @@ def test_raft_member_log_passes_each_applied_entry_to_the_feed(opened: Opened) -
     for index in (2, 3):
         assert pb.ControlResponse.FromString(opened.apply(index)).error == pb.ControlResponse.OK
     assert opened.feed.index == opened.log.image.index == 3
-    (entry,) = opened.feed.take()
+    (entry,) = opened.feed.take_entries()
     told = [record.nodeRegistered.nodeId for record in entry.records if record.HasField("nodeRegistered")]
     assert told == ["d2", "d3"]
 

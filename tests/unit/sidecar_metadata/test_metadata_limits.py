@@ -33,59 +33,59 @@ async def turns(condition: Callable[[], object] = lambda: False, most: int = 50)
         await asyncio.sleep(0)
 
 
-# ---- the desk ------------------------------------------------------------------------------------------------------------
+# ---- the handler ------------------------------------------------------------------------------------------------------------
 def test_request_rate_limit_after_a_clock_step_back_still_admits_requests() -> None:
-    allowance = admission.Allowance(1.0, 3)
-    assert allowance.take(10 * S)
-    assert [allowance.take(5 * S) for _ in range(3)] == [True, True, False]
-    assert [allowance.take(at_ns) for at_ns in (5 * S + S // 2, 6 * S, 6 * S)] == [False, True, False]
+    allowance = admission.RequestRateLimit(1.0, 3)
+    assert allowance.try_acquire(10 * S)
+    assert [allowance.try_acquire(5 * S) for _ in range(3)] == [True, True, False]
+    assert [allowance.try_acquire(at_ns) for at_ns in (5 * S + S // 2, 6 * S, 6 * S)] == [False, True, False]
 
 
 @pytest.fixture
-async def desk() -> Controller:
+async def handler() -> Controller:
     made = Controller()
-    await made.desk.open()
+    await made.handler.open()
     return made
 
 
 async def test_control_endpoint_answered_request_frees_its_bytes_in_the_limit(
-    desk: Controller, monkeypatch: pytest.MonkeyPatch
+    handler: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "MAX_IN_PROGRESS_BYTES", 2 * len(REQUEST))
     for _ in range(3):
-        desk.may_decide.clear()
+        handler.may_decide.clear()
         for _ in range(2):
-            await desk.receive(Message(REQUEST))
-        assert desk.desk.limits.in_progress_bytes == 2 * len(REQUEST)
-        desk.may_decide.set()
-        await desk.settled()
-        await turns(lambda: not desk.desk._under_way)
-        assert desk.desk.limits.in_progress_bytes == 0
-    assert [response.index for _, response in desk.replies] == [7] * 6
-    assert desk.desk.counters == {}
+            await handler.receive(Message(REQUEST))
+        assert handler.handler.limits.in_progress_bytes == 2 * len(REQUEST)
+        handler.may_decide.set()
+        await handler.settled()
+        await turns(lambda: not handler.handler._under_way)
+        assert handler.handler.limits.in_progress_bytes == 0
+    assert [response.index for _, response in handler.replies] == [7] * 6
+    assert handler.handler.counters == {}
 
 
 @pytest.mark.parametrize("reply", ["space.inbox.n1.*", "space.inbox.n1.>", "space.inbox.n1.a b", "space.inbox.n1.\r\nPUB x 0"])
-async def test_control_endpoint_request_with_an_invalid_reply_subject_gets_no_answer(desk: Controller, reply: str) -> None:
-    await desk.receive(Message(REQUEST, reply))
-    await desk.settled()
-    assert (desk.replies, desk.decided, desk.desk.counters) == ([], [], {"refused: reply subject": 1})
+async def test_control_endpoint_request_with_an_invalid_reply_subject_gets_no_answer(handler: Controller, reply: str) -> None:
+    await handler.receive(Message(REQUEST, reply))
+    await handler.settled()
+    assert (handler.replies, handler.decided, handler.handler.counters) == ([], [], {"refused: reply subject": 1})
 
 
-async def test_control_endpoint_request_on_the_wrong_subject_increments_a_counter(desk: Controller) -> None:
-    await desk.receive(Message(frames.encode(DELETE), "_INBOX.1", "space.info"))
-    assert [response.error for _, response in desk.replies] == [pb.ControlResponse.INVALID]
-    assert desk.desk.counters == {"refused: control request": 1}
+async def test_control_endpoint_request_on_the_wrong_subject_increments_a_counter(handler: Controller) -> None:
+    await handler.receive(Message(frames.encode(DELETE), "_INBOX.1", "space.info"))
+    assert [response.error for _, response in handler.replies] == [pb.ControlResponse.INVALID]
+    assert handler.handler.counters == {"refused: control request": 1}
 
 
-async def test_control_endpoint_request_cancelled_by_close_gets_no_answer(desk: Controller) -> None:
-    desk.may_decide.clear()
-    await desk.receive(Message(REQUEST))
-    await turns(lambda: desk.begun)
-    await desk.desk.close()
-    desk.may_decide.set()
+async def test_control_endpoint_request_cancelled_by_close_gets_no_answer(handler: Controller) -> None:
+    handler.may_decide.clear()
+    await handler.receive(Message(REQUEST))
+    await turns(lambda: handler.begun)
+    await handler.handler.close()
+    handler.may_decide.set()
     await turns()
-    assert (desk.decided, desk.replies, desk.listening, len(desk.desk._under_way)) == ([], [], {}, 0)
+    assert (handler.decided, handler.replies, handler.listening, len(handler.handler._under_way)) == ([], [], {}, 0)
 
 
 # ---- forwarding ----------------------------------------------------------------------------------------------------------

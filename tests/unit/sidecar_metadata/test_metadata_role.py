@@ -39,7 +39,7 @@ class Part:
         self.started = asyncio.Event()
         self.started.set()
         self.watcher: Callable[[ClusterImage, ClusterImage], None] = lambda *_: None
-        self.is_member, self.has_voted, self.left_at, self.controllers = True, False, 0, ControllerList()
+        self.is_member, self.has_voted, self.removed_at, self.controllers = True, False, 0, ControllerList()
         for name, value in given.items():
             setattr(self, name, value)
 
@@ -147,7 +147,7 @@ async def test_metadata_role_of_a_removed_controller_starts_the_feed_before_the_
     bench.members, bench.feeds = [member], [feed]
     await bench.role.start()
     assert (bench.joined, bench.role.decides) == ([None], True)
-    member.is_member, member.left_at = False, 6
+    member.is_member, member.removed_at = False, 6
     await until(lambda: feed.calls == ["start"])
     assert bench.role.current is member, "until it knows something"
     assert not bench.role.decides
@@ -170,7 +170,7 @@ async def test_metadata_role_of_a_removed_controller_starts_the_feed_before_the_
 
 async def test_metadata_role_of_a_learner_removed_before_catching_up_is_feed_subscriber(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4")
-    feed, member = Part(an_image(5, *THREE, at=5, learner="n4")), Member(an_image(0), is_member=False, left_at=7)
+    feed, member = Part(an_image(5, *THREE, at=5, learner="n4")), Member(an_image(0), is_member=False, removed_at=7)
     bench.feeds, bench.members = [feed], [member]
     await bench.role.start()
     await until(lambda: member.calls == ["start", "stop"])
@@ -266,7 +266,7 @@ async def test_metadata_role_of_a_feed_node_logs_one_warning_if_its_settings_dif
 # ---- at its edges ----------------------------------------------------------------------------------------------------------
 async def test_metadata_role_of_a_removed_controller_changes_back_only_by_a_later_controller_list(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n1", journal=True)
-    left = Member(an_image(7, *THREE, at=3), is_member=False, left_at=6, controllers=ControllerList(THREE, "", "", 3))
+    left = Member(an_image(7, *THREE, at=3), is_member=False, removed_at=6, controllers=ControllerList(THREE, "", "", 3))
     feed, again = Part(an_image(5, *THREE, at=6)), Member(an_image(9, *THREE, at=7))
     bench.members, bench.feeds = [left, again], [feed]
     await bench.role.start()
@@ -281,7 +281,7 @@ async def test_metadata_role_of_a_removed_controller_changes_back_only_by_a_late
 async def test_metadata_role_of_a_node_removed_while_joining_joins_again_with_a_later_controller_list(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4")
     feed = Part(an_image(8, *THREE, at=8, learner="n4"))
-    out, comes = Member(an_image(9), is_member=False, left_at=9), Member(an_image(20, *THREE, "n4", at=12))
+    out, comes = Member(an_image(9), is_member=False, removed_at=9), Member(an_image(20, *THREE, "n4", at=12))
     bench.feeds, bench.members = [feed], [out, comes]
     await bench.role.start()
     await until(lambda: out.calls == ["start", "stop"])
@@ -362,7 +362,7 @@ def test_metadata_role_logs_once_per_minute_that_its_settings_differ_from_the_ra
         now_s[0] += after_s
         part.image = an_image(5, *voters, at=at)
         caplog.clear()
-        bench.role._say_where_settings_differ()
+        bench.role._warn_if_settings_differ()
         return len(caplog.records)
 
     assert says(0, "n1", "n2", at=0) == 0, "nobody has changed them"

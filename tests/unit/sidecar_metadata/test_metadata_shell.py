@@ -27,8 +27,8 @@ from sidecar.metadata import member as orders_module
 from sidecar.metadata import membership as membership_module
 from sidecar.metadata.control import Forwarder
 from sidecar.metadata.feed import FeedPublisher, FeedSubscriber
-from sidecar.metadata.group_role import GroupLink
-from sidecar.metadata.member import Orders
+from sidecar.metadata.group_role import MetadataConnection
+from sidecar.metadata.member import ControllerActions
 from sidecar.metadata.membership import Membership
 from sidecar.runtime.settings import NodeSettings
 from tests.unit.metadata.cluster_driver import Driver
@@ -379,7 +379,7 @@ async def test_metadata_feed_subscriber_applies_a_snapshot_and_calls_watchers_fo
     arrived = follower.listening["ns.feed"]
     driver.register("n3")
     producer.entry_applied(driver.index, driver.fsm.last_records)
-    for entry in producer.take():
+    for entry in producer.take_entries():
         await arrived(SimpleNamespace(data=frames.seal(entry)))
     assert set(node.image.nodes) == {"n1", "n2", "n3"}
     assert shown[1:] == [(driver.index - 1, driver.index)]
@@ -452,10 +452,10 @@ class Member:
         self.told.append(("looked for", node_id, absent))
 
 
-def some_orders(member: Any, propose: Any, *, stopped: bool = False) -> Orders:
+def some_orders(member: Any, propose: Any, *, stopped: bool = False) -> ControllerActions:
     log: Any = SimpleNamespace(image=ClusterImage(), probation=SimpleNamespace(over=False))
     driver: Any = SimpleNamespace(stopped=stopped, propose=propose)
-    return Orders(Bus(), Subjects("ns"), member, log, driver, None, None)  # type: ignore[arg-type]
+    return ControllerActions(Bus(), Subjects("ns"), member, log, driver, None, None)  # type: ignore[arg-type]
 
 
 async def test_metadata_proposal_executor_unanswered_proposal_has_an_unknown_outcome() -> None:
@@ -496,7 +496,7 @@ async def test_metadata_proposal_executor_reports_results_of_node_probes_until_c
     monkeypatch.setattr(orders_module, "is_absent", is_absent)
     member = Member(ProbeNode("n1"), ProbeNode("n2"), ProbeNode("n3"))
     orders = some_orders(member, None)
-    orders.look()
+    orders.run_due()
     await until(lambda: len(looked) == 3 and len(orders._tasks) == 1)
     assert member.told == [("tick", False, True), ("looked for", "n1", False), ("looked for", "n2", True)]
     async with asyncio.timeout(30):
@@ -535,10 +535,10 @@ async def test_request_forwarder_finished_request_leaves_no_task(way: str) -> No
 
 
 # ---- the link to the group ---------------------------------------------------------------------------------------------
-def a_link(tmp_path: Path, **settings: Any) -> GroupLink:
+def a_link(tmp_path: Path, **settings: Any) -> MetadataConnection:
     given: dict[str, Any] = {"controllers": ("n1",)} | settings
     folder: Any = SimpleNamespace(raft=tmp_path / "raft")
-    return GroupLink(NodeSettings("n1", tmp_path, **given), folder, Subjects("ns"), None, Counter())  # type: ignore[arg-type]
+    return MetadataConnection(NodeSettings("n1", tmp_path, **given), folder, Subjects("ns"), None, Counter())  # type: ignore[arg-type]
 
 
 async def test_metadata_group_link_reports_nats_connection_changes_to_the_group(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.dev.nats_server import NatsServer
-from sidecar.disk.data_folder import DataFolder
-from sidecar.metadata.group_role import GroupLink
+from sidecar.disk.data_folder import DataDirectory
+from sidecar.metadata.group_role import MetadataConnection
 from sidecar.metadata.group_thread import GroupThread, _read_consistently
 from sidecar.metadata.membership import HeartbeatPace, Heartbeats, Membership
 from sidecar.runtime.settings import NodeSettings
@@ -38,9 +38,9 @@ def server() -> Iterator[NatsServer]:
 async def group(server: NatsServer, tmp_path: Path) -> AsyncIterator[GroupThread]:
     namespace = f"t{time.monotonic_ns()}"
     settings = NodeSettings("n1", tmp_path, nats=(server.url,), controllers=("n1",), namespace=namespace)
-    folder, inboxes = DataFolder(tmp_path), InboxRule(("_INBOX.",))
+    folder, inboxes = DataDirectory(tmp_path), InboxRule(("_INBOX.",))
     failures: list[Exception] = []
-    thread = GroupThread(lambda: GroupLink(settings, folder, Subjects(namespace), inboxes, Counter()), failures.append)
+    thread = GroupThread(lambda: MetadataConnection(settings, folder, Subjects(namespace), inboxes, Counter()), failures.append)
     await thread.start()
     yield thread
     await thread.stop()
@@ -200,9 +200,9 @@ async def test_metadata_thread_heartbeat_answer_extends_the_lease_after_watchers
 
 
 async def test_metadata_thread_ends_when_the_metadata_group_is_closed(server: NatsServer, tmp_path: Path) -> None:
-    folder, inboxes = DataFolder(tmp_path), InboxRule(("_INBOX.",))
+    folder, inboxes = DataDirectory(tmp_path), InboxRule(("_INBOX.",))
     settings = NodeSettings("n1", tmp_path, nats=(server.url,), controllers=("n1",), namespace="ends")
-    thread = GroupThread(lambda: GroupLink(settings, folder, Subjects("ends"), inboxes, Counter()), pytest.fail)
+    thread = GroupThread(lambda: MetadataConnection(settings, folder, Subjects("ends"), inboxes, Counter()), pytest.fail)
     before = sys.getswitchinterval()
     sys.setswitchinterval(0.5)
     try:

@@ -13,31 +13,31 @@ import pytest
 
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import DirectoryIdentity
-from sidecar.disk.data_folder import DataFolder, NodeIdentity
+from sidecar.disk.data_folder import DataDirectory, NodeIdentity
 from sidecar.metadata.identity import NodeFile, unknown_folders
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[DataFolder]:
-    held = DataFolder(tmp_path)
+def folder(tmp_path: Path) -> Iterator[DataDirectory]:
+    held = DataDirectory(tmp_path)
     yield held
     held.close()
 
 
-def stored(folder: DataFolder) -> NodeIdentity:
+def stored(folder: DataDirectory) -> NodeIdentity:
     found = folder.load_identity()
     assert found is not None
     return found
 
 
-def test_node_file_count_start_stores_the_start_before_it_returns(folder: DataFolder) -> None:
+def test_node_file_count_start_stores_the_start_before_it_returns(folder: DataDirectory) -> None:
     starts = NodeFile(folder, "a").count_start()
     assert stored(folder).starts == starts
     assert (starts.starts, starts.earlier, starts.registered) == (1, (), 0)
     assert starts.folder_id
 
 
-def test_node_file_gives_each_process_a_nonce_and_stores_earlier_nonces(folder: DataFolder) -> None:
+def test_node_file_gives_each_process_a_nonce_and_stores_earlier_nonces(folder: DataDirectory) -> None:
     drawn = []
     for number in range(1, 6):
         identity = NodeFile(folder, "a")
@@ -49,7 +49,7 @@ def test_node_file_gives_each_process_a_nonce_and_stores_earlier_nonces(folder: 
     assert len(set(drawn)) == 5
 
 
-def test_node_file_clean_stop_marker_is_removed_when_the_next_process_registers(folder: DataFolder) -> None:
+def test_node_file_clean_stop_marker_is_removed_when_the_next_process_registers(folder: DataDirectory) -> None:
     """[S9]"""
     first = NodeFile(folder, "a")
     first.count_start()
@@ -63,7 +63,7 @@ def test_node_file_clean_stop_marker_is_removed_when_the_next_process_registers(
     assert not NodeFile(folder, "a").previous.clean_stop
 
 
-def test_node_file_marked_as_distrusted_reports_no_clean_stop_to_later_processes(folder: DataFolder) -> None:
+def test_node_file_marked_as_distrusted_reports_no_clean_stop_to_later_processes(folder: DataDirectory) -> None:
     first = NodeFile(folder, "a")
     first.count_start()
     first.begin(1)
@@ -75,7 +75,7 @@ def test_node_file_marked_as_distrusted_reports_no_clean_stop_to_later_processes
 
 
 @pytest.mark.parametrize("names", [{"folder_id": "f", "starts": 4}, {"folder_id": "", "starts": 0}])
-def test_node_file_of_an_older_version_is_read(folder: DataFolder, names: dict[str, Any]) -> None:
+def test_node_file_of_an_older_version_is_read(folder: DataDirectory, names: dict[str, Any]) -> None:
     """Commit 6ef61ecd wrote all fields, some of them empty."""
     said = {"format": 1, "node_id": "a", "incarnation": 7, "clean_incarnation": 7, "nonce": 0, "registered": 0, "earlier": []}
     body = json.dumps(said | names).encode()
@@ -89,7 +89,7 @@ def test_node_file_of_an_older_version_is_read(folder: DataFolder, names: dict[s
     assert stored(folder).starts == starts
 
 
-def test_node_file_is_a_flat_json_object(folder: DataFolder) -> None:
+def test_node_file_is_a_flat_json_object(folder: DataDirectory) -> None:
     folder.store_identity(NodeIdentity("a", 3, 3, DirectoryIdentity("f", 2, 11, 10, (10,))))
     body = json.loads((folder.path / "node").read_bytes().partition(b"\n")[2])
     assert body == {
@@ -98,7 +98,7 @@ def test_node_file_is_a_flat_json_object(folder: DataFolder) -> None:
     }  # fmt: skip
 
 
-def test_unknown_folders_returns_stream_directories_missing_in_the_image(folder: DataFolder) -> None:
+def test_unknown_folders_returns_stream_directories_missing_in_the_image(folder: DataDirectory) -> None:
     for name in ("orders-u1", "orders-u2", "gone-u3"):
         (folder.path / "streams" / name / "0").mkdir(parents=True)
     known: Any = SimpleNamespace(streams={"orders": SimpleNamespace(name="orders", uid="u2")})

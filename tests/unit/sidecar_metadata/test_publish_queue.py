@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.metadata.publish_queue import Outgoing
+from sidecar.metadata.publish_queue import PublishQueue
 
 
 class Bus:
@@ -30,7 +30,7 @@ def bus() -> Any:
 
 
 def test_publish_queue_of_the_metadata_group_sends_messages_in_order(bus: Any) -> None:
-    made = Outgoing(bus)
+    made = PublishQueue(bus)
     for number in range(3):
         made.put("s", bytes([number]))
     made.put("t", b"later")
@@ -43,7 +43,7 @@ def test_publish_queue_of_the_metadata_group_sends_messages_in_order(bus: Any) -
     [("is_connected", "not sent: not connected"), ("has_room", "not sent: too much is waiting")],
 )
 def test_publish_queue_of_the_metadata_group_drops_and_counts_unsendable_messages(bus: Any, missing: str, counter: str) -> None:
-    made = Outgoing(bus)
+    made = PublishQueue(bus)
     setattr(bus, missing, False)
     made.put("s", b"before")
     setattr(bus, missing, True)

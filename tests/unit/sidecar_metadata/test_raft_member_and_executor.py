@@ -16,8 +16,8 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.controller.quorum_member import CatchUp, EntryOutcome, ProbeNode, ProposedEntry, PublishEntry
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
-from sidecar.metadata.member import Orders, RaftMember
-from sidecar.metadata.member_log import MemberFolder
+from sidecar.metadata.member import ControllerActions, RaftMember
+from sidecar.metadata.member_log import MemberDirectory
 from sidecar.quorum.library import FAIL_REASON
 
 OK = pb.ControlResponse.OK
@@ -79,9 +79,9 @@ class Shell:
         self.fed: list[pb.FeedEntry] = []
         self.caught_up = 0
         log: Any = SimpleNamespace(probation=SimpleNamespace(over=True), image=None)
-        feed: Any = SimpleNamespace(put=self.fed.append)
+        feed: Any = SimpleNamespace(publish_entry=self.fed.append)
         connection: Any = SimpleNamespace(is_connected=True)
-        self.orders = Orders(connection, Subjects("space"), self.rules, log, self.driver, feed, self._catch_up)
+        self.orders = ControllerActions(connection, Subjects("space"), self.rules, log, self.driver, feed, self._catch_up)
 
     async def _catch_up(self) -> None:
         self.caught_up += 1
@@ -100,7 +100,7 @@ async def test_metadata_proposal_executor_executes_each_kind_of_decision(shell: 
     monkeypatch.setattr(sidecar.metadata.member, "is_absent", absent)
     entry = pb.FeedEntry(index=4)
     shell.rules.decisions = [PublishEntry(entry), ProbeNode("gone"), ProbeNode("there"), CatchUp()]
-    shell.orders.look()
+    shell.orders.run_due()
     await until(lambda: len(shell.rules.told) == 2 and shell.caught_up)
     assert shell.fed == [entry]
     assert sorted(shell.rules.told) == [("gone", True), ("there", False)]
@@ -148,7 +148,7 @@ class Made:
 
     def __init__(self, folder: Path) -> None:
         self.connection: Any = SimpleNamespace(is_connected=True, max_payload=4096)
-        opened = MemberFolder("a", ("a", "b", "c"), folder)
+        opened = MemberDirectory("a", ("a", "b", "c"), folder)
         self.fatal: list[Exception] = []
         self.member = RaftMember(
             opened, self.connection, Subjects("space"), ReplicationConfig(), self.fatal.append, lambda _: True
@@ -190,18 +190,18 @@ async def test_raft_member_resigns_as_metadata_leader_before_a_leadership_transf
 
 
 async def test_raft_member_tick_checks_probation_and_executes_decisions(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = made.calls(monkeypatch, (made.log.probation, "look"), (made.member._orders, "look"))
+    told = made.calls(monkeypatch, (made.log.probation, "end_if_complete"), (made.member._orders, "run_due"))
     leaders: list[tuple[str, int]] = []
     monkeypatch.setattr(made.member._forwarder, "leader_is", lambda *leadership: leaders.append(leadership))
     made.member._process_tick()
-    assert sorted(told) == ["look", "look"]
+    assert sorted(told) == ["end_if_complete", "run_due"]
     assert leaders == [(made.log.leader_id, made.log.term)], "what the one before has not answered is asked again"
 
 
 async def test_raft_member_tick_calls_image_watchers_once_before_decisions(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
     made.member.watch(lambda old, new: shown.append((old.index, new.index)))
-    monkeypatch.setattr(made.member._orders, "look", lambda: shown.append("decisions"))
+    monkeypatch.setattr(made.member._orders, "run_due", lambda: shown.append("decisions"))
     made.member._process_tick()
     made.log.fsm.image = replace(made.log.fsm.image, index=5)
     made.member._process_tick()

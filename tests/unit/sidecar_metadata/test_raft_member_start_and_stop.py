@@ -57,7 +57,7 @@ def a_member(**log: Any) -> tuple[Any, list[Any]]:
     made._driver = part("driver", stopped=False, frames_lost=6, inbox_bytes=9, late_tick_count=2)
     made._feed = part("feed", counters=Counter({"asked": 1}), producer=part("producer"), close=lambda: closed("feed"))
     made._events = part("events", counters=Counter({"events": 7}), close=lambda: closed("events"))
-    made._desk = part("desk", counters=Counter({"desk": 1}), close=lambda: closed("desk"))
+    made._handler = part("handler", counters=Counter({"handler": 1}), close=lambda: closed("handler"))
     made._orders = part("orders", close=lambda: closed("orders"))
     made._outgoing = part("outgoing", counters=Counter({"not sent: x": 5}))
     made._connection = part("connection", max_payload=77)
@@ -67,7 +67,7 @@ def a_member(**log: Any) -> tuple[Any, list[Any]]:
 
 def test_raft_member_counters_include_the_counters_of_all_parts() -> None:
     made, _ = a_member()
-    wanted = {"stale": 2, "not sent: x": 5, "desk": 1, "asked": 1, "looked": 4, "events": 7}
+    wanted = {"stale": 2, "not sent: x": 5, "handler": 1, "asked": 1, "looked": 4, "events": 7}
     assert made.counters == wanted | {f"{REFUSED}too many frames at once": 6, "entries refused": 3}
     made._driver.frames_lost = made._log.fsm.refused_count = 0
     assert made.counters == wanted
@@ -193,7 +193,7 @@ async def test_raft_member_stop_closes_all_parts_once_in_order(fails: bool) -> N
         "driver.stop",
         "listener.close",
         "feed.close",
-        "desk.close",
+        "handler.close",
         "events.close",
         "orders.close",
         "journal.close",

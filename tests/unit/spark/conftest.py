@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from liftpy.spark.options import Access
-from liftpy.spark.process_connection import Link, link_to
+from liftpy.spark.process_connection import ProcessConnection, link_to
 from sidecar.dev.nats_server import NatsServer
 from tests.sim.fake_node import FakeNode, fake_node_in_thread
 
@@ -34,7 +34,7 @@ def node(access: Access) -> Iterator[FakeNode]:
 
 
 @pytest.fixture
-def link(access: Access) -> Link:
+def link(access: Access) -> ProcessConnection:
     return link_to(access)
 
 

@@ -27,12 +27,12 @@ from liftpy.spark.failures import SourceError, WorkerStartError, error_of, plain
 from liftpy.spark.pipelines import archive
 from liftpy.spark.pipelines import archive_writer as writing_module
 from liftpy.spark.pipelines.archive import Archived, ArchivePlan, DataFile, find_orphans, orphans_among, remove_orphans
-from liftpy.spark.pipelines.archive_writer import Writing, write_range
+from liftpy.spark.pipelines.archive_writer import WriterSettings, write_range
 from liftpy.spark.pipelines.table_formats import state_of, stats_of, table_at
 from liftpy.spark.pipelines.tables import (
     ArchivedRange,
-    Commit,
     FileName,
+    TableCommit,
     TableFile,
     check_archived,
     check_table_columns,
@@ -91,7 +91,7 @@ def test_spark_archive_repeated_micro_batch_commits_nothing() -> None:
     ranges = [part(700, 900), part(500, 700), part(0, 10, partition=1)]
     assert marks_of(ranges, "q") == {"q", "liftpy/orders/0", "liftpy/orders/1", "liftpy/orders/uid/u"}
     files = tuple(TableFile(one.path, one.size_bytes, one.record_count, one) for one in (ranges[1], ranges[0], ranges[2]))
-    assert commit_of(ranges, "q", 7, KNOWN) == Commit(
+    assert commit_of(ranges, "q", 7, KNOWN) == TableCommit(
         files, {"q": 7, "liftpy/orders/0": 900, "liftpy/orders/1": 10, "liftpy/orders/uid/u": 1}
     )
     assert commit_of(ranges, "q", 6, KNOWN) is None
@@ -186,7 +186,7 @@ def test_spark_archive_writes_a_range_to_one_file_and_returns_its_statistics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing_module, "ROW_GROUP_BYTES", 150)
-    written = write_range(PLANNED, batches(range(10, 20)), SCHEMA, Writing(str(tmp_path)))
+    written = write_range(PLANNED, batches(range(10, 20)), SCHEMA, WriterSettings(str(tmp_path)))
     file = tmp_path / written.path
     assert written == ArchivedRange(
         stream="orders", uid="uid", partition=2, start_offset=10, end_offset=20, path=written.path, record_count=10,
@@ -198,26 +198,26 @@ def test_spark_archive_writes_a_range_to_one_file_and_returns_its_statistics(
 
 
 def test_spark_archive_reuses_the_file_of_a_range_that_is_already_written(tmp_path: Path) -> None:
-    first = write_range(PLANNED, batches(range(10, 20)), SCHEMA, Writing(str(tmp_path)))
+    first = write_range(PLANNED, batches(range(10, 20)), SCHEMA, WriterSettings(str(tmp_path)))
     before = (tmp_path / first.path).stat()
 
     def nothing() -> Any:
         raise AssertionError("nobody reads what is written")
         yield
 
-    assert write_range(PLANNED, nothing(), SCHEMA, Writing(str(tmp_path), "none")) == first
+    assert write_range(PLANNED, nothing(), SCHEMA, WriterSettings(str(tmp_path), "none")) == first
     assert (tmp_path / first.path).stat().st_ino == before.st_ino
-    other = write_range(replace(PLANNED, uid="other"), batches(range(10, 20)), SCHEMA, Writing(str(tmp_path)))
+    other = write_range(replace(PLANNED, uid="other"), batches(range(10, 20)), SCHEMA, WriterSettings(str(tmp_path)))
     assert other.path != first.path
 
 
 def test_spark_archive_with_two_attempts_of_one_range_keeps_the_file_that_finished_first(tmp_path: Path) -> None:
     def slow() -> Any:
         yield from batches(range(10, 20), size=3)
-        done.append(write_range(PLANNED, batches(range(10, 20)), SCHEMA, Writing(str(tmp_path), "none")))
+        done.append(write_range(PLANNED, batches(range(10, 20)), SCHEMA, WriterSettings(str(tmp_path), "none")))
 
     done: list[ArchivedRange] = []
-    second = write_range(PLANNED, slow(), SCHEMA, Writing(str(tmp_path)))
+    second = write_range(PLANNED, slow(), SCHEMA, WriterSettings(str(tmp_path)))
     assert done == [second]
     assert len(list((tmp_path / second.path).parent.iterdir())) == 1
 
@@ -228,28 +228,28 @@ def test_spark_archive_task_that_fails_leaves_no_file(tmp_path: Path) -> None:
         raise UnavailableError("nobody")
 
     with pytest.raises(UnavailableError):
-        write_range(PLANNED, fails(), SCHEMA, Writing(str(tmp_path)))
+        write_range(PLANNED, fails(), SCHEMA, WriterSettings(str(tmp_path)))
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_spark_archive_writes_no_file_for_a_range_without_records(tmp_path: Path) -> None:
-    written = write_range(PLANNED, [], SCHEMA, Writing(str(tmp_path)))
+    written = write_range(PLANNED, [], SCHEMA, WriterSettings(str(tmp_path)))
     assert (written.path, written.record_count, written.end_offset) == ("", 0, 20)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_spark_archive_file_with_wrong_content_raises_storage_error(tmp_path: Path) -> None:
-    written = write_range(PLANNED, batches(range(10, 20)), SCHEMA, Writing(str(tmp_path)))
+    written = write_range(PLANNED, batches(range(10, 20)), SCHEMA, WriterSettings(str(tmp_path)))
     for content in (b"", b"x" * 100):
         (tmp_path / written.path).write_bytes(content)
         with pytest.raises(StorageError, match="orders-2"):
-            write_range(PLANNED, [], SCHEMA, Writing(str(tmp_path)))
+            write_range(PLANNED, [], SCHEMA, WriterSettings(str(tmp_path)))
     pq.write_table(pa.table({"a": [1]}), tmp_path / written.path)
     with pytest.raises(StorageError, match="has other content than its name says"):
-        write_range(PLANNED, [], SCHEMA, Writing(str(tmp_path)))
+        write_range(PLANNED, [], SCHEMA, WriterSettings(str(tmp_path)))
     (tmp_path / "file").touch()
     with pytest.raises(StorageError):
-        write_range(PLANNED, [], SCHEMA, Writing(str(tmp_path / "file")))
+        write_range(PLANNED, [], SCHEMA, WriterSettings(str(tmp_path / "file")))
 
 
 # ---- orphans -------------------------------------------------------------------------------------------------------------
@@ -272,9 +272,9 @@ def test_spark_archive_orphan_cleanup_removes_only_unreachable_files() -> None:
 
 
 # ---- Delta ---------------------------------------------------------------------------------------------------------------
-def committed(root: Path, start: int, end: int, batch: int, query: str = "q") -> Commit:
+def committed(root: Path, start: int, end: int, batch: int, query: str = "q") -> TableCommit:
     planned = replace(PLANNED, start_offset=start, end_offset=end)
-    written = write_range(planned, batches(range(start, end)), SCHEMA, Writing(str(root)))
+    written = write_range(planned, batches(range(start, end)), SCHEMA, WriterSettings(str(root)))
     found = commit_of([written], query, batch, {} if not start else table_at(root).state(marks_of([written], query)).marks)  # type: ignore[union-attr]
     assert found is not None
     return found
@@ -321,8 +321,10 @@ def test_spark_delta_table_unreferenced_files_are_listed_as_orphans(tmp_path: Pa
     table = table_at(tmp_path)
     assert find_orphans(table, 0.0).files == ()
     table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
-    dead = write_range(replace(PLANNED, start_offset=1, end_offset=9), batches(range(1, 9)), SCHEMA, Writing(str(tmp_path)))
-    write_range(replace(PLANNED, start_offset=10, end_offset=12), batches(range(10, 12)), SCHEMA, Writing(str(tmp_path)))
+    dead = write_range(
+        replace(PLANNED, start_offset=1, end_offset=9), batches(range(1, 9)), SCHEMA, WriterSettings(str(tmp_path))
+    )
+    write_range(replace(PLANNED, start_offset=10, end_offset=12), batches(range(10, 12)), SCHEMA, WriterSettings(str(tmp_path)))
     found = find_orphans(table, 0.0)
     assert (found.files, found.left) == ((str(tmp_path / dead.path),), 1)
     remove_orphans(found)

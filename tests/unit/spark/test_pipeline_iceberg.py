@@ -17,9 +17,9 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from liftpy.errors import ConfigError, FencedError, NotFoundError, StorageError
 from liftpy.spark.pipelines.archive import find_orphans
-from liftpy.spark.pipelines.archive_writer import Writing, write_file, write_range
-from liftpy.spark.pipelines.table_formats import CATALOG, IcebergFolder, state_of, table_at
-from liftpy.spark.pipelines.tables import DATA, Commit, TableFile, commit_of, marks_of
+from liftpy.spark.pipelines.archive_writer import WriterSettings, write_file, write_range
+from liftpy.spark.pipelines.table_formats import CATALOG, IcebergDirectory, state_of, table_at
+from liftpy.spark.pipelines.tables import DATA, TableCommit, TableFile, commit_of, marks_of
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.schema import arrow_schema
 from tests.unit.spark.test_pipeline_archive import PLANNED, SCHEMA, batches
@@ -27,15 +27,15 @@ from tests.unit.spark.test_pipeline_archive import PLANNED, SCHEMA, batches
 QUERY = "q"
 
 
-def opened(root: Path) -> IcebergFolder:
+def opened(root: Path) -> IcebergDirectory:
     table = table_at(root, "iceberg")
-    assert isinstance(table, IcebergFolder)
+    assert isinstance(table, IcebergDirectory)
     return table
 
 
-def committed(root: Path, start: int, end: int, batch: int, query: str = QUERY) -> Commit:
+def committed(root: Path, start: int, end: int, batch: int, query: str = QUERY) -> TableCommit:
     planned: PlannedRange = replace(PLANNED, start_offset=start, end_offset=end)
-    written = write_range(planned, batches(range(start, end)), SCHEMA, Writing(str(root)))
+    written = write_range(planned, batches(range(start, end)), SCHEMA, WriterSettings(str(root)))
     state = opened(root).state(marks_of([written], query))
     found = commit_of([written], query, batch, {} if state is None else state.marks)
     assert found is not None
@@ -50,7 +50,7 @@ def test_spark_iceberg_table_commit_stores_offsets_and_files_in_one_transaction(
     first = table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
     assert table.commit(committed(tmp_path, 10, 15, 1), SCHEMA) == first + 1
     found = table_at(tmp_path)
-    assert isinstance(found, IcebergFolder), "what a folder holds is told by its catalog"
+    assert isinstance(found, IcebergDirectory), "what a folder holds is told by its catalog"
     state = state_of(found, [QUERY, "liftpy/orders/2", "liftpy/orders/uid/uid", "none"])
     assert (state.version, state.record_count, len(state.files)) == (first + 1, 15, 2)
     assert state.marks == {QUERY: 1, "liftpy/orders/2": 15, "liftpy/orders/uid/uid": 1}
@@ -66,12 +66,12 @@ def test_spark_iceberg_table_commit_without_files_stores_offsets(tmp_path: Path)
     table, other = opened(tmp_path), opened(tmp_path)
     table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
     assert other.state() is not None
-    table.commit(Commit((), {QUERY: 7}), SCHEMA)
+    table.commit(TableCommit((), {QUERY: 7}), SCHEMA)
     assert state_of(table, [QUERY]).marks == {QUERY: 7}
     assert state_of(table).record_count == 10
     assert table.only_added_to()
     with pytest.raises(FencedError):
-        other.commit(Commit((), {QUERY: 1}), SCHEMA)
+        other.commit(TableCommit((), {QUERY: 1}), SCHEMA)
     assert state_of(table, [QUERY]).marks == {QUERY: 7}
 
 
@@ -99,11 +99,11 @@ def test_spark_iceberg_table_is_readable_by_pyiceberg(tmp_path: Path) -> None:
         table.state()
 
 
-def latest(root: Path, first: int) -> tuple[Commit, str]:
+def latest(root: Path, first: int) -> tuple[TableCommit, str]:
     """Write a file with ten records as compaction does. Return its commit and its path."""
     path = f"{DATA}/latest-{first}.parquet"
     rows, size_bytes = write_file(root / path, batches(range(first, first + 10)), SCHEMA, "zstd")
-    return Commit((TableFile(path, size_bytes, rows),), {"end": first + 10}), str(root / path)
+    return TableCommit((TableFile(path, size_bytes, rows),), {"end": first + 10}), str(root / path)
 
 
 def test_spark_iceberg_table_replace_commit_swaps_all_files_in_one_transaction(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_spark_iceberg_table_replace_commit_swaps_all_files_in_one_transaction(t
     with pytest.raises(FencedError, match="Another archive writes to table"):
         other.commit(latest(tmp_path, 20)[0], SCHEMA, replace=True)
     assert state_of(other).files == (new,)
-    third = table.commit(Commit((), {"end": 30}), SCHEMA, replace=True)
+    third = table.commit(TableCommit((), {"end": 30}), SCHEMA, replace=True)
     assert state_of(table, ["end"]) == replace(state, version=third, files=(), record_count=0, marks={"end": 30})
     assert Path(old).is_file()
 
@@ -149,7 +149,7 @@ def test_spark_iceberg_table_accepts_all_archive_columns(tmp_path: Path) -> None
     row = {"key": None, "value": b"v", "headers": [{"key": "h", "value": b"1"}], "subject": "s", "stream": "orders"}
     row |= {"partition": PLANNED.partition, "offset": 0, "timestamp": datetime(2026, 1, 1, tzinfo=UTC), "leader_epoch": 1}
     batch = pa.RecordBatch.from_pylist([row], schema)
-    written = write_range(replace(PLANNED, start_offset=0, end_offset=1), [batch], schema, Writing(str(tmp_path)))
+    written = write_range(replace(PLANNED, start_offset=0, end_offset=1), [batch], schema, WriterSettings(str(tmp_path)))
     table = opened(tmp_path)
     found = commit_of([written], QUERY, 0, {})
     assert found is not None

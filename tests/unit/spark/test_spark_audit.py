@@ -17,7 +17,7 @@ from liftpy.errors import ConfigError, NotFoundError
 from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines import audit as audit_module
 from liftpy.spark.pipelines.audit import audit
-from liftpy.spark.pipelines.audit_findings import AuditFinding, AuditReport, HeldRecords, deviants, reference_of
+from liftpy.spark.pipelines.audit_findings import AuditFinding, AuditReport, ReplicaRecords, deviants, reference_of
 from tests.sim.fake_node import FakeNode, FakePartition, FakeStream
 
 ORDERS = Selection(("orders",))
@@ -97,8 +97,8 @@ def test_spark_audit_of_a_different_record_on_the_leader_reports_the_leader(acce
 
 
 def test_spark_audit_reports_replicas_that_differ_from_the_majority() -> None:
-    def held(value: bytes) -> HeldRecords:
-        return HeldRecords.of([parse_batch(batch(0, [value]))], 0, 1)
+    def held(value: bytes) -> ReplicaRecords:
+        return ReplicaRecords.of([parse_batch(batch(0, [value]))], 0, 1)
 
     replicas = {"a": held(b"odd"), "b": held(b"one"), "c": held(b"one")}
     assert reference_of(replicas, "a") == "b"

@@ -11,7 +11,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import UnavailableError
 from liftpy.spark import source
 from liftpy.spark.offsets import StreamOffsets
-from liftpy.spark.process_connection import Link
+from liftpy.spark.process_connection import ProcessConnection
 from liftpy.spark.source import CursorWriter
 
 OFFSETS = StreamOffsets({("a", 0): 5, ("a", 1): 7, ("b", 0): 9}, {"a": "u1", "b": "u2"})
@@ -31,13 +31,13 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return said
 
 
-def test_spark_cursor_writer_commits_all_positions_with_the_stream_uids(link: Link, told: list[Any]) -> None:
+def test_spark_cursor_writer_commits_all_positions_with_the_stream_uids(link: ProcessConnection, told: list[Any]) -> None:
     assert CursorWriter(link, "nightly").write(OFFSETS)
     assert told == [("nightly", {PartitionKey("a", "u1", 0): 5, PartitionKey("a", "u1", 1): 7, PartitionKey("b", "u2", 0): 9})]
 
 
 def test_spark_cursor_writer_waits_after_a_rejected_commit(
-    link: Link, told: list[Any], caplog: pytest.LogCaptureFixture
+    link: ProcessConnection, told: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [100.0]
     writer = CursorWriter(link, "nightly", lambda: now[0])
@@ -53,7 +53,7 @@ def test_spark_cursor_writer_waits_after_a_rejected_commit(
 
 
 def test_spark_cursor_writer_stops_retrying_after_its_timeout(
-    link: Link, told: list[Any], monkeypatch: pytest.MonkeyPatch
+    link: ProcessConnection, told: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "PATIENCE_S", 0.01)
 

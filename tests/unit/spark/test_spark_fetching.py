@@ -21,7 +21,7 @@ from liftpy.spark import process_connection as link_module
 from liftpy.spark import range_reader
 from liftpy.spark.options import Access
 from liftpy.spark.planning import PlannedRange
-from liftpy.spark.process_connection import CONNECT_TIMEOUT_S, Link, credentials_of, link_to
+from liftpy.spark.process_connection import CONNECT_TIMEOUT_S, ProcessConnection, credentials_of, link_to
 from liftpy.spark.range_reader import FetchRules, RangeReader, RetryingRequests, SpanGuess
 from sidecar.dev.nats_server import NatsServer
 from tests.sim.fake_node import FakeNode, FakeStream, fake_node_in_thread
@@ -42,17 +42,17 @@ def planned(start: int, end: int, *, uid: str = "uid-orders", epoch: int = 1) ->
     return PlannedRange("orders", uid, 0, start, end, epoch, "n1", ("n1", "n2", "n3"))
 
 
-def read_range(link: Link, wanted: PlannedRange, rules: FetchRules) -> Any:
+def read_range(link: ProcessConnection, wanted: PlannedRange, rules: FetchRules) -> Any:
     """Read a range as a Spark task does."""
     return RangeReader(link, wanted, rules).read()
 
 
-def fetch_range(link: Link, wanted: PlannedRange, rules: FetchRules) -> Any:
+def fetch_range(link: ProcessConnection, wanted: PlannedRange, rules: FetchRules) -> Any:
     """Read a range with single requests and retries only."""
     return RangeReader(link, wanted, rules, [RetryingRequests]).read()
 
 
-def offsets(link: Link, wanted: PlannedRange, rules: FetchRules = QUICK, by: Any = read_range) -> list[int]:
+def offsets(link: ProcessConnection, wanted: PlannedRange, rules: FetchRules = QUICK, by: Any = read_range) -> list[int]:
     found: list[int] = []
     for pieces in by(link, wanted, rules):
         for piece in pieces:
@@ -60,50 +60,50 @@ def offsets(link: Link, wanted: PlannedRange, rules: FetchRules = QUICK, by: Any
     return found
 
 
-def test_spark_fetch_returns_exactly_the_planned_records_in_order(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_returns_exactly_the_planned_records_in_order(link: ProcessConnection, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1, 7, 300, 5000, 5000, 5000, 3])
     for start, end in ((0, 15311), (4, 5), (9, 400), (15310, 15311), (307, 12345)):
         assert offsets(link, planned(start, end)) == list(range(start, end))
 
 
-def test_spark_fetch_with_many_requests_in_flight_requests_each_batch_once(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_with_many_requests_in_flight_requests_each_batch_once(link: ProcessConnection, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1000] * 60, value_bytes=300)
     assert offsets(link, planned(0, 60_000)) == list(range(60_000))
     spans = -(-60 * 306 // 1000)  # 306 KB a batch, three of them to an answer
     assert sum(node.asked.values()) <= spans + 5
 
 
-def test_spark_fetch_excludes_records_committed_after_planning(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_excludes_records_committed_after_planning(link: ProcessConnection, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     fill(stream, [100, 100])
     stream.partitions[0].append(build_batch([b"x"] * 50, base_offset=200, leader_epoch=1), commit=False)
     assert offsets(link, planned(0, 150)) == list(range(150))
 
 
-def test_spark_fetch_from_lagging_replicas_returns_all_planned_records(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_from_lagging_replicas_returns_all_planned_records(link: ProcessConnection, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [50, 50])
     node.lagging = {"n1": 49, "n2": -1}
     assert offsets(link, planned(0, 100), FetchRules(patience_s=10.0)) == list(range(100))
 
 
-def test_spark_fetch_without_a_replica_that_has_the_range_raises_unavailable(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_without_a_replica_that_has_the_range_raises_unavailable(link: ProcessConnection, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [50])
     with pytest.raises(UnavailableError, match="NOT_READY"):
         offsets(link, planned(0, 60), FetchRules(patience_s=0.3))
 
 
-def test_spark_fetch_without_responders_raises_unavailable(link: Link) -> None:
+def test_spark_fetch_without_responders_raises_unavailable(link: ProcessConnection) -> None:
     with pytest.raises(UnavailableError):
         offsets(link, planned(0, 60), FetchRules(patience_s=0.3))
 
 
-def test_spark_fetch_of_another_stream_with_the_same_name_is_rejected(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_of_another_stream_with_the_same_name_is_rejected(link: ProcessConnection, node: FakeNode) -> None:
     fill(node.add_stream("orders", uid="second"), [50])
     with pytest.raises(NotFoundError, match="deleted and created again"):
         offsets(link, planned(0, 50, uid="first"))
 
 
-def test_spark_fetch_of_records_deleted_after_planning_raises_data_loss(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_of_records_deleted_after_planning_raises_data_loss(link: ProcessConnection, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     fill(stream, [50, 50])
     stream.partitions[0].log_start_offset = 50
@@ -112,7 +112,7 @@ def test_spark_fetch_of_records_deleted_after_planning_raises_data_loss(link: Li
 
 
 def test_spark_fetch_of_deleted_records_without_fail_on_data_loss_logs_a_warning(
-    link: Link, node: FakeNode, caplog: pytest.LogCaptureFixture
+    link: ProcessConnection, node: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = node.add_stream("orders")
     fill(stream, [50, 50])
@@ -123,7 +123,7 @@ def test_spark_fetch_of_deleted_records_without_fail_on_data_loss_logs_a_warning
     assert offsets(link, planned(10, 40), tolerant) == []
 
 
-def test_spark_fetch_of_records_rewritten_after_planning_is_rejected(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_of_records_rewritten_after_planning_is_rejected(link: ProcessConnection, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     fill(stream, [50], epoch=1)
     fill(stream, [50], epoch=3)
@@ -132,7 +132,7 @@ def test_spark_fetch_of_records_rewritten_after_planning_is_rejected(link: Link,
     assert offsets(link, planned(0, 100, epoch=3)) == list(range(100))
 
 
-def test_spark_fetch_rejects_a_missing_offset_in_a_batch_unless_compacted(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_rejects_a_missing_offset_in_a_batch_unless_compacted(link: ProcessConnection, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     stream.partitions[0].append(build_batch([b"a", b"b"], base_offset=0, leader_epoch=1, offset_deltas=[0, 4]))
     with pytest.raises(ProtocolError, match="lacks records"):
@@ -141,7 +141,7 @@ def test_spark_fetch_rejects_a_missing_offset_in_a_batch_unless_compacted(link: 
     assert offsets(link, replace(planned(0, 5), compacted=True)) == [0, 4]
 
 
-def test_spark_fetch_of_a_range_planned_as_compacted_sends_one_request(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_of_a_range_planned_as_compacted_sends_one_request(link: ProcessConnection, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     for base in (0, 10):
         stream.partitions[0].append(build_batch([b"a"], base_offset=base, leader_epoch=1))
@@ -152,7 +152,7 @@ def test_spark_fetch_of_a_range_planned_as_compacted_sends_one_request(link: Lin
     assert sum(node.asked.values()) > 2, "the plan did not say so: another answer had to"
 
 
-def test_spark_fetch_accepts_deletions_only_from_the_leader(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_accepts_deletions_only_from_the_leader(link: ProcessConnection, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [50, 50])
     node.trimmed = {"n2": 50, "n3": 100}
     assert offsets(link, replace(planned(0, 100), leader="n1", replicas=("n3", "n2"))) == list(range(100))
@@ -182,7 +182,7 @@ async def test_spark_fetch_retries_eight_times_if_leader_and_replica_return_diff
     assert asked == ["uid-orders"] * 9
 
 
-def test_spark_fetch_rejects_epochs_that_decrease_between_answers(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_rejects_epochs_that_decrease_between_answers(link: ProcessConnection, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     fill(stream, [1000] * 6, epoch=2, value_bytes=300)
     fill(stream, [1000] * 6, epoch=1, value_bytes=300)
@@ -190,7 +190,7 @@ def test_spark_fetch_rejects_epochs_that_decrease_between_answers(link: Link, no
         offsets(link, planned(0, 12_000, epoch=2), FetchRules(patience_s=0.3))
 
 
-def test_spark_fetch_distributes_ranges_over_replicas_or_reads_from_the_leader(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_distributes_ranges_over_replicas_or_reads_from_the_leader(link: ProcessConnection, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1000] * 12, value_bytes=300)
     offsets(link, planned(0, 12_000), replace(QUICK, leader_first=True))
     assert set(node.asked) == {"n1"}
@@ -202,7 +202,7 @@ def test_spark_fetch_distributes_ranges_over_replicas_or_reads_from_the_leader(l
     assert sum(node.asked.values()) == len(starts)
 
 
-def test_spark_fetch_closed_early_leaves_no_requests_in_flight(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_closed_early_leaves_no_requests_in_flight(link: ProcessConnection, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1000] * 40, value_bytes=300)
     reading = fetch_range(link, planned(0, 40_000), FetchRules(patience_s=60.0))
     assert next(reading)
@@ -242,7 +242,7 @@ def test_spark_connection_cache_is_bounded_and_keeps_the_last_used_connections(
 
 
 def test_spark_connection_close_cancels_its_running_tasks(access: Access) -> None:
-    link = link_module.Link(access)
+    link = link_module.ProcessConnection(access)
     waiting = link.submit(asyncio.Event().wait())
     link.close()
     with pytest.raises(concurrent.futures.CancelledError):
@@ -260,12 +260,12 @@ def test_spark_fetch_size_estimate_is_computed_from_bytes_per_record_and_batch_s
 
 
 def test_spark_fetch_of_the_rest_of_a_range_requests_only_the_remaining_bytes(
-    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+    link: ProcessConnection, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(node.add_stream("orders"), [100] * 12, value_bytes=1000)
     real, spans = range_reader._fetch_span, list[Any]()
 
-    def seen(to: Link, span: Any) -> Any:
+    def seen(to: ProcessConnection, span: Any) -> Any:
         spans.append(span)
         return real(to, span)
 
@@ -324,7 +324,7 @@ def test_spark_connection_result_without_an_answer_raises_unavailable_after_a_ti
 
 
 def test_spark_connection_close_ends_its_event_loop_and_thread() -> None:
-    made = Link(Access(servers="nats://127.0.0.1:1"))
+    made = ProcessConnection(Access(servers="nats://127.0.0.1:1"))
     (thread,) = [thread for thread in threading.enumerate() if getattr(thread, "_target", None) == made._run]
     made.close()
     thread.join(30)
@@ -332,7 +332,7 @@ def test_spark_connection_close_ends_its_event_loop_and_thread() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_spark_connection_cache_of_a_forked_worker_is_empty(link: Link) -> None:
+def test_spark_connection_cache_of_a_forked_worker_is_empty(link: ProcessConnection) -> None:
     assert link in link_module._links.values()
     with link_module._lock:  # as a thread of the parent may hold it
         child = os.fork()

@@ -24,7 +24,7 @@ from liftpy.core.wire.batch import build_batch
 from liftpy.errors import DataLossError, LiftError
 from liftpy.spark import range_reader
 from liftpy.spark.planning import PlannedRange
-from liftpy.spark.process_connection import Link
+from liftpy.spark.process_connection import ProcessConnection
 from liftpy.spark.range_reader import (
     FILES,
     NATS,
@@ -36,7 +36,7 @@ from liftpy.spark.range_reader import (
     counts,
     find_offered_files,
 )
-from sidecar.disk.files import FolderStorage
+from sidecar.disk.files import DirectoryStorage
 from tests.sim.fake_node import FakeNode
 
 RECORDS = 100
@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def log(folder: Path) -> Log:
     """100 records in batches of 10, two in each segment."""
-    opened, _ = Log.open(FolderStorage(folder), StreamConfig(segment_bytes=5000))
+    opened, _ = Log.open(DirectoryStorage(folder), StreamConfig(segment_bytes=5000))
     for first in range(0, RECORDS, 10):
         opened.append(a_batch(first))
     opened.raise_high_watermark(RECORDS - 1)
@@ -182,7 +182,7 @@ def there(node: FakeNode, log: Log, folder: Path) -> FakeNode:
 
 
 def read(
-    link: Link, rules: FetchRules = RULES, what: PlannedRange | None = None, strategies: Any = None
+    link: ProcessConnection, rules: FetchRules = RULES, what: PlannedRange | None = None, strategies: Any = None
 ) -> tuple[list[int], int, int]:
     """Return (offsets, number of records from files, number of records over NATS)."""
     before = dict(counts)
@@ -192,7 +192,7 @@ def read(
 
 
 def test_spark_local_file_read_reads_the_segment_files_of_the_replica_on_its_host(
-    link: Link, there: FakeNode, log: Log, caplog: pytest.LogCaptureFixture
+    link: ProcessConnection, there: FakeNode, log: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     assert read(link) == (list(range(RECORDS)), RECORDS, 0)
@@ -203,7 +203,7 @@ def test_spark_local_file_read_reads_the_segment_files_of_the_replica_on_its_hos
 
 
 def test_spark_local_file_read_fetches_missing_records_over_nats(
-    link: Link, there: FakeNode, folder: Path, caplog: pytest.LogCaptureFixture
+    link: ProcessConnection, there: FakeNode, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / log_name(40)).rename(folder / "away")
     assert read(link) == (list(range(RECORDS)), 0, RECORDS), "all are opened at once, or none is read"
@@ -214,12 +214,14 @@ def test_spark_local_file_read_fetches_missing_records_over_nats(
     assert [record.levelname for record in caplog.records if "60 over NATS" in record.message] == ["WARNING"]
 
 
-def test_spark_local_file_read_is_not_used_for_the_leader_or_a_compacted_log(link: Link, there: FakeNode) -> None:
+def test_spark_local_file_read_is_not_used_for_the_leader_or_a_compacted_log(link: ProcessConnection, there: FakeNode) -> None:
     assert read(link, FetchRules(patience_s=3)) == (list(range(RECORDS)), 0, RECORDS)
     assert read(link, what=replace(planned(), compacted=True)) == (list(range(RECORDS)), 0, RECORDS)
 
 
-def test_spark_local_file_read_is_not_used_for_a_replica_without_the_whole_range(link: Link, there: FakeNode) -> None:
+def test_spark_local_file_read_is_not_used_for_a_replica_without_the_whole_range(
+    link: ProcessConnection, there: FakeNode
+) -> None:
     there.lagging["n2"] = 50
     assert find_offered_files(link, planned()) is None
     assert set(link.elsewhere) == {"n1", "n2", "n3"}
@@ -228,7 +230,7 @@ def test_spark_local_file_read_is_not_used_for_a_replica_without_the_whole_range
     assert find_offered_files(link, replace(planned(0, 51), uid="u2")) is None, "another stream of that name"
 
 
-def test_spark_local_file_read_of_deleted_records_raises_data_loss(link: Link, there: FakeNode, log: Log) -> None:
+def test_spark_local_file_read_of_deleted_records_raises_data_loss(link: ProcessConnection, there: FakeNode, log: Log) -> None:
     log.drop_prefix(40)
     there.streams["orders"].partitions[0].log_start_offset = 40
     with pytest.raises(DataLossError, match=r"offsets \[0, 40\) were deleted"):
@@ -238,9 +240,9 @@ def test_spark_local_file_read_of_deleted_records_raises_data_loss(link: Link, t
 
 
 def test_spark_local_file_read_with_retention_before_opening_raises_data_loss(
-    link: Link, there: FakeNode, log: Log, caplog: pytest.LogCaptureFixture
+    link: ProcessConnection, there: FakeNode, log: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def then_retention(to: Link, wanted: PlannedRange) -> RangeFiles | None:
+    def then_retention(to: ProcessConnection, wanted: PlannedRange) -> RangeFiles | None:
         told = find_offered_files(to, wanted)
         log.drop_prefix(40)
         there.streams["orders"].partitions[0].log_start_offset = 40

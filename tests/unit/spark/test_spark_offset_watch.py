@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.errors import UnavailableError
 from liftpy.spark import catalog
-from liftpy.spark.catalog import Watch
+from liftpy.spark.catalog import BoundsWatch
 from liftpy.spark.planning import PartitionView
 from tests.only_in import only_in
 
@@ -43,10 +43,10 @@ async def until(condition: Callable[[], object]) -> None:
     raise AssertionError("it does not come")
 
 
-def run(body: Callable[[Watch, Leader], Awaitable[None]], clock: Callable[[], float] | None = None) -> None:
+def run(body: Callable[[BoundsWatch, Leader], Awaitable[None]], clock: Callable[[], float] | None = None) -> None:
     async def whole() -> None:
         leader = Leader()
-        watch = Watch(leader.ask, clock) if clock else Watch(leader.ask)
+        watch = BoundsWatch(leader.ask, clock) if clock else BoundsWatch(leader.ask)
         assert watch.views() is None, "nothing is known before it was seen"
         watch.follow({VIEW.key: VIEW})
         await body(watch, leader)
@@ -55,13 +55,13 @@ def run(body: Callable[[Watch, Leader], Awaitable[None]], clock: Callable[[], fl
     asyncio.run(whole())
 
 
-def end_of(watch: Watch) -> int:
+def end_of(watch: BoundsWatch) -> int:
     views = watch.views()
     return -1 if views is None else views[VIEW.key].end_offset
 
 
 def test_spark_offset_watch_reports_new_end_offsets_and_never_decreases() -> None:
-    async def body(watch: Watch, leader: Leader) -> None:
+    async def body(watch: BoundsWatch, leader: Leader) -> None:
         assert end_of(watch) == 10
         await until(lambda: leader.asked)
         leader.answers.put_nowait(replace(VIEW, end_offset=12))
@@ -86,7 +86,7 @@ def test_spark_offset_watch_reports_new_end_offsets_and_never_decreases() -> Non
     ids=["error", "epoch", "leader", "uid"],
 )
 def test_spark_offset_watch_with_an_unexpected_answer_ends_all_its_requests(answer: PartitionView | Exception) -> None:
-    async def body(watch: Watch, leader: Leader) -> None:
+    async def body(watch: BoundsWatch, leader: Leader) -> None:
         other = replace(VIEW, partition=1)
         watch.follow({VIEW.key: VIEW, other.key: other})
         await until(lambda: len(leader.asked) == 2)
@@ -102,7 +102,7 @@ def test_spark_offset_watch_with_an_unexpected_answer_ends_all_its_requests(answ
 def test_spark_offset_watch_waits_between_requests_to_nodes_that_answer_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
 
-    async def body(watch: Watch, leader: Leader) -> None:
+    async def body(watch: BoundsWatch, leader: Leader) -> None:
         async def pause(seconds: float) -> None:
             pauses.append(seconds)
             await asyncio.sleep(0)
@@ -121,7 +121,7 @@ def test_spark_offset_watch_waits_between_requests_to_nodes_that_answer_immediat
 def test_spark_offset_watch_of_an_ended_query_sends_no_requests() -> None:
     now = [0.0]
 
-    async def body(watch: Watch, leader: Leader) -> None:
+    async def body(watch: BoundsWatch, leader: Leader) -> None:
         await until(lambda: leader.asked)
         now[0] = catalog.UNWANTED_S + 1
         leader.answers.put_nowait(replace(VIEW, end_offset=12))

@@ -18,7 +18,7 @@ from liftpy.core.wire.batch import build_batch
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import SourceError
 from liftpy.spark.options import SourceOptions
-from liftpy.spark.process_connection import Link
+from liftpy.spark.process_connection import ProcessConnection
 from tests.sim.fake_node import FakeNode, FakePartition
 
 ALL = ReadAllAvailable()
@@ -124,7 +124,7 @@ def test_spark_offset_watch_requests_planned_offsets_that_are_not_yet_reported(s
     assert catalog.views_reaching({("orders", 0): 50})["orders", 0].end_offset == 50
 
 
-def test_spark_catalog_after_a_recent_listing_finds_a_recreated_stream(link: Link, node: FakeNode) -> None:
+def test_spark_catalog_after_a_recent_listing_finds_a_recreated_stream(link: ProcessConnection, node: FakeNode) -> None:
     append(node.add_stream("a1", uid="first").partitions[0], 10)
     catalog = Catalog(link, SourceOptions.parse({"subscribePattern": "a.*"}), clock=itertools.count(step=0.001).__next__)
     assert {view.uid for view in catalog.views().values()} == {"first"}

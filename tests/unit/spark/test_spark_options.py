@@ -142,9 +142,9 @@ def test_spark_source_micro_batch_minimum_and_delay_options_are_parsed_to_number
 
 
 def test_spark_on_recreated_earliest_option_accepts_a_recreated_stream() -> None:
-    assert not parse().take_recreated
-    assert parse(onRecreated="earliest").take_recreated
-    assert parse(failOnDataLoss="false").take_recreated
+    assert not parse().accept_recreated
+    assert parse(onRecreated="earliest").accept_recreated
+    assert parse(failOnDataLoss="false").accept_recreated
 
 
 def test_spark_topic_column_option_adds_a_topic_column() -> None:

@@ -12,9 +12,9 @@ from liftpy.errors import ConfigError, UnavailableError
 from liftpy.nats import blocking_connection as line_module
 from liftpy.nats.blocking_connection import ConnectionClosedError
 from liftpy.spark import range_reader
-from liftpy.spark.process_connection import Link
+from liftpy.spark.process_connection import ProcessConnection
 from liftpy.spark.range_reader import FetchRules, RetryingRequests
-from liftpy.spark.schema import left_out
+from liftpy.spark.schema import omitted_parts
 from tests.sim.fake_node import FakeNode
 from tests.unit.spark.test_spark_fetching import fill, offsets, planned, read_range
 
@@ -49,7 +49,7 @@ def sent_batches(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_spark_pipelined_fetch_with_unaligned_requests_receives_each_batch_once(
-    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, retried: list[int]
+    link: ProcessConnection, node: FakeNode, monkeypatch: pytest.MonkeyPatch, retried: list[int]
 ) -> None:
     sizes = [random.Random(3).randint(50, 900) for _ in range(120)]
     fill(node.add_stream("orders"), sizes, value_bytes=300)
@@ -59,7 +59,9 @@ def test_spark_pipelined_fetch_with_unaligned_requests_receives_each_batch_once(
     assert sorted(sent) == sorted(set(sent)), "a batch was sent twice"
 
 
-def test_spark_pipelined_fetch_of_records_of_increasing_size_returns_all_records(link: Link, node: FakeNode) -> None:
+def test_spark_pipelined_fetch_of_records_of_increasing_size_returns_all_records(
+    link: ProcessConnection, node: FakeNode
+) -> None:
     stream, source = node.add_stream("orders"), random.Random(1)
     for _ in range(150):
         fill(stream, [source.randint(1, 40)], value_bytes=source.choice([20, 500, 20_000]))
@@ -68,7 +70,7 @@ def test_spark_pipelined_fetch_of_records_of_increasing_size_returns_all_records
 
 
 def test_spark_pipelined_fetch_of_batches_larger_than_an_answer_continues_with_single_requests(
-    link: Link, node: FakeNode, retried: list[int]
+    link: ProcessConnection, node: FakeNode, retried: list[int]
 ) -> None:
     stream = node.add_stream("orders")
     fill(stream, [10, 10, 10], value_bytes=20)
@@ -77,7 +79,7 @@ def test_spark_pipelined_fetch_of_batches_larger_than_an_answer_continues_with_s
 
 
 def test_spark_pipelined_fetch_whose_connection_ends_continues_with_single_requests(
-    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, retried: list[int]
+    link: ProcessConnection, node: FakeNode, monkeypatch: pytest.MonkeyPatch, retried: list[int]
 ) -> None:
     fill(node.add_stream("orders"), [1000] * 30, value_bytes=300)
     reading = read_range(link, planned(0, 30_000), FetchRules())
@@ -96,7 +98,7 @@ def test_spark_pipelined_fetch_whose_connection_ends_continues_with_single_reque
 
 
 def test_spark_pipelined_fetch_without_an_answer_continues_with_single_requests(
-    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, retried: list[int]
+    link: ProcessConnection, node: FakeNode, monkeypatch: pytest.MonkeyPatch, retried: list[int]
 ) -> None:
     monkeypatch.setattr(range_reader, "ANSWER_S", 0.05)
     fill(node.add_stream("orders"), [1000] * 12, value_bytes=300)
@@ -106,7 +108,7 @@ def test_spark_pipelined_fetch_without_an_answer_continues_with_single_requests(
     assert node.asked["n1"] < 8, "who does not answer is not asked for all of it"
 
 
-def test_spark_pipelined_fetch_size_estimate_is_reused_by_the_next_task(link: Link, node: FakeNode) -> None:
+def test_spark_pipelined_fetch_size_estimate_is_reused_by_the_next_task(link: ProcessConnection, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1000] * 30, value_bytes=300)
     for _ in range(2):
         node.asked.clear()
@@ -116,7 +118,7 @@ def test_spark_pipelined_fetch_size_estimate_is_reused_by_the_next_task(link: Li
     assert 300 < guess.bytes_per_record < 310
 
 
-def test_spark_pipelined_fetch_closed_early_leaves_no_requests_in_flight(link: Link, node: FakeNode) -> None:
+def test_spark_pipelined_fetch_closed_early_leaves_no_requests_in_flight(link: ProcessConnection, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1000] * 30, value_bytes=300)
     assert offsets(link, planned(0, 3000)) == list(range(3000))  # now several are asked for at once
     reading = read_range(link, planned(0, 30_000), FetchRules())
@@ -127,20 +129,20 @@ def test_spark_pipelined_fetch_closed_early_leaves_no_requests_in_flight(link: L
     assert line.waiting_count == 0
 
 
-def test_spark_pipelined_fetch_requests_only_the_selected_columns(link: Link, node: FakeNode) -> None:
+def test_spark_pipelined_fetch_requests_only_the_selected_columns(link: ProcessConnection, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     for base in range(0, 2000, 100):
         stream.partitions[0].append(build_batch([b"x" * 1000] * 100, keys=[b"k"] * 100, base_offset=base, leader_epoch=1))
-    rules = FetchRules(left_out=left_out(("offset", "timestamp")))
+    rules = FetchRules(left_out=omitted_parts(("offset", "timestamp")))
     pieces = [piece for found in read_range(link, planned(0, 2000), rules) for piece in found]
     assert [offset for piece in pieces for offset in piece.offsets().tolist()] == list(range(2000))
     assert sum(piece.batch.header.size_bytes for piece in pieces) < 20_000
     assert all(piece.batch.columns.keys is None for piece in pieces)
-    assert left_out(("value",)) == 0, "all or nothing: the rest is little beside the values"
+    assert omitted_parts(("value",)) == 0, "all or nothing: the rest is little beside the values"
 
 
 async def test_blocking_connection_raises_no_responders_or_connection_closed_without_an_answer(
-    access: Any, node: FakeNode, link: Link
+    access: Any, node: FakeNode, link: ProcessConnection
 ) -> None:
     line = await line_module.open_line(access.servers)
     assert line is not None

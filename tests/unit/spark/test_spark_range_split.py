@@ -17,7 +17,7 @@ from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError
 from liftpy.spark.offsets import Bounds
-from liftpy.spark.planning import PlannedRange, RangeQuestion, end_within_bytes, split_at_borders
+from liftpy.spark.planning import PlannedRange, RangeRequest, end_within_bytes, split_at_borders
 
 UIDS = {"s": "u"}
 
@@ -26,7 +26,7 @@ class Logs:
     """The partitions of stream ``s`` with batches of these record counts. Each record has ``size`` bytes."""
 
     def __init__(self, *partitions: Sequence[int], size: int = 100) -> None:
-        self.asked: list[RangeQuestion] = []
+        self.asked: list[RangeRequest] = []
         self.logs = []
         for counts in partitions:
             log, _ = Log.open(MemoryStorage(), StreamConfig())
@@ -35,7 +35,7 @@ class Logs:
             log.raise_high_watermark(log.newest_offset)
             self.logs.append(log)
 
-    def measure(self, questions: Sequence[RangeQuestion]) -> list[RangeFacts]:
+    def measure(self, questions: Sequence[RangeRequest]) -> list[RangeFacts]:
         self.asked += questions
         found = []
         for q in questions:
@@ -118,7 +118,7 @@ def test_spark_planned_range_split_into_many_pieces_sends_several_requests() -> 
 def test_spark_planned_range_split_of_compacted_partitions_or_older_nodes_is_even_by_offsets(compacted: bool) -> None:
     logs = Logs([70, 30])
 
-    def silent(questions: Sequence[RangeQuestion]) -> list[RangeFacts]:
+    def silent(questions: Sequence[RangeRequest]) -> list[RangeFacts]:
         return [RangeFacts(q.start, q.end) for q in questions]
 
     asked = logs.measure if compacted else silent

@@ -21,7 +21,7 @@ from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import SourceError
 from liftpy.spark.options import Access
-from liftpy.spark.process_connection import Link
+from liftpy.spark.process_connection import ProcessConnection
 from liftpy.spark.source import LiftDataSource, LiftReader, LiftStreamReader
 from tests.sim.fake_node import FakeNode, FakePartition
 
@@ -394,7 +394,9 @@ def test_streaming_query_with_byte_and_record_limits_ends_at_the_lower_limit(sou
         reader.latestOffset(start, ReadMaxBytes(5))
 
 
-def test_streaming_query_reads_added_partitions_from_their_first_record(source: Open, node: FakeNode, link: Link) -> None:
+def test_streaming_query_reads_added_partitions_from_their_first_record(
+    source: Open, node: FakeNode, link: ProcessConnection
+) -> None:
     stream = node.add_stream("orders")
     append(stream.partitions[0], 100)
     reader = streaming(source())
@@ -424,7 +426,9 @@ def test_streaming_query_offsets_never_decrease_after_a_leader_change(source: Op
     assert streaming(source()).latestOffset(start, ALL) == start
 
 
-def test_available_now_query_reads_only_records_committed_before_its_start(source: Open, node: FakeNode, link: Link) -> None:
+def test_available_now_query_reads_only_records_committed_before_its_start(
+    source: Open, node: FakeNode, link: ProcessConnection
+) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
     reader = streaming(source(startingOffsets="earliest"))
@@ -441,7 +445,7 @@ def test_available_now_query_reads_only_records_committed_before_its_start(sourc
 
 
 def test_streaming_query_without_new_records_sends_at_most_one_request_per_second(
-    source: Open, node: FakeNode, link: Link
+    source: Open, node: FakeNode, link: ProcessConnection
 ) -> None:
     append(node.add_stream("orders").partitions[0], 100)
     reader, now = streaming(source()), [1000.0]
@@ -458,7 +462,9 @@ def test_streaming_query_without_new_records_sends_at_most_one_request_per_secon
     assert sum(node.asked.values()) > asked
 
 
-def test_streaming_query_repeated_micro_batch_waits_for_a_new_leader(source: Open, node: FakeNode, link: Link) -> None:
+def test_streaming_query_repeated_micro_batch_waits_for_a_new_leader(
+    source: Open, node: FakeNode, link: ProcessConnection
+) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
     log.high_watermark = 60
@@ -505,7 +511,7 @@ def test_spark_query_of_a_recreated_stream_raises_not_found_in_planning_and_read
 
 
 def test_spark_query_with_on_recreated_earliest_reads_a_recreated_stream_from_its_first_record(
-    source: Open, access: Access, node: FakeNode, link: Link, caplog: pytest.LogCaptureFixture
+    source: Open, access: Access, node: FakeNode, link: ProcessConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     append(node.add_stream("a1", uid="first").partitions[0], 50)
     append(node.add_stream("a2").partitions[0], 20)
@@ -538,7 +544,7 @@ def test_spark_query_with_on_recreated_earliest_reads_a_recreated_stream_from_it
 
 
 def test_spark_micro_batch_below_the_minimum_record_count_is_delayed_up_to_max_trigger_delay(
-    source: Open, node: FakeNode, link: Link
+    source: Open, node: FakeNode, link: ProcessConnection
 ) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 10)
@@ -664,7 +670,7 @@ def test_spark_source_with_assigned_partitions_reads_only_these_partitions(acces
 
 
 def test_streaming_query_with_a_pattern_reads_new_streams_from_their_first_record(
-    access: Access, node: FakeNode, link: Link
+    access: Access, node: FakeNode, link: ProcessConnection
 ) -> None:
     append(node.add_stream("a1").partitions[0], 10)
     given = {"nats": access.servers, "namespace": access.namespace, "subscribepattern": "a.*"}

@@ -19,7 +19,7 @@ from liftpy.core.wire.partitioner import partition_of
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError, PublishRejectedError
 from liftpy.spark.options import SinkOptions
-from liftpy.spark.sink import Appending, Sent, gather_rows, send_round
+from liftpy.spark.sink import RowAppender, WriteResult, gather_rows, send_round
 from liftpy.spark.sink_rows import as_binary, bytes_of, check_rows, check_schema, in_order, places_of, shares_of
 from liftpy.testing.memory import memory_cluster
 
@@ -189,7 +189,7 @@ async def client() -> AsyncIterator[Client]:
         yield made
 
 
-async def write(client: Client, table: pa.Table | None, round: Round, options: SinkOptions = OPTIONS) -> Sent:
+async def write(client: Client, table: pa.Table | None, round: Round, options: SinkOptions = OPTIONS) -> WriteResult:
     return await send_round(client.transport, MetadataRequests(client.transport, Subjects(), 5.0), options, table, round)
 
 
@@ -328,7 +328,7 @@ async def test_spark_sink_rejects_a_stream_without_acks(client: Client) -> None:
 
 async def test_spark_sink_without_a_write_epoch_stores_repeated_rows_again(client: Client) -> None:
     for _ in range(2):
-        appending = Appending(client.transport, MetadataRequests(client.transport, Subjects(), 5.0), OPTIONS)
+        appending = RowAppender(client.transport, MetadataRequests(client.transport, Subjects(), 5.0), OPTIONS)
         for rows in (some(0), [], some(1)):
             columns = {"key": [key for key, _ in rows], "value": [value for _, value in rows]}
             batch = pa.record_batch({name: pa.array(column, pa.binary()) for name, column in columns.items()})

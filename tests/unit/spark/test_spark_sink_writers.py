@@ -27,7 +27,7 @@ from liftpy.client import Client
 from liftpy.core.wire.subjects import Subjects
 from liftpy.spark import sink
 from liftpy.spark.failures import SourceError
-from liftpy.spark.sink import LiftStreamWriter, LiftWriter, Range, Sent, Written, summary
+from liftpy.spark.sink import LiftStreamWriter, LiftWriter, Range, SinkCommitMessage, WriteResult, summary
 from liftpy.spark.source import LiftDataSource
 from liftpy.testing.memory import memory_cluster
 
@@ -99,12 +99,12 @@ def run_task(writer: Any, given: Iterable[pa.RecordBatch], end: bytes | None = E
         return written
 
 
-async def write(writer: Any, *values: bytes) -> Written:
+async def write(writer: Any, *values: bytes) -> SinkCommitMessage:
     through = CloudPickleSerializer()
     pickled = through.loads(through.dumps(writer))
     message = await asyncio.to_thread(run_task, pickled, batches(*values))
     again = through.loads(through.dumps(message))
-    assert isinstance(again, Written)
+    assert isinstance(again, SinkCommitMessage)
     assert again == message
     return again
 
@@ -120,10 +120,10 @@ async def test_spark_sink_streaming_query_stores_each_row_once(
     assert isinstance(writer, LiftStreamWriter)
     task(part=3, attempt=1)
     first = await write(writer, b"b", b"a")
-    assert first == Written("query", 0, 3, 1, Sent(2, 0, (Range("out", 0, 0, 2, 2),)))
+    assert first == SinkCommitMessage("query", 0, 3, 1, WriteResult(2, 0, (Range("out", 0, 0, 2, 2),)))
     task(part=3, attempt=2)
     again = await write(writer, b"a", b"b")
-    assert (again.sent, again.attempt) == (Sent(2, 2), 2)
+    assert (again.sent, again.attempt) == (WriteResult(2, 2), 2)
     task(batch=1, part=3)
     await write(writer, b"a")
     assert await held(client) == [b"a", b"b", b"a"]
@@ -137,7 +137,7 @@ async def test_spark_sink_streaming_query_stores_each_row_once(
 async def test_spark_sink_task_repeated_without_rows_raises_diverged(client: Client, task: TASKS) -> None:
     writer = source().streamWriter(SCHEMA, False)
     task()
-    assert (await write(writer)).sent == Sent()
+    assert (await write(writer)).sent == WriteResult()
     await write(writer, b"a")
     with pytest.raises(SourceError, match=r"\[DIVERGED_PRODUCER\].*1 records are already stored, but this attempt has 0"):
         await write(writer)
@@ -246,7 +246,7 @@ async def test_spark_sink_micro_batch_repeated_with_fewer_tasks_raises_tasks_cha
     batch = 0
     writer = source().streamWriter(SCHEMA, False) if streaming else source(writeId="load").writer(SCHEMA, False)
 
-    async def commit(*messages: Written) -> None:
+    async def commit(*messages: SinkCommitMessage) -> None:
         await asyncio.to_thread(writer.commit, list(messages), *([batch] if streaming else []))
 
     if streaming:

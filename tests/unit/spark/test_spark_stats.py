@@ -22,7 +22,7 @@ from liftpy.spark.offsets import OffsetSpec
 from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines import stats as stats_module
 from liftpy.spark.pipelines.parallel import spread
-from liftpy.spark.pipelines.stats import MAX_BUCKETS, WIDTHS_NS, Measures, Sketch, save_plot, stats
+from liftpy.spark.pipelines.stats import MAX_BUCKETS, WIDTHS_NS, RangeStats, Sketch, save_plot, stats
 from tests.sim.fake_node import FakeNode, FakePartition
 
 S = 10**9
@@ -51,8 +51,8 @@ def some_batches(seed: int, count: int = 12) -> list[RecordBatch]:
     return found
 
 
-def measured(batches: list[RecordBatch], start: int, end: int, **more: Any) -> Measures:
-    found = Measures(start_offset=start, end_offset=end, **more)
+def measured(batches: list[RecordBatch], start: int, end: int, **more: Any) -> RangeStats:
+    found = RangeStats(start_offset=start, end_offset=end, **more)
     for batch in batches:
         piece = BatchSlice.between(batch, start, end)
         if piece is not None:
@@ -95,7 +95,7 @@ def test_spark_stats_of_pieces_of_any_size_sum_to_the_stats_of_the_whole(seed: i
     start, end = batches[0].base_offset, batches[-1].next_offset
     cuts = sorted({start, end, *(rng.randint(start, end) for _ in range(4))})
     pieces = [measured(batches, a, b) for a, b in itertools.pairwise(cuts)]
-    joined = Measures(start_offset=start, end_offset=start)
+    joined = RangeStats(start_offset=start, end_offset=start)
     for piece in pieces:
         joined.join(piece)
     whole = measured(batches, start, end)
@@ -138,7 +138,7 @@ def test_spark_stats_column_hashes_equal_the_hash_of_each_entry() -> None:
 
 def test_spark_stats_subjects_above_the_limit_are_counted_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stats_module, "MAX_SUBJECTS", 2)
-    found = Measures(start_offset=0, end_offset=0)
+    found = RangeStats(start_offset=0, end_offset=0)
     found.count_subjects({"a": 1, "b": 2, "c": 3, "d": 4})
     assert found.subjects == {"a": 1, "b": 2, "(others)": 7}
 

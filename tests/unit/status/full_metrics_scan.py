@@ -8,7 +8,7 @@ from typing import Any
 
 from liftpy.core.base.partition import Pause
 from liftpy.core.replication.phases import RoleName
-from sidecar.partition.figures import OFTEN, ROLES, SELDOM, SHOWN, ByChange, StreamLabels
+from sidecar.partition.figures import OFTEN, ROLES, SELDOM, SHOWN, IncrementalFigures, StreamLabels
 
 NAMES = (*OFTEN, *SELDOM, *SHOWN, *ROLES)
 
@@ -48,9 +48,9 @@ def walked(workers: Iterable[Any], labels: StreamLabels, now_ns: int) -> dict[st
     }  # fmt: skip
 
 
-def kept(here: ByChange, now_ns: int) -> dict[str, Any]:
+def kept(here: IncrementalFigures, now_ns: int) -> dict[str, Any]:
     """Return these values from the incremental metrics."""
-    for _ in here.look():
+    for _ in here.update():
         pass
     sums = {
         label: dict(zip(NAMES, (*one.often, *one.seldom, *one.shown), strict=True)) for label, one in here.by_label.items()

@@ -18,7 +18,7 @@ from liftpy.core.observe.cluster_health import FIRST, MOST_ROWS, PROBLEMS, parti
 from liftpy.core.observe.history import History, question
 from liftpy.core.observe.page_model import checked_row, checked_stream, stream_about, stream_rows
 from sidecar.status import answers as module
-from sidecar.status.answers import MOST_WAITING, PER_SECOND, PageAnswers, RestedAnswers, question_of
+from sidecar.status.answers import MOST_WAITING, PER_SECOND, AnswerRateLimit, PageAnswers, question_of
 from tests.only_in import only_in
 from tests.unit.status.test_metrics import a_reporter, a_worker, gathered
 
@@ -155,7 +155,7 @@ def test_dashboard_services_answer_has_totals_or_one_row_per_instance() -> None:
     figures = {"service": "sums", "role": "LEADER", "failing": False, "position": 5, "lag": 1, "snapshot": 2, "problem": ""}
     gone = {**figures, "service": "old", "role": "GONE", "ending": "diverged", "problem": "differs"}
     worker.services = SimpleNamespace(
-        report=lambda: [figures], services_that_left=lambda: [gone], services_that_ended=list, known=True
+        report=lambda: [figures], left_services=lambda: [gone], services_that_ended=list, known=True
     )
     reporter = a_cluster(worker, shown_worker("_groups", 0))
     rows = asked(the_answers(reporter), services_question())["rows"]
@@ -200,7 +200,7 @@ def test_dashboard_streams_answer_lists_the_worst_first_and_recomputes_only_chan
     rest = asked(the_answers(reporter), streams_question((last["urgency"], last["stream"])))
     assert [row["stream"] for row in rest["rows"]] == ["c"]
     before = len(made)
-    answers._rested = RestedAnswers()
+    answers._rested = AnswerRateLimit()
     asked(answers, streams_question())
     assert len(made) == before
 
@@ -279,7 +279,7 @@ async def test_status_scan_of_many_partitions_yields_to_the_event_loop_every_2_m
 
 async def test_dashboard_answer_is_computed_at_most_four_times_per_second_for_all_waiting_requests() -> None:
     now, made, heard = [100.0], [], []
-    desk = RestedAnswers(lambda: now[0])
+    handler = AnswerRateLimit(lambda: now[0])
 
     def make(name: str) -> Any:
         async def work() -> bytes:
@@ -289,7 +289,7 @@ async def test_dashboard_answer_is_computed_at_most_four_times_per_second_for_al
         return work
 
     def ask(name: str) -> None:
-        desk.ask(name.encode(), make(name), heard.append)
+        handler.ask(name.encode(), make(name), heard.append)
 
     async def until(count: int) -> None:
         async with asyncio.timeout(10):
@@ -360,7 +360,7 @@ async def test_dashboard_answers_limit_waiting_requests_and_are_computed_again_a
     unheard: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: unheard.append(context))
     now, made, heard = [100.0], [], []
-    desk = RestedAnswers(lambda: now[0])
+    handler = AnswerRateLimit(lambda: now[0])
 
     def ask(name: str) -> None:
         async def work() -> bytes:
@@ -369,16 +369,16 @@ async def test_dashboard_answers_limit_waiting_requests_and_are_computed_again_a
                 raise KeyError("the stream was deleted meanwhile")
             return name.encode()
 
-        desk.ask(name.encode(), work, heard.append)
+        handler.ask(name.encode(), work, heard.append)
 
     for number in range(9):
         ask(f"q{number}")
     async with asyncio.timeout(10):
-        while desk._works:
+        while handler._works:
             now[0] += 1
             await asyncio.sleep(0)
     assert made == [f"q{number}" for number in range(6)], "who asks beyond hears nothing"
-    assert (len(heard), len(desk._kept), unheard) == (5, 3, [])
+    assert (len(heard), len(handler._kept), unheard) == (5, 3, [])
     now[0] += 60
     ask("later")
     async with asyncio.timeout(10):
@@ -393,7 +393,7 @@ def test_dashboard_streams_answer_has_the_numbers_of_the_newest_cluster_image() 
     streams = reporter.group.image.streams
     streams["a"] = a_cluster(a=(a_state(0, ("n1",)),)).group.image.streams["a"]
     del streams["b"]
-    answers._rested = RestedAnswers()
+    answers._rested = AnswerRateLimit()
     (row,) = asked(answers, streams_question())["rows"]
     assert (row["stream"], row["under_min_isr"]) == ("a", 1)
     assert set(answers._summaries) == {"a"}

@@ -19,13 +19,13 @@ from liftpy.core.observe.app_rows import NO_MEMBERS, instance_row, joined_servic
 from liftpy.core.observe.history import NAMES, History, asked_rows
 from liftpy.core.observe.merge_metrics import together
 from liftpy.core.observe.node_summary import ASKED, NodeSummary
-from liftpy.core.observe.page_model import figure, look_up
+from liftpy.core.observe.page_model import figure, value_at
 from liftpy.core.observe.timeline import MARKS, MOST_MARKS, fits, marks, marks_of
 from liftpy.errors import UnavailableError
 from sidecar.status import cluster_poller, pages
 from sidecar.status import http as serving
-from sidecar.status.cluster_poller import FORGOTTEN_S, Viewing
-from sidecar.status.http import Live, Serving, http
+from sidecar.status.cluster_poller import FORGOTTEN_S, ClusterPoller
+from sidecar.status.http import EventStreamResponse, HttpServer, http
 from sidecar.status.pages import NODE_COLUMNS, Site, as_html, names, runbook, static
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -151,9 +151,9 @@ class Clock:
         self.wall_s += seconds
 
 
-def a_site(cluster: Cluster, clock: Clock | None = None) -> tuple[Site, Viewing]:
+def a_site(cluster: Cluster, clock: Clock | None = None) -> tuple[Site, ClusterPoller]:
     clock = clock or Clock()
-    made = Viewing("ns", cluster, None, lambda: clock.now_s, lambda: clock.wall_s)
+    made = ClusterPoller("ns", cluster, None, lambda: clock.now_s, lambda: clock.wall_s)
     return Site(made), made
 
 
@@ -199,7 +199,7 @@ async def test_dashboard_page_shows_the_same_numbers_as_its_json(path: str) -> N
     found = Figures(text).figures
     assert len(found) >= 3
     for name, (kind, said) in found.items():
-        assert said == figure(kind, look_up(shown, name)), name
+        assert said == figure(kind, value_at(shown, name)), name
     if path == "/":
         assert found["cluster.now.records_in_s"][1] == figure("rate", 3 * 1234)
         assert found["cluster.metadata.term"][1] == "4"
@@ -448,7 +448,7 @@ async def test_dashboard_marks_a_silent_node_and_keeps_its_history() -> None:
     cluster, clock = Cluster(), Clock()
     for second in range(int(WALL_S) - 20, int(WALL_S)):
         for history in cluster.histories.values():
-            history.put(second, [5.0] * len(NAMES))
+            history.add_values(second, [5.0] * len(NAMES))
     site, made = a_site(cluster, clock)
     await body(site, "/")
     rows = json.loads(await body(site, "/api/history.json", b"step=1"))
@@ -467,14 +467,14 @@ async def test_dashboard_shows_the_history_of_a_node_killed_before_the_first_vie
     began = int(WALL_S) - 60
     for second in range(began, int(WALL_S) - 20):
         for history in cluster.histories.values():
-            history.put(second, [5.0] * len(NAMES))
-    made = cluster_poller.Viewing(
+            history.add_values(second, [5.0] * len(NAMES))
+    made = cluster_poller.ClusterPoller(
         "liftpy", cluster, own=("n1", cluster.histories["n1"]), now=lambda: clock.now_s, wall=lambda: clock.wall_s
     )
-    await made.take_histories()
+    await made.copy_histories()
     for second in range(int(WALL_S) - 20, int(WALL_S)):
         for node in ("n1", "n2"):
-            cluster.histories[node].put(second, [5.0] * len(NAMES))
+            cluster.histories[node].add_values(second, [5.0] * len(NAMES))
     cluster.silent.add("n3")
     cluster.events = [{"time_ns": (int(WALL_S) - 15) * NS_PER_S, "index": 1, "number": 0, "kind": "node_fenced", "node": "n3"}]
     cluster.states = {"n1": "live", "n2": "live", "n3": "fenced"}
@@ -490,11 +490,11 @@ async def test_dashboard_of_a_later_node_shows_the_stored_history_of_a_killed_no
     cluster, clock = Cluster(), Clock()
     cluster.keepers["n2", "n3"] = kept = History()
     for second in range(int(WALL_S) - 60, int(WALL_S) - 20):
-        kept.put(second, [5.0] * len(NAMES))
+        kept.add_values(second, [5.0] * len(NAMES))
     cluster.silent.add("n3")
     cluster.states["n3"] = "fenced"
     own = ("n1", cluster.histories["n1"])
-    made = cluster_poller.Viewing("liftpy", cluster, own=own, now=lambda: clock.now_s, wall=lambda: clock.wall_s)
+    made = cluster_poller.ClusterPoller("liftpy", cluster, own=own, now=lambda: clock.now_s, wall=lambda: clock.wall_s)
     await made.fresh()
     assert list(made.history(1, "n3").columns[0]) == [5.0] * 40
     cluster.asked.clear()
@@ -511,7 +511,7 @@ async def test_dashboard_live_updates_send_one_object_per_poll_and_count_viewers
     assert found is not None
     assert not isinstance(found, bytes)
     live = await found
-    assert isinstance(live, Live)
+    assert isinstance(live, EventStreamResponse)
     first = json.loads(await anext(live.events))
     assert {"seq", "cluster", "page", "tail", "timeline"} <= set(first)
     assert made.viewers == 1
@@ -529,7 +529,7 @@ async def test_dashboard_live_updates_are_cached_for_one_poll() -> None:
         assert found is not None
         assert not isinstance(found, bytes)
         live = await found
-        assert isinstance(live, Live)
+        assert isinstance(live, EventStreamResponse)
         await anext(live.events)
         await live.events.aclose()
         made.seq += 1
@@ -552,7 +552,7 @@ async def test_dashboard_live_updates_of_the_same_page_share_one_object(monkeypa
         assert found is not None
         assert not isinstance(found, bytes)
         live = await found
-        assert isinstance(live, Live)
+        assert isinstance(live, EventStreamResponse)
         lives.append(live)
     firsts = [json.loads(await anext(live.events)) for live in lives]
     assert count == 4, "whoever comes begins the asking"
@@ -568,7 +568,7 @@ async def test_dashboard_live_updates_of_the_same_page_share_one_object(monkeypa
 @pytest.mark.parametrize(
     ("path", "query", "status"),
     [
-        ("/nothing", b"", None), ("/static/../desk.py", b"", None), ("/static/page.py", b"", None), ("/runbook/../x", b"", None),
+        ("/nothing", b"", None), ("/static/../handler.py", b"", None), ("/static/page.py", b"", None), ("/runbook/../x", b"", None),
         ("/cluster", b"", None), ("/node/", b"", 400),
         ("/node/a%2Fb", b"", 400), ("/stream/%3Cb%3E", b"", 400), ("/api/x.json", b"", None),
         ("/node/n1", b"after=7", 400), ("/", b"after=%5B1%5D", 400), ("/api/history.json", b"step=2", 400),
@@ -602,10 +602,10 @@ async def test_dashboard_number_of_live_connections_is_bounded(monkeypatch: pyte
         finally:
             ended.append(1)
 
-    async def live() -> Live:
-        return Live(forever())
+    async def live() -> EventStreamResponse:
+        return EventStreamResponse(forever())
 
-    made = Serving(lambda request: live())
+    made = HttpServer(lambda request: live())
     port = await made.open("127.0.0.1", 0)
     visitors = []
     for number in range(3):

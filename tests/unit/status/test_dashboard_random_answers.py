@@ -44,7 +44,7 @@ class Strange(Cluster):
         second = int(WALL_S) - 5
         self.events = [{"time_ns": second * 10**9, "index": 1, "number": 0, "kind": "election", "stream": "s"}]
         for history in self.histories.values():
-            history.put(second, [5.0] * len(NAMES))
+            history.add_values(second, [5.0] * len(NAMES))
 
     async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
         answer = await super().ask(node, asked, timeout_s)

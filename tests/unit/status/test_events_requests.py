@@ -14,7 +14,7 @@ from liftpy.core.log.log import Log
 from liftpy.core.wire.batch import build_batch
 from liftpy.core.wire.subjects import EVENTS_STREAM
 from sidecar.status import answers as module
-from sidecar.status.answers import kept_events
+from sidecar.status.answers import stored_events
 from tests.unit.log.small_logs import a_log
 
 S = 10**9
@@ -49,7 +49,7 @@ def a_reporter(log: Log | None, **more: Any) -> Any:
 
 
 def asked(reporter: Any, limit: int = 500, **kept: Any) -> Any:
-    return asyncio.run(kept_events(reporter, {"kept": kept, "limit": limit}))
+    return asyncio.run(stored_events(reporter, {"kept": kept, "limit": limit}))
 
 
 def indices(said: Any) -> list[int]:

@@ -9,18 +9,18 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from sidecar.status import http as serving
-from sidecar.status.http import HTML, Live, Serving, http
+from sidecar.status.http import HTML, EventStreamResponse, HttpServer, http
 
 LARGE = b"x" * 20_000_000
 """More than the buffers of a socket's two ends."""
 
 
-async def live() -> Live:
+async def live() -> EventStreamResponse:
     async def events() -> AsyncGenerator[bytes, None]:
         while True:
             yield LARGE
 
-    return Live(events())
+    return EventStreamResponse(events())
 
 
 @pytest.mark.parametrize("watches", [False, True])
@@ -28,7 +28,7 @@ async def test_http_server_closes_the_connection_of_a_client_that_does_not_read(
     watches: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "REQUEST_TIMEOUT_S", 0.05)
-    made = Serving(lambda request: live() if watches else http("200 OK", HTML, LARGE))
+    made = HttpServer(lambda request: live() if watches else http("200 OK", HTML, LARGE))
     port = await made.open("127.0.0.1", 0)
     with socket.socket() as visitor:
         visitor.setblocking(False)

@@ -40,7 +40,7 @@ class History:
     def step(self) -> None:
         rng = self.rng
         what = rng.choice(
-            ("comes", "count", "count", "count", "state", "role", "lag", "told", "goes", "labels", "look", "look")
+            ("comes", "count", "count", "count", "state", "role", "lag", "told", "goes", "labels", "update", "update")
         )
         if what == "comes" or not self.here:
             worker = a_worker(f"s{rng.randrange(4)}", rng.randrange(1000), rng.choice(_ROLES))
@@ -50,8 +50,8 @@ class History:
             self.counts.begins(worker)
         elif what == "labels" and rng.random() < 0.2:
             self.counts.labels.patterns = rng.choice(((), ("s*",), ("s2", "s3")))
-        elif what == "look":
-            self.looks.append(self.counts.here.look())
+        elif what == "update":
+            self.looks.append(self.counts.here.update())
         elif what == "goes":
             gone = self.here.pop(rng.randrange(len(self.here)))
             self.counts.begins_to_end(gone)
@@ -108,11 +108,11 @@ def test_metrics_gathering_reads_only_changed_partitions() -> None:
     one, other = a_worker(), a_worker("t")
     for worker in (one, other):
         counts.begins(worker)
-    list(counts.here.look())
+    list(counts.here.update())
     one.ingest.counters.records += 5
     other.ingest.counters.records += 7
     counts.touched.add(one)
-    list(counts.here.look())
+    list(counts.here.update())
     assert counts.all().total("ingest_records") == 25
     assert not counts.touched
 
@@ -124,7 +124,7 @@ def test_metrics_gathering_of_many_changed_partitions_yields_between_slices(monk
     workers = [a_worker("s", number) for number in range(10)]
     for worker in workers:
         counts.begins(worker)
-    look = counts.here.look()
+    look = counts.here.update()
     for taken in (4, 8):
         next(look)
         assert (counts.here.unread_count, len(counts.touched)) == (taken, 10 - taken)
@@ -132,7 +132,7 @@ def test_metrics_gathering_of_many_changed_partitions_yields_between_slices(monk
     assert (read, counts.here.unread_count, len(counts.touched)) == (10, 0, 0)
     for worker in workers:
         counts.touched.add(worker)
-    look = counts.here.look()
+    look = counts.here.update()
     for _ in range(1000):  # a look ends, however often all of them are touched meanwhile
         counts.touched.update(workers)
         if next(look, "ended") == "ended":
@@ -163,5 +163,5 @@ async def test_metrics_scrape_stops_at_its_time_limit_and_the_next_scrape_contin
         left.append(found.numbers["scrape_stale_partitions"][()])
     assert left == [4 * figures.AT_ONCE] * 3
     assert held.counts.all().total("ingest_records") == 3 * 10 * figures.AT_ONCE, "those that have waited longest come first"
-    list(held.counts.here.look())
+    list(held.counts.here.update())
     assert held.counts.all().total("ingest_records") == 10 * len(held)

@@ -26,15 +26,15 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import BATCH_RECORDS, FAILOVER_S, LATENCY_S, Histogram, Instruments, PublishTimes
 from liftpy.core.base.partition import PartitionState, Pause
 from liftpy.core.groups.lag import GroupLag
-from liftpy.core.log.flush import FlushPlace
+from liftpy.core.log.flush import FlushScheduler
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
 from liftpy.core.metadata.features import SPOKEN
-from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.publish.overload import IngestCounters
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
-from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.phases import RoleName
 from liftpy.core.replication.reads import ReadBudget
 from liftpy.core.wire.decode_errors import REFUSED
@@ -45,7 +45,7 @@ from sidecar.partition.replica_manager import Partitions
 from sidecar.quorum.transport import DIVERGENCES
 from sidecar.runtime import clock
 from sidecar.status import figures as figures_module
-from sidecar.status.figures import BoundedLabels, Figures, NodeFigures, ResumingCount
+from sidecar.status.figures import BoundedLabels, Figures, MonotonicCounter, NodeFigures
 from sidecar.status.metric_names import COUNTER, HISTOGRAM, INCIDENTS, MOST_VALUES, TABLE
 from sidecar.status.metrics import MOST_SERIES_OF_A_STREAM, by_partition, exposition
 
@@ -81,7 +81,7 @@ def a_worker(stream: str = "s", partition: int = 0, role: RoleName = RoleName.LE
             worst_lag=lambda now_ns: (23 + partition, 24 * 10**9, 1),
         ),
         "fetches": SimpleNamespace(fragment_reassembly_bytes=25),
-        "services": SimpleNamespace(report=list, services_that_left=list, known=False),
+        "services": SimpleNamespace(report=list, left_services=list, known=False),
         "set_aside": (), "executor": SimpleNamespace(storage_failed=False), **more,
     })  # fmt: skip
 
@@ -121,10 +121,10 @@ class Held(list[Any]):
         super().__init__(workers)
         self.counts = NodeCounts(StreamLabels(streams), AllOfThem(self))
         self.failed: dict[Any, str] = {}
-        self.copy_pace, self.derived = CatchupThrottle(copied_bytes=31), NodeDerived()
+        self.copy_pace, self.derived = CatchupThrottle(copied_bytes=31), NodeStateMemory()
 
     @property
-    def heard_bytes(self) -> int:
+    def standby_bytes(self) -> int:
         return sum(worker.standby.heard.size_bytes for worker in self)
 
 
@@ -154,11 +154,11 @@ def a_reporter(workers: list[Any], streams: tuple[str, ...] = (), **more: Any) -
     return SimpleNamespace(**{
         "partitions": Held(workers, streams), "settings": SETTINGS, "node_id": "n1", "group": group, "instruments": Instruments(),
         "links": SimpleNamespace(all=lambda: [link], ingest=link), "nats": lambda: {"connected": True, "errors": errors, **nats},
-        "flush_place": FlushPlace(), "clock": lambda: {"doubt": "why", "skew_s": 2.5},
+        "flush_place": FlushScheduler(), "clock": lambda: {"doubt": "why", "skew_s": 2.5},
         "scrub": lambda: {"checked_bytes": 64, "findings": 65, "last_full_pass_s": time.time() - 66},
         "descriptors": lambda: {"open": 67, "limit": 68, "maps": 69, "partition_budget": 70}, "coordinators": list,
         "group_lags": lambda: {"billing": GroupLag(75, 7.5, 2), OTHERS: GroupLag(76, 0.5, 3)},
-        "named_counters": lambda: counters, "cluster_watch": ControllerMetrics(), "intake": NodeIntake(71, 72),
+        "named_counters": lambda: counters, "cluster_watch": ControllerMetrics(), "intake": NodeInflight(71, 72),
         "read_budget": ReadBudget(1, 73),
         "room": a_room(), "uptime_s": 9.0,
         **more,
@@ -403,7 +403,7 @@ def test_metrics_cache_is_updated_when_partitions_or_their_states_or_roles_chang
 
 
 def test_metrics_counter_does_not_decrease_when_its_source_restarts() -> None:
-    grown = ResumingCount()
+    grown = MonotonicCounter()
     assert [grown.of(count) for count in (3, 5, 1, 1, 4, 0)] == [3, 5, 6, 6, 9, 9]
 
 

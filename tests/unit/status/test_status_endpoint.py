@@ -17,7 +17,7 @@ import pytest
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.observe.history import question, rows_of
-from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.replica import FollowerSnapshot, ReplicaSnapshot
 from liftpy.core.wire.frames import decode_presence
@@ -26,7 +26,7 @@ from liftpy.errors import ConfigError
 from sidecar.runtime.settings import NodeSettings
 from sidecar.status import http
 from sidecar.status.report import Reporter
-from sidecar.status.status_api import PAGE_PARTITIONS, StatusDesk
+from sidecar.status.status_api import PAGE_PARTITIONS, StatusHandler
 from sidecar.transport.liveness import QUESTION
 from tests.unit.runtime.test_node_rules import a_link
 from tests.unit.status.test_status_page import Reporter as Paged
@@ -114,7 +114,7 @@ def a_worker(stream: str = "s", partition: int = 3) -> Any:
         standby=SimpleNamespace(report=lambda: {"held_bytes": 130, "appended": 131}),
         fetches=SimpleNamespace(fragment_reassembly_bytes=117),
         executor=SimpleNamespace(storage_failed=True),
-        services=SimpleNamespace(report=lambda: [{"lag": 118}], services_that_left=lambda: [{"lag": 119}]),
+        services=SimpleNamespace(report=lambda: [{"lag": 118}], left_services=lambda: [{"lag": 119}]),
     )
 
 
@@ -122,7 +122,7 @@ def a_reporter(tmp_path: Path, *workers: Any) -> Reporter:
     class Partitions(list[Any]):
         failed: ClassVar[dict[str, str]] = {}
         copy_pace = CatchupThrottle(bytes_per_second=120, copied_bytes=121, backlog_bytes=122, waited_ns=123_456_789)
-        derived = NodeDerived(138, 139, Counter(ids=140), Counter(subjects=141))
+        derived = NodeStateMemory(138, 139, Counter(ids=140), Counter(subjects=141))
 
     link = a_link("ingest", 1)
     image = SimpleNamespace(index=5, controllers=ControllerList())
@@ -265,8 +265,8 @@ class Bus:
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> tuple[Bus, StatusDesk, Callable[[bytes, bytes], bytes | None]]:
-    bus, made = Bus(), StatusDesk(NodeSettings("n1", tmp_path))
+def asked(tmp_path: Path) -> tuple[Bus, StatusHandler, Callable[[bytes, bytes], bytes | None]]:
+    bus, made = Bus(), StatusHandler(NodeSettings("n1", tmp_path))
     made.listen(bus, Subjects("ns"), (InboxRule(("_INBOX.",)), InboxRule(("ns.inbox.n2.",))))  # type: ignore[arg-type]
 
     def ask(reply: bytes, payload: bytes) -> bytes | None:
@@ -292,12 +292,12 @@ def test_status_presence_request_before_a_report_exists_is_answered(asked: Any) 
 
 
 async def test_status_settings_reload_request_with_another_payload_or_reply_subject_is_ignored(asked: Any) -> None:
-    bus, desk, _ = asked
+    bus, handler, _ = asked
 
     async def on_reload() -> dict[str, Any]:
         return {"applied": ["log_level"], "wait": []}
 
-    desk.on_reload = on_reload
+    handler.on_reload = on_reload
 
     async def told(reply: bytes, payload: bytes) -> Any:
         bus.sent.clear()
@@ -370,7 +370,7 @@ def test_status_page_above_the_message_size_lists_fewer_partitions_and_sets_its_
 def test_status_request_for_the_metrics_history_returns_rows(asked: Any) -> None:
     _, made, ask = asked
     for second in (5_000, 5_001):
-        made.history.put(second, [float(number) for number in range(24)])
+        made.history.add_values(second, [float(number) for number in range(24)])
     answer = json.loads(ask(b"_INBOX.a", json.dumps(question(1, 5_000)).encode()))
     rows = rows_of(answer["history"])
     assert rows is not None
@@ -393,8 +393,8 @@ async def get(url: str, text: bytes) -> bytes:
     return answer
 
 
-async def opened(tmp_path: Path, port: int = 0) -> StatusDesk:
-    made = StatusDesk(NodeSettings("n1", tmp_path, status_port=port))
+async def opened(tmp_path: Path, port: int = 0) -> StatusHandler:
+    made = StatusHandler(NodeSettings("n1", tmp_path, status_port=port))
     await made.open_page()
     return made
 
@@ -422,7 +422,7 @@ async def test_status_http_page_listens_on_loopback_until_closed(tmp_path: Path)
 
 
 async def test_status_http_page_without_a_configured_port_opens_no_socket(tmp_path: Path) -> None:
-    made = StatusDesk(NodeSettings("n1", tmp_path))
+    made = StatusHandler(NodeSettings("n1", tmp_path))
     await made.open_page()
     assert (made.url, made.serving.is_open) == ("", False)
     await made.close()
@@ -473,7 +473,7 @@ async def test_status_http_page_at_its_connection_limit_closes_silent_connection
 def test_status_http_page_accepts_only_loopback_and_configured_hostnames(
     request_text: bytes, status: int, tmp_path: Path
 ) -> None:
-    made = StatusDesk(NodeSettings("n1", tmp_path, dashboard_hostnames=("page.example",)))
+    made = StatusHandler(NodeSettings("n1", tmp_path, dashboard_hostnames=("page.example",)))
     made.listen(Bus(), Subjects("ns"), ())  # type: ignore[arg-type]
     made.reporter = Paged()  # type: ignore[assignment]
     assert int(made._respond(request_text).split()[1]) == status

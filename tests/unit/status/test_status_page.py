@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.observe.node_health import Signs
+from liftpy.core.observe.node_health import HealthInput
 from sidecar.runtime.settings import NodeSettings
 from sidecar.status.health import Health
-from sidecar.status.status_api import MOST_ON_A_PAGE, PAGE_PARTITIONS, StatusDesk
+from sidecar.status.status_api import MOST_ON_A_PAGE, PAGE_PARTITIONS, StatusHandler
 
 PARTITIONS = [("a", number) for number in range(1200)] + [("b <i>", number) for number in range(3)]
 _FACTS = {"node": "n1", "version": "1", "incarnation": 1, "uptime_s": 1.0, "metadata_leader": "n1", "metadata_index": 7}
@@ -36,18 +36,18 @@ class Reporter:
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> StatusDesk:
-    service = StatusDesk(NodeSettings("n1", tmp_path))
+def service(tmp_path: Path) -> StatusHandler:
+    service = StatusHandler(NodeSettings("n1", tmp_path))
     service.reporter = Reporter()  # type: ignore[assignment]
     return service
 
 
-def get(service: StatusDesk, target: str) -> tuple[int, bytes]:
+def get(service: StatusHandler, target: str) -> tuple[int, bytes]:
     head, _, body = service._respond(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()).partition(b"\r\n\r\n")
     return int(head.split()[1]), body
 
 
-def test_status_json_continues_after_the_last_partition_of_a_page(service: StatusDesk) -> None:
+def test_status_json_continues_after_the_last_partition_of_a_page(service: StatusHandler) -> None:
     seen: list[tuple[str, int]] = []
     query = ""
     for _ in range(10):
@@ -61,32 +61,32 @@ def test_status_json_continues_after_the_last_partition_of_a_page(service: Statu
 
 
 @pytest.mark.parametrize("query", ["count=0", f"count={MOST_ON_A_PAGE + 1}", "count=x", "count=-1", "after=a", "after=a/x"])
-def test_status_json_with_invalid_query_is_rejected(service: StatusDesk, query: str) -> None:
+def test_status_json_with_invalid_query_is_rejected(service: StatusHandler, query: str) -> None:
     assert get(service, f"/status?{query}")[0] == 400
 
 
 @pytest.mark.parametrize(
     ("query", "count"), [(f"count={MOST_ON_A_PAGE}", 1203), ("after=zzz/0", 0), ("count=%31", 1), ("other=1", 500), ("", 500)]
 )
-def test_status_json_with_valid_query_is_answered(service: StatusDesk, query: str, count: int) -> None:
+def test_status_json_with_valid_query_is_answered(service: StatusHandler, query: str, count: int) -> None:
     status, body = get(service, f"/status?{query}")
     assert (status, len(json.loads(body)["partitions"])) == (200, count)
 
 
-def test_status_json_request_with_huge_numbers_or_invalid_bytes_never_raises(service: StatusDesk) -> None:
+def test_status_json_request_with_huge_numbers_or_invalid_bytes_never_raises(service: StatusHandler) -> None:
     assert get(service, "/status?count=" + "9" * 5000)[0] == 400
     assert get(service, "/status?after=a/" + "9" * 5000)[0] == 200
     assert service._respond(b"GET /status?\xff=\xfe%zz HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 200")
 
 
 def test_status_health_request_before_a_report_exists_is_answered_with_reasons(tmp_path: Path) -> None:
-    service = StatusDesk(NodeSettings("n1", tmp_path))
-    signs = Signs()
+    service = StatusHandler(NodeSettings("n1", tmp_path))
+    signs = HealthInput()
     service.health = Health(lambda: signs, list)
     assert get(service, "/livez") == (200, b"ok\n")
     status, body = get(service, "/readyz")
     assert (status, body.splitlines()[0]) == (503, b"[-] registered: not registered with the metadata group yet")
-    signs = Signs(registered=True, nats=True, metadata_heard_s=0.0, session_s=1.0, opened=True)
+    signs = HealthInput(registered=True, nats=True, metadata_heard_s=0.0, session_s=1.0, opened=True)
     assert get(service, "/readyz") == (200, b"ok\n")
     assert get(service, "/readyz?verbose") == (200, b"[+] registered\n[+] nats\n[+] metadata\n[+] partitions\n[+] space\n")
     key = PartitionKey("s", "u1", 0)

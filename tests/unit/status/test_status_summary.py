@@ -11,7 +11,7 @@ import pytest
 from liftpy.core.observe.node_summary import ASKED, LATENCY_S, glance_of
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.runtime.settings import NodeSettings
-from sidecar.status.status_api import FRESH_S, MOST_WAITING, GlanceDesk, StatusDesk, glance_at
+from sidecar.status.status_api import FRESH_S, MOST_WAITING, StatusHandler, SummaryHandler, glance_at
 from tests.unit.status.test_metrics import a_reporter, a_worker, gathered, shown
 from tests.unit.status.test_status_endpoint import Bus
 
@@ -66,9 +66,9 @@ async def test_status_summary_is_computed_once_for_all_requests_within_the_inter
         now[0] += 0.1  # it took that long
         return b"%d" % len(begun)
 
-    desk = GlanceDesk(gather, lambda: now[0])
+    handler = SummaryHandler(gather, lambda: now[0])
     for _ in range(MOST_WAITING + 5):
-        desk.ask(heard.append)
+        handler.ask(heard.append)
     await asyncio.sleep(0)
     assert not heard
     go_on.set()
@@ -76,11 +76,11 @@ async def test_status_summary_is_computed_once_for_all_requests_within_the_inter
         await asyncio.sleep(0)
     assert heard == [b"1"] * MOST_WAITING, "more of them hear nothing: bounded"
     now[0] += 1.99  # twenty times as long as it took
-    desk.ask(heard.append)
+    handler.ask(heard.append)
     assert heard[-1] == b"1"
     assert len(heard) == MOST_WAITING + 1
     now[0] += 0.02
-    desk.ask(heard.append)
+    handler.ask(heard.append)
     while len(heard) < MOST_WAITING + 2:
         await asyncio.sleep(0)
     assert heard[-1] == b"2"
@@ -89,12 +89,12 @@ async def test_status_summary_is_computed_once_for_all_requests_within_the_inter
 
 
 async def test_status_subject_answers_a_summary_request_over_nats(tmp_path: Path) -> None:
-    bus, desk = Bus(), StatusDesk(NodeSettings("n1", tmp_path))
-    desk.listen(bus, Subjects("ns"), (InboxRule(("_INBOX.",)),))  # type: ignore[arg-type]
+    bus, handler = Bus(), StatusHandler(NodeSettings("n1", tmp_path))
+    handler.listen(bus, Subjects("ns"), (InboxRule(("_INBOX.",)),))  # type: ignore[arg-type]
     ask = bus.listening["ns.status.n1"]
     ask(b"ns.status.n1", b"_INBOX.a", ASKED, b"")
     assert not bus.sent, "there is nothing to say yet"
-    desk.reporter = a_reporter([a_worker()], incarnation=6, uptime_s=7.0)
+    handler.reporter = a_reporter([a_worker()], incarnation=6, uptime_s=7.0)
     ask(b"ns.status.n1", b"shop.orders", ASKED, b"")
     ask(b"ns.status.n1", b"_INBOX.a", ASKED, b"")
     ask(b"ns.status.n1", b"_INBOX.b", ASKED, b"")

@@ -74,7 +74,7 @@ def test_batch_trace_ignores_events_before_the_end_offset_of_the_batch() -> None
     for replica, offset, epoch in (("n2", 13, 4), ("n2", 14, 3), ("n9", 14, 4)):
         world.traces.fetched(replica, offset, epoch)
     world.later(MOST_NS)
-    world.node.look()
+    world.node.export_due()
     assert list(world.steps()) == ["append orders/3"]
     assert world.trees[0].root.error == SLOW
 
@@ -93,10 +93,10 @@ def test_batch_trace_with_a_lagging_follower_ends_after_a_timeout() -> None:
     world.traces.fetched("n3", 14, 4)
     world.traces.committed(14)
     world.later(LINGER_NS - 1)
-    world.node.look()
+    world.node.export_due()
     assert not world.trees
     world.later(1)
-    world.node.look()
+    world.node.export_due()
     assert list(world.steps()) == ["append orders/3", "flush", "replicate n3", "commit"], "nobody waits for an ack"
     assert world.trees[0].root.error == ""
 

@@ -53,8 +53,8 @@ def test_tracing_of_a_record_batch_creates_spans_of_one_trace() -> None:
     exporter = InMemorySpanExporter()
     spans = thread(exporter)
     children = (Span("flush", 1100, 1200), Span("commit", 1100, 1400, {"a": 1}))
-    spans.put(SpanTree(Span("append orders/3", 1000, 1500, {"liftpy.offset": 5}), children, SENDER, (SENDER, OTHER)))
-    spans.put(SpanTree(Span("recovery", 1, 2, {}, "why")))
+    spans.add(SpanTree(Span("append orders/3", 1000, 1500, {"liftpy.offset": 5}), children, SENDER, (SENDER, OTHER)))
+    spans.add(SpanTree(Span("recovery", 1, 2, {}, "why")))
     spans.close()
     found = {span.name: span for span in exporter.get_finished_spans()}
     root, flush, commit = found["append orders/3"], found["flush"], found["commit"]
@@ -97,10 +97,10 @@ def test_tracing_with_a_hanging_collector_queues_a_bounded_number_of_spans() -> 
     stuck, budget = Stuck(), SpanBudget()
     spans = thread(stuck, budget)
     one = SpanTree(Span("x", 1, 2), (Span("y", 1, 2),))
-    spans.put(one)
+    spans.add(one)
     assert stuck.asked.wait(WAIT_S)
     for _ in range(MOST_QUEUED_SPANS // 2 + 3):
-        spans.put(one)
+        spans.add(one)
     assert budget.dropped == 3 * 2
     stuck.go.set()
     until(lambda: stuck.count == 2 + MOST_QUEUED_SPANS)
@@ -114,9 +114,9 @@ def test_tracing_spans_rejected_by_the_collector_are_counted(result: Any) -> Non
     refuses, budget = Stuck(result), SpanBudget()
     refuses.go.set()
     spans = thread(refuses, budget)
-    spans.put(SpanTree(Span("x", 1, 2), (Span("y", 1, 2),)))
+    spans.add(SpanTree(Span("x", 1, 2), (Span("y", 1, 2),)))
     until(lambda: refuses.count == 2)
-    spans.put(SpanTree(Span("z", 1, 2)))
+    spans.add(SpanTree(Span("z", 1, 2)))
     spans.close()
     assert budget.dropped == 3, "and the thread goes on"
 
@@ -130,7 +130,7 @@ def test_tracing_lost_spans_are_counted_and_logged_once_per_outage(
     spans = thread(stuck, budget)
 
     def lost(count: int) -> None:
-        spans.put(SpanTree(Span("x", 1, 2)))
+        spans.add(SpanTree(Span("x", 1, 2)))
         until(lambda: stuck.count == count and spans._queued == 0)
 
     lost(1)
@@ -167,7 +167,7 @@ def test_tracing_close_does_not_wait_for_a_hanging_collector(monkeypatch: pytest
     monkeypatch.setattr(exporting, "_LAST_EXPORT_S", 0.02)
     stuck = Stuck()
     spans = thread(stuck)
-    spans.put(SpanTree(Span("x", 1, 2)))
+    spans.add(SpanTree(Span("x", 1, 2)))
     assert stuck.asked.wait(WAIT_S)
     spans.close()
     assert not stuck.ended
@@ -229,18 +229,18 @@ async def test_tracing_enabled_or_disabled_on_a_running_node_applies_without_a_r
 
     tracing = Tracing(settings(rack="a"), counters, made)
     tracing.start()
-    tracing.take_over(settings(rack="b"), partitions)
+    tracing.apply_settings(settings(rack="b"), partitions)
     assert (looks, exporters) == ([], []), "nothing of it has changed"
-    tracing.take_over(settings(trace="otlp"), partitions)
-    tracing.take_over(settings(trace="otlp", rack="c"), partitions)
+    tracing.apply_settings(settings(trace="otlp"), partitions)
+    tracing.apply_settings(settings(trace="otlp", rack="c"), partitions)
     assert (looks, len(exporters)) == ([True], 1), "nothing of it has changed"
     assert one is not None
     batch = build_batch([b"v"], headers=[[("traceparent", traceparent(SENDER))]])
     one.appended(batch, 5, 1, 1, arrived_wall_ns=1, flushed=False, awaited=False, followers=frozenset())
     tracing.traces.budget.dropped += 5
     began = time.monotonic()
-    tracing.take_over(settings(trace="otlp", trace_endpoint="http://there:1"), partitions)
-    tracing.take_over(settings(), partitions)
+    tracing.apply_settings(settings(trace="otlp", trace_endpoint="http://there:1"), partitions)
+    tracing.apply_settings(settings(), partitions)
     assert time.monotonic() - began < exporting._LAST_EXPORT_S, "the collector still has not answered"
     assert looks == [True, False, True, False]
     tracing.trace_recovery(1.0, [], [])

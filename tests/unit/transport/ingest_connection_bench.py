@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.inflight_limits import NodeInflight
 from sidecar.transport import ingest_connection as module
-from sidecar.transport.ingest_connection import Inflow
+from sidecar.transport.ingest_connection import IngestConnection
 
 KIB = 1024
 BUFFER_BYTES = 1000 * KIB
@@ -58,8 +58,8 @@ class Bench:
         monkeypatch.setattr(module, "time", SimpleNamespace(thread_time_ns=lambda: self.busy_ns))
         monkeypatch.setattr(module, "SocketThread", Thread)
         self.monkeypatch = monkeypatch
-        self.node = NodeIntake()
-        self.bus: Any = Inflow(self.node, BUFFER_BYTES)
+        self.node = NodeInflight()
+        self.bus: Any = IngestConnection(self.node, BUFFER_BYTES)
         self.bus._pump_task.cancel()
         self.bus._receiver = SimpleNamespace(is_idle=True, transport=Transport())
         self.got: list[bytes] = []

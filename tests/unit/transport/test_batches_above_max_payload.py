@@ -8,32 +8,32 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication.events import FetchReceived
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2 as pb
-from tests.scripts.desk import EPOCH, Desk
+from tests.scripts.replication_bench import EPOCH, ReplicationBench
 
 
-def fetch(desk: Desk) -> None:
+def fetch(bench: ReplicationBench) -> None:
     request = pb.ReplicationRequest(replicaID="n2", offset=-1, leaderEpoch=EPOCH, requestId=1, maxBytes=1 << 20)
-    desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.f")
-    event = desk.fetches.pop()
+    bench.bus.deliver(bench.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.f")
+    event = bench.fetches.pop()
     assert isinstance(event, FetchReceived)
-    desk.replication.send_response(
+    bench.replication.send_response(
         do.SendFetchResponse(token=event.token, from_offset=0, max_bytes=1 << 20, leader_epoch=EPOCH),
-        desk.log,
-        desk.log.high_watermark,
+        bench.log,
+        bench.log.high_watermark,
     )
 
 
 async def test_batch_above_max_payload_for_a_follower_that_does_not_support_fragments_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    desk = Desk()
-    desk.publish(b"x" * 500_000)
-    await desk.turn()
-    desk.commit()
-    fetch(desk)
+    bench = ReplicationBench()
+    bench.publish(b"x" * 500_000)
+    await bench.turn()
+    bench.commit()
+    fetch(bench)
     assert caplog.text == ""
-    desk.bus.max_payload = 64 * 1024
+    bench.bus.max_payload = 64 * 1024
     for _ in range(3):
-        fetch(desk)
+        fetch(bench)
     assert caplog.text.count("max_payload is 65536, and the follower's version takes no pieces") == 1
-    assert desk.counters["batches too large for a follower's version"] == 3
+    assert bench.counters["batches too large for a follower's version"] == 3

@@ -123,7 +123,7 @@ async def test_subscription_is_reported_active_only_after_the_server_confirms_it
     heard: list[int] = []
     for number in range(3):
         bus.listen(f"heard.{number}", lambda subject, *_: got.append(subject))
-        bus.when_heard(lambda number=number: heard.append(number))
+        bus.when_subscribed(lambda number=number: heard.append(number))
     assert heard == [], "not before the server says so"
     await until(lambda: len(heard) == 3, "all that asked together are told")
     assert (heard, tries) == ([0, 1, 2], 2)
@@ -252,7 +252,7 @@ async def test_connection_sends_the_answers_to_messages_of_one_socket_read_in_fe
     assert bus._outlet is not None
     writes, reads = [0], [0]
     monkeypatch.setattr(bus._outlet, "_transport", _Counted(bus._outlet._transport, writes))
-    take = bus._take
+    take = bus._process_arrived
 
     def counted(data: bytes) -> bytes | None:
         reads[0] += 1

@@ -12,7 +12,7 @@ from liftpy.errors import NotAllowedError
 from sidecar.transport import connection as module
 from sidecar.transport import dropped_publishes
 from sidecar.transport.connection import BusConnection
-from sidecar.transport.credentials import _MAX_SAID, RightsWatch
+from sidecar.transport.credentials import _MAX_SAID, PermissionWatch
 from sidecar.transport.dropped_publishes import Drops
 
 
@@ -88,7 +88,7 @@ async def test_connection_buffers_acks_up_to_a_bound_and_counts_the_dropped_acks
     assert (sending.stats["out_msgs"], sending.stats["out_bytes"]) == (6, 2 * bound)
 
 
-async def test_connection_has_room_only_if_a_message_of_max_payload_fits_into_its_buffer(sending: Any) -> None:
+async def test_connection_accepts_data_only_if_a_message_of_max_payload_fits_into_its_buffer(sending: Any) -> None:
     sending.waiting = 4000
     assert sending.has_room
     sending.waiting = 4001
@@ -100,7 +100,7 @@ async def test_connection_has_room_only_if_a_message_of_max_payload_fits_into_it
 # ---- rights ----------------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def watch() -> Any:
-    made: Any = RightsWatch("ns", lambda error: made.ended.append(error), Counter())
+    made: Any = PermissionWatch("ns", lambda error: made.ended.append(error), Counter())
     made.ended = []
     return made
 
@@ -161,10 +161,10 @@ async def test_dropped_publishes_are_logged_once_per_interval(
     for number in range(10):
         made.count(f"s/{number}", "overloaded", number + 1)
     assert [text.rpartition("subject: ")[2] for text in caplog.messages] == ["3 of s/0: overloaded"]
-    made._say()  # the timer's time has come
+    made._log_drops()  # the timer's time has come
     assert caplog.messages[1].endswith("10 of s/9: overloaded, 9 of s/8: overloaded, 8 of s/7: overloaded, 7 of s/6: overloaded, "
         "6 of s/5: overloaded, 5 of s/4: overloaded, 4 of s/3: overloaded, 3 of s/2: overloaded, and 2 more")  # fmt: skip
-    made._say()
+    made._log_drops()
     assert len(caplog.messages) == 2, "there is nothing to say"
     assert made._timer is None
     made.count("s/1", "below_min_isr", 1)

@@ -107,14 +107,14 @@ async def test_listener_closed_twice_unsubscribes_once(bus: Any) -> None:
     got: list[bytes] = []
     first = bus.listen("a.>", lambda s, r, payload, h: got.append(payload), queue="q")
     second = bus.listen("b", lambda *_: None)
-    assert bus._take(b"MSG a.x 1 1\r\n1\r\nMSG b.x 1 1\r\n2\r\n") == b"", "the second is of another subject"
+    assert bus._process_arrived(b"MSG a.x 1 1\r\n1\r\nMSG b.x 1 1\r\n2\r\n") == b"", "the second is of another subject"
     await bus._parser.parse()
     assert (got, bus.errors) == ([b"1"], {"messages under a foreign subject": 1})
     assert (bus._subs[1].subject, bus._subs[1].queue, bus._subs[2].queue) == ("a.>", "q", "")
     first.leave()
     assert (sorted(bus._subs), sorted(bus._sinks)) == ([2], [b"1", b"2"])
     bus._pings_outstanding = 2
-    assert bus._take(b"MSG a.x 1 1\r\n3\r\n") is None
+    assert bus._process_arrived(b"MSG a.x 1 1\r\n3\r\n") is None
     assert bus._pings_outstanding == 0, "who sends is alive, whatever its answer waits behind"
     for _ in range(2):
         first.close()
@@ -171,7 +171,7 @@ async def test_reading_task_stops_its_receiver_when_it_ends(there: bool, bus: An
     monkeypatch.setattr(StrictConnection, "_read", read)
     with pytest.raises(ZeroDivisionError):
         await bus._read_loop()
-    assert given == [(bus, bus._take, module._LEFT_BYTES)]
+    assert given == [(bus, bus._process_arrived, module._LEFT_BYTES)]
     assert did == (["by the receiver", "stop"] if there else ["by nats-py"])
     assert (bus._receiver, bus._outlet) == (None, None)
 
@@ -204,10 +204,10 @@ async def test_connection_read_runs_callbacks_and_then_flushes_the_write_buffer(
         return True
 
     bus._parser.feed = feed
-    bus._take(b"good")
+    bus._process_arrived(b"good")
     assert did == ["behind", "let go"]
     with pytest.raises(nats.errors.ProtocolError):
-        bus._take(b"bad")
+        bus._process_arrived(b"bad")
     assert did == ["behind", "let go"] * 2
     assert (bus._taking, bus._behind) == (False, [])
 
@@ -219,9 +219,9 @@ async def test_connection_read_while_closed_or_reconnecting_is_ignored(
     got: list[bytes] = []
     bus.listen("a", lambda *message: got.append(message[2]))
     monkeypatch.setattr(BusConnection, state, True)
-    assert bus._take(b"MSG a 1 1\r\n1\r\nMSG a 1 1\r\n") is None
+    assert bus._process_arrived(b"MSG a 1 1\r\n1\r\nMSG a 1 1\r\n") is None
     monkeypatch.setattr(BusConnection, state, False)
-    assert bus._take(b"MSG a 1 1\r\n2\r\n") is None
+    assert bus._process_arrived(b"MSG a 1 1\r\n2\r\n") is None
     assert got == [b"2"]
 
 
@@ -306,23 +306,23 @@ async def test_subscription_confirmation_is_retried_with_longer_timeouts_and_rep
 ) -> None:
     told: list[str] = []
     errors = [nats.errors.ConnectionClosedError(), TimeoutError(), OSError(), OSError(), OSError()]
-    settling = Settling(bus, monkeypatch, *errors, lambda: bus.when_heard(lambda: told.append("late")))
+    settling = Settling(bus, monkeypatch, *errors, lambda: bus.when_subscribed(lambda: told.append("late")))
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
         if len(slept) == 1:
-            bus.when_heard(lambda: told.append("third"))
+            bus.when_subscribed(lambda: told.append("third"))
 
     monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep))
-    bus.when_heard(lambda: told.append("first"))
-    bus.when_heard(lambda: told.append("second"))
+    bus.when_subscribed(lambda: told.append("first"))
+    bus.when_subscribed(lambda: told.append("second"))
     assert len(settling.tasks) == 1
     await settling.end()
     assert told == ["first", "second", "third", "late"]
     assert settling.asked == [1.0, 2.0, 4.0, 8.0, 16.0, 16.0, 16.0]
     assert (slept, len(settling.tasks), bus._unheard) == ([0.1] * 5, 1, [])
-    bus.when_heard(lambda: told.append("next"))
+    bus.when_subscribed(lambda: told.append("next"))
     await settling.end()
     assert (told[4:], settling.asked[7:]) == (["next"], [1.0])
 
@@ -334,7 +334,7 @@ async def test_subscription_on_a_closed_connection_is_never_confirmed(bus: Any, 
         monkeypatch.setattr(BusConnection, "is_closed", True)
 
     monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep))
-    bus.when_heard(lambda: pytest.fail("it was not heard"))
+    bus.when_subscribed(lambda: pytest.fail("it was not heard"))
     await settling.end()
     assert settling.asked == [1.0]
 

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import GRACES_NS, INGEST
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.parser import StrictConnection
 from sidecar.dev.nats_server import NatsServer
-from sidecar.disk.data_folder import DataFolder
-from sidecar.metadata.group_role import GroupLink
+from sidecar.disk.data_folder import DataDirectory
+from sidecar.metadata.group_role import MetadataConnection
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection, open_bus
-from sidecar.transport.connections import Links, StandbyLink
-from sidecar.transport.ingest_connection import Inflow
+from sidecar.transport.connections import NodeConnections, StandbyLink
+from sidecar.transport.ingest_connection import IngestConnection
 from tests.unit.client.test_client_parser import publish_raw
 from tests.unit.transport.fake_server import FakeServer
 from tests.unit.transport.test_connection import until
@@ -45,12 +45,16 @@ def settings(server: NatsServer, data: Path = Path("unused")) -> NodeSettings:
 async def opened(kind: str, server: NatsServer, data: Path) -> AsyncIterator[StrictConnection]:
     """A connection of each kind that a node has."""
     if kind == "metadata":
-        link = GroupLink(settings(server, data), DataFolder(data), Subjects("liftpy"), InboxRule(("_INBOX.",)), Counter())
+        link = MetadataConnection(
+            settings(server, data), DataDirectory(data), Subjects("liftpy"), InboxRule(("_INBOX.",)), Counter()
+        )
         await link.open(pytest.fail)
         yield link._connection
         await link.close()
         return
-    bus = await open_bus(settings(server), lambda: Inflow(NodeIntake(), MIB) if kind == "ingest" else BusConnection(kind))
+    bus = await open_bus(
+        settings(server), lambda: IngestConnection(NodeInflight(), MIB) if kind == "ingest" else BusConnection(kind)
+    )
     yield bus
     await bus.stop()
 
@@ -98,8 +102,10 @@ async def fake() -> AsyncIterator[tuple[FakeServer, str]]:
     server.close()
 
 
-async def inflow(url: str, node: NodeIntake | None = None, buffer_bytes: int = MIB) -> Inflow:
-    return await open_bus(NodeSettings("n1", Path("unused"), nats=(url,)), lambda: Inflow(node or NodeIntake(), buffer_bytes))
+async def inflow(url: str, node: NodeInflight | None = None, buffer_bytes: int = MIB) -> IngestConnection:
+    return await open_bus(
+        NodeSettings("n1", Path("unused"), nats=(url,)), lambda: IngestConnection(node or NodeInflight(), buffer_bytes)
+    )
 
 
 def message(payload: bytes) -> bytes:
@@ -127,7 +133,7 @@ async def test_connection_closed_by_the_server_reconnects_and_logs_the_reconnect
 async def test_ingest_connection_parses_bytes_read_before_its_loss(fake: tuple[FakeServer, str]) -> None:
     """Parsing waits for room; the server closes meanwhile. Neither the half message at the end nor old commands disturb the new one."""
     server, url = fake
-    node = NodeIntake(full_count=1)
+    node = NodeInflight(full_count=1)
     bus = await inflow(url, node)
     got: list[bytes] = []
     bus.listen("ev", lambda s, r, payload, h: got.append(payload))
@@ -172,7 +178,7 @@ async def test_ingest_connection_with_a_full_buffer_leaves_messages_in_the_serve
 ) -> None:
     monkeypatch.setattr("liftpy.core.replication.inflight_limits._BLIND_NS", 1 << 60)
     server, url = fake
-    node = NodeIntake(full_count=1)
+    node = NodeInflight(full_count=1)
     bus = await inflow(url, node, buffer_bytes=100_000)
     got: list[bytes] = []
     bus.listen("ev", lambda s, r, payload, h: got.append(payload))
@@ -214,7 +220,7 @@ async def test_ingest_connection_loss_within_the_grace_time_does_not_report_the_
 ) -> None:
     monkeypatch.setitem(GRACES_NS, INGEST, 50_000_000)
     buses = [await open_bus(settings(server), make) for make in _makers()]
-    links = Links(*buses, StandbyLink(_nobody))  # type: ignore[arg-type]
+    links = NodeConnections(*buses, StandbyLink(_nobody))  # type: ignore[arg-type]
     seen: list[bool] = []
     links.watch(seen.append)
     lost: list[str] = []
@@ -239,12 +245,12 @@ async def test_ingest_connection_loss_within_the_grace_time_does_not_report_the_
     await links.close()
 
 
-async def _nobody() -> Inflow:
+async def _nobody() -> IngestConnection:
     raise AssertionError("nobody stands by")
 
 
 def _makers() -> tuple[Callable[[], BusConnection], ...]:
-    return lambda: BusConnection("replication"), lambda: Inflow(NodeIntake(), MIB), lambda: BusConnection("reads")
+    return lambda: BusConnection("replication"), lambda: IngestConnection(NodeInflight(), MIB), lambda: BusConnection("reads")
 
 
 def tell(link: BusConnection, is_up: bool) -> None:
@@ -261,5 +267,5 @@ async def test_node_close_closes_all_connections_including_the_standby_one() -> 
 
         return SimpleNamespace(stop=stop)
 
-    await Links(link("replication"), link("ingest"), link("reads"), link("standby")).close()
+    await NodeConnections(link("replication"), link("ingest"), link("reads"), link("standby")).close()
     assert sorted(closed) == ["ingest", "reads", "replication", "standby"]

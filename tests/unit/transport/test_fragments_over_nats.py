@@ -10,30 +10,30 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.batch import split_batches
 from liftpy.core.wire.chunking import Assembly
-from tests.scripts.desk import EPOCH, Desk, FakeBus
+from tests.scripts.replication_bench import EPOCH, FakeBus, ReplicationBench
 
 MAX_PAYLOAD = 1 << 20
 KEY = b"k" * 60_000
 WITH_KEY = b"NATS/1.0\r\nLift-Key: " + KEY + b"\r\n\r\n"
 
 
-def replicate(desk: Desk, offset: int, assembly: Assembly) -> bytes:
+def replicate(bench: ReplicationBench, offset: int, assembly: Assembly) -> bytes:
     """Fetch what follows ``offset`` as a follower does; return the batches of the first answer that is whole."""
     for request_id in range(1, 1000):
         request = pb.ReplicationRequest(
             replicaID="n2", offset=offset, leaderEpoch=EPOCH, requestId=request_id, maxBytes=1 << 20,
             position=assembly.held.position, batchCrc=assembly.held.crc,
         )  # fmt: skip
-        desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.f")
-        event = desk.fetches.pop()
+        bench.bus.deliver(bench.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.f")
+        event = bench.fetches.pop()
         effect = do.SendFetchResponse(
             token=event.token, from_offset=event.offset + 1, max_bytes=event.max_bytes, leader_epoch=EPOCH
         )
-        desk.replication.send_response(effect, desk.log, desk.log.high_watermark)
-        (frame,) = desk.bus.take("liftpy.inbox.n2.f")
-        assert len(frame) <= desk.bus.max_payload
+        bench.replication.send_response(effect, bench.log, bench.log.high_watermark)
+        (frame,) = bench.bus.take("liftpy.inbox.n2.f")
+        assert len(frame) <= bench.bus.max_payload
         if frames.is_piece(frame):
-            whole = assembly.take(frames.decode_replication_piece(frame).piece)
+            whole = assembly.add_piece(frames.decode_replication_piece(frame).piece)
             if whole is not None:
                 return bytes(whole)
         else:
@@ -41,75 +41,75 @@ def replicate(desk: Desk, offset: int, assembly: Assembly) -> bytes:
     raise AssertionError("no whole batch in 1,000 answers")
 
 
-def read(desk: Desk) -> list[bytes | None]:
+def read(bench: ReplicationBench) -> list[bytes | None]:
     """Everything committed, as a reader gets it."""
-    progress = ReadProgress("orders", 0, 0, desk.log.high_watermark + 1)
+    progress = ReadProgress("orders", 0, 0, bench.log.high_watermark + 1)
     values: list[bytes | None] = []
     for _ in range(1000):
         if progress.done:
             return values
-        desk.bus.deliver(desk.subjects.read_from("orders", 0, "n1"), frames.encode(progress.request(1 << 20, 0)), "_INBOX.r")
-        (answer,) = desk.bus.take("_INBOX.r")
-        assert len(answer) <= desk.bus.max_payload
+        bench.bus.deliver(bench.subjects.read_from("orders", 0, "n1"), frames.encode(progress.request(1 << 20, 0)), "_INBOX.r")
+        (answer,) = bench.bus.take("_INBOX.r")
+        assert len(answer) <= bench.bus.max_payload
         for piece in progress.accept(answer):
             values += piece.values()
     raise AssertionError("not read in 1,000 answers")
 
 
-async def stored(desk: Desk, *messages: tuple[bytes, bytes]) -> list[bytes]:
+async def stored(bench: ReplicationBench, *messages: tuple[bytes, bytes]) -> list[bytes]:
     for payload, headers in messages:
-        desk.publish(payload, headers=headers)
-        await desk.turn()
-    desk.commit()
+        bench.publish(payload, headers=headers)
+        await bench.turn()
+    bench.commit()
     return [payload for payload, _ in messages]
 
 
 @pytest.mark.parametrize("size_bytes", [1_040_385, 1_044_481, MAX_PAYLOAD - 1, MAX_PAYLOAD])
 async def test_publish_of_max_payload_bytes_is_stored_replicated_and_read(size_bytes: int) -> None:
-    desk = Desk()
-    wanted = await stored(desk, (b"x" * size_bytes, b""), (b"after", b""))
-    assert desk.values() == wanted, "it vanished"
-    first = split_batches(replicate(desk, -1, Assembly()))
+    bench = ReplicationBench()
+    wanted = await stored(bench, (b"x" * size_bytes, b""), (b"after", b""))
+    assert bench.values() == wanted, "it vanished"
+    first = split_batches(replicate(bench, -1, Assembly()))
     assert first[0].values() == wanted[:1]
-    assert read(desk) == wanted
+    assert read(bench) == wanted
 
 
 async def test_producer_batch_with_repeated_keys_fits_max_payload_exactly() -> None:
-    desk = Desk()
-    wanted = await stored(desk, (b"v" * (MAX_PAYLOAD - len(WITH_KEY)), WITH_KEY), (b"after", b""))
-    assert desk.batches()[0].header.size_bytes > MAX_PAYLOAD
-    assert split_batches(replicate(desk, -1, Assembly()))[0].keys() == [KEY]
-    assert read(desk) == wanted
+    bench = ReplicationBench()
+    wanted = await stored(bench, (b"v" * (MAX_PAYLOAD - len(WITH_KEY)), WITH_KEY), (b"after", b""))
+    assert bench.batches()[0].header.size_bytes > MAX_PAYLOAD
+    assert split_batches(replicate(bench, -1, Assembly()))[0].keys() == [KEY]
+    assert read(bench) == wanted
 
 
 async def test_batch_above_a_lowered_max_payload_is_replicated_and_read_in_fragments() -> None:
-    desk = Desk()
-    wanted = await stored(desk, (b"x" * 900_000, b""), (b"y" * 700_000, WITH_KEY), (b"after", b""))
-    desk.bus.max_payload = 32 * 1024
+    bench = ReplicationBench()
+    wanted = await stored(bench, (b"x" * 900_000, b""), (b"y" * 700_000, WITH_KEY), (b"after", b""))
+    bench.bus.max_payload = 32 * 1024
     offset, batches = -1, []
     while offset < 2:
-        found = split_batches(replicate(desk, offset, Assembly()))
+        found = split_batches(replicate(bench, offset, Assembly()))
         offset, batches = found[-1].last_offset, batches + found
     assert [value for batch in batches for value in batch.values()] == wanted
-    assert read(desk) == wanted
-    assert desk.bus.errors == {}
+    assert read(bench) == wanted
+    assert bench.bus.errors == {}
 
 
 async def test_follower_that_does_not_support_fragments_gets_no_response_for_a_batch_above_max_payload() -> None:
-    desk = Desk()
-    await stored(desk, (b"x" * 900_000, b""))
-    desk.bus.max_payload = 64 * 1024
+    bench = ReplicationBench()
+    await stored(bench, (b"x" * 900_000, b""))
+    bench.bus.max_payload = 64 * 1024
     request = pb.ReplicationRequest(replicaID="n2", offset=-1, leaderEpoch=EPOCH, requestId=1, maxBytes=1 << 20)
-    desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.f")
-    event = desk.fetches.pop()
-    desk.replication.send_response(
-        do.SendFetchResponse(token=event.token, from_offset=0, max_bytes=1 << 20, leader_epoch=EPOCH), desk.log, 0
+    bench.bus.deliver(bench.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.f")
+    event = bench.fetches.pop()
+    bench.replication.send_response(
+        do.SendFetchResponse(token=event.token, from_offset=0, max_bytes=1 << 20, leader_epoch=EPOCH), bench.log, 0
     )
-    assert desk.bus.take("liftpy.inbox.n2.f") == [], "an empty response would say: you are caught up"
+    assert bench.bus.take("liftpy.inbox.n2.f") == [], "an empty response would say: you are caught up"
 
 
 async def test_publishes_with_a_small_max_payload_are_stored_in_smaller_batches_without_loss() -> None:
-    desk = Desk(FakeBus(max_payload=16 * 1024))
-    wanted = await stored(desk, *((bytes([number]) * 16_384, b"") for number in range(8)))
-    assert desk.values() == wanted
-    assert read(desk) == wanted
+    bench = ReplicationBench(FakeBus(max_payload=16 * 1024))
+    wanted = await stored(bench, *((bytes([number]) * 16_384, b"") for number in range(8)))
+    assert bench.values() == wanted
+    assert read(bench) == wanted

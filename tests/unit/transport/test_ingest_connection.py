@@ -9,10 +9,10 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.inflight_limits import NodeInflight
 from sidecar.transport import ingest_connection as module
 from sidecar.transport.connection import BusConnection
-from sidecar.transport.ingest_connection import ConnectionStats, Inflow
+from sidecar.transport.ingest_connection import ConnectionStats, IngestConnection
 from tests.unit.transport.ingest_connection_bench import BUFFER_BYTES, KIB, MS, Bench, Thread
 from tests.unit.transport.test_ingest_connection_overload import message
 
@@ -25,7 +25,7 @@ async def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 # ---- what has come -----------------------------------------------------------------------------------------------------------
 async def test_ingest_connection_with_an_empty_buffer_parses_a_read_at_once(bench: Bench) -> None:
     bus, data = bench.bus, message(b"1")
-    assert bus._take(data) is None
+    assert bus._process_arrived(data) is None
     assert bench.got == [b"1"]
     await bus._process_data(data)
     assert bench.got == [b"1", b"1"]
@@ -45,7 +45,7 @@ async def test_ingest_connection_buffers_a_read_that_is_large_or_follows_buffere
     bus._parsing = why == "something is being parsed"
     bench.takes = why != "the gate"
     parsed = bench.parsing()
-    assert bus._take(data) is data
+    assert bus._process_arrived(data) is data
     assert (bus._arrived_bytes, bus.taken_bytes) == (before, 0)
     await bus._process_data(data)
     assert parsed == []
@@ -74,10 +74,10 @@ async def test_ingest_connection_reports_its_largest_backlog_in_bytes(bench: Ben
 async def test_ingest_connection_does_not_start_the_socket_thread_after_a_read_that_ends_with_a_ping(bench: Bench) -> None:
     looked: list[int] = []
     bench.monkeypatch.setattr(bench.bus, "_hand_over", lambda: looked.append(1) or False)
-    assert bench.bus._take(message(b"1") + b"PING\r\n") == b""
+    assert bench.bus._process_arrived(message(b"1") + b"PING\r\n") == b""
     assert looked == []
     bench.bus._parser.reset()
-    assert bench.bus._take(message(b"2")) is None
+    assert bench.bus._process_arrived(message(b"2")) is None
     assert looked == [1]
 
 
@@ -189,11 +189,11 @@ async def test_ingest_connection_loss_is_processed_after_the_bytes_buffered_befo
     bus._append(b"MSG ev 1 5\r\nha")
     bus._ps.reset()
     assert (thread.did, bus._thread) == (["stop"], None)
-    assert did == [("Gate",), ("Overflow",), ("Cuts", "s1", 7)]
+    assert did == [("Gate",), ("LoadShedding",), ("DisconnectLoss", "s1", 7)]
     assert (bus._parser.lost, bus._arrived.is_set()) == (1, True)
     bus._append(message(b"new"))
-    await bus._take_some()
-    assert did[3:] == [("Cuts", 3)], "all that it had brought was looked at"
+    await bus._process_some()
+    assert did[3:] == [("DisconnectLoss", 3)], "all that it had brought was looked at"
     assert (bus._parser.lost, bench.got, bus.waiting_bytes) == (0, [b"new"], 0)
 
 
@@ -207,11 +207,11 @@ async def test_ingest_connection_turn_parses_a_bounded_number_of_bytes(bench: Be
     bus, pieces = bench.bus, bench.parsing()
     bus._append(bytes(300 * KIB))
     bus._append(bytes(10))
-    await bus._take_some()
+    await bus._process_some()
     assert pieces == [(64 * KIB, False)] * 4
     assert (bus.taken_bytes, bus.waiting_bytes, bus._position) == (256 * KIB, 44 * KIB + 10, 256 * KIB)
     assert bus._room.is_set()
-    await bus._take_some()
+    await bus._process_some()
     assert pieces[4:] == [(44 * KIB, False), (10, False)]
     assert (bus.taken_bytes, bus.waiting_bytes, bus._position, len(bus._chunks)) == (300 * KIB + 10, 0, 0, 0)
 
@@ -220,10 +220,10 @@ async def test_ingest_connection_turn_ends_after_its_time_limit(bench: Bench) ->
     bus, pieces = bench.bus, bench.parsing(each_ns=2 * MS)
     for _ in range(5):
         bus._append(bytes(1000))
-    await bus._take_some()
+    await bus._process_some()
     assert len(pieces) == 2
     bench.takes = False
-    await bus._take_some()
+    await bus._process_some()
     assert len(pieces) == 2, "nor more than partitions can hold"
 
 
@@ -248,7 +248,7 @@ async def test_ingest_connection_pump_yields_to_the_event_loop_after_each_parsed
         bench.takes = True
 
     bench.monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep))
-    bus._idle, bus._make_room, bus._take_some = idle, make_room, take_some
+    bus._idle, bus._make_room, bus._process_some = idle, make_room, take_some
     bench.takes = False
     with pytest.raises(ZeroDivisionError):
         await bus._pump()
@@ -334,7 +334,7 @@ async def test_ingest_connection_counts_dropped_messages_per_subscription(bench:
     bench.bus.listen("two", lambda *_: None)
     bench.bus._append(message(b"1") * 3 + message(b"wants an answer", b"_INBOX.a") + message(b"", subject=b"two", sid=2))
     await bench.bus._leave_out(1)
-    assert (bench.given_up, bench.bus.left_out, bench.got) == ([3], 4, [b"wants an answer"])
+    assert (bench.given_up, bench.bus.dropped_unread, bench.got) == ([3], 4, [b"wants an answer"])
 
 
 async def test_ingest_connection_counts_dropped_messages_for_the_new_handler_after_a_takeover(bench: Bench) -> None:
@@ -402,14 +402,14 @@ async def test_ingest_connection_close_ends_its_socket_thread(monkeypatch: pytes
         closed.append(given)
 
     monkeypatch.setattr(BusConnection, "_close", close)
-    bus: Any = Inflow(NodeIntake(), BUFFER_BYTES)
+    bus: Any = IngestConnection(NodeInflight(), BUFFER_BYTES)
     thread = bus._thread = Thread()
     task = bus._pump_task
     await asyncio.sleep(0)
-    await bus._close(Inflow.CLOSED, False)
-    assert (thread.did, bus._thread, task.done(), closed) == (["stop"], None, False, [(Inflow.CLOSED, False)])
+    await bus._close(IngestConnection.CLOSED, False)
+    assert (thread.did, bus._thread, task.done(), closed) == (["stop"], None, False, [(IngestConnection.CLOSED, False)])
     await bus.stop()
-    assert (task.cancelled(), closed[1:]) == (True, [(Inflow.CLOSED, True)])
+    assert (task.cancelled(), closed[1:]) == (True, [(IngestConnection.CLOSED, True)])
 
 
 async def test_ingest_connection_constructor_passes_its_arguments_to_its_parser_and_statistics(
@@ -422,13 +422,13 @@ async def test_ingest_connection_constructor_passes_its_arguments_to_its_parser_
         spawned.append(endless)
 
     monkeypatch.setattr(module, "spawn", spawn)
-    node, asks = NodeIntake(), SimpleNamespace(inbox="box", listen=lambda *_: None)
-    bus: Any = Inflow(node, BUFFER_BYTES, 777, asks)  # type: ignore[arg-type]
+    node, asks = NodeInflight(), SimpleNamespace(inbox="box", listen=lambda *_: None)
+    bus: Any = IngestConnection(node, BUFFER_BYTES, 777, asks)  # type: ignore[arg-type]
     assert (bus._backlog._bus, bus.cuts._backlog, bus.cuts._overflow) == (asks, bus._backlog, bus.overflow)
     assert (bus.name, bus._send_buffer_bytes, bus._gate._node) == ("ingest", 777, node)
     assert (bus._parser._connection, bus._parser._sinks, bus._parser.errors) == (bus, bus._sinks, bus.errors)
     assert spawned == [True], "its end is an error"
-    alone: Any = Inflow(node, BUFFER_BYTES)
+    alone: Any = IngestConnection(node, BUFFER_BYTES)
     assert (alone._backlog, alone.cuts._backlog) == (None, None)
 
 

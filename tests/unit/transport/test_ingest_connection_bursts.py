@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sidecar.transport import ingest_connection as module
-from sidecar.transport.ingest_connection import Inflow
+from sidecar.transport.ingest_connection import IngestConnection
 from tests.unit.transport.ingest_connection_bench import MS, Bench, Thread
 
 
@@ -53,7 +53,7 @@ async def test_ingest_connection_is_read_by_the_event_loop_if_a_thread_cannot_re
     elif why == "task":
         bus._receiver.is_idle = False
     elif why in ("reconnecting", "closed"):
-        bench.monkeypatch.setattr(Inflow, f"is_{why}", True)
+        bench.monkeypatch.setattr(IngestConnection, f"is_{why}", True)
     elif why == "closing":
         transport.closing = True
     else:
@@ -102,7 +102,7 @@ async def test_socket_thread_wakes_the_event_loop_once_for_several_reads(bench: 
     bus._pings_outstanding = 2
     bus._append_from_thread(b"ab")
     bus._append_from_thread(b"c")
-    assert (list(bus._chunks), bus.waiting_bytes, calls) == ([b"ab", b"c"], 3, [bus._tell])
+    assert (list(bus._chunks), bus.waiting_bytes, calls) == ([b"ab", b"c"], 3, [bus._wake_reader])
     assert not bus._arrived.is_set(), "an event is no thing of threads"
     calls[0]()
     assert (bus._arrived.is_set(), bus._pings_outstanding) == (True, 0)
@@ -113,7 +113,7 @@ async def test_socket_thread_wakes_the_event_loop_once_for_several_reads(bench: 
         raise RuntimeError("closed")
 
     bus._loop = SimpleNamespace(call_soon_threadsafe=gone)
-    bus._tell()
+    bus._wake_reader()
     bus._append_from_thread(b"e")
     assert bus.waiting_bytes == 5
 

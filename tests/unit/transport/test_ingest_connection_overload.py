@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.wire.envelope import MAGIC
 from liftpy.core.wire.subjects import SERVER_CONNECTIONS
 from sidecar.dev.nats_server import NatsServer
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection, open_bus
-from sidecar.transport.ingest_connection import Inflow
-from sidecar.transport.parser import InflowParser
+from sidecar.transport.ingest_connection import IngestConnection
+from sidecar.transport.parser import IngestParser
 from tests.unit.transport.fake_server import FakeServer
 from tests.unit.transport.test_connection import until
 
@@ -49,9 +49,9 @@ class IngestRecorder:
     """An ingest connection, what it took, and what it was told to be given up."""
 
     def __init__(self) -> None:
-        self.node = NodeIntake()
+        self.node = NodeInflight()
         self.taken = self.given_up = 0
-        self.bus: Inflow
+        self.bus: IngestConnection
 
     async def open(self, server: NatsServer, asks: BusConnection, buffer_bytes: int) -> None:
         await self.connect(server.url, asks, buffer_bytes)
@@ -59,7 +59,7 @@ class IngestRecorder:
 
     async def connect(self, url: str, asks: BusConnection, buffer_bytes: int) -> None:
         given = NodeSettings("n1", Path("unused"), nats=(url,))
-        self.bus = await open_bus(given, lambda: Inflow(self.node, buffer_bytes, asks=asks))
+        self.bus = await open_bus(given, lambda: IngestConnection(self.node, buffer_bytes, asks=asks))
         self.bus.listen("ev", self._take, given_up=self._given_up)
 
     def _take(self, *_: bytes) -> None:
@@ -181,7 +181,7 @@ async def test_ingest_connection_in_overload_drops_and_counts_messages_without_a
         taker.node.full_count = 0
         await until(lambda: taker.taken + taker.given_up == 75_000, "stored and counted is sent")
         assert taker.given_up > 0
-        assert taker.bus.left_out == taker.given_up
+        assert taker.bus.dropped_unread == taker.given_up
         assert taker.bus.stats["reconnects"] == 0
         await taker.bus.stop()
         await asks.stop()
@@ -190,8 +190,8 @@ async def test_ingest_connection_in_overload_drops_and_counts_messages_without_a
 async def test_ingest_connection_closed_as_slow_consumer_counts_the_lost_messages(
     server: NatsServer, asks: BusConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liftpy.core.replication.inflight_limits.Overflow.due_bytes", lambda *_: 0)
-    monkeypatch.setattr("liftpy.core.replication.inflight_limits.Overflow.leaves_alone", lambda *_: True)
+    monkeypatch.setattr("liftpy.core.replication.inflight_limits.LoadShedding.due_bytes", lambda *_: 0)
+    monkeypatch.setattr("liftpy.core.replication.inflight_limits.LoadShedding.leaves_alone", lambda *_: True)
     monkeypatch.setattr("liftpy.core.replication.inflight_limits._PATIENCE_NS", 1 << 60)
     monkeypatch.setattr("liftpy.core.replication.inflight_limits._STUCK_NS", 1 << 60)
     taker = IngestRecorder()
@@ -266,15 +266,17 @@ STREAM = b"".join(
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2, 3, 7, 61, 250, 4096, len(STREAM)])
-async def test_ingest_parser_in_overload_delivers_requests_and_counts_dropped_plain_messages(chunk_bytes: int) -> None:
+async def test_ingest_parser_in_overload_delivers_requests_and_counts_dropped_messages_without_reply_subject(
+    chunk_bytes: int,
+) -> None:
     connection = Connection()
     got: list[bytes] = []
     counted = {1: 0, 2: 0}
     sinks: dict[bytes, Any] = {sid: lambda s, r, payload, h: got.append(payload) for sid in (b"1", b"2")}
-    parser = InflowParser(connection, sinks)
+    parser = IngestParser(connection, sinks)
     for sid, subject in ((1, "ev"), (2, "two")):
         parser.expect(sid, subject)
-        parser.tell(sid, lambda count, sid=sid: counted.update({sid: counted[sid] + count}))  # type: ignore[misc]
+        parser.on_dropped(sid, lambda count, sid=sid: counted.update({sid: counted[sid] + count}))  # type: ignore[misc]
     parser.leaving_out = True
     for start in range(0, len(STREAM), chunk_bytes):
         await parser.parse(STREAM[start : start + chunk_bytes])

@@ -69,7 +69,7 @@ def node() -> Node:
 
 
 @pytest.mark.parametrize("serves", [True, False])
-def test_leadership_question_on_the_notify_subject_gets_an_answer_to_its_inbox(node: Node, serves: bool) -> None:
+def test_leadership_probe_on_the_notify_subject_gets_an_answer_to_its_inbox(node: Node, serves: bool) -> None:
     node.serves = serves
     node.hears(QUESTION)
     [(subject, answer)] = node.sent()
@@ -157,7 +157,7 @@ def test_wake_up_frame_is_cached_until_its_partition_is_removed(node: Node) -> N
     assert not node.notifications._wake_frames
 
 
-def test_leadership_question_is_answered_only_by_the_worker_that_hosts_the_partition() -> None:
+def test_leadership_probe_is_answered_only_by_the_worker_that_hosts_the_partition() -> None:
     """The answer of another worker would depose a serving leader, or replace it too early."""
     hosts = share_of(KEY.stream, KEY.partition, 2)
     for number in range(2):

@@ -8,12 +8,12 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.nats.credentials import Credentials
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport import connection as module
 from sidecar.transport.connection import open_bus
-from sidecar.transport.ingest_connection import Inflow
+from sidecar.transport.ingest_connection import IngestConnection
 
 
 class Attempt:
@@ -93,8 +93,8 @@ async def test_open_bus_does_not_retry_an_unexpected_error() -> None:
 
 
 async def test_ingest_connection_requests_server_statistics_only_with_a_large_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = NodeIntake()
-    inflow = Inflow(node, 4096)
+    node = NodeInflight()
+    inflow = IngestConnection(node, 4096)
     asked: list[Any] = []
     roomy: list[int] = []
     inflow._backlog = type("Backlog", (), {"ask": lambda self, *given: asked.append(given)})()  # type: ignore[assignment]
@@ -103,7 +103,7 @@ async def test_ingest_connection_requests_server_statistics_only_with_a_large_ba
     for held, question in ((1023, 0), (1024, 1), (1500, 2)):
         node.held_bytes = held
         await inflow._make_room()
-        assert (len(asked), inflow.left_out) == (question, 0)
+        assert (len(asked), inflow.dropped_unread) == (question, 0)
     assert len(roomy) == 3
     monkeypatch.setattr(type(inflow), "is_connected", False)
     await inflow._make_room()

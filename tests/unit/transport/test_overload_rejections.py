@@ -11,12 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import AckPolicy
-from liftpy.core.publish.memory_budget import LEAST_WAIT_MS, LONGEST_WAIT_MS, HeldByNode, MemoryBudget, PartitionRoom
+from liftpy.core.publish.memory_budget import (
+    LEAST_WAIT_MS,
+    LONGEST_WAIT_MS,
+    MemoryBudget,
+    NodePublishMemory,
+    PartitionMemoryBudget,
+)
 from liftpy.core.publish.ports import is_refused_unread
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.envelope import MAGIC, Ordinary
+from liftpy.core.wire.envelope import MAGIC, FastEnvelope
 from sidecar.transport.ingest_connection import _PIECE_BYTES as PIECE_BYTES
-from sidecar.transport.parser import InflowParser
+from sidecar.transport.parser import IngestParser
 from tests.long import examples
 from tests.unit.publish.batches import Bench, published
 from tests.unit.publish.test_quota_of_publishers import enveloped
@@ -60,7 +66,7 @@ class OverloadedParser(ParserBench):
     """Subscriptions 1 and 3 refuse; 2 does not."""
 
     def __init__(self) -> None:
-        super().__init__(InflowParser)
+        super().__init__(IngestParser)
         self.refused: list[tuple[int, list[bytes]]] = []
         self.doors = {sid: SwitchableRefuser(self.refused, sid) for sid in (1, 3)}
         for sid, door in self.doors.items():
@@ -141,7 +147,7 @@ def test_ingest_parser_in_overload_waits_for_the_rest_of_a_message() -> None:
         assert made.parser._needed_bytes == (len(ASKS) if cut >= ASKS.index(b"\n") + 1 else 0)
 
 
-def test_ingest_parser_in_overload_delivers_consecutive_envelopes_and_rejects_the_next_plain_request() -> None:
+def test_ingest_parser_in_overload_delivers_consecutive_envelopes_and_rejects_the_next_request_without_envelope() -> None:
     made = OverloadedParser()
     enveloped = b"MSG ev 1 _INBOX.r %d\r\n%b\r\n" % (len(MAGIC), MAGIC)
     calls: list[int] = []
@@ -224,18 +230,18 @@ async def test_ingest_connection_rejects_publishes_while_its_unread_bytes_are_to
     assert bus._parser._refusers == {b"2": door}
     pieces = bench.parsing(each_ns=10 * MS)  # one in a turn
     bus._append(bytes(2 * PIECE_BYTES))
-    await bus._take_some()
+    await bus._process_some()
     assert (room.waited_ns, bus._parser.pauses) == (0, False)
     bench.now_ns += 101 * MS
     bus._append(bytes(PIECE_BYTES))
-    await bus._take_some()
+    await bus._process_some()
     assert (room.waited_ns, room.is_late, bus._parser.pauses) == (101 * MS, True, True)
-    await bus._take_some()
+    await bus._process_some()
     assert (room.is_late, bus._parser.pauses, len(pieces)) == (False, False, 3)
     room.limit_bytes = 100
-    room.look(HeldByNode(unread=100))
+    room.update(NodePublishMemory(unread=100))
     bus._append(bytes(10))
-    await bus._take_some()
+    await bus._process_some()
     assert bus._parser.pauses, "without room, too"
 
 
@@ -247,7 +253,7 @@ async def test_ingest_connection_with_an_empty_buffer_accepts_publishes_again(mo
     bench.bus._append(bytes(2))
     room.update_wait(2, 0, bench.now_ns)
     bench.now_ns += 101 * MS
-    await bench.bus._take_some()
+    await bench.bus._process_some()
     assert (room.is_late, bench.bus._parser.pauses, bench.bus.waiting_bytes) == (True, True, 0)
     bench.bus._arrived.set()
     idle = asyncio.ensure_future(bench.bus._idle())
@@ -266,7 +272,7 @@ async def test_ingest_connection_turn_parses_more_bytes_while_most_messages_are_
     bench.bus._append(bytes(20 * PIECE_BYTES))
     room.update_wait(20 * PIECE_BYTES, 0, bench.now_ns)
     bench.now_ns += waited_ms * MS
-    await bench.bus._take_some()
+    await bench.bus._process_some()
     assert len(pieces) == taken
 
 
@@ -277,7 +283,7 @@ class OverloadedIngest(Bench):
     def __init__(self, own_bytes: int = 1 << 20) -> None:
         super().__init__()
         self.node = MemoryBudget(100)
-        self.may(room=PartitionRoom(self.node, own_bytes, lambda: 0))
+        self.may(room=PartitionMemoryBudget(self.node, own_bytes, lambda: 0))
 
     def may(self, **changed: Any) -> None:
         self.ingest._may = self.ingest._overload._may = self.ingest._may._replace(**changed)
@@ -288,7 +294,7 @@ def _is_late(bench: OverloadedIngest) -> None:
 
 
 def _has_no_room(bench: OverloadedIngest) -> None:
-    bench.node.look(HeldByNode(uncommitted=100))
+    bench.node.update(NodePublishMemory(uncommitted=100))
 
 
 def _many_wait(bench: OverloadedIngest) -> None:
@@ -308,7 +314,9 @@ def _waits_for_its_commit(bench: OverloadedIngest) -> None:
 
 
 @pytest.mark.parametrize("why", [_is_late, _has_no_room, _many_wait, _much_waits, _waits_for_its_commit])
-def test_overload_rejects_publishes_while_the_node_is_late_or_a_queue_is_full(why: Callable[[OverloadedIngest], None]) -> None:
+def test_overload_rejects_publishes_while_the_queue_delay_is_above_its_limit_or_a_queue_is_full(
+    why: Callable[[OverloadedIngest], None],
+) -> None:
     bench = OverloadedIngest()
     door = bench.ingest._overload
     assert not door.refuses()
@@ -334,12 +342,12 @@ def test_overload_rejects_publishes_for_slow_commits_only_under_memory_pressure(
     assert not door.refuses()
 
 
-def test_overload_rejects_publishes_for_late_acks_even_without_memory_pressure() -> None:
+def test_overload_with_acks_above_the_delay_limit_rejects_publishes_even_without_memory_pressure() -> None:
     """At the start of a flood the queue is before the commit, and few bytes wait unread."""
     bench = OverloadedIngest()
     door = bench.ingest._overload
     bench.node = MemoryBudget(100, late_s=1.0)
-    bench.may(room=PartitionRoom(bench.node, 1 << 20, lambda: 0))
+    bench.may(room=PartitionMemoryBudget(bench.node, 1 << 20, lambda: 0))
     seen = []
     for step in range(100):
         at_ms = 7000 + 50 * step
@@ -359,7 +367,7 @@ def test_overload_rejection_for_slow_commits_counts_as_memory_pressure() -> None
     """Publishes are rejected when they are read, so the age of unread bytes shows no overload."""
     bench = OverloadedIngest()
     bench.node = MemoryBudget(100, late_s=1.0)
-    bench.may(room=PartitionRoom(bench.node, 1 << 20, lambda: 0))
+    bench.may(room=PartitionMemoryBudget(bench.node, 1 << 20, lambda: 0))
     _waits_for_its_commit(bench)
     assert bench.ingest._overload.refuses()
     bench.node.update_wait(0, 0, 7502 * MS)
@@ -494,7 +502,7 @@ def test_overload_rejects_each_envelope_with_a_negative_ack_envelope() -> None:
     read: list[int] = []
     reading = bench.ingest.reader.read
     bench.ingest.reader.read = lambda messages, now: (read.append(len(messages)), reading(messages, now))[1]  # type: ignore[method-assign, func-returns-value]
-    form = Ordinary("s", 1, "u1", AckPolicy.ALL)
+    form = FastEnvelope("s", 1, "u1", AckPolicy.ALL)
     bench.arrive(
         (b"_INBOX.1", form.envelope(b"1", b""), b""),
         (b"_INBOX.2", form.envelope(b"2", b"m2"), b""),

@@ -9,7 +9,7 @@ from nats.aio.subscription import Subscription
 
 from liftpy.core.wire.envelope import MAGIC
 from liftpy.nats.parser import LARGEST_MESSAGE_BYTES
-from sidecar.transport.parser import InflowParser, SinkParser
+from sidecar.transport.parser import IngestParser, SinkParser
 from tests.unit.transport.test_parser import FakeClient
 
 ONE = b"MSG ev 1 1\r\na\r\n"
@@ -100,7 +100,7 @@ def test_parser_leaves_a_line_without_a_handler_to_nats_py(line: bytes) -> None:
     assert made.parser._messages(ONE + line + b"\r\na\r\n" + ONE, 0) == len(ONE)
     assert (made.values(), made.counted, made.parser._needed_bytes) == ([b"a"], (1, 1), 0)
     if line.endswith(b"1"):  # not those whose size means something else
-        leaving = ParserBench(InflowParser)
+        leaving = ParserBench(IngestParser)
         leaving.parser.leaving_out = True
         assert leaving.parser._messages(ONE + line + b"\r\na\r\n" + ONE, 0) == len(ONE)
         assert (leaving.values(), leaving.counted, leaving.parser.left_out) == ([], (1, 1), 1)
@@ -153,11 +153,11 @@ def test_parser_does_not_call_a_removed_handler() -> None:
 # ---- what is left out --------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def leaving() -> ParserBench:
-    made: Any = ParserBench(InflowParser)
+    made: Any = ParserBench(IngestParser)
     made.parser.leaving_out = True
     made.given_up = []
-    made.parser.tell(1, lambda count: made.given_up.append((1, count)))
-    made.parser.tell(2, lambda count: made.given_up.append((2, count)))
+    made.parser.on_dropped(1, lambda count: made.given_up.append((1, count)))
+    made.parser.on_dropped(2, lambda count: made.given_up.append((2, count)))
     return made
 
 
@@ -230,7 +230,7 @@ async def test_parser_skips_commands_buffered_from_a_lost_connection(leaving: An
 
 
 async def test_parser_outside_overload_delivers_every_message() -> None:
-    made = ParserBench(InflowParser)
+    made = ParserBench(IngestParser)
     await made.parser.parse(PLAIN * 2 + b"MSG evx 1 1\r\na\r\n" + b"MSG a.x 7 3\r\nown\r\n")
     assert (made.values(), made.client.own) == ([b"abc", b"abc"], [b"own"])
     assert (made.parser.seen, made.parser.left_out, made.counted) == (4, 0, (2, 6))

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.nats.parser import StrictConnection
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection, open_bus
-from sidecar.transport.ingest_connection import Inflow
+from sidecar.transport.ingest_connection import IngestConnection
 from tests.unit.transport.test_connection import until
 
 
@@ -69,7 +69,7 @@ async def test_connection_with_a_late_pong_during_a_reconnect_opens_no_second_co
 ) -> None:
     """In a flood the PONG is behind many messages. Two connections would deliver every publish twice."""
     settings = NodeSettings("n1", Path("unused"), nats=(await server.start(),))
-    bus = await open_bus(settings, lambda: Inflow(NodeIntake(), 1 << 20) if inflow else BusConnection("test"))
+    bus = await open_bus(settings, lambda: IngestConnection(NodeInflight(), 1 << 20) if inflow else BusConnection("test"))
     got: list[bytes] = []
     bus.listen("ev", lambda subject, reply, payload, headers: got.append(payload))
     back: list[int] = []

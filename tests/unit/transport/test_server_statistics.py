@@ -13,8 +13,8 @@ import pytest
 from liftpy.core.wire.subjects import SERVER_CONNECTIONS
 from sidecar.transport import connections, ingest_connection
 from sidecar.transport.connection import BusConnection
-from sidecar.transport.ingest_connection import Backlog, ConnectionStats, Cuts
-from sidecar.transport.parser import InflowParser
+from sidecar.transport.ingest_connection import Backlog, ConnectionStats, DisconnectLoss
+from sidecar.transport.parser import IngestParser
 from tests.unit.transport.test_ingest_connection_overload import Connection, message
 
 MS = 1_000_000
@@ -175,13 +175,13 @@ CLOSED = ConnectionStats(0, "s1", 7, 4096, 30, "Slow Consumer (Pending Bytes)")
 
 async def judged(
     server: Server | None, last: ConnectionStats | None, seen: int, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Cuts, list[int]]:
+) -> tuple[DisconnectLoss, list[int]]:
     monkeypatch.setattr(ingest_connection, "_TRY_S", 0.001)
     learned: list[int] = []
     overflow: Any = SimpleNamespace(cut_at=learned.append)
     tasks: list[Any] = []
     monkeypatch.setattr(ingest_connection, "spawn", lambda work, name: tasks.append(asyncio.ensure_future(work)))
-    made = Cuts(server, overflow)  # type: ignore[arg-type]
+    made = DisconnectLoss(server, overflow)  # type: ignore[arg-type]
     made._seen = 10
     if last is not None:
         made.record_server_report(last)
@@ -245,12 +245,12 @@ async def test_connection_read_resets_the_outstanding_pings(monkeypatch: pytest.
         return data == b"all of it"
 
     made._parser.feed = feed
-    assert made._take(b"all of it") is None
+    assert made._process_arrived(b"all of it") is None
     assert (made._pings_outstanding, done) == (0, [1])
-    assert made._take(b"a part") == b"", "the reading task goes on"
+    assert made._process_arrived(b"a part") == b"", "the reading task goes on"
     assert done == [1, 2]
     monkeypatch.setattr(type(made), "is_closed", True)
-    assert made._take(b"late") is None
+    assert made._process_arrived(b"late") is None
     assert fed == [b"all of it", b"a part"]
 
 
@@ -288,7 +288,7 @@ async def test_data_path_grace_timer_is_cancelled_when_the_connections_stop(
             told.append(("link", name, is_up))
             return self.answer
 
-        def due(self, now_ns: int) -> bool | None:
+        def check_timeout(self, now_ns: int) -> bool | None:
             told.append(("due", "", False))
             return self.answer
 
@@ -336,7 +336,7 @@ async def test_data_path_grace_timer_is_cancelled_when_the_connections_stop(
 async def test_ingest_parser_counts_dropped_messages_and_bytes() -> None:
     connection = Connection()
     taken: list[bytes] = []
-    parser = InflowParser(connection, {b"1": lambda s, r, payload, h: taken.append(payload)})
+    parser = IngestParser(connection, {b"1": lambda s, r, payload, h: taken.append(payload)})
     parser.expect(1, "ev")
     parser.leaving_out = True
     await parser.parse(message(b"12345") * 3 + message(b"", headers=b"NATS/1.0\r\n\r\n") + message(b"want", b"_INBOX.a"))

@@ -66,7 +66,7 @@ def test_socket_thread_reads_in_order_and_pauses_while_the_buffer_is_full(reader
     assert not reader.ended
 
 
-def test_socket_thread_with_a_full_buffer_resumes_when_room_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_thread_with_a_full_buffer_resumes_when_free_space_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest_connection, "_SOCKET_LOOK_AGAIN_S", 10 * LIMIT_S)
     reader = Reader(room=False)
     until(lambda: reader.looked == 1)

@@ -44,7 +44,7 @@ class FakeLink:
     def behind_read(self, callback: Callable[[], None]) -> None:
         self.told.append(("behind", callback))
 
-    def when_heard(self, callback: Callable[[], None]) -> None:
+    def when_subscribed(self, callback: Callable[[], None]) -> None:
         self.heard.append(callback)
 
     async def wait_until_processed(self, timeout_s: float) -> None:

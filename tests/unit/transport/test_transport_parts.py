@@ -14,15 +14,15 @@ from nats.errors import UnexpectedEOF
 
 from liftpy.core.metadata.node_identity import EarlierProcessSign
 from liftpy.core.publish.memory_budget import MemoryBudget
-from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.wire.subjects import Subjects
 from liftpy.nats.connection import Receiver, receive
 from liftpy.nats.credentials import Credentials
 from sidecar.transport import connections, ingest_connection, liveness
-from sidecar.transport.connections import Links, open_links
+from sidecar.transport.connections import NodeConnections, open_links
 from sidecar.transport.credentials import Keys
-from sidecar.transport.ingest_connection import ConnectionStats, Cuts, SocketThread
-from sidecar.transport.liveness import QUESTION, Probes, is_absent, look_for
+from sidecar.transport.ingest_connection import ConnectionStats, DisconnectLoss, SocketThread
+from sidecar.transport.liveness import QUESTION, Probes, is_absent, probe_process
 
 
 # ---- receiving ---------------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ async def test_node_is_absent_only_if_its_status_request_has_no_responders(answe
             raise answer
 
     bus: Any = SimpleNamespace(request=request)
-    assert await look_for(bus, Subjects("space"), "n1") is sign
+    assert await probe_process(bus, Subjects("space"), "n1") is sign
     assert await is_absent(bus, Subjects("space"), "n1") is (sign is EarlierProcessSign.ABSENT)
     assert asked == [("space.status.n1", QUESTION, 0.5)] * 2
 
@@ -197,7 +197,7 @@ async def test_lost_message_count_of_a_connection_uses_only_that_connections_sta
 ) -> None:
     judged: list[Any] = []
     monkeypatch.setattr(ingest_connection, "spawn", lambda work, name: (judged.append(work), work.close()))
-    made: Any = Cuts(None, SimpleNamespace())  # type: ignore[arg-type]
+    made: Any = DisconnectLoss(None, SimpleNamespace())  # type: ignore[arg-type]
     made._judge = lambda *given: judged.append(given) or SimpleNamespace(close=lambda: None)
     made.connection_lost("s1", 7)
     told = ConnectionStats(0, "s2", 8, 0, 3, "")
@@ -243,7 +243,7 @@ async def test_statistics_of_a_lost_connection_are_requested_until_the_server_re
             heard(answer)
 
     monkeypatch.setattr(ingest_connection, "asyncio", SimpleNamespace(Queue=Queue, sleep=sleep, wait_for=wait_for))
-    made: Any = Cuts(SimpleNamespace(ask=ask), SimpleNamespace())  # type: ignore[arg-type]
+    made: Any = DisconnectLoss(SimpleNamespace(ask=ask), SimpleNamespace())  # type: ignore[arg-type]
     told = await made._ask(SimpleNamespace(server_id="s1", client_id=7))
     assert told.delivered == 4
     assert waits == [("wait", 0.2), ("sleep", 0.2), ("wait", 0.2), ("wait", 0.2)]
@@ -267,9 +267,9 @@ async def test_node_connections_close_closes_every_opened_connection(monkeypatch
 
     monkeypatch.setattr(connections, "open_bus", open_bus)
     monkeypatch.setattr(connections, "BusConnection", Made)
-    monkeypatch.setattr(connections, "Inflow", lambda *args, **named: Made("ingest", *args, **named))
+    monkeypatch.setattr(connections, "IngestConnection", lambda *args, **named: Made("ingest", *args, **named))
     settings: Any = SimpleNamespace(replication=SimpleNamespace(ingest_buffer_bytes=777, node_standby_bytes=888))
-    node, room, keys = NodeIntake(), MemoryBudget(), Keys(Credentials())
+    node, room, keys = NodeInflight(), MemoryBudget(), Keys(Credentials())
     made: Any = await open_links(settings, node, room, keys)
     assert given == [(settings, keys)] * 3
     assert made.replication.args == ("replication",)
@@ -277,7 +277,7 @@ async def test_node_connections_close_closes_every_opened_connection(monkeypatch
     assert made.ingest.args == ("ingest", node, 777, ("asks", made.reads), ("room", room)), "asked over another connection"
     assert made.all() == (made.ingest, made.reads, made.replication)
     assert made.standby.link is None, "none where nobody stands by"
-    assert isinstance(made, Links)
+    assert isinstance(made, NodeConnections)
     await made.close()
     assert closed == ["ingest", "reads", "replication"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.transport.connection import AT_ONCE, TOGETHER_BYTES, Outlet
+from sidecar.transport.connection import AT_ONCE, TOGETHER_BYTES, WriteCoalescer
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +34,9 @@ class Transport(asyncio.WriteTransport):
         return self.closing
 
 
-def outlet() -> tuple[Outlet, Transport]:
+def outlet() -> tuple[WriteCoalescer, Transport]:
     transport = Transport()
-    return Outlet(transport, asyncio.get_running_loop()), transport
+    return WriteCoalescer(transport, asyncio.get_running_loop()), transport
 
 
 async def turn() -> None:

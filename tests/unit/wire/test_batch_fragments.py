@@ -15,7 +15,7 @@ from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication.effects import SendFetch
 from liftpy.core.replication.follower import FetchAssembly
 from liftpy.core.wire.batch import MAX_BATCH_BYTES, build_batch, parse_batch, parse_header
-from liftpy.core.wire.chunking import NOTHING, PIECE_BYTES, Assembly, Held, Piece, room_bytes
+from liftpy.core.wire.chunking import NOTHING, PIECE_BYTES, Assembly, PartialBatch, Piece, room_bytes
 from liftpy.errors import CorruptionError, ProtocolError
 from tests.long import examples
 
@@ -39,22 +39,22 @@ def test_batch_fragments_in_order_are_assembled_to_the_batch() -> None:
     for order in permutations(pieces_of(batch, 100)):
         assembly = Assembly()
         for piece in order:
-            whole = assembly.take(piece)
+            whole = assembly.add_piece(piece)
             assert whole is None or bytes(whole) == batch
     assembly = Assembly()
-    found = [assembly.take(piece) for piece in pieces_of(batch, 100) for _ in range(2)]
+    found = [assembly.add_piece(piece) for piece in pieces_of(batch, 100) for _ in range(2)]
     assert [bytes(whole) for whole in found if whole is not None] == [batch]
 
 
 def test_batch_assembly_drops_fragments_of_another_batch_until_a_first_fragment() -> None:
     mine, other = pieces_of(build_batch([b"x" * 300]), 100), pieces_of(build_batch([b"y" * 300]), 100)
     assembly = Assembly()
-    assembly.take(mine[0])
-    assert assembly.take(other[1]) is None
-    assert assembly.held == Held(100, mine[0].crc)
-    assembly.take(other[0])
-    assert assembly.held == Held(100, other[0].crc)
-    assert assembly.take(mine[1]) is None
+    assembly.add_piece(mine[0])
+    assert assembly.add_piece(other[1]) is None
+    assert assembly.held == PartialBatch(100, mine[0].crc)
+    assembly.add_piece(other[0])
+    assert assembly.held == PartialBatch(100, other[0].crc)
+    assert assembly.add_piece(mine[1]) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 5)), max_size=40))
@@ -64,7 +64,7 @@ def test_batch_assembly_of_fragments_in_any_order_returns_only_whole_batches(arr
     pieces = [pieces_of(batch, 100) for batch in batches]
     assembly = Assembly()
     for which, number in arrivals:
-        whole = assembly.take(pieces[which][number % len(pieces[which])])
+        whole = assembly.add_piece(pieces[which][number % len(pieces[which])])
         assert whole is None or bytes(whole) in batches
         assert assembly.held.position <= 400 + 64
 
@@ -83,8 +83,8 @@ def test_batch_fragments_with_a_wrong_crc_are_detected() -> None:
     assembly = Assembly()
     *first, last = pieces_of(batch, 100)
     for piece in first:
-        assembly.take(piece)
-    whole = assembly.take(Piece(last.crc, last.total_bytes, last.position, memoryview(bytes(len(last.data)))))
+        assembly.add_piece(piece)
+    whole = assembly.add_piece(Piece(last.crc, last.total_bytes, last.position, memoryview(bytes(len(last.data)))))
     assert whole is not None
     with pytest.raises(CorruptionError, match="CRC"):
         parse_batch(whole)
@@ -94,14 +94,14 @@ def test_fragment_read_restarts_at_position_zero_if_the_received_fragments_are_o
     log = log_of(b"a" * 500, b"b" * 500)
     first = read_portion(log, 1, 100, 100)
     assert first.piece is not None
-    held = Held(100, first.piece.crc)
+    held = PartialBatch(100, first.piece.crc)
     second = read_portion(log, 1, 100, 100, held=held)
     assert second.piece is not None
     assert (second.piece.position, second.next_offset) == (100, 1)
     other = read_portion(log, 0, 100, 100, held=held)
     assert other.piece is not None
     assert other.piece.position == 0
-    beyond = read_portion(log, 1, 100, 100, held=Held(10_000, first.piece.crc))
+    beyond = read_portion(log, 1, 100, 100, held=PartialBatch(10_000, first.piece.crc))
     assert beyond.piece is not None
     assert beyond.piece.position == 0
     assert read_portion(log, 1, 100, 1000, held=NOTHING).piece is None
@@ -111,7 +111,7 @@ def test_fragment_read_returns_no_batch_beyond_the_readable_end() -> None:
     log = log_of(b"a" * 500)
     log.append(build_batch([b"b" * 500], base_offset=1, leader_epoch=1))
     crc = parse_header(log.read(1, 1, end_offset=2).chunks[0]).crc
-    portion = read_portion(log, 1, 100, 100, end_offset=1, held=Held(64, crc))
+    portion = read_portion(log, 1, 100, 100, end_offset=1, held=PartialBatch(64, crc))
     assert portion.chunks == ()
 
 
@@ -142,7 +142,7 @@ def test_follower_restarts_a_fragmented_batch_after_damage_or_at_another_epoch_o
     ):
         assembly = FetchAssembly()
         assert assembly.asks(fetch(1, 5, 1)) == NOTHING
-        assembly.take(first)
+        assembly.add_piece(first)
         assert (assembly.asks(after).position > 0) is holds
         assert assembly.is_asked(2)
         assert not assembly.is_asked(1)

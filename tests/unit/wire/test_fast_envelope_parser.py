@@ -9,10 +9,10 @@ import pytest
 from liftpy.config import AckPolicy
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.envelope import LONGEST_ID_BYTES, Ordinary
+from liftpy.core.wire.envelope import LONGEST_ID_BYTES, FastEnvelope
 from liftpy.errors import ProtocolError
 
-FORM = Ordinary("orders", 3, "u1", AckPolicy.ALL, runs=True)
+FORM = FastEnvelope("orders", 3, "u1", AckPolicy.ALL, runs=True)
 _CRC_END = envelope.CRC_HEADER_SIZE_BYTES
 
 
@@ -78,12 +78,12 @@ def test_fast_envelope_parser_rejects_a_truncated_envelope() -> None:
 
 def test_fast_envelope_parser_rejects_an_envelope_for_another_partition() -> None:
     others = [
-        Ordinary("other", 3, "u1", AckPolicy.ALL, runs=True),
-        Ordinary("orders", 4, "u1", AckPolicy.ALL, runs=True),
-        Ordinary("orders", 3, "u2", AckPolicy.ALL, runs=True),
-        Ordinary("orders", 3, "", AckPolicy.ALL, runs=True),
-        Ordinary("orders", 3, "u1", AckPolicy.LEADER, runs=True),
-        Ordinary("orders", 3, "u1", AckPolicy.ALL),
+        FastEnvelope("other", 3, "u1", AckPolicy.ALL, runs=True),
+        FastEnvelope("orders", 4, "u1", AckPolicy.ALL, runs=True),
+        FastEnvelope("orders", 3, "u2", AckPolicy.ALL, runs=True),
+        FastEnvelope("orders", 3, "", AckPolicy.ALL, runs=True),
+        FastEnvelope("orders", 3, "u1", AckPolicy.LEADER, runs=True),
+        FastEnvelope("orders", 3, "u1", AckPolicy.ALL),
     ]
     for msg_id in (b"", b"m.7"):
         for other in others:

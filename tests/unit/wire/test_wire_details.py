@@ -9,7 +9,7 @@ import pytest
 
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2, replication_pb2
-from liftpy.core.wire.chunking import Assembly, Held, Piece, room_bytes
+from liftpy.core.wire.chunking import Assembly, PartialBatch, Piece, room_bytes
 from liftpy.core.wire.decode_errors import by_reason, counter_name
 from liftpy.core.wire.envelope import ChecksumError, EnvelopeError, MessageType
 from liftpy.core.wire.frames import MisdirectedError, address, must_be_at, must_be_for
@@ -167,15 +167,15 @@ def test_read_response_fragment_encoded_and_decoded_is_equal() -> None:
 
 def test_batch_assembly_reports_its_received_fragment_until_reset() -> None:
     assembly = Assembly()
-    assert assembly.held == Held(0, 0)
-    assert assembly.take(Piece(5, 6, 0, memoryview(b"abc"))) is None
-    assert assembly.held == Held(3, 5)
-    assert bytes(assembly.take(Piece(5, 6, 3, memoryview(b"def"))) or b"") == b"abcdef"
-    assert assembly.held == Held(0, 0)
-    assembly.take(Piece(5, 6, 0, memoryview(b"abc")))
+    assert assembly.held == PartialBatch(0, 0)
+    assert assembly.add_piece(Piece(5, 6, 0, memoryview(b"abc"))) is None
+    assert assembly.held == PartialBatch(3, 5)
+    assert bytes(assembly.add_piece(Piece(5, 6, 3, memoryview(b"def"))) or b"") == b"abcdef"
+    assert assembly.held == PartialBatch(0, 0)
+    assembly.add_piece(Piece(5, 6, 0, memoryview(b"abc")))
     assembly.forget()
-    assert assembly.held == Held(0, 0)
-    assert assembly.take(Piece(5, 6, 3, memoryview(b"def"))) is None
+    assert assembly.held == PartialBatch(0, 0)
+    assert assembly.add_piece(Piece(5, 6, 3, memoryview(b"def"))) is None
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from liftpy.core.wire.batch import (
 from liftpy.core.wire.chunking import Assembly, Piece
 from liftpy.core.wire.envelope import ChecksumError, EnvelopeError, MessageType
 from liftpy.core.wire.headers import is_reserved, is_status, may_be_enveloped, pairs_of, parse_headers
-from liftpy.core.wire.permissions import AccessRole, Rights, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
+from liftpy.core.wire.permissions import AccessRole, Permissions, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
 from liftpy.core.wire.subjects import MAX_REPLY_BYTES, InboxRule, Subjects, data_subject, is_protocol_shaped
 from liftpy.errors import ConfigError, CorruptionError, InvalidNameError, ProtocolError
 
@@ -301,14 +301,14 @@ def test_replication_fragment_encoded_and_decoded_is_equal() -> None:
 def test_batch_assembly_drops_fragments_that_declare_another_batch_size() -> None:
     assembly = Assembly()
     first = Piece(1, 6, 0, memoryview(b"abc"))
-    assert assembly.take(first) is None
-    assert assembly.take(Piece(1, 7, 3, memoryview(b"def"))) is None, "of another size"
+    assert assembly.add_piece(first) is None
+    assert assembly.add_piece(Piece(1, 7, 3, memoryview(b"def"))) is None, "of another size"
     assert assembly.held.position == 3
-    whole = assembly.take(Piece(1, 6, 3, memoryview(b"def")))
+    whole = assembly.add_piece(Piece(1, 6, 3, memoryview(b"def")))
     assert whole is not None
     assert assembly.held.position == 0, "it begins anew"
-    assert assembly.take(Piece(1, 6, 3, memoryview(b"xyz"))) is None
-    assert assembly.take(Piece(1, 6, 0, memoryview(b"uvwxyz"))) is not None
+    assert assembly.add_piece(Piece(1, 6, 3, memoryview(b"xyz"))) is None
+    assert assembly.add_piece(Piece(1, 6, 0, memoryview(b"uvwxyz"))) is not None
     assert bytes(whole) == b"abcdef"
 
 
@@ -411,14 +411,14 @@ def test_role_permissions_equal_the_subjects_of_its_table_rows() -> None:
         for role in set(AccessRole) - {AccessRole.NODE, AccessRole.SERVICE, AccessRole.OPERATOR}
     )
     assert rights_of(AccessRole.OPERATOR, scope).subscribe == ("ns.events.*", "_INBOX_me.>")
-    given = Rights(("a",), ("b",), (5, 30))
+    given = Permissions(("a",), ("b",), (5, 30))
     assert 'expires: "30s"' in as_nats_conf(given)
     assert "max: 5" in as_nats_conf(given)
     assert "--allow-pub-response=5 --response-ttl 30s" in as_nsc(given, "u")
 
 
 # ---- numbers -----------------------------------------------------------------------------------------------------------------
-def test_strict_json_rejects_numbers_that_are_not_plain_integers() -> None:
+def test_strict_json_rejects_numbers_that_are_not_integers() -> None:
     assert [whole_number(n, 0, 3) for n in (0, 3)] == [0, 3]
     for wrong in (-1, 4, True, False, 1.0, "1", None):
         with pytest.raises(ValueError, match="not a whole number"):

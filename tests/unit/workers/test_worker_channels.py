@@ -24,7 +24,7 @@ from sidecar.node.worker_node import WorkerNode
 from sidecar.runtime.settings import NodeSettings
 from sidecar.workers import channel as channels
 from sidecar.workers.channel import EXIT_NODE_ENDED, Channel
-from sidecar.workers.quiescence import SharedQuiet, split_by_process
+from sidecar.workers.quiescence import WorkerCombinedFetches, split_by_process
 from sidecar.workers.relayed_group import RelayedGroup
 from sidecar.workers.worker_process import WorkerError, WorkerHandle
 from sidecar.workers.workers import Workers
@@ -194,7 +194,7 @@ async def test_worker_process_metadata_ignores_the_answer_to_a_cancelled_proposa
 def test_worker_process_metadata_has_the_new_image_before_it_calls_watchers() -> None:
     group, seen = RelayedGroup(lambda kind, token, body: None), list[bool]()
     group.watch(lambda old, new: seen.append(group.image is new))
-    group.entry_told(cluster.FeedEntry(previousIndex=0, index=4).SerializeToString())
+    group.apply_entry(cluster.FeedEntry(previousIndex=0, index=4).SerializeToString())
     assert seen == [True]
 
 
@@ -269,13 +269,13 @@ async def test_status_of_a_worker_process_that_stops_answering_is_its_last_answe
     monkeypatch.setattr("sidecar.workers.worker_process.ANSWER_S", 20)
     hand, _, _ = _hand()
     hand.data_received(encode(FrameKind.PONG))
-    looking = asyncio.ensure_future(hand.look({"what": "page"}))
+    looking = asyncio.ensure_future(hand.request_status({"what": "page"}))
     await asyncio.sleep(0)
     hand.data_received(encode(FrameKind.TOLD, 1, b'{"pid": 7}'))
     assert await looking == {"pid": 7, "answers": True}
     monkeypatch.setattr("sidecar.workers.worker_process.ANSWER_S", 0)
-    assert await hand.look({"what": "page"}) == {"pid": 7, "answers": False}
-    assert await hand.look({"what": "figures"}) == {"answers": False}
+    assert await hand.request_status({"what": "page"}) == {"pid": 7, "answers": False}
+    assert await hand.request_status({"what": "figures"}) == {"answers": False}
 
 
 async def test_worker_process_that_failed_or_stops_gets_no_further_requests() -> None:
@@ -395,7 +395,7 @@ async def test_idle_partition_fetches_above_a_bound_of_waiting_requests_are_not_
         await gate.wait()
 
     talk, frame = _Talk(), _question().SerializeToString()
-    shared: Any = SharedQuiet(talk, [SimpleNamespace(ask=ask)])  # type: ignore[arg-type, list-item]
+    shared: Any = WorkerCombinedFetches(talk, [SimpleNamespace(ask=ask)])  # type: ignore[arg-type, list-item]
     for number in range(4):
         shared.answer_question(b"%d" % number, frame)
     gate.set()
@@ -411,7 +411,7 @@ async def test_idle_partition_fetches_ignore_a_worker_answer_to_another_request(
         return said if isinstance(said, bytes) else said.SerializeToString()
 
     talk, question = _Talk(), _question()
-    SharedQuiet(talk, [SimpleNamespace(ask=ask)]).answer_question(b"r", question.SerializeToString())  # type: ignore[arg-type, list-item]
+    WorkerCombinedFetches(talk, [SimpleNamespace(ask=ask)]).answer_question(b"r", question.SerializeToString())  # type: ignore[arg-type, list-item]
     await until(lambda: talk.answered)
     assert talk.answered == [(b"r", split_by_process(question, 2)[1])]
 
@@ -422,6 +422,6 @@ async def test_idle_partition_fetches_ignore_an_invalid_index_in_a_worker_answer
         return pb.QuietFetchesAnswer(over=[0, 99], count=count).SerializeToString()
 
     talk, question = _Talk(), _question()
-    SharedQuiet(talk, [SimpleNamespace(ask=ask)]).answer_question(b"r", question.SerializeToString())  # type: ignore[arg-type, list-item]
+    WorkerCombinedFetches(talk, [SimpleNamespace(ask=ask)]).answer_question(b"r", question.SerializeToString())  # type: ignore[arg-type, list-item]
     await until(lambda: talk.answered)
     assert talk.answered == [(b"r", split_by_process(question, 2)[1][:1])]

@@ -18,7 +18,7 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.base.instruments import Histogram
 from liftpy.core.base.worker_assignment import WorkerShare, share_of
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.observe.node_health import Signs
+from liftpy.core.observe.node_health import HealthInput
 from liftpy.core.publish.memory_budget import LEAST_LIMIT_BYTES
 from liftpy.core.wire._pb import cluster_pb2 as cluster
 from liftpy.core.wire._pb import replication_pb2 as pb
@@ -32,7 +32,7 @@ from sidecar.status.metric_names import TABLE
 from sidecar.workers import worker_process as handles
 from sidecar.workers.channel import EXIT_NODE_ENDED, Channel
 from sidecar.workers.merged_status import AGES, LEAST, MOST, OWN, add_figures, figures_to_json, joined_page, joined_rows
-from sidecar.workers.quiescence import SharedQuiet, split_by_process
+from sidecar.workers.quiescence import WorkerCombinedFetches, split_by_process
 from sidecar.workers.relayed_group import RelayedGroup
 from sidecar.workers.worker_process import WorkerError, WorkerHandle, failure_of
 from sidecar.workers.workers import DIVIDED_LIMITS, Workers, divided_settings, settings_from_json, settings_to_json
@@ -210,7 +210,7 @@ async def test_idle_partition_fetches_are_divided_between_worker_processes_and_a
     }
     lost = {2, 3, 7}
     talk = _Talk(lost)
-    shared: Any = SharedQuiet(talk, [_Hand(_Talk(lost)), _Hand(None if silent else _Talk(lost))])  # type: ignore[arg-type, list-item]
+    shared: Any = WorkerCombinedFetches(talk, [_Hand(_Talk(lost)), _Hand(None if silent else _Talk(lost))])  # type: ignore[arg-type, list-item]
     shared.answer_question(b"reply", question.SerializeToString())
     async with asyncio.timeout(30):
         while not talk.answered:
@@ -284,10 +284,10 @@ async def test_worker_process_metadata_applies_only_consecutive_feed_entries() -
     group = RelayedGroup(lambda kind, token, body: said.append((kind, token, body)))
     shown: list[int] = []
     group.watch(lambda old, new: shown.append(new.index))
-    group.entry_told(cluster.FeedEntry(previousIndex=0, index=4).SerializeToString())
+    group.apply_entry(cluster.FeedEntry(previousIndex=0, index=4).SerializeToString())
     for wrong in (3, 5):
         with pytest.raises(ProtocolError):
-            group.entry_told(cluster.FeedEntry(previousIndex=wrong, index=9).SerializeToString())
+            group.apply_entry(cluster.FeedEntry(previousIndex=wrong, index=9).SerializeToString())
     assert (shown, group.image.index) == ([4], 4)
     asking = asyncio.ensure_future(group.propose(cluster.ControlRequest(barrier=cluster.Barrier()), 2.5))
     await asyncio.sleep(0)
@@ -411,13 +411,13 @@ def test_worker_process_receives_a_lease_after_the_image_of_the_lease() -> None:
     (hand,) = workers.handles
     channel = _Channel()
     hand.connection_made(channel)  # type: ignore[arg-type]
-    workers.metadata_heard(1, 7)
+    workers.heartbeat_answered(1, 7)
     assert channel.said == [], "before it knows of anything there are no leases"
     group: Any = _Group()
     workers.begin(9, group)
     (watcher,) = group.watchers
     watcher(group.image, ClusterImage(index=5))
-    workers.metadata_heard(2, 7)
+    workers.heartbeat_answered(2, 7)
     watcher(None, ClusterImage(index=4))
     said = [(frame.kind, frame.token) for frame in channel.said]
     assert said == [
@@ -433,7 +433,7 @@ def test_worker_process_receives_a_lease_after_the_image_of_the_lease() -> None:
 
 def test_worker_process_health_is_merged_into_the_health_of_the_node() -> None:
     workers = Workers(NodeSettings("n1", Path("/d"), workers=3), lambda error: None, lambda reason: None)
-    own = Signs(nats=True, opened=True, registered=True, longest_flush_s=1.0, opening=1, stopped_for_space=1)
+    own = HealthInput(nats=True, opened=True, registered=True, longest_flush_s=1.0, opening=1, stopped_for_space=1)
     starting = workers.merged_signs(own)
     assert (starting.nats, starting.opened) == (False, False), "who has said nothing yet is not ready"
     assert workers.unsynced == "worker 1: it starts"
@@ -448,7 +448,7 @@ def test_worker_process_health_is_merged_into_the_health_of_the_node() -> None:
 
 
 def test_node_with_a_single_process_has_no_worker_processes() -> None:
-    own = Signs(nats=True)
+    own = HealthInput(nats=True)
     workers = Workers(NodeSettings("n1", Path("/d")), lambda error: None, lambda reason: None)
     assert (workers.handles, workers.merged_signs(own), workers.unsynced) == ([], own, "")
     with pytest.raises(ConfigError, match=r"outside 1\.\.64"):

@@ -5,7 +5,7 @@ replicas. The surrounding code (the shell) does all input and output:
 
 - It reports when this node becomes or stops being metadata leader, and passes each new image.
 - It calls ``answer`` for each request before the request is logged.
-- It proposes the requests that ``due`` returns, and sends the questions of ``take_questions`` over NATS.
+- It proposes the requests that ``take_due`` returns, and sends the questions of ``take_leader_checks`` over NATS.
 
 The state of this module is lost when the metadata leader changes. State that must survive is in the log.
 """
@@ -22,10 +22,10 @@ from liftpy.core.metadata.controller.feature_negotiation import ReportedLevels
 from liftpy.core.metadata.controller.preflight import answer_without_log
 from liftpy.core.metadata.controller.reassignment_planner import ReassignmentPlanner
 from liftpy.core.metadata.controller.request_batcher import answer_of, batch_of
-from liftpy.core.metadata.controller.streams import WaitingStreams
+from liftpy.core.metadata.controller.streams import UnplacedStreams
 from liftpy.core.metadata.describe import describe, describe_stream
 from liftpy.core.metadata.election import ElectionTimers, PreferredLeaders
-from liftpy.core.metadata.failure_reports import FailureReports, LeaderQuestion, ProbeResult
+from liftpy.core.metadata.failure_reports import FailureReports, LeaderCheck, ProbeResult
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Rules
 from liftpy.core.metadata.request_limits import MAX_REQUESTS, SENT_TOGETHER
@@ -100,7 +100,7 @@ class ActiveController:
         self._timers = ElectionTimers(config)
         self._failure_reports = FailureReports()
         self._preferred = PreferredLeaders(config.preferred_leader_interval_s)
-        self._waiting = WaitingStreams()
+        self._waiting = UnplacedStreams()
         self._moving = ReassignmentPlanner(config)
         self.levels = ReportedLevels()
         """Feature levels that the nodes support."""
@@ -274,36 +274,36 @@ class ActiveController:
     def record_no_responders(self, node_id: str) -> None:
         self._sessions.record_no_responders(node_id)
 
-    def take_questions(self) -> list[LeaderQuestion]:
+    def take_leader_checks(self) -> list[LeaderCheck]:
         """Return the questions to send now, which ask nodes about a leader that was reported as silent.
 
         Each question is returned once.
         """
-        return self._failure_reports.take_questions()
+        return self._failure_reports.take_leader_checks()
 
-    def record_testimony(self, question: LeaderQuestion, testimony: ProbeResult) -> None:
+    def record_testimony(self, question: LeaderCheck, testimony: ProbeResult) -> None:
         self._failure_reports.record_testimony(question, testimony)
 
-    def due(self, now_ns: int) -> list[pb.ControlRequest]:
+    def take_due(self, now_ns: int) -> list[pb.ControlRequest]:
         """Return the requests that the metadata leader proposes now. Changes of partitions are combined into batches.
 
         A planned transfer is a request of its own, because its leader is asked first (``leader_to_ask_first``).
         """
         preferred, waiting, moving = (
-            self._preferred.due(self._image, now_ns),
-            self._waiting.due(now_ns),
-            self._moving.due(now_ns),
+            self._preferred.take_due(self._image, now_ns),
+            self._waiting.take_due(now_ns),
+            self._moving.take_due(now_ns),
         )
         transfers = [message for message in moving if isinstance(message, pb.ElectLeader)]
-        alone: Sequence[Proposable] = (*self._sessions.due(now_ns), *preferred, *waiting, *transfers)
+        alone: Sequence[Proposable] = (*self._sessions.take_due(now_ns), *preferred, *waiting, *transfers)
         copies = [message for message in moving if not isinstance(message, pb.ElectLeader)]
-        many: Sequence[Proposable] = (*self._timers.due(now_ns), *self._failure_reports.due(now_ns), *copies)
+        many: Sequence[Proposable] = (*self._timers.take_due(now_ns), *self._failure_reports.take_due(now_ns), *copies)
         requests = [control_request(message) for message in many]
         batches = [batch_of(requests[first : first + SENT_TOGETHER]) for first in range(0, len(requests), SENT_TOGETHER)]
         return [*(control_request(message) for message in alone), *batches]
 
     def next_deadline_ns(self) -> int | None:
-        """Return the monotonic time at which ``due`` must be called at the latest. None: only an event can make a request due."""
+        """Return the monotonic time at which ``take_due`` must be called at the latest. None: only an event can make a request due."""
         machines = (self._sessions, self._timers, self._failure_reports, self._preferred, self._waiting, self._moving)
         deadlines = [machine.next_deadline_ns() for machine in machines]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)

@@ -36,7 +36,7 @@ from typing import Any, Generic, TypeVar
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.ids import PROBE_STREAM, is_internal, quote
 from liftpy.core.metadata.controller.nodes import still_a_controller, unsupported_level_of
-from liftpy.core.metadata.controller.requests import AskedBy, changes_nothing, kind_of
+from liftpy.core.metadata.controller.requests import RequesterKind, changes_nothing, kind_of
 from liftpy.core.metadata.controller.streams import MAX_PARTITIONS_PER_STREAM, with_partition_count
 from liftpy.core.metadata.controller_list import GroupView
 from liftpy.core.metadata.describe import fit_request
@@ -111,7 +111,7 @@ IN_ALL, ALL_AT_ONCE = 200, 1000
 MAX_PRINCIPALS = 1000
 
 
-class Allowance:
+class RequestRateLimit:
     """Limits the rate of requests, as a token bucket: a rate per second, and a burst of ``at_once`` requests."""
 
     def __init__(self, per_s: float, at_once: int) -> None:
@@ -119,8 +119,8 @@ class Allowance:
         self._at_once = self._left = float(at_once)
         self._seen_ns = 0
 
-    def take(self, now_ns: int) -> bool:
-        self._look(now_ns)
+    def try_acquire(self, now_ns: int) -> bool:
+        self._refill(now_ns)
         if self._left < 1:
             return False
         self._left -= 1
@@ -128,10 +128,10 @@ class Allowance:
 
     def wait_ms(self, now_ns: int) -> int:
         """Return the milliseconds until one more request is allowed. 0: now."""
-        self._look(now_ns)
+        self._refill(now_ns)
         return 0 if self._left >= 1 else int((1 - self._left) / self._per_ns / 1_000_000) + 1
 
-    def _look(self, now_ns: int) -> None:
+    def _refill(self, now_ns: int) -> None:
         self._left = min(self._at_once, self._left + max(0, now_ns - self._seen_ns) * self._per_ns)
         self._seen_ns = now_ns
 
@@ -140,8 +140,8 @@ class RequestRates:
     """Limits the rate of requests, for each principal and for all together, on the metadata leader. ``now_ns`` is monotonic."""
 
     def __init__(self) -> None:
-        self._in_all = Allowance(IN_ALL, ALL_AT_ONCE)
-        self._of: dict[str, Allowance] = {}
+        self._in_all = RequestRateLimit(IN_ALL, ALL_AT_ONCE)
+        self._of: dict[str, RequestRateLimit] = {}
         """Principal -> allowance. '' is the key for requests without a principal. The most recently used entry is last."""
 
     def __len__(self) -> int:
@@ -154,14 +154,14 @@ class RequestRates:
         """
         own = self._of.pop(principal, None)
         if own is None:
-            own = Allowance(PER_PRINCIPAL, PRINCIPAL_AT_ONCE)
+            own = RequestRateLimit(PER_PRINCIPAL, PRINCIPAL_AT_ONCE)
             if len(self._of) >= MAX_PRINCIPALS:
                 del self._of[next(iter(self._of))]
         self._of[principal] = own
         wait_ms = max(own.wait_ms(now_ns), self._in_all.wait_ms(now_ns))
         if not wait_ms:
-            own.take(now_ns)
-            self._in_all.take(now_ns)
+            own.try_acquire(now_ns)
+            self._in_all.try_acquire(now_ns)
         return wait_ms
 
 
@@ -181,7 +181,7 @@ class RequestLimits:
     """Rate limits, and number and size of the requests in progress, on one controller."""
 
     def __init__(self) -> None:
-        self.allowance = Allowance(_PER_S, _AT_ONCE)
+        self.allowance = RequestRateLimit(_PER_S, _AT_ONCE)
         self.rates = RequestRates()
         self.in_progress = 0
         self.in_progress_bytes = 0
@@ -205,7 +205,7 @@ OVERLOADED = "control requests over the bound"
 
 
 @dataclass(slots=True, kw_only=True)
-class Arrival:
+class RequestContext:
     """One control request as it arrives, with the facts for its checks."""
 
     acl: RequestAcl
@@ -230,26 +230,26 @@ class Arrival:
     """The decoded request. It is empty until the check ``envelope`` has run."""
 
 
-def _invalid(why_not: Callable[[Arrival], str]) -> Callable[[Arrival], Rejection | None]:
+def _invalid(why_not: Callable[[RequestContext], str]) -> Callable[[RequestContext], Rejection | None]:
     """Return a check that rejects a request as INVALID if ``why_not`` returns a text. '' accepts the request."""
 
-    def reject(arrival: Arrival) -> Rejection | None:
+    def reject(arrival: RequestContext) -> Rejection | None:
         detail = why_not(arrival)
         return Rejection(error_response(arrival.request, _ERROR.INVALID, detail), NOT_ALLOWED) if detail else None
 
     return reject
 
 
-def _reply_subject(arrival: Arrival) -> Rejection | None:
+def _reply_subject(arrival: RequestContext) -> Rejection | None:
     return None if arrival.is_reply_allowed else Rejection(None, REPLY)
 
 
-def _flood(arrival: Arrival) -> Rejection | None:
+def _flood(arrival: RequestContext) -> Rejection | None:
     """Reject a request above the rate limit without an answer, because decoding and answering take time."""
-    return None if arrival.is_registered or arrival.limits.allowance.take(arrival.now_ns) else Rejection(None, FLOODED)
+    return None if arrival.is_registered or arrival.limits.allowance.try_acquire(arrival.now_ns) else Rejection(None, FLOODED)
 
 
-def _envelope(arrival: Arrival) -> Rejection | None:
+def _envelope(arrival: RequestContext) -> Rejection | None:
     """Decode the request and set the fields that the controller adds. Reject a request that cannot be decoded, without an answer."""
     try:
         arrival.request = request = frames.decode(arrival.payload, pb.ControlRequest)
@@ -261,11 +261,11 @@ def _envelope(arrival: Arrival) -> Rejection | None:
     return None
 
 
-def _leader(arrival: Arrival) -> Rejection | None:
+def _leader(arrival: RequestContext) -> Rejection | None:
     return None if arrival.leads else Rejection(arrival.describe_alone(arrival.request))
 
 
-def _operator_rate(arrival: Arrival) -> Rejection | None:
+def _operator_rate(arrival: RequestContext) -> Rejection | None:
     if arrival.acl is not RequestAcl.ADMIN:
         return None
     wait_ms = arrival.limits.rates.wait_ms(arrival.sender, arrival.now_ns)
@@ -278,7 +278,7 @@ def _operator_rate(arrival: Arrival) -> Rejection | None:
     return Rejection(response, TOO_FAST)
 
 
-def _inbox_subjects(arrival: Arrival) -> str:
+def _inbox_subjects(arrival: RequestContext) -> str:
     """Return why a request for a new stream is rejected, because its subject is an inbox. '': the subject is allowed."""
     if not arrival.request.HasField("createStream"):
         return ""
@@ -289,30 +289,30 @@ def _inbox_subjects(arrival: Arrival) -> str:
     return detail
 
 
-def _size(arrival: Arrival) -> str:
+def _size(arrival: RequestContext) -> str:
     return fit(arrival.request, len(arrival.payload))
 
 
-def _known_fields(arrival: Arrival) -> str:
+def _known_fields(arrival: RequestContext) -> str:
     if not has_unknown_fields(arrival.request):
         return ""
     return f"{UNSUPPORTED}the request holds fields, or is of a kind, that the metadata leader's version does not know"
 
 
-def _sender_name(arrival: Arrival) -> str:
+def _sender_name(arrival: RequestContext) -> str:
     if arrival.acl is RequestAcl.INFO or arrival.sender not in PARTITION_WORDS:
         return ""
     return f"nobody is called {arrival.sender!r}: who may read may publish on this subject as well"
 
 
-def _reserved_name(arrival: Arrival) -> str:
+def _reserved_name(arrival: RequestContext) -> str:
     name = arrival.request.createStream.name
     if not name.startswith(RESERVED) or name == PROBE_STREAM:
         return ""
     return f"stream {quote(name)} can't be made: names that begin with {RESERVED} are the cluster's own"
 
 
-def _option_name(arrival: Arrival) -> str:
+def _option_name(arrival: RequestContext) -> str:
     name = arrival.request.createStream.name
     return (
         f"stream {quote(name)} can't be made: a name that begins with - reads as an option of commands"
@@ -321,14 +321,14 @@ def _option_name(arrival: Arrival) -> str:
     )
 
 
-def _internal_stream(arrival: Arrival) -> str:
+def _internal_stream(arrival: RequestContext) -> str:
     return _needs_confirmation(arrival.request) if arrival.acl is RequestAcl.ADMIN and not arrival.request.internal else ""
 
 
-def _subject_of_kind(arrival: Arrival) -> str:
+def _subject_of_kind(arrival: RequestContext) -> str:
     acl, sender, request = arrival.acl, arrival.sender, arrival.request
     asked_by = kind_of(request).asked_by
-    if asked_by is AskedBy.READERS:
+    if asked_by is RequesterKind.READERS:
         return ""
     if (acl is RequestAcl.NODE and request.HasField("batch")) or (acl is RequestAcl.ADMIN and request.batch.requests):
         each = (item.request for item in request.batch.requests)
@@ -336,24 +336,24 @@ def _subject_of_kind(arrival: Arrival) -> str:
         return next((reason for reason in reasons if reason), "")
     if acl is RequestAcl.NODE:
         return _of_node(sender, request)
-    return "" if acl is RequestAcl.ADMIN and asked_by is AskedBy.OPERATORS else _elsewhere(request, acl)
+    return "" if acl is RequestAcl.ADMIN and asked_by is RequesterKind.OPERATORS else _elsewhere(request, acl)
 
 
-def _in_progress(arrival: Arrival) -> Rejection | None:
+def _in_progress(arrival: RequestContext) -> Rejection | None:
     limits, size_bytes = arrival.limits, len(arrival.payload)
     if limits.in_progress < MAX_IN_PROGRESS and limits.in_progress_bytes + size_bytes <= MAX_IN_PROGRESS_BYTES:
         return None
     return Rejection(error_response(arrival.request, _ERROR.UNAVAILABLE, "the metadata leader is overloaded"), OVERLOADED)
 
 
-RECEPTION: tuple[Check[Arrival], ...] = (
+RECEPTION: tuple[Check[RequestContext], ...] = (
     Check("reply subject", _reply_subject),
     Check("flood", _flood),
     Check("envelope", _envelope),
     Check("leader", _leader),
     Check("operator rate", _operator_rate),
 )
-PERMISSIONS: tuple[Check[Arrival], ...] = (
+PERMISSIONS: tuple[Check[RequestContext], ...] = (
     Check("known fields", _invalid(_known_fields)),
     Check("sender name", _invalid(_sender_name)),
     Check("reserved stream name", _invalid(_reserved_name)),
@@ -361,13 +361,13 @@ PERMISSIONS: tuple[Check[Arrival], ...] = (
     Check("internal stream", _invalid(_internal_stream)),
     Check("subject of the kind", _invalid(_subject_of_kind)),
 )
-CONTENTS: tuple[Check[Arrival], ...] = (
+CONTENTS: tuple[Check[RequestContext], ...] = (
     Check("inbox subjects", _invalid(_inbox_subjects)),
     Check("size", _invalid(_size)),
     *PERMISSIONS,
 )
-ARRIVAL: tuple[Check[Arrival], ...] = (*RECEPTION, *CONTENTS, Check("in progress", _in_progress))
-WITHOUT_LIMITS: tuple[Check[Arrival], ...] = (
+ARRIVAL: tuple[Check[RequestContext], ...] = (*RECEPTION, *CONTENTS, Check("in progress", _in_progress))
+WITHOUT_LIMITS: tuple[Check[RequestContext], ...] = (
     *(check for check in RECEPTION if check.name in ("reply subject", "envelope")),
     *CONTENTS,
 )
@@ -379,7 +379,7 @@ def refusal(acl: RequestAcl, sender: str, request: pb.ControlRequest) -> str:
 
     ``sender`` is the node id or principal in the subject.
     """
-    rejection = first_rejection(PERMISSIONS, Arrival(acl=acl, sender=sender, request=request))
+    rejection = first_rejection(PERMISSIONS, RequestContext(acl=acl, sender=sender, request=request))
     return rejection.response.detail if rejection is not None and rejection.response is not None else ""
 
 
@@ -402,7 +402,7 @@ def _needs_confirmation(request: pb.ControlRequest) -> str:
 
 def _of_node(who: str, request: pb.ControlRequest) -> str:
     name, kind = request.WhichOneof("request"), kind_of(request)
-    if name is None or kind.asked_by is not AskedBy.NODES or name == "batch":  # no batch within a batch
+    if name is None or kind.asked_by is not RequesterKind.NODES or name == "batch":  # no batch within a batch
         return _elsewhere(request, RequestAcl.NODE)
     named = getattr(getattr(request, name), kind.asker) if kind.asker else who
     if named != who:
@@ -412,15 +412,15 @@ def _of_node(who: str, request: pb.ControlRequest) -> str:
 
 def _of_operator(request: pb.ControlRequest) -> str:
     kind = kind_of(request)
-    return "" if kind.asked_by is AskedBy.OPERATORS and kind.batched else _elsewhere(request, RequestAcl.ADMIN)
+    return "" if kind.asked_by is RequesterKind.OPERATORS and kind.batched else _elsewhere(request, RequestAcl.ADMIN)
 
 
 def _elsewhere(request: pb.ControlRequest, door: RequestAcl) -> str:
     name = request.WhichOneof("request") or _NO_KIND
     match kind_of(request).asked_by:
-        case AskedBy.OPERATORS:
+        case RequesterKind.OPERATORS:
             return f"{name} is asked for on <namespace>.{RequestAcl.ADMIN.value}, not on .{door.value}"
-        case AskedBy.NODES:
+        case RequesterKind.NODES:
             return f"{name} is asked for by nodes, on <namespace>.{RequestAcl.NODE.value}.<id>, not on .{door.value}"
     return f"{name} is not asked for by anybody"
 

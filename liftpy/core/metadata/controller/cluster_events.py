@@ -30,7 +30,7 @@ from google.protobuf.message import DecodeError
 from liftpy.config import NS_PER_S
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.base.strict_json import load_json, whole_number
-from liftpy.core.metadata.controller.requests import AskedBy, changes_nothing, kind_of
+from liftpy.core.metadata.controller.requests import RequesterKind, changes_nothing, kind_of
 from liftpy.core.metadata.controller.streams import why_it_waits
 from liftpy.core.metadata.image import ClusterImage, NodeImage
 from liftpy.core.metadata.records import (
@@ -167,7 +167,7 @@ def event_text(event: dict[str, Any], *, named: bool = True) -> str:
     return " ".join(part for part in (what.replace("_", " "), where, change, str(event.get("detail", ""))) if part)
 
 
-class Causes:
+class EventCauses:
     """Remembers why elections and ISR changes of partitions have begun. The causes become the details of events.
 
     A request names the cause, and its election ends with a later entry of the log. A controller that restarts from a
@@ -193,7 +193,7 @@ class Causes:
 
 
 def events_of(
-    before: ClusterImage, entry: bytes, answer: bytes, records: Iterable[Record], index: int, causes: Causes | None = None
+    before: ClusterImage, entry: bytes, answer: bytes, records: Iterable[Record], index: int, causes: EventCauses | None = None
 ) -> Iterator[ClusterEvent]:
     """Yield the events of the log entry ``index``. A read-only request has no events.
 
@@ -209,7 +209,7 @@ def events_of(
         request = pb.ControlRequest.FromString(entry)
     except DecodeError:
         return
-    known = Causes() if causes is None else causes
+    known = EventCauses() if causes is None else causes
     parts = [item.request for item in request.batch.requests] if request.HasField("batch") else [request]
     named, whole = _causes_in(parts, request.sender, before)
     for number, (kind, said) in enumerate(
@@ -251,7 +251,7 @@ def _request_events(before: ClusterImage, request: pb.ControlRequest, answer: by
 
 def _is_always_an_event(part: pb.ControlRequest) -> bool:
     """Return whether the request is an event even if it was rejected or changed nothing."""
-    return kind_of(part).asked_by is AskedBy.OPERATORS or part.HasField("reportService")
+    return kind_of(part).asked_by is RequesterKind.OPERATORS or part.HasField("reportService")
 
 
 def _service_details(report: pb.ReportService) -> dict[str, Any]:
@@ -328,7 +328,7 @@ def _causes_in(parts: Iterable[pb.ControlRequest], sender: str, before: ClusterI
 
 
 def _record_events(
-    before: ClusterImage, records: Iterable[Record], causes: Causes, named: Mapping[tuple[str, int], str], whole: str
+    before: ClusterImage, records: Iterable[Record], causes: EventCauses, named: Mapping[tuple[str, int], str], whole: str
 ) -> Iterator[_Found]:
     partitions: dict[tuple[str, int], PartitionState | None] = {}
     nodes: dict[str, NodeImage | None] = {}
@@ -429,7 +429,7 @@ def _partition(old: PartitionState, new: PartitionState, cause: str) -> Iterator
         yield "pause_changed", {"was": old.pause.words, "now": new.pause.words}
 
 
-class EventTrail:
+class RecentEvents:
     """The newest cluster events, in order, in the memory of each controller.
 
     ``note_entry`` only queues an entry. ``derive_events`` derives its events in portions, because one entry may move thousands of
@@ -440,7 +440,7 @@ class EventTrail:
         self._held: deque[ClusterEvent] = deque(maxlen=most)
         self._noted: deque[tuple[int, Iterator[ClusterEvent]]] = deque()
         self._most_noted = most_noted
-        self.causes = Causes()
+        self.causes = EventCauses()
         """Causes of elections that have not ended."""
         self.index = 0
         """Index of the last entry whose events were derived."""
@@ -514,7 +514,7 @@ NOTHING = (0, -1)
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class EventStreamEnd:
     """End of the event stream: ``offset`` of its last record (-1: none), and ``place`` of the last event."""
 
     offset: int
@@ -543,15 +543,15 @@ def last_place_of(records: Sequence[bytes | None]) -> tuple[int, int] | None:
 class EventLog:
     """Decides which events of ``trail`` must still be written to the event stream.
 
-    The shell reads the tail while it is None and calls ``set_tail``. It publishes the events of ``due``. Then it calls
+    The shell reads the tail while it is None and calls ``set_tail``. It publishes the events of ``take_due``. Then it calls
     ``record_stored``, or ``forget_tail`` after a failure.
     """
 
-    def __init__(self, trail: EventTrail) -> None:
+    def __init__(self, trail: RecentEvents) -> None:
         self._trail = trail
-        self.tail: Tail | None = None
+        self.tail: EventStreamEnd | None = None
 
-    def set_tail(self, tail: Tail) -> None:
+    def set_tail(self, tail: EventStreamEnd) -> None:
         self._ends_at(tail)
 
     def forget_tail(self) -> None:
@@ -568,7 +568,7 @@ class EventLog:
     def has_events_to_write(self) -> bool:
         return self.tail is None or self._trail.newest > self.tail.place
 
-    def due(self, most: int) -> list[dict[str, Any]]:
+    def take_due(self, most: int) -> list[dict[str, Any]]:
         """Return up to ``most`` events that must be written to the event stream next, as JSON objects."""
         if self.tail is None:
             return []
@@ -580,9 +580,9 @@ class EventLog:
     def record_stored(self, events: list[dict[str, Any]], offset: int) -> None:
         """Remove ``events`` from the events to write, because they are stored in the stream. ``offset``: offset of the last one."""
         last = events[-1]
-        self._ends_at(Tail(offset, (last["index"], last["number"])))
+        self._ends_at(EventStreamEnd(offset, (last["index"], last["number"])))
 
-    def _ends_at(self, tail: Tail) -> None:
+    def _ends_at(self, tail: EventStreamEnd) -> None:
         self.tail = tail
         self._trail.written = tail.place
 

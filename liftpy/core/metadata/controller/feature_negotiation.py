@@ -187,7 +187,7 @@ class LevelBootstrap:
         self._since_ns, self._is_ordered = now_ns, False
         self.why = "the group is new, and its feature level is being decided" if image.feature_level == NO_LEVEL else ""
 
-    def due(self, image: ClusterImage, view: GroupView, now_ns: int) -> pb.ControlRequest | None:
+    def take_due(self, image: ClusterImage, view: GroupView, now_ns: int) -> pb.ControlRequest | None:
         """Return the request that sets the first level, if it must be proposed now. None: it must not.
 
         The caller must call ``request_ended`` after the request.
@@ -205,5 +205,5 @@ class LevelBootstrap:
         return begin_at(level, self._rules, self._times)
 
     def request_ended(self) -> None:
-        """Record that the proposed request has ended. If it was certainly not applied, ``due`` returns it again."""
+        """Record that the proposed request has ended. If it was certainly not applied, ``take_due`` returns it again."""
         self._is_ordered = False

@@ -8,7 +8,15 @@ from liftpy.core.base.cooperative_apply import Steps
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.placement import candidates_for, place_in_steps, takes_long
-from liftpy.core.metadata.placement.facts import Assigned, NodeFacts, NotEnoughNodesError, Placed, Replicas, Wanted, sort_by_id
+from liftpy.core.metadata.placement.facts import (
+    AssignmentEntry,
+    NodeFacts,
+    NotEnoughNodesError,
+    PlacementRequest,
+    PlacementResult,
+    Replicas,
+    sort_by_id,
+)
 from liftpy.core.metadata.record_builder import RecordBuilder
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
@@ -32,12 +40,12 @@ def facts_of(image: ClusterImage) -> list[NodeFacts]:
     )
 
 
-def assignment_from_pb(lists: Iterable[pb.ReplicaList]) -> tuple[Assigned, ...]:
+def assignment_from_pb(lists: Iterable[pb.ReplicaList]) -> tuple[AssignmentEntry, ...]:
     """Convert a manual assignment of replicas to partitions from protobuf."""
-    return tuple(Assigned(partition=entry.partition, replicas=tuple(entry.replicas)) for entry in lists)
+    return tuple(AssignmentEntry(partition=entry.partition, replicas=tuple(entry.replicas)) for entry in lists)
 
 
-def place_on_image(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed]:
+def place_on_image(draft: RecordBuilder, wanted: PlacementRequest) -> Steps[PlacementResult]:
     """Choose nodes of the image for the partitions ``wanted``. Raises the errors of ``place``.
 
     The start index for the next placement does not change.
@@ -78,7 +86,7 @@ def _new_partition(number: int, replicas: Replicas, live: set[str], leader_epoch
     )
 
 
-def plan_of(image: ClusterImage, wanted: Wanted, placed: Placed | NotEnoughNodesError) -> pb.PlacementPlan:
+def plan_of(image: ClusterImage, wanted: PlacementRequest, placed: PlacementResult | NotEnoughNodesError) -> pb.PlacementPlan:
     """Return the answer to a dry run of a placement: the assignment, or the reason why the stream would wait.
 
     ``wanted``: requested partitions. ``placed``: result of ``place``, or its error.

@@ -27,7 +27,7 @@ class _WouldChangeError(Exception):
     """Raised when a trial decision adds a record, takes long, or needs a log entry. Then the log must decide the request."""
 
 
-class _Trial(RecordBuilder):
+class _TrialBuilder(RecordBuilder):
     """Runs a decision as a trial. It raises ``_WouldChangeError`` if the decision would add a record."""
 
     def needs_entry(self) -> None:
@@ -62,7 +62,7 @@ def answer_without_log(image: ClusterImage, request: pb.ControlRequest, now_ns: 
 
 def _try_decision(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: Rules) -> pb.ControlResponse | None:
     try:
-        return decide_on(_Trial(image, now_ns, rules), request).response
+        return decide_on(_TrialBuilder(image, now_ns, rules), request).response
     except _WouldChangeError:
         return None
     except Exception:  # a bug: the log shows it to everybody, and counts it

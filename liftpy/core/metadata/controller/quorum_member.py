@@ -30,16 +30,16 @@ from liftpy.core.metadata.controller.requests import changes_nothing
 from liftpy.core.metadata.controller.state_machine import repeated_answer
 from liftpy.core.metadata.controller_list import (
     ControllerList,
+    ControllerRejection,
     GroupView,
     NoChange,
-    Refused,
     leader_must_transfer,
     list_to_pb,
     next_step,
     plan_change,
 )
 from liftpy.core.metadata.describe import describer
-from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
+from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.forwarding import error_response
 from liftpy.core.metadata.image import ClusterImage
@@ -186,7 +186,7 @@ class TransferMetadataLeadership:
     """Instruction to the shell: transfer the metadata leadership to another voter, because this member leaves the group."""
 
 
-Decision = ProposedEntry | CatchUp | ProbeNode | LeaderQuestion | PublishEntry | TransferMetadataLeadership
+Decision = ProposedEntry | CatchUp | ProbeNode | LeaderCheck | PublishEntry | TransferMetadataLeadership
 """Instructions to the shell. After a LeaderQuestion, the shell calls ``question_answered``."""
 
 
@@ -221,7 +221,7 @@ class QuorumMember:
         self._probe_at_ns = 0
         self._deadline_ns: int | None = None
         """Monotonic time of the next duty, as of the last tick. None: no duty has a time."""
-        self._asking: set[LeaderQuestion] = set()
+        self._asking: set[LeaderCheck] = set()
         self._head_at_ns = 0
         self._step_is_proposed = False
         """True if a step of a controller change is proposed and not finished."""
@@ -272,7 +272,7 @@ class QuorumMember:
             if self.is_active:
                 self.resign()
         elif self._term != self._log.term:
-            decided += self._take_over()
+            decided += self._begin_leadership()
         else:
             decided += self._tick_active(now_ns, online)
         return decided
@@ -284,7 +284,7 @@ class QuorumMember:
             return NS_PER_S
         return min(deadline_ns - now_ns, NS_PER_S)
 
-    def _take_over(self) -> list[Decision]:
+    def _begin_leadership(self) -> list[Decision]:
         """Return the barrier that a new metadata leader proposes before its duties.
 
         When the barrier is applied, all earlier committed entries are applied, too.
@@ -305,7 +305,7 @@ class QuorumMember:
         view = self._log.view()
         deadline_ns = None if view.halted else self._duties.next_deadline_ns()
         if deadline_ns is not None and deadline_ns <= now_ns and self._own_proposals < MAX_DUTY_PROPOSALS:
-            for request in self._duties.due(now_ns):
+            for request in self._duties.take_due(now_ns):
                 self._own_proposals += 1
                 decided.append(ProposedEntry(request, own=True))
             deadline_ns = self._duties.next_deadline_ns()
@@ -315,11 +315,11 @@ class QuorumMember:
             decided.append(ProposedEntry(barrier, own=True))
         if online:
             decided += self._node_probes(now_ns)
-        for question in self._duties.take_questions():
+        for question in self._duties.take_leader_checks():
             if online and len(self._asking) < MAX_QUESTIONS:
                 self._asking.add(question)
                 decided.append(question)
-        birth = self._level_bootstrap.due(image, view, now_ns)
+        birth = self._level_bootstrap.take_due(image, view, now_ns)
         if birth is not None:
             self._own_proposals += 1
             decided.append(ProposedEntry(birth, own=True))
@@ -349,7 +349,7 @@ class QuorumMember:
         return [ProbeNode(node_id) for node_id in late]
 
     def _feed_entries(self, now_ns: int) -> list[Decision]:
-        entries = self._feed.take()
+        entries = self._feed.take_entries()
         if not entries and now_ns - self._head_at_ns >= HEAD_EVERY_NS:
             entries = [self._feed.head()]
         if entries:
@@ -362,7 +362,7 @@ class QuorumMember:
         if absent:
             self._duties.record_no_responders(node_id)
 
-    def question_answered(self, question: LeaderQuestion, said: ProbeResult | None) -> None:
+    def question_answered(self, question: LeaderCheck, said: ProbeResult | None) -> None:
         """Record a node's answer to a question about a reported leader. ``said`` None: the answer is missing or invalid."""
         self._asking.discard(question)
         if said is not None:
@@ -415,10 +415,10 @@ class QuorumMember:
         plan = self._plan(request.changeControllers)
         if isinstance(plan, ControllerList):
             return None
-        error = plan.error if isinstance(plan, Refused) else pb.ControlResponse.OK
+        error = plan.error if isinstance(plan, ControllerRejection) else pb.ControlResponse.OK
         return error_response(request, error, plan.detail)
 
-    def _plan(self, asked: pb.ChangeControllers) -> ControllerList | NoChange | Refused:
+    def _plan(self, asked: pb.ChangeControllers) -> ControllerList | NoChange | ControllerRejection:
         nodes = self._log.image.nodes
         fenced = frozenset(node_id for node_id, node in nodes.items() if node.fenced)
         return plan_change(asked, self._log.view(), frozenset(nodes), fenced)
@@ -449,7 +449,7 @@ class QuorumMember:
             plan = self._plan(request.changeControllers)
             if not isinstance(plan, ControllerList):
                 self._is_over(order)
-                error = plan.error if isinstance(plan, Refused) else pb.ControlResponse.OK
+                error = plan.error if isinstance(plan, ControllerRejection) else pb.ControlResponse.OK
                 return error_response(request, error, plan.detail)
             request.changeControllers.list.CopyFrom(list_to_pb(replace(plan, index=0)))
             request.changeControllers.after = self._log.view().now.index

@@ -125,7 +125,7 @@ class ReassignmentPlanner:
     def next_deadline_ns(self) -> int | None:
         return self._plan_at_ns if self._image is not None else None
 
-    def due(self, now_ns: int) -> list[Proposed]:
+    def take_due(self, now_ns: int) -> list[Proposed]:
         image = self._image
         if image is None or self._plan_at_ns is None or now_ns < self._plan_at_ns:
             return []
@@ -269,7 +269,7 @@ class ReassignmentPlanner:
             if node_id in replicas and step.must_be_replaced(node_id):
                 kept = [n for n in target if n != node_id]
                 other = spare.pop(0) if spare else None
-                other = other or self._destination_nodes(step).take(kept, replicas, strictly=stream.placement == RACK_STRICT)
+                other = other or self._destination_nodes(step).choose(kept, replicas, strictly=stream.placement == RACK_STRICT)
                 target[number] = other or node_id
         to_come = [node_id for node_id in target if node_id not in replicas]
         to_come.sort(key=lambda node_id: node_id == partition.joining)
@@ -297,7 +297,7 @@ class ReassignmentPlanner:
             return
         lost = partition.wants_next
         kept = [node_id for node_id in partition.target if node_id != lost]
-        other = self._destination_nodes(step).take(kept, partition.replicas, strictly=stream.placement == RACK_STRICT)
+        other = self._destination_nodes(step).choose(kept, partition.replicas, strictly=stream.placement == RACK_STRICT)
         if other is not None and self._propose(step, place):
             yield _reassign(place, tuple(other if n == lost else n for n in partition.target), partition.moved_for)
 
@@ -389,7 +389,7 @@ class ReassignmentPlanner:
         for number, node_id in enumerate(partition.replicas):
             if step.must_be_replaced(node_id):
                 kept = [n for n in target if n != node_id and not step.must_be_replaced(n)]
-                other = self._destination_nodes(step).take(kept, target, strictly=stream.placement == RACK_STRICT)
+                other = self._destination_nodes(step).choose(kept, target, strictly=stream.placement == RACK_STRICT)
                 target[number] = other or node_id
         return tuple(target)
 

@@ -134,7 +134,7 @@ class _QueuedRequest:
 class RequestBatcher:
     """Collects requests of a node's replicas to the metadata group, and sends them in batches.
 
-    ``put`` adds a request, ``take`` returns a batch to send, ``batch_answered`` ends the batch.
+    ``put`` adds a request, ``next_batch`` returns a batch to send, ``batch_answered`` ends the batch.
     """
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class RequestBatcher:
             self.replaced_count += 1
             before.on_answer(_SUPERSEDED)
 
-    def take(self) -> pb.ControlRequest | None:
+    def next_batch(self) -> pb.ControlRequest | None:
         """Return the next batch to send, or None if no request waits or the last batch is not answered yet."""
         if self._out:
             return None

@@ -26,7 +26,7 @@ from liftpy.core.metadata.record_builder import Decision, RecordBuilder, Rules, 
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
-class AskedBy(Enum):
+class RequesterKind(Enum):
     """Kinds of senders that may make a request. The metadata leader may make every request."""
 
     READERS = "whoever may read"
@@ -44,7 +44,7 @@ class RequestKind:
 
     It reads only its arguments and never raises [M6].
     """
-    asked_by: AskedBy
+    asked_by: RequesterKind
     asker: str = ""
     """For requests of nodes: name of the field with the id of the sender. '': any node may send the request."""
     read_only: bool = False
@@ -78,7 +78,7 @@ def unknown(_draft: RecordBuilder, _: Any) -> Decision:
     return refuse(pb.ControlResponse.INVALID, "a request of a kind that this version does not know")
 
 
-_BY = AskedBy
+_BY = RequesterKind
 REQUESTS: dict[str, RequestKind] = {
     "describeCluster": RequestKind(decide=_describe_cluster, asked_by=_BY.READERS, read_only=True),
     "describeStream": RequestKind(decide=_describe_stream, asked_by=_BY.READERS, read_only=True),

@@ -88,5 +88,5 @@ class SingleLogGroup(ABC):
         return response
 
     def apply_due(self) -> None:
-        for request in self.duties.due(self.now_ns()):
+        for request in self.duties.take_due(self.now_ns()):
             self.apply(request)

@@ -34,7 +34,7 @@ _ERROR = pb.ControlResponse
 
 
 @dataclass(frozen=True, slots=True)
-class _Applied:
+class _ApplyResult:
     """Result of one applied log entry."""
 
     image: ClusterImage
@@ -45,13 +45,13 @@ class _Applied:
 
 
 @dataclass(slots=True)
-class _Ahead:
+class _EarlyDecision:
     """Decision on the next log entry, which is computed before the entry is applied."""
 
     entry: bytes
     index: int
-    work: Steps[_Applied]
-    applied: _Applied | None = None
+    work: Steps[_ApplyResult]
+    applied: _ApplyResult | None = None
     """Result of the work. None: the work is not finished."""
 
     def step(self) -> bool:
@@ -80,7 +80,7 @@ class ClusterFsm:
         """Number of entries that raised an unexpected error. Such an entry changed nothing and was answered UNKNOWN."""
         self.refused_count = 0
         """Number of entries that are not a ControlRequest. Another program may have written to the log."""
-        self._ahead: _Ahead | None = None
+        self._ahead: _EarlyDecision | None = None
 
     @property
     def records(self) -> list[pb.Record]:
@@ -93,7 +93,7 @@ class ClusterFsm:
         Return whether the decision is complete. The result is visible only after ``apply``. The number of calls does not change it.
         """
         if self._ahead is None or (self._ahead.entry, self._ahead.index) != (entry, index):
-            self._ahead = _Ahead(entry, index, self._apply_in_steps(entry, index))
+            self._ahead = _EarlyDecision(entry, index, self._apply_in_steps(entry, index))
         try:
             return self._ahead.step()
         except BaseException:
@@ -116,18 +116,18 @@ class ClusterFsm:
         self.refused_count += applied.refused
         return applied.answer
 
-    def _apply_in_steps(self, entry: bytes, index: int) -> Steps[_Applied]:
+    def _apply_in_steps(self, entry: bytes, index: int) -> Steps[_ApplyResult]:
         before = self.image
         if index <= before.index:
             detail = f"entry {index} comes after {before.index}"
             answer = pb.ControlResponse(error=_ERROR.INVALID, detail=detail, index=before.index)
-            return _Applied(before, (), answer.SerializeToString())
+            return _ApplyResult(before, (), answer.SerializeToString())
         try:
             request = pb.ControlRequest.FromString(entry)
         except DecodeError:
             response = refuse(_ERROR.INVALID, "the entry is not a ControlRequest").response
             after = yield from _with_digest(replace(before, index=index), ())
-            return _Applied(after, (), _finish(response, b"", index), refused=1)
+            return _ApplyResult(after, (), _finish(response, b"", index), refused=1)
         if has_unknown_fields(request):
             raise IncompatibleVersionError(
                 f"{UNSUPPORTED}entry {index} of the metadata group's log is of a newer version than this one"
@@ -142,7 +142,7 @@ class ClusterFsm:
             # A bug, and the same one on every controller. The entry is taken back as a whole, so that the group goes on.
             response = pb.ControlResponse(error=_ERROR.UNKNOWN, detail=f"{type(error).__name__}: {error}"[:500])
             after = yield from _with_digest(replace(before, index=index), ())
-            return _Applied(after, (), _finish(response, request.operationId, index), failures=1)
+            return _ApplyResult(after, (), _finish(response, request.operationId, index), failures=1)
 
     def snapshot(self) -> bytes:
         """Return the image as bytes, for ``restore``. To encode it in a thread, use ``encode_snapshot(fsm.image)``."""
@@ -160,16 +160,16 @@ class ClusterFsm:
         self.last_records = ()
         self._ahead = None
 
-    def _apply(self, image: ClusterImage, request: pb.ControlRequest) -> Steps[_Applied]:
+    def _apply(self, image: ClusterImage, request: pb.ControlRequest) -> Steps[_ApplyResult]:
         if kind_of(request).read_only:
             decision = decide(image, request, image.time_ns, self.rules)
-            return _Applied(image, (), _finish(decision.response, request.operationId, image.index))
+            return _ApplyResult(image, (), _finish(decision.response, request.operationId, image.index))
         if changes_nothing(request):  # a dry run
             looked = yield from deciding_on(RecordBuilder(image, image.time_ns, self.rules), request)
-            return _Applied(image, (), _finish(looked.response, request.operationId, image.index))
+            return _ApplyResult(image, (), _finish(looked.response, request.operationId, image.index))
         held = image.operations.get(request.operationId)
         if held is not None:
-            return _Applied(image, (), repeated_answer(image, held))
+            return _ApplyResult(image, (), repeated_answer(image, held))
         if image.feature_level == NO_LEVEL and not request.HasField("setFeatureLevel"):
             raise IncompatibleVersionError(
                 f"{UNSUPPORTED}entry {image.index} of the metadata group's log decides something, and the cluster has no feature level "
@@ -180,7 +180,7 @@ class ClusterFsm:
         if len(request.operationId) == OPERATION_ID_SIZE_BYTES:
             done = OperationDone(Operation(request.operationId, image.time_ns, _without_partitions(response, answer)))
             after, records = replay(after, done), (*records, done)
-        return _Applied(after, records, answer, failures)
+        return _ApplyResult(after, records, answer, failures)
 
     def _decide(self, image: ClusterImage, request: pb.ControlRequest) -> Steps[tuple[ClusterImage, Decision, int]]:
         """Decide the request on ``image``, in steps.

@@ -26,7 +26,13 @@ from liftpy.core.metadata.controller.placements import assignment_from_pb, facts
 from liftpy.core.metadata.controller.reassign import MAX_REPLICAS, finish_reached_target
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage, StreamImage, SubjectIndex
 from liftpy.core.metadata.placement import MANUAL, POLICY_NAMES, candidates_for
-from liftpy.core.metadata.placement.facts import NoRoomError, NotEnoughNodesError, Placed, PlacementError, Wanted
+from liftpy.core.metadata.placement.facts import (
+    NoRoomError,
+    NotEnoughNodesError,
+    PlacementError,
+    PlacementRequest,
+    PlacementResult,
+)
 from liftpy.core.metadata.placement.rebalance import DestinationNodes, with_replication_factor
 from liftpy.core.metadata.reassignment_progress import replicas_to_come
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
@@ -201,7 +207,7 @@ def _check_overlap(image: ClusterImage, answering: SubjectIndex, subject: str, c
         )
 
 
-def _partitions_to_place(draft: RecordBuilder, request: pb.CreateStream) -> Wanted:
+def _partitions_to_place(draft: RecordBuilder, request: pb.CreateStream) -> PlacementRequest:
     assignment = assignment_from_pb(request.manual)
     if assignment and request.placement not in ("", MANUAL):
         raise ConfigError(f"an assignment needs placement {MANUAL!r}, not {request.placement!r}. Leave the placement out")
@@ -213,7 +219,7 @@ def _partitions_to_place(draft: RecordBuilder, request: pb.CreateStream) -> Want
     if not assignment and request.placement != MANUAL:
         factor = factor or max(1, min(DEFAULT_REPLICATION_FACTOR, sum(node.takes for node in facts_of(draft.image))))
     _check_factor(factor or max((len(entry.replicas) for entry in assignment), default=1))
-    return Wanted(
+    return PlacementRequest(
         policy=MANUAL if assignment else request.placement,
         stream=request.name,
         partitions=_count(request),
@@ -224,9 +230,9 @@ def _partitions_to_place(draft: RecordBuilder, request: pb.CreateStream) -> Want
     )
 
 
-def waiting_for(stream: StreamImage, start: int) -> Wanted:
+def waiting_for(stream: StreamImage, start: int) -> PlacementRequest:
     """Return the partitions of ``stream`` to place. The stream waits for nodes. ``start``: start index of the placement."""
-    return Wanted(
+    return PlacementRequest(
         policy=stream.placement,
         stream=stream.name,
         partitions=stream.waiting,
@@ -235,7 +241,7 @@ def waiting_for(stream: StreamImage, start: int) -> Wanted:
     )
 
 
-def _wanted_more(draft: RecordBuilder, request: pb.AddPartitions, held: StreamImage) -> Wanted | None:
+def _wanted_more(draft: RecordBuilder, request: pb.AddPartitions, held: StreamImage) -> PlacementRequest | None:
     """Return the partitions to place for a request to add partitions. None: the request adds none.
 
     ``held``: the stream. Raise ConfigError if the request is invalid.
@@ -254,7 +260,7 @@ def _wanted_more(draft: RecordBuilder, request: pb.AddPartitions, held: StreamIm
     _check_count(held.subject, total)
     others = draft.image.answering.without_stream(held.name, held.subject) if held.answers else draft.image.answering
     _check_overlap(draft.image, others, held.subject, total, held.config)
-    return Wanted(
+    return PlacementRequest(
         policy=policy,
         stream=held.name,
         partitions=total - first,
@@ -271,14 +277,14 @@ def _check_factor(factor: int) -> None:
         raise ConfigError(f"replication factor = {factor} is outside 1..{MAX_REPLICATION_FACTOR}")
 
 
-def _placed_or_waits(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed | NotEnoughNodesError]:
+def _placed_or_waits(draft: RecordBuilder, wanted: PlacementRequest) -> Steps[PlacementResult | NotEnoughNodesError]:
     try:
         return (yield from place_on_image(draft, wanted))
     except NotEnoughNodesError as error:
         return error
 
 
-def _accept_placement(draft: RecordBuilder, placed: Placed, first: int = 0) -> tuple[PartitionState, ...]:
+def _accept_placement(draft: RecordBuilder, placed: PlacementResult, first: int = 0) -> tuple[PartitionState, ...]:
     """Return the new partitions with the replicas in ``placed``, and advance the start index for later placements.
 
     ``first``: number of the first new partition.
@@ -288,7 +294,7 @@ def _accept_placement(draft: RecordBuilder, placed: Placed, first: int = 0) -> t
 
 
 def _existing_stream_text(
-    request: pb.CreateStream, policy: str, stream: StreamImage, placed: Placed | NotEnoughNodesError
+    request: pb.CreateStream, policy: str, stream: StreamImage, placed: PlacementResult | NotEnoughNodesError
 ) -> str:
     if isinstance(placed, NotEnoughNodesError):
         return f"{INSUFFICIENT_NODES}: {placed}; it is placed when they come"
@@ -461,7 +467,7 @@ def why_it_waits(image: ClusterImage, stream: StreamImage) -> str:
     return NO_ROOM
 
 
-class WaitingStreams:
+class UnplacedStreams:
     """Streams that wait for nodes. The metadata leader checks whether they can be placed. Times are monotonic."""
 
     def __init__(self) -> None:
@@ -494,7 +500,7 @@ class WaitingStreams:
         elif any(getattr(before, of) is not getattr(image, of) for of in ("nodes", "waiting", "replica_counts")):
             self._look_at_ns = self._earliest_ns
 
-    def due(self, now_ns: int) -> list[pb.PlaceStream]:
+    def take_due(self, now_ns: int) -> list[pb.PlaceStream]:
         image = self._image
         if image is None or self._look_at_ns is None or now_ns < self._look_at_ns:
             return []

@@ -17,11 +17,11 @@ from liftpy.core.metadata.placement.facts import (
     NodeFacts,
     NoRoomError,
     NotEnoughNodesError,
-    Placed,
     PlacementError,
+    PlacementRequest,
+    PlacementResult,
     Policy,
     Replicas,
-    Wanted,
     sort_by_id,
 )
 from liftpy.core.metadata.placement.policies import least_loaded, manual, rack, rack_strict, rendezvous, round_robin
@@ -39,11 +39,11 @@ class _Row:
     """True if the policy continues at the start index of the previous placement. All such policies share one index."""
     weighs: bool = False
     """True if the policy ignores nodes of weight 0."""
-    check: Callable[[Sequence[NodeFacts], Wanted], None] | None = None
+    check: Callable[[Sequence[NodeFacts], PlacementRequest], None] | None = None
     """Function that raises PlacementError if the policy cannot place replicas on these nodes. None: no check."""
 
 
-def _check_racks(nodes: Sequence[NodeFacts], wanted: Wanted) -> None:
+def _check_racks(nodes: Sequence[NodeFacts], wanted: PlacementRequest) -> None:
     without = [node.node_id for node in nodes if not node.rack]
     if without and len(without) < len(nodes):
         raise PlacementError(
@@ -51,7 +51,7 @@ def _check_racks(nodes: Sequence[NodeFacts], wanted: Wanted) -> None:
         )
 
 
-def _check_racks_strictly(nodes: Sequence[NodeFacts], wanted: Wanted) -> None:
+def _check_racks_strictly(nodes: Sequence[NodeFacts], wanted: PlacementRequest) -> None:
     _check_racks(nodes, wanted)
     racks = len({node.rack for node in nodes if node.rack})
     if wanted.replication_factor > racks:
@@ -73,7 +73,7 @@ POLICIES: MappingProxyType[str, _Row] = MappingProxyType(
 POLICY_NAMES = (*POLICIES, MANUAL)
 
 
-def place(nodes: Sequence[NodeFacts], wanted: Wanted) -> Placed:
+def place(nodes: Sequence[NodeFacts], wanted: PlacementRequest) -> PlacementResult:
     """Choose the nodes for the replicas of the ``wanted`` partitions. Return the assignment.
 
     Raises:
@@ -85,24 +85,24 @@ def place(nodes: Sequence[NodeFacts], wanted: Wanted) -> Placed:
     return run_to_end(place_in_steps(nodes, wanted))
 
 
-def place_in_steps(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[Placed]:
+def place_in_steps(nodes: Sequence[NodeFacts], wanted: PlacementRequest) -> Steps[PlacementResult]:
     """Choose the nodes for the replicas of the ``wanted`` partitions, in steps. Return the assignment. Raises as ``place``."""
     if wanted.policy == MANUAL:
-        return Placed(replicas=manual(nodes, wanted), next_start=wanted.start)
+        return PlacementResult(replicas=manual(nodes, wanted), next_start=wanted.start)
     candidates = candidates_for(nodes, wanted)
     row = POLICIES[wanted.policy or DEFAULT_POLICY]
     without_racks = wanted.policy == "rack" and not candidates[0].rack
     replicas = yield from _within_budgets(round_robin if without_racks else row.place, row, candidates, wanted)
     next_start = wanted.start + wanted.partitions * row.uses_start
-    return Placed(replicas=replicas, next_start=next_start, notes=(NO_RACKS,) if without_racks else ())
+    return PlacementResult(replicas=replicas, next_start=next_start, notes=(NO_RACKS,) if without_racks else ())
 
 
-def takes_long(nodes: Sequence[NodeFacts], wanted: Wanted) -> bool:
+def takes_long(nodes: Sequence[NodeFacts], wanted: PlacementRequest) -> bool:
     """Return whether the placement takes so long that it should run in steps, with pauses for other work."""
     return wanted.policy == "rendezvous" and len(nodes) * wanted.partitions > _MOMENT_HASHES
 
 
-def candidates_for(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[NodeFacts]:
+def candidates_for(nodes: Sequence[NodeFacts], wanted: PlacementRequest) -> list[NodeFacts]:
     """Return the nodes from which a policy other than ``manual`` chooses for the partitions ``wanted``, in order.
 
     Raises as ``place``, except for lack of room. The call is cheap.
@@ -129,7 +129,7 @@ def candidates_for(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[NodeFacts
     return live
 
 
-def _within_budgets(policy: Policy, row: _Row, nodes: list[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
+def _within_budgets(policy: Policy, row: _Row, nodes: list[NodeFacts], wanted: PlacementRequest) -> Steps[list[Replicas]]:
     """Return an assignment in which no node has more replicas than its budget.
 
     If a node exceeds its budget, place again without this node.

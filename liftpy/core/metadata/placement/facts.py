@@ -42,7 +42,7 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assigned:
+class AssignmentEntry:
     """One entry of a manual assignment: the replicas of one partition, preferred leader first."""
 
     partition: int
@@ -50,7 +50,7 @@ class Assigned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PlacementRequest:
     """Partitions to place on nodes: ``first`` to ``first`` + ``partitions`` - 1 of ``stream``."""
 
     policy: str = ""
@@ -62,14 +62,14 @@ class Wanted:
     """Start index: number of partitions that were placed before. It has no upper limit."""
     first: int = 0
     """Number of the first partition to place. It is above 0 if partitions are added to a stream."""
-    assignment: tuple[Assigned, ...] = ()
+    assignment: tuple[AssignmentEntry, ...] = ()
     """Replicas of each partition for the policy ``manual``."""
     allow_offline: bool = False
     """True if ``manual`` may name nodes that are not live."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class PlacementResult:
     """Result of a placement."""
 
     replicas: list[Replicas]
@@ -80,7 +80,7 @@ class Placed:
     """Limits of the placement, as texts for people."""
 
 
-Policy = Callable[[Sequence[NodeFacts], Wanted], Steps[list[Replicas]]]
+Policy = Callable[[Sequence[NodeFacts], PlacementRequest], Steps[list[Replicas]]]
 """Function of a placement policy, in steps. Its arguments are the live nodes in order, and the wanted partitions.
 
 The result has the replicas of each partition. The caller passes at least as many nodes as replicas.

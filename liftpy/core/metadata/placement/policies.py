@@ -108,18 +108,18 @@ import numpy.typing as npt
 
 from liftpy.core.base.cooperative_apply import PER_STEP, Steps
 from liftpy.core.metadata.placement.facts import (
-    Assigned,
+    AssignmentEntry,
     Defect,
     ManualError,
     NodeFacts,
     NoRoomError,
+    PlacementRequest,
     Replicas,
-    Wanted,
     in_order,
 )
 
 
-def round_robin(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
+def round_robin(nodes: Sequence[NodeFacts], wanted: PlacementRequest) -> Steps[list[Replicas]]:
     """Return the replicas of each partition by the policy ``round-robin``."""
     ids = [node.node_id for node in nodes]
     count, factor = len(ids), wanted.replication_factor
@@ -134,7 +134,7 @@ def round_robin(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replic
     return placed
 
 
-def rack(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
+def rack(nodes: Sequence[NodeFacts], wanted: PlacementRequest) -> Steps[list[Replicas]]:
     """Return the replicas of each partition by the policy ``rack``. Every node must have a rack."""
     row = [node.node_id for node in row_of(nodes)]
     count, factor = len(row), wanted.replication_factor
@@ -148,7 +148,7 @@ def rack(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
     return placed
 
 
-def rack_strict(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
+def rack_strict(nodes: Sequence[NodeFacts], wanted: PlacementRequest) -> Steps[list[Replicas]]:
     """Return the replicas of each partition by the policy ``rack-strict``.
 
     Every node must have a rack, and there must be at least as many racks as replicas.
@@ -203,7 +203,7 @@ _TWO_64 = 2.0**64
 _EXACT = Context(prec=DIGITS)
 
 
-def rendezvous(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
+def rendezvous(nodes: Sequence[NodeFacts], wanted: PlacementRequest) -> Steps[list[Replicas]]:
     """Return the replicas of each partition by the policy ``rendezvous``. Every weight must be above 0."""
     spread = any(node.rack for node in nodes)
     room = {node.node_id: node.room(wanted.partitions) for node in nodes}
@@ -296,7 +296,7 @@ def _exact_score(hashed: int, weight: float) -> Decimal:
     return -_EXACT.divide(Decimal(weight), _EXACT.ln(share))
 
 
-def least_loaded(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
+def least_loaded(nodes: Sequence[NodeFacts], wanted: PlacementRequest) -> Steps[list[Replicas]]:
     """Return the replicas of each partition by the policy ``least-loaded``. Every weight must be above 0."""
     replicas = [node.replicas for node in nodes]
     leaders = [node.leaders for node in nodes]
@@ -337,7 +337,7 @@ def _lead(chosen: list[int], leader: int) -> None:
 EMPTY = "no assigned partitions found"
 
 
-def manual(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[Replicas]:
+def manual(nodes: Sequence[NodeFacts], wanted: PlacementRequest) -> list[Replicas]:
     """Return the manual assignment in ``wanted`` if it is valid. Raise ManualError with all its errors.
 
     ``nodes``: all nodes, live or not.
@@ -348,7 +348,7 @@ def manual(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[Replicas]:
     return [entry.replicas for entry in wanted.assignment]
 
 
-def _shape(wanted: Wanted) -> Iterator[Defect]:
+def _shape(wanted: PlacementRequest) -> Iterator[Defect]:
     """Yield the errors of the manual assignment in ``wanted`` that do not depend on the nodes, such as a missing partition."""
     entries, first = wanted.assignment, wanted.first
     if not entries:
@@ -368,7 +368,7 @@ def _shape(wanted: Wanted) -> Iterator[Defect]:
             yield Defect(number, f"duplicate node ids found in {_at(entry)}")
 
 
-def _nodes(nodes: dict[str, NodeFacts], wanted: Wanted) -> Iterator[Defect]:
+def _nodes(nodes: dict[str, NodeFacts], wanted: PlacementRequest) -> Iterator[Defect]:
     """Yield the errors of the manual assignment in ``wanted`` that depend on ``nodes``, such as an unknown node."""
     given: Counter[str] = Counter()
     for number, entry in enumerate(wanted.assignment):
@@ -386,5 +386,5 @@ def _nodes(nodes: dict[str, NodeFacts], wanted: Wanted) -> Iterator[Defect]:
                 yield Defect(number, f"no room on node id: {node_id} in {_at(entry)}: it takes {node.budget} partitions")
 
 
-def _at(entry: Assigned) -> str:
+def _at(entry: AssignmentEntry) -> str:
     return f"assigned partition with id: {entry.partition}"

@@ -174,10 +174,10 @@ class _ReplicaBalancer:
         too_much = sum(max(0, self._count[n] - high) for n, high in self._high.items())
         too_little = sum(max(0, low - self._count[n]) for n, low in self._low.items())
         for node_id in sorted(self._high, key=lambda n: (n not in self._leaving, self._high[n] > 0, n)):
-            self._give(node_id, self._high[node_id])
+            self._move_replicas_away(node_id, self._high[node_id])
         for node_id in sorted(self._low, key=lambda n: (-self._count[n] / self._nodes[n].weight if n in self._low else 0, n)):
             if any(self._count[n] < low for n, low in self._low.items()):
-                self._give(node_id, self._low[node_id], only_below_share=True)
+                self._move_replicas_away(node_id, self._low[node_id], only_below_share=True)
         return MovePlan(
             moves=tuple(self._moves),
             fewest=max(too_much, too_little),
@@ -200,7 +200,7 @@ class _ReplicaBalancer:
         for node_id, share in self._shares().items():
             self._low[node_id], self._high[node_id] = bounds_of(share)
 
-    def _give(self, node_id: str, keep: int, *, only_below_share: bool = False) -> None:
+    def _move_replicas_away(self, node_id: str, keep: int, *, only_below_share: bool = False) -> None:
         """Move replicas away from a node until it has ``keep`` of them.
 
         If ``only_below_share`` is True, only nodes below their share may take them.
@@ -284,7 +284,7 @@ class DestinationNodes:
         node = self._nodes.get(node_id)
         return node.rack if node is not None else ""
 
-    def take(self, kept: Collection[str], never: Collection[str] = (), *, strictly: bool = False) -> str | None:
+    def choose(self, kept: Collection[str], never: Collection[str] = (), *, strictly: bool = False) -> str | None:
         """Choose the node for one more replica of a partition, and count the replica there. None: no node may take it.
 
         ``kept``: nodes with the other replicas. ``never``: excluded nodes. ``strictly``: True to require a rack that the other
@@ -345,7 +345,7 @@ def with_replication_factor(
     """
     now = list(replicas)
     while len(now) < factor:
-        more = takers.take(now, strictly=policy == RACK_STRICT)
+        more = takers.choose(now, strictly=policy == RACK_STRICT)
         if more is None:
             return None
         now.append(more)
@@ -529,7 +529,7 @@ class _SizeBalancer:
             above, giver = heappop(givers)
             if -above != self._above(giver) or -above <= self._slack:
                 continue
-            taker = self._give(giver)
+            taker = self._move_replica_away(giver)
             if taker is None:
                 continue  # nothing of it helps
             for node_id in (giver, taker):
@@ -564,7 +564,7 @@ class _SizeBalancer:
     def _above(self, node_id: str) -> float:
         return self._bytes[node_id] - self._share[node_id]
 
-    def _give(self, giver: str) -> str | None:
+    def _move_replica_away(self, giver: str) -> str | None:
         """Move one replica of ``giver`` to a node that is far below its share of bytes. Return this node, or None."""
         for above, taker in self._poorest[:_TAKERS_TRIED]:
             if above >= 0:

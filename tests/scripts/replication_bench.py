@@ -1,6 +1,6 @@
-"""Desk: the NATS side of one partition's leader, for scripts about what the simulated network has no layer for.
+"""ReplicationBench: the NATS side of one partition's leader, for scripts about what the simulated network has no layer for.
 
-The shipped ``Ingest``, ``PendingAcks``, ``ReplicationDesk`` and ``ReadSubjects`` over a real ``Log`` in memory; the bus is
+The shipped ``Ingest``, ``PendingAcks``, ``ReplicationHandler`` and ``ReadSubjects`` over a real ``Log`` in memory; the bus is
 a list of what would be sent, and the core is a stand-in that appends at once and commits when the script says so.
 """
 
@@ -22,11 +22,11 @@ from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.log_offsets import EpochVerdict, Lineage
+from liftpy.core.replication.log_offsets import EpochVerdict, OffsetCheck
 from liftpy.core.wire.batch import RecordBatch, split_batches
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.partition.reads import ReadSubjects, ReadTools
-from sidecar.partition.replication import ReplicationDesk
+from sidecar.partition.replication import ReplicationHandler
 from sidecar.runtime.timers import Timers
 
 SUBJECT = "shop.orders"
@@ -54,7 +54,7 @@ class FakeBus:
     def behind_read(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)
 
-    def when_heard(self, heard: Callable[[], None]) -> None:
+    def when_subscribed(self, heard: Callable[[], None]) -> None:
         heard()
 
     def deliver(self, subject: str, payload: bytes, reply: str = "", headers: bytes = b"") -> bool:
@@ -107,7 +107,7 @@ class FakeListener:
     leave = close
 
 
-class Desk:
+class ReplicationBench:
     """``uid``: of the stream. ``may_refuse``: whether the leader's lease is current. Has to be made on an event loop."""
 
     def __init__(self, bus: FakeBus | None = None, *, uid: str = "uid-1", may_refuse: bool = True, **config: Any) -> None:
@@ -121,7 +121,7 @@ class Desk:
         inboxes = InboxRule(("_INBOX.",))
         self.acks = PendingAcks(shell, self.key, SUBJECT)
         self.may_refuse = may_refuse
-        self.judgement = EpochVerdict(Lineage.SAME)
+        self.judgement = EpochVerdict(OffsetCheck.SAME)
         """Of every reader."""
         self.ingest = Ingest(
             shell=shell, subject=SUBJECT, config=ReplicationConfig(**config), policy=AckPolicy.ALL, codec=Codec.NONE,
@@ -130,7 +130,7 @@ class Desk:
             derived=LogState(self.log, 120 * NS_PER_S, 1 << 20,
             time.monotonic_ns, subject=SUBJECT),
         )  # fmt: skip
-        self.replication = ReplicationDesk(
+        self.replication = ReplicationHandler(
             shell, self.subjects, self.key, InboxRule((self.subjects.inboxes(),)), self.fetches.append, self.counters
         )
         source: Any = _Source(self)
@@ -183,19 +183,19 @@ class _Source:
 
     compacted, leads, may_serve, leader, leader_epoch = False, True, True, "n1", EPOCH
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, bench: ReplicationBench) -> None:
+        self._handler = bench
 
     @property
     def log(self) -> Log:
-        return self._desk.log
+        return self._handler.log
 
     @property
     def high_watermark(self) -> int:
-        return self._desk.log.high_watermark
+        return self._handler.log.high_watermark
 
     def may_answer_latest(self, now_ns: int) -> bool:
         return True
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        return self._desk.judgement
+        return self._handler.judgement
