@@ -219,7 +219,9 @@ def elect_preferred(only: str | None, timeout_s: float, as_json: bool, target: T
     for stream, image in moved:
         click.echo(f"{stream}/{image.partition} is led by {image.leader}")
     click.echo(
-        f"{len(moved)} leaderships moved" if moved else "every partition with a preferred leader in the ISR is led by it"
+        f"{len(moved)} leadership{'' if len(moved) == 1 else 's'} moved"
+        if moved
+        else "every partition with a preferred leader in the ISR is led by it"
     )
 
 
