@@ -12,7 +12,8 @@ from sidecar.cli.main import main
 
 
 @pytest.mark.parametrize(
-    ("given", "sizes"), [([], (100, 1000)), (["--sizes", "100B,64KiB, 2000"], (100, 65_536, 2000)), (["--sizes", "1MB"], (10**6,))]
+    ("given", "sizes"),
+    [([], (100, 1000)), (["--sizes", "100B,64KiB, 2000"], (100, 65_536, 2000)), (["--sizes", "1MB"], (10**6,))],
 )
 def test_bench_command_measures_the_message_sizes_of_its_option_in_bytes(
     given: list[str], sizes: tuple[int, ...], capsys: pytest.CaptureFixture[str]
