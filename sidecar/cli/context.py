@@ -136,9 +136,12 @@ def list_(as_json: bool) -> None:
         ]
         click.echo(json.dumps(rows, ensure_ascii=False))
         return
+    if not contexts.values:
+        click.echo("no contexts yet: liftpy context add NAME --nats URL")
+        return
     Console().print(
         table(
-            ("CONTEXT", "NATS", "NAMESPACE", "CREDENTIALS"),
+            ("context", "NATS", "namespace", "credentials"),
             [
                 (
                     f"{name} *" if name == used else name,

@@ -35,7 +35,10 @@ def list_(as_json: bool, target: Target) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return
-    Console().print(table(("CURSOR",), [(name,) for name in found]))
+    if not found:
+        click.echo("no cursors yet: liftpy cursor set NAME --stream STREAM --to POSITION")
+        return
+    Console().print(table(("cursor",), [(name,) for name in found]))
 
 
 @cursor.command(example="liftpy cursor show reports")
@@ -57,7 +60,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
         click.echo(json.dumps(rows))
         return
     shown = [(f"{k.stream}/{k.partition}", str(at), "?" if lag is None else str(lag)) for k, at, lag in found]
-    Console().print(table(("PARTITION", "POSITION", "LAG"), shown))
+    Console().print(table(("partition", "position", "lag"), shown))
 
 
 @cursor.command("set", example="liftpy cursor set reports --stream orders --to -1h --dry-run")
@@ -90,7 +93,7 @@ def set_(name: str, stream: str, partition: int | None, where: str, dry_run: boo
             at = await client.consume(stream, number, start=start).position()
             wanted[PartitionKey(stream, at.uid, number)] = at.offset
         rows = [(f"{key.stream}/{key.partition}", str(before.get(key, "-")), str(at)) for key, at in sorted(wanted.items())]
-        Console().print(table(("PARTITION", "POSITION", "NEW"), rows))
+        Console().print(table(("partition", "position", "new"), rows))
         return wanted
 
     wanted = with_client(target, plan)

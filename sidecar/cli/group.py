@@ -36,8 +36,11 @@ def list_(as_json: bool, target: Target) -> None:
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(one) for one in found]))
         return
+    if not found:
+        click.echo("no groups yet: liftpy consume STREAM --group NAME")
+        return
     rows = [(one.name, str(one.members), "" if one.settled else "moving", str(one.positions)) for one in found]
-    Console().print(table(("GROUP", "MEMBERS", "STATE", "POSITIONS"), rows))
+    Console().print(table(("group", "members", "state", "positions"), rows))
 
 
 @group.command(example="liftpy group show billing")
@@ -66,14 +69,14 @@ def show(name: str, as_json: bool, target: Target) -> None:
         (m.name[:12], m.instance, m.client, f"{m.silent_s:.1f} s", ", ".join(f"{s}/{p}" for s, p in m.owned))
         for m in described.members
     ]
-    Console().print(table(("MEMBER", "INSTANCE", "HOST", "SILENT", "OWNS"), rows))
+    Console().print(table(("member", "instance", "host", "silent", "owns"), rows))
     click.echo()
     places = []
     for key, position, lag in lags:
         member = owner.get((key.stream, key.partition))
         whose = member.name[:12] if member else "-"
         places.append((f"{key.stream}/{key.partition}", str(position), "?" if lag is None else str(lag), whose))
-    Console().print(table(("PARTITION", "POSITION", "LAG", "OWNER"), places))
+    Console().print(table(("partition", "position", "lag", "owner"), places))
     if described.queues:
         click.echo()
         Console().print(table(_QUEUE, [_figures(queue) for queue in described.queues]))
@@ -82,8 +85,8 @@ def show(name: str, as_json: bool, target: Target) -> None:
         Console().print(table(_OUT, out))
 
 
-_OUT = ("QUEUE", "WORKER", "HAS", "FIRST AT", "GIVEN AT MOST")
-_QUEUE = ("QUEUE", "DONE BELOW", "TAKEN BELOW", "OUT", "RETURNED", "DEAD", "HELD")
+_OUT = ("queue", "worker", "has", "first at", "given at most")
+_QUEUE = ("queue", "done below", "taken below", "out", "returned", "dead", "held")
 
 
 def _figures(q: QueueFigures) -> tuple[str, ...]:
@@ -137,7 +140,7 @@ def reset(name: str, stream: str, partition: int | None, where: str, dry_run: bo
             at = await client.consume(stream, number, start=start).position()
             wanted[PartitionKey(stream, at.uid, number)] = at.offset
         rows = [(f"{key.stream}/{key.partition}", str(before.get(key, "-")), str(at)) for key, at in sorted(wanted.items())]
-        Console().print(table(("PARTITION", "COMMITTED", "NEW"), rows))
+        Console().print(table(("partition", "committed", "new"), rows))
         return wanted
 
     wanted = with_client(target, plan)

@@ -70,7 +70,8 @@ def by_port(port: int, level: str) -> dict[str, Any]:
     try:
         answer = _ask_local_node(port, _PATHS[level])
     except (OSError, ValueError) as error:
-        return {"healthy": False, "silent": True, "checks": [f"[-] nobody answered on port {port}: {error}"]}
+        why = getattr(error, "strerror", None) or error
+        return {"healthy": False, "silent": True, "checks": [f"[-] no node answers on port {port}: {why}"]}
     head, _, body = answer.partition(b"\r\n\r\n")
     return {"healthy": head.split()[1] == b"200", "silent": False, "checks": body.decode("utf-8", "replace").splitlines()}
 

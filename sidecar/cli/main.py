@@ -26,6 +26,10 @@ from liftpy.errors import ConfigError, LiftError, NatsUnreachableError, NoCluste
 from sidecar.cli.help import SHARED_OPTIONS, HelpGroup, SharedOption, shared_option
 from sidecar.cli.output import discard_stdout
 
+NO_ANSWER = (
+    "Error: The standard input ended before the confirmation. Nothing was done. Run the command in a terminal, or confirm with its "
+    "option (--yes or --confirm)."
+)
 EXIT_FAILED = 1
 """Every command: failed."""
 EXIT_USAGE = 2
@@ -244,7 +248,10 @@ def main(arguments: list[str] | None = None) -> None:
     with _ended_by_signals() as came:
         try:
             _run(sys.argv[1:] if arguments is None else arguments)
-        except (click.Abort, KeyboardInterrupt):
+        except (click.Abort, KeyboardInterrupt) as error:
+            if isinstance(error.__context__, EOFError):
+                click.echo(f"\n{NO_ANSWER}", err=True)
+                sys.exit(EXIT_USAGE)
             sys.exit(SIGNALED + came[0] if came else EXIT_INTERRUPTED)
 
 

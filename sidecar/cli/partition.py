@@ -47,7 +47,11 @@ def partition() -> None:
 @click.argument("stream", type=STREAM)
 @number_argument
 @click.option(
-    "--node", "nodes", default="", metavar="NODE,NODE,...", help="New replicas, separated by commas, preferred leader first."
+    "--node",
+    "nodes",
+    multiple=True,
+    metavar="NODE,NODE,...",
+    help="New replicas, separated by commas, preferred leader first. May be repeated.",
 )
 @click.option("--cancel", is_flag=True, help="Cancel the move. A swap that has already copied its data is completed.")
 @wait_option
@@ -55,13 +59,20 @@ def partition() -> None:
 @json_option
 @connection_options
 def move(
-    stream: str, number: int, nodes: str, cancel: bool, wait: bool, timeout_s: float, as_json: bool, target: Target
+    stream: str,
+    number: int,
+    nodes: tuple[str, ...],
+    cancel: bool,
+    wait: bool,
+    timeout_s: float,
+    as_json: bool,
+    target: Target,
 ) -> None:
     """Move the replicas of PARTITION (default 0) of STREAM to other nodes, one swap at a time.
 
     The cluster continues the move if you stop this command or if a node fails.
     """
-    wanted = tuple(node.strip() for node in nodes.split(",") if node.strip())
+    wanted = tuple(node.strip() for given in nodes for node in given.split(",") if node.strip())
     if bool(wanted) == cancel:
         raise click.UsageError("Missing option: --node NODE,NODE,... or --cancel.")
 
@@ -208,7 +219,9 @@ def elect_preferred(only: str | None, timeout_s: float, as_json: bool, target: T
     for stream, image in moved:
         click.echo(f"{stream}/{image.partition} is led by {image.leader}")
     click.echo(
-        f"{len(moved)} leaderships moved" if moved else "every partition with a preferred leader in the ISR is led by it"
+        f"{len(moved)} leadership{'' if len(moved) == 1 else 's'} moved"
+        if moved
+        else "every partition with a preferred leader in the ISR is led by it"
     )
 
 

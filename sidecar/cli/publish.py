@@ -181,7 +181,8 @@ def publish(
         click.echo(json.dumps({**report.as_json, "ack": ack, "seconds": round(seconds, 3)}))
     else:
         where = f", offsets {report.first_offset} to {report.last_offset}" if report.last_offset >= 0 else ""
-        click.echo(f"{report.published} messages published to {name}/{partition} (ack {ack}{where}) in {seconds:.2f} s")
+        messages = "message" if report.published == 1 else "messages"
+        click.echo(f"{report.published} {messages} published to {name}/{partition} (ack {ack}{where}) in {seconds:.2f} s")
     if report.first_error is None:
         return 0
     click.echo(

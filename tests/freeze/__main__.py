@@ -6,7 +6,7 @@
     python -m tests.freeze check --part help --diff  # one part, with the differences as text
     python -m tests.freeze expect --part help --why "stream copy has the option --rate (1a2b3c4d)"
 
-What is recorded of ``wire``, ``protobuf``, ``replay``, ``help``, ``transcript`` and ``metrics`` is that of commit 6ef61ecd, before
+What is recorded of ``wire``, ``protobuf``, ``replay``, ``help`` and ``metrics`` is that of commit 6ef61ecd, before
 names and folders changed. ``tests/freeze/expected.json`` lists the expected differences: part, name, the reason, and a digest of
 what is there now. So the check fails on a difference that is not listed, on one that became another, and on one that is no
 difference any more. ``expect`` lists the differences that are not listed yet. What is

@@ -1,14 +1,13 @@
 """What is frozen. Each part is a function that returns names and their values, as texts.
 
 A value is a short digest where nobody reads it (traces, bytes), and the whole text where a person wants to see the difference (help,
-transcripts, metrics).
+metrics).
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib
-import io
 import json
 import logging
 import re
@@ -16,7 +15,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -184,59 +182,6 @@ def command_help() -> Values:
     return values
 
 
-TRANSCRIPT = r"""
-stream create orders --subject shop.orders
-stream create orders --subject shop.orders
-stream create wide --subject wide.* --partitions 2 --replicas 2 --json
-stream create small --subject small --retention-age 60 --max-message-bytes 100
-stream list
-stream list --json
-stream show orders
-stream show orders --json
-stream show nothing
-publish orders <one\ntwo\nthree\n
-publish orders --json --key k --header h=1 <four\n
-publish small <x\n
-publish nothing <x\n
-consume orders --from earliest --until end
-consume orders --from earliest --until end --json
-consume orders --from earliest --until end --key k --format json
-consume orders --from 0 --until 0
-consume orders --from -1 --until end
-consume orders --reverse --from latest
-consume orders --from 99 --until end
-consume nothing
-consume orders --from nonsense
-cursor set reader --stream orders --to 2
-cursor set reader --stream orders --to 2 --yes
-cursor show reader
-cursor show reader --json
-cursor list
-cursor list --json
-group list
-group list --json
-group show nothing
-stream alter orders --retention-age 100 --dry-run
-stream alter orders --retention-age 100
-stream alter orders --replicas 9
-stream pause wide
-stream resume wide
-stream delete-records orders --before 2 --dry-run
-stream delete-records orders --before 2 --yes
-stream purge orders --subject shop.orders --dry-run
-stream add-partitions wide --partitions 3
-stream delete small --yes
-stream delete small --yes
-stream delete _groups --yes
-rights --role reader --stream orders
-rights --role publisher --stream orders
-rights --role nobody
-nonsense
-stream nonsense
-stream create
-"""
-
-
 def _normal(text: str) -> str:
     """Replace what differs between two runs: identifiers, times, ports, durations."""
     text = re.sub(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?", "<time>", text)
@@ -248,46 +193,6 @@ def _normal(text: str) -> str:
     text = re.sub(r"\b[\w-]{16}(?=\.\d+\b)", "<message>", text)
     text = re.sub(r'"seconds": [\d.]+', '"seconds": <number>', text)
     return re.sub(r"\b\d+(?:\.\d+)? (ms|s)\b", r"<number> \1", text)
-
-
-@contextmanager
-def _commands_in_memory() -> Iterator[Callable[[list[str], str], str]]:
-    """Yield a function that runs a command line against a cluster in memory and returns what it prints, with the exit code."""
-    from unittest.mock import patch
-
-    from liftpy.testing.memory import memory_cluster
-    from sidecar.cli import session
-    from sidecar.cli.main import main
-
-    with memory_cluster() as cluster:
-
-        def run(words: list[str], stdin: str) -> str:
-            output, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
-            fed = io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8")
-            with (
-                patch.object(session, "connect", lambda *_, name="", **__: cluster.client(name)),
-                patch("sys.stdin", fed),
-                redirect_stdout(output),
-                redirect_stderr(errors),
-            ):
-                try:
-                    code: Any = main(words)
-                except SystemExit as end:
-                    code = end.code
-            said, complaint = (_normal(text.buffer.getvalue().decode()) for text in (output, errors))
-            return said + (f"--- stderr\n{complaint}" if complaint else "") + f"--- exit code {code}"
-
-        yield run
-
-
-def command_transcript() -> Values:
-    """Return what a fixed list of commands prints against a cluster in memory."""
-    values: Values = {}
-    with _commands_in_memory() as run:
-        for number, line in enumerate(TRANSCRIPT.strip().splitlines(), 1):
-            command, _, stdin = line.partition(" <")
-            values[f"{number:02} liftpy {command}"] = run(command.split(), stdin.replace("\\n", "\n"))
-    return values
 
 
 # figures
@@ -401,7 +306,6 @@ PARTS: dict[str, Callable[[int, int], Values]] = {
     "protobuf": lambda seeds, jobs: protobuf_fields(),
     "replay": lambda seeds, jobs: replayed_entries(),
     "help": lambda seeds, jobs: command_help(),
-    "transcript": lambda seeds, jobs: command_transcript(),
     "metrics": lambda seeds, jobs: metric_texts(),
     "page": lambda seeds, jobs: page_shapes(),
     "client": lambda seeds, jobs: client_cases(),

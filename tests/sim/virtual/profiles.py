@@ -16,6 +16,8 @@ class Profile:
     controllers: int = 3
     servers: int = 0
     """NATS servers; 0: drawn."""
+    users: bool | None = None
+    """Whether NATS has users with permissions; None: drawn."""
     busy_s: float = 20.0
     faults: tuple[str, ...] = ()
     replication: Mapping[str, Any] = field(default_factory=dict)

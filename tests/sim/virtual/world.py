@@ -66,7 +66,7 @@ class World:
         self.scheduler.network = self.network
         count = profile.servers if profile.servers else self.random.choice((1, 1, 3))
         self.nats = NatsCluster(self.network, [f"s{number + 1}" for number in range(count)])
-        self.has_users = self.random.random() < 0.5
+        self.has_users = self.random.random() < 0.5 if profile.users is None else profile.users
         if self.has_users:
             self._make_users()
         base = "/dev/shm" if Path("/dev/shm").is_dir() else None
