@@ -43,6 +43,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.metadata", "NATS, group's connection: %r"): "metadata.nats_error",
     ("liftpy.metadata", "%s names only itself as controller, but a metadata group run"): "metadata.settings_ignored",
     ("liftpy.metadata", "%s is a controller"): "metadata.became_controller",
+    ("liftpy.metadata", "controller out of service node=%s error=%s: following the me"): "metadata.controller_out_of_service",
     ("liftpy.metadata", "NATS, group's connection: a message can't be taken: %r"): "metadata.message_rejected",
     ("liftpy.metadata", "%s is no longer a controller; following the metadata feed"): "metadata.became_follower",
     ("liftpy.metadata", "the settings name the controllers %s, and the group's log %s"): "metadata.settings_differ",
