@@ -172,7 +172,7 @@ def open_target(target: Target, place: SparkPlace | None, name: str) -> Iterator
 @click.option(
     "--checkpoint",
     default="",
-    metavar="FOLDER",
+    metavar="DIR",
     help="Checkpoint directory of the query.  [default: _checkpoint in the table directory]",
 )
 @click.option(

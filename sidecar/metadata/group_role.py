@@ -337,7 +337,7 @@ class GroupRole:
             self._said, self._say_at = now.voters, time.monotonic() + _SAY_EVERY_S
             logger.warning(
                 "the settings name the controllers %s, and the group's log %s: the log holds; correct the settings before the next "
-                "start on an empty folder",
+                "start with an empty data directory",
                 ", ".join(sorted(self._settings.controllers)),
                 ", ".join(now.voters),
             )
