@@ -59,7 +59,7 @@ _ASK_TIMES = 3
 _SAY_EVERY_S = 60.0
 STORAGE_AGAIN_S = 5.0
 """Time after which a node tries again to become a controller after a storage error, in seconds."""
-_FEED_TIMEOUT_S = 15.0
+FEED_TIMEOUT_S = 15.0
 """Time within which a node whose member failed must receive the feed, in seconds. Otherwise the node restarts."""
 
 MakeMember = Callable[[ControllerList | None], RaftMember]
@@ -298,7 +298,7 @@ class GroupRole:
         self._failure = None
         self._next = feed = self._make_feed()
         try:
-            async with asyncio.timeout(_FEED_TIMEOUT_S):
+            async with asyncio.timeout(FEED_TIMEOUT_S):
                 await feed.start()
                 await self._until_as_new(feed)
         except TimeoutError:

@@ -201,7 +201,7 @@ async def test_controller_whose_disk_fills_while_it_catches_up_follows_the_feed_
 async def test_failed_controller_that_cannot_follow_the_feed_stops_the_node(
     error: Exception, voters: tuple[str, ...], has_feed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_role, "_FEED_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(group_role, "FEED_TIMEOUT_S", 0.01)
     bench = Bench(tmp_path, "n1", voters, journal=True)
     feed = Part(an_image(7))
     if not has_feed:
