@@ -9,6 +9,9 @@ RUN python -m venv /opt/liftpy && /opt/liftpy/bin/pip install --no-cache-dir '.[
 FROM python:3.12-slim
 COPY --from=build /opt/liftpy /opt/liftpy
 ENV PATH="/opt/liftpy/bin:$PATH" PYTHONUNBUFFERED=1
+LABEL org.opencontainers.image.title="liftpy" \
+    org.opencontainers.image.description="Durable, replicated streams on plain NATS" \
+    org.opencontainers.image.licenses="Apache-2.0"
 RUN useradd --system --uid 10001 --home-dir /var/lib/liftpy --create-home liftpy
 USER liftpy
 VOLUME /var/lib/liftpy

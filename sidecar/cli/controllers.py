@@ -35,7 +35,7 @@ from sidecar.runtime.settings import DEFAULT_NAMESPACE, Target
     ),
 )
 @click.option(
-    "--data", "folders", multiple=True, required=True, metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path),
+    "--data", "folders", multiple=True, required=True, metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
     help="Data directory of a surviving controller. Its sidecar must not run. Repeat the option for every survivor.",
 )  # fmt: skip
 @click.option(

@@ -60,7 +60,7 @@ DISK_FORMATS: Mapping[str, DiskFormat] = {
         "state-<offset> of a partition", "liftpy.core.log.small_files:_VERSION", (1,), {FIRST: 1}, is_cache=True
     ),
     "promises": DiskFormat("promises/promises of a node", "liftpy.core.log.epoch_promises:_VERSION", (1,), {FIRST: 1}),
-    "node file": DiskFormat("node, in the data folder", "sidecar.disk.data_folder:_FORMAT", (1,), {FIRST: 1}),
+    "node file": DiskFormat("node, in the data directory", "sidecar.disk.data_folder:_FORMAT", (1,), {FIRST: 1}),
     "group's journal": DiskFormat("raft/journal of a controller", "sidecar.quorum.journal:_MAGIC", (1,), {FIRST: 1}),
     "group's snapshot file": DiskFormat(
         "raft/snapshot of a controller", "sidecar.quorum.snapshot_file:_VERSION", (1,), {FIRST: 1}
@@ -71,7 +71,7 @@ DISK_FORMATS: Mapping[str, DiskFormat] = {
         "backups/<id>/manifest.json of a store of backups", "liftpy.core.backup.manifest:FORMAT", (1,), {FIRST: 1}
     ),
     "service snapshot": DiskFormat(
-        "a service's own folder", "liftpy.core.services.snapshot:VERSION", (3, 4), {FIRST: 4}, is_cache=True
+        "the data directory of a service", "liftpy.core.services.snapshot:VERSION", (3, 4), {FIRST: 4}, is_cache=True
     ),
 }
 """Name -> format.

@@ -162,7 +162,7 @@ class DataDirectory:
                     time.sleep(_POLL_S)
                     continue
                 os.close(self.lock)
-                text = f"data folder {self.path} is in use by another process; stop it, or choose another"
+                text = f"Data directory {self.path} is in use by another process. Stop it, or choose another one (--data)."
                 raise DataDirectoryLockedError(text) from None
             return
 

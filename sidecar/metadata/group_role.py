@@ -6,6 +6,9 @@ node as a controller, the node starts a member and keeps its feed. When the memb
 image from the member. If the log no longer names the node, it first follows the feed, then stops the member. The image
 never goes back, and watchers see one change.
 
+If the disk of a controller is full, its member stops, and the node follows the feed. It opens the member again when there
+is space. So the node keeps its partitions and reports its full disk.
+
 A single controller with a new directory first asks whether a group runs. Other controllers may have joined the group
 since the settings were written, and the node must not start a second group.
 """
@@ -38,6 +41,7 @@ from sidecar.metadata.feed import FeedSubscriber
 from sidecar.metadata.group import Watcher
 from sidecar.metadata.member import RaftMember
 from sidecar.metadata.member_log import MemberDirectory
+from sidecar.runtime.restarts import momentary
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import spawn
 from sidecar.transport.connection import BusConnection, check_nats_py
@@ -55,6 +59,8 @@ _ASK_TIMES = 3
 _SAY_EVERY_S = 60.0
 STORAGE_AGAIN_S = 5.0
 """Time after which a node tries again to become a controller after a storage error, in seconds."""
+FEED_TIMEOUT_S = 15.0
+"""Time within which a node whose member failed must receive the feed, in seconds. Otherwise the node restarts."""
 
 MakeMember = Callable[[ControllerList | None], RaftMember]
 
@@ -63,7 +69,7 @@ class GroupRole:
     """Chooses the backend of the metadata group on this node: member or subscriber of the feed.
 
     ``make_member``: opens the ``raft`` directory with the given controllers. None: those in the settings.
-    ``has_journal``: returns whether that directory has a journal.
+    ``has_journal``: returns whether that directory has a journal. ``fatal``: called with an error that must stop the node.
     """
 
     def __init__(
@@ -74,6 +80,7 @@ class GroupRole:
         make_member: MakeMember,
         make_feed: Callable[[], FeedSubscriber],
         has_journal: Callable[[], bool],
+        fatal: Callable[[Exception], None],
     ) -> None:
         self._settings = settings
         self._connection = connection
@@ -81,6 +88,11 @@ class GroupRole:
         self._make_member = make_member
         self._make_feed = make_feed
         self._has_journal = has_journal
+        self._fatal = fatal
+        self._failure: Exception | None = None
+        """Error of the member that failed last, until the node has replaced the member."""
+        self._was_first_member = False
+        """True if a member of this process failed before the first change of the controllers, so the image has no list of them."""
         self._current: RaftMember | FeedSubscriber | None = None
         self._next: RaftMember | FeedSubscriber | None = None
         """Backend that will replace the current one as soon as its image is as new. None: no change is in progress."""
@@ -192,7 +204,9 @@ class GroupRole:
             if self._stays:
                 continue
             if isinstance(current, RaftMember):
-                if not current.is_member:
+                if self._failure is not None:
+                    await self._replace_failed_member(current, self._failure)
+                elif not current.is_member:
                     await self._follow_the_feed(current)
             elif self._is_named():
                 await self._become_a_member(current)
@@ -210,19 +224,26 @@ class GroupRole:
 
     def _is_named(self) -> bool:
         named = self.controllers
+        if not named.index:
+            return self._was_first_member
         return named.names(self._settings.node_id) and named.index > self._left_at
 
     async def _become_a_member(self, feed: FeedSubscriber) -> None:
-        logger.info("%s starts as controller: %s", self._settings.node_id, self.controllers.as_text())
+        named = self.controllers if self.controllers.index else None
+        text = named.as_text() if named is not None else "the controllers of the settings"
+        logger.info("%s starts as controller: %s", self._settings.node_id, text)
         try:
-            self._next = member = self._make_member(self.controllers)
-            await member.start()  # it ends if this node is removed again
+            self._next = member = self._make_member(named)
+            await member.start()  # it ends if this node is removed again, or if the member fails
+            if member.is_member and not self._stays:
+                await self._until_as_new(member)
         except (StorageError, OSError) as error:  # for example a full disk. The node continues to follow the feed
             again = f"trying again in {STORAGE_AGAIN_S:g} s, free space or take it out with: liftpy controllers remove"
             logger.error("%s cannot become a controller: %s: %s", self._settings.node_id, error, again)
             made, self._next = self._next, None
             if made is not None:
                 await made.stop()
+            self._failure = None
             await asyncio.sleep(STORAGE_AGAIN_S)
             return
         if not member.is_member or self._stays:
@@ -230,7 +251,7 @@ class GroupRole:
             self._next = None
             await member.stop()
             return
-        await self._use_backend(member)
+        self._use_backend(member)
         await feed.stop()
         logger.info("%s is a controller", self._settings.node_id)
 
@@ -240,16 +261,61 @@ class GroupRole:
         self._left_at = member.removed_at
         self._next = feed = self._make_feed()
         await feed.start()
-        await self._use_backend(feed)
+        await self._until_as_new(feed)
+        self._use_backend(feed)
         await member.stop()
 
-    async def _use_backend(self, fresh: RaftMember | FeedSubscriber) -> None:
-        """Wait until ``fresh`` has an image that is as new as that of the current backend, then make it the current one.
+    def member_failed(self, error: Exception) -> None:
+        """Process that the member of this node has failed. After a temporary disk error, the node continues without the member.
 
-        The watchers get its image as one change.
+        Otherwise the node stops: if no other controller can send the feed, and if the node still starts.
         """
-        while fresh.image.index < self.image.index:
+        member = self.backends[-1] if self.backends else None
+        is_alone = not isinstance(member, RaftMember) or len(member.controllers.voters) < 2
+        if self._stays or self._task is None or is_alone or not momentary(error):
+            self._fatal(error)
+            return
+        self._failure = error
+        self._look_due.set()
+
+    async def _replace_failed_member(self, member: RaftMember, error: Exception) -> None:
+        """Follow the feed, because the disk of the member failed. Stop the node if no controller sends the feed in time."""
+        logger.error(
+            "controller out of service node=%s error=%s: following the metadata feed, retrying every %g s",
+            self._settings.node_id,
+            error,
+            STORAGE_AGAIN_S,
+        )
+        self.decides = False
+        self._was_first_member |= not member.controllers.index
+        await member.stop()
+        self._failure = None
+        self._next = feed = self._make_feed()
+        try:
+            async with asyncio.timeout(FEED_TIMEOUT_S):
+                await feed.start()
+                await self._until_as_new(feed)
+        except TimeoutError:
+            self._fatal(error)
+            self._stays = True
+            return
+        self._use_backend(feed)
+        await asyncio.sleep(STORAGE_AGAIN_S)
+
+    async def _until_as_new(self, fresh: RaftMember | FeedSubscriber) -> None:
+        """Wait until ``fresh`` has an image that is as new as that of the current backend.
+
+        Raise the error of a member that fails before that.
+        """
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            if fresh.image.index >= self.image.index:
+                return
             await asyncio.sleep(_LOOK_S)
+
+    def _use_backend(self, fresh: RaftMember | FeedSubscriber) -> None:
+        """Make ``fresh`` the current backend. The watchers get its image as one change."""
         before = self.image
         self._counted.update(self.current.counters)  # what was counted never falls while the process lives
         self._current, self._next = fresh, None
@@ -265,7 +331,7 @@ class GroupRole:
             self._said, self._say_at = now.voters, time.monotonic() + _SAY_EVERY_S
             logger.warning(
                 "the settings name the controllers %s, and the group's log %s: the log holds; correct the settings before the next "
-                "start on an empty folder",
+                "start with an empty data directory",
                 ", ".join(sorted(self._settings.controllers)),
                 ", ".join(now.voters),
             )
@@ -368,7 +434,7 @@ class MetadataConnection:
                 self._connection,
                 self._subjects,
                 self._settings.replication,
-                fatal,
+                self._member_failed,
                 self._inboxes.allows,
                 elections=settings.elections,
                 connect=self._connect_for_events,
@@ -381,10 +447,15 @@ class MetadataConnection:
             member,
             lambda: FeedSubscriber(settings.node_id, self._connection, self._subjects),
             lambda: (self._folder.raft / "journal").exists(),
+            fatal,
         )
         await self._role.start()
         rights.start_completed()
         return self._role
+
+    def _member_failed(self, error: Exception) -> None:
+        assert self._role is not None
+        self._role.member_failed(error)
 
     def prefer(self, every_s: float) -> None:
         """Set how often a controller moves leaderships back to preferred leaders, also for a later backend.

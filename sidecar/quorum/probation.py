@@ -234,7 +234,7 @@ def waits_for(own_is_new: bool, peers: Collection[Peer], *, went_back: bool = Fa
         away = ", ".join(peer.node_id for peer in peers if not peer.up) or "nobody"
         state = "went back in time, as with an older copy put back" if went_back else "is new or emptied, the group is not"
         return (
-            f"waits for a leader of the metadata group, without a vote until it has caught up: its folder {state} "
+            f"waits for a leader of the metadata group, without a vote until it has caught up: its raft directory {state} "
             f"(known: {old or 'its own entries'}; not connected: {away}). A majority of the other controllers has to run"
         )
     return (
@@ -306,8 +306,8 @@ class Probation:
             self.turn += 1
             self._core.begin_probation()
             logger.error(
-                "the raft folder went back in time: %s knows a later process on it than the folder does, as with an older copy put "
-                "back. This controller neither votes nor leads until it has caught up with the others",
+                "the raft directory went back in time: %s knows a later process on it than the directory does, as with an older copy "
+                "put back. This controller neither votes nor leads until it has caught up with the others",
                 peer_id,
             )
         return trusted
@@ -374,5 +374,5 @@ def set_aside_diverged(folder: Path) -> bool:
     shutil.rmtree(aside, ignore_errors=True)
     folder.rename(aside)
     sync_folder(folder.parent)
-    logger.error("the raft folder held another image than the majority's: it is put aside as %s", aside)
+    logger.error("the raft directory held another image than the majority's: it is quarantined as %s", aside)
     return True

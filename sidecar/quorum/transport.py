@@ -297,7 +297,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         assert core is not None
         assert hardening is not None
         if message["type"] != "next_node_idx":
-            self.sessions.counters["messages of a folder that went back"] += 1
+            self.sessions.counters["messages of a directory that went back"] += 1
             return True
         self._process_report(sender, message)
         if message["success"]:
@@ -311,9 +311,9 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         if not trusted:
             self._core.forget_match(self._nodes[peer_id])
         if trusted != self.sessions.peers[peer_id].trusted:
-            self.sessions.counters["folders found caught up" if trusted else "folders found to have gone back"] += 1
+            self.sessions.counters["directories found caught up" if trusted else "directories found to have gone back"] += 1
             logger.warning(
-                "the raft folder of %s %s",
+                "the raft directory of %s %s",
                 peer_id,
                 "has caught up: it counts again"
                 if trusted

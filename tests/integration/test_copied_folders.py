@@ -105,10 +105,10 @@ async def test_controller_with_a_restored_older_directory_votes_only_after_catch
     await start_all(fragile)
     await settle(fragile, stream_name)
     await expect_everywhere(fragile, stream_name, acked)
-    assert any("the raft folder went back in time" in line for line in node.log)
+    assert any("the raft directory went back in time" in line for line in node.log)
     for other in NODES[1:]:
-        assert any(f"the raft folder of {NODES[0]} went back" in line for line in fragile.cluster.nodes[other].log)
-        assert any(f"the raft folder of {NODES[0]} has caught up" in line for line in fragile.cluster.nodes[other].log)
+        assert any(f"the raft directory of {NODES[0]} went back" in line for line in fragile.cluster.nodes[other].log)
+        assert any(f"the raft directory of {NODES[0]} has caught up" in line for line in fragile.cluster.nodes[other].log)
     await asyncio.to_thread(fragile.cluster.nodes[NODES[2]].kill)
     more = payloads("with its vote", 5)
     await fragile.publish_acked(f"data.{stream_name}", more)

@@ -53,6 +53,7 @@ def test_compose_has_three_nats_servers_and_three_sidecars_of_a_single_image() -
 def test_dockerfile_has_what_the_commands_need() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     assert 'ENTRYPOINT ["liftpy"]' in dockerfile
+    assert 'image.licenses="Apache-2.0"' in dockerfile
     copied = {path for line in re.findall(r"^COPY (?!--from)(.*) \S+$", dockerfile, re.M) for path in line.split()}
     assert all((ROOT / path).exists() for path in copied), copied
     ignore = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()

@@ -72,9 +72,9 @@ VERDICTS: Mapping[str, Verdict] = {
     "directory-lost": Verdict(
         False,
         "{who} came back with another data directory, and copies its replicas again",
-        "folder-lost",
+        "data-directory-lost",
         ("data_directory_lost",),
-        "FolderLost",
+        "DataDirectoryLost",
         False,
     ),
     "fenced": Verdict(False, "{who} sent no heartbeat for the session time", "node-down", ("node_fenced",), "NodeDown"),

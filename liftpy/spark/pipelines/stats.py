@@ -168,6 +168,7 @@ def stats(
     spark: SparkSession | None = None,
     patience_s: float = 30.0,
     tasks: int = DEFAULT_TASKS,
+    tell: Callable[[int, int], None] | None = None,
 ) -> StatsReport:
     """Measure the committed records of some streams: rates, sizes, keys, gaps.
 
@@ -180,6 +181,7 @@ def stats(
         spark: Run in the executors of this session. Default None: in this process.
         patience_s: Time without any answer until an error, in seconds. Default 30.
         tasks: Number of tasks that run at once.
+        tell: Function that is called with the number of finished ranges and of all ranges. Default None.
 
     Returns:
         The report. Records that retention deletes during the run are listed in ``losses``.
@@ -216,7 +218,7 @@ def stats(
             )
             for key, start in sorted(starts.items())
         }
-        for piece, measured in zip(pieces, spread(measure, pieces, spark=spark, tasks=tasks), strict=True):
+        for piece, measured in zip(pieces, spread(measure, pieces, spark=spark, tasks=tasks, tell=tell), strict=True):
             one = found[piece.stream, piece.partition].measures
             if not one.records:
                 one.start_offset = piece.start_offset

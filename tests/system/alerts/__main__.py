@@ -59,7 +59,7 @@ NAMES = {
     "service differs": ({"ServiceDiverged"}, set()),
     "service diverged": ({"ServiceDiverged", "ServiceEnded"}, set()),
     "damaged segment": ({"DamagedSegments"}, {"NodeDown", "UnderReplicated"}),
-    "data directory lost": ({"FolderLost"}, {"NodeDown", "UnderReplicated"}),
+    "data directory lost": ({"DataDirectoryLost"}, {"NodeDown", "UnderReplicated"}),
     "majority lost": (
         {"NoMetadataLeader", "NodeDown"},
         {"UnderReplicated", "UnderMinIsr", "AckSlow", "AckVerySlow", "FailoverSlow"},

@@ -41,7 +41,8 @@ _CLI = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
 _PATIENCE_S = 60.0
 _EVERY_S = 0.2
 _AGREE_S = 15.0
-_DISK_BYTES = 256 * 1024 * 1024
+_REQUESTS = 40
+"""Number of control requests whose entries take more than a page of a journal."""
 _COMMANDS = {"top": ("top", "--once"), "status": ("status",), "health": ("health", "--cluster")}
 _EVENTS = "events"
 
@@ -226,13 +227,16 @@ class Drill:
         self.strike("stopped NATS", "nats-lost", self.server.kill, self.server.restart)
 
     def full_disk(self) -> None:
-        """The disk of a node is full."""
+        """The disk of a node is full, and requests to the metadata group fill the last page of its journal, too."""
         ballast = self.cluster.data / STRUCK / "ballast"
 
         def fill() -> None:
             with contextlib.suppress(OSError), ballast.open("wb") as file:
                 while True:
                     file.write(bytes(65_536))
+            with sync.connect(self.server.url) as client:
+                for number in range(_REQUESTS):
+                    client.create_stream(f"full-{number}", f"full-{number}", replicas=1)
 
         self.strike("full disk", "disk-low", fill, ballast.unlink)
 

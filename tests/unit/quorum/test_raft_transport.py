@@ -162,7 +162,7 @@ def test_raft_member_with_an_older_data_directory_receives_entries_and_has_no_vo
     bench.transport.sessions.peers["b"].trusted = False
     assert bench.hear("b", VOTE)
     assert bench.hear("b", APPEND)
-    assert (bench.given, bench.counters) == ([], {"messages of a folder that went back": 2})
+    assert (bench.given, bench.counters) == ([], {"messages of a directory that went back": 2})
     assert bench.hear("b", NEXT)
     (given,) = bench.given
     assert (given["success"], given["reset"], bench.transport.applied["b"]) == (False, True, 3)

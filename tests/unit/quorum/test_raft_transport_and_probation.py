@@ -131,7 +131,7 @@ def test_raft_member_with_an_older_data_directory_is_logged_when_detected_and_wh
         believed.append(trusted)
     assert believed == [True, False, False, True]
     assert bench.told == [("forget_match", "b")] * 2, "what it acknowledged counts no more"
-    assert bench.counters == {"folders found to have gone back": 1, "folders found caught up": 1}
+    assert bench.counters == {"directories found to have gone back": 1, "directories found caught up": 1}
     assert ["went back in time" in r.getMessage() for r in caplog.records] == [True, False]
     bench.transport.sync()
     assert bench.told[-1] == "sync"
@@ -294,7 +294,10 @@ def test_controller_probation_wait_message_contains_the_reason() -> None:
     new = waits_for(True, [peer("b", is_new=False), peer("c", is_new=False)])
     assert "is new or emptied, the group is not (known: b, c; not connected: nobody)" in new
     back = waits_for(False, [peer("b", up=False)], went_back=True)
-    assert "its folder went back in time, as with an older copy put back (known: its own entries; not connected: b)" in back
+    assert (
+        "its raft directory went back in time, as with an older copy put back (known: its own entries; not connected: b)"
+        in back
+    )
 
 
 def test_data_directory_history_gives_every_process_its_own_nonce(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
-from liftpy.errors import ConfigError, StorageError
+from liftpy.errors import ConfigError, CorruptionError, StorageError
 from sidecar.metadata import group_role
 from sidecar.metadata.group_role import GroupRole
 from sidecar.runtime.settings import NodeSettings
@@ -75,7 +75,8 @@ class Bench:
         self.shown: list[tuple[int, int]] = []
         self.connection: Any = SimpleNamespace()
         settings = NodeSettings(node_id, tmp_path, controllers=controllers)
-        made: Any = (self._member, lambda: self.feeds.pop(0), lambda: journal)
+        self.fatal: list[Exception] = []
+        made: Any = (self._member, lambda: self.feeds.pop(0), lambda: journal, self.fatal.append)
         self.role = GroupRole(settings, self.connection, Subjects("ns"), *made)
         self.role.watch(lambda before, after: self.shown.append((before.index, after.index)))
 
@@ -137,6 +138,79 @@ async def test_metadata_role_on_a_full_disk_is_feed_subscriber_until_space_is_fr
     await bench.role.start()
     await until(lambda: bench.role.is_controller)
     assert feed.calls == ["start", "stop"]
+    await bench.role.stop()
+
+
+FULL = StorageError("No space left on device")
+
+
+@pytest.mark.parametrize("has_changed_before", [False, True])
+async def test_controller_on_a_full_disk_follows_the_feed_until_space_is_free(
+    has_changed_before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_role, "STORAGE_AGAIN_S", 0.001)
+    at = 3 if has_changed_before else 0
+    image = an_image(7, *(THREE if has_changed_before else ()), at=at)
+    bench = Bench(tmp_path, "n1", journal=True)
+    member, feed = Member(image, controllers=ControllerList(THREE, index=at)), Part(replace(image, index=6))
+    bench.members, bench.feeds = [member], [feed]
+    await bench.role.start()
+    bench.role.member_failed(FULL)
+    await until(lambda: member.calls == ["start", "stop"] and feed.calls == ["start"])
+    assert bench.role.image is image, "the feed knows less than is shown"
+    again = Member(replace(image, index=7), controllers=ControllerList(THREE, index=at))
+    bench.members = [FULL, again]
+    feed.show(replace(image, index=8))
+    await until(lambda: again.calls == ["start"])
+    assert not bench.role.is_controller
+    again.show(replace(image, index=9))
+    await until(lambda: bench.role.is_controller)
+    assert bench.joined == [None, *[image.controllers if has_changed_before else None] * 2]
+    assert bench.shown == [(7, 8), (8, 9)]
+    assert not bench.role.decides
+    assert bench.fatal == []
+    await bench.role.stop()
+
+
+async def test_controller_whose_disk_fills_while_it_catches_up_follows_the_feed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_role, "STORAGE_AGAIN_S", 0.001)
+    bench = Bench(tmp_path, "n4")
+    feed = Part(an_image(5, *THREE, at=5, learner="n4"))
+    first, second = (Member(an_image(index), controllers=ControllerList(THREE, "n4", index=5)) for index in (4, 6))
+    bench.feeds, bench.members = [feed], [first, second]
+    await bench.role.start()
+    await until(lambda: first.calls == ["start"])
+    bench.role.member_failed(FULL)
+    await until(lambda: bench.role.is_controller)
+    assert (first.calls, bench.role.current, bench.fatal) == (["start", "stop"], second, [])
+    await bench.role.stop()
+
+
+@pytest.mark.parametrize(
+    ("error", "voters", "has_feed"),
+    [
+        (FULL, THREE, False),
+        (FULL, ("n1",), True),
+        (CorruptionError("damaged"), THREE, True),
+        (ValueError("bug"), THREE, True),
+    ],
+    ids=["no-feed", "only-controller", "damage", "bug"],
+)
+async def test_failed_controller_that_cannot_follow_the_feed_stops_the_node(
+    error: Exception, voters: tuple[str, ...], has_feed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_role, "FEED_TIMEOUT_S", 0.01)
+    bench = Bench(tmp_path, "n1", voters, journal=True)
+    feed = Part(an_image(7))
+    if not has_feed:
+        feed.started.clear()
+    bench.members, bench.feeds = [Member(an_image(7), controllers=ControllerList(voters))], [feed]
+    await bench.role.start()
+    bench.role.member_failed(error)
+    await until(lambda: bench.fatal == [error])
+    assert bench.role.is_controller
     await bench.role.stop()
 
 

@@ -10,6 +10,7 @@ import pytest
 from liftpy.core.wire.batch import build_batch
 from liftpy.spark.options import Access
 from liftpy.spark.pipelines import stats
+from sidecar.cli import output
 from sidecar.cli.main import main
 from tests.sim.fake_node import FakeNode, FakePartition
 
@@ -117,6 +118,17 @@ def test_spark_stats_command_prints_partitions_and_time_buckets(
     assert (found["streams"][0]["records"], found["partitions"][0]["start_offset"]) == (10, 20)
     assert run(access, "stats", "orders", "--bucket", "soon") == 2
     assert "'--bucket': 'soon'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["audit", "stats"])
+def test_spark_check_command_without_a_terminal_prints_its_progress_as_percentage(
+    command: str, access: Access, orders: FakeNode, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "LINE_EVERY_S", 0.0)
+    run(access, command, "orders")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines
+    assert lines[-1] == f"{command}: 100 %, {len(lines)} ranges"
 
 
 def test_spark_stats_command_with_plot_option_writes_an_image(

@@ -244,7 +244,7 @@ CASES: dict[str, Case] = {
         | gauge("group_lag_seconds", *growing(60, 45), labels=',group="idle"'),
         12, 18, 30, JOB | {"group": "g"},
     ),
-    "FolderLost": Case(gauge("cluster_data_directories_lost_total", (0, 5), (1, 40)), 4, 6, 20, JOB),
+    "DataDirectoryLost": Case(gauge("cluster_data_directories_lost_total", (0, 5), (1, 40)), 4, 6, 20, JOB),
     "AuditDropped": Case(gauge("audit_dropped_total", (0, 5), (7, 40)), 4, 6, 20, NODE),
     "BackupOld": Case(
         {'liftpy_backup_newest_timestamp_seconds{job="node",instance="b",store="/b"}': ((0, 1600), (90000, 100))}
