@@ -352,7 +352,7 @@ def check_tasks(link: Link, options: SinkOptions, messages: Sequence[WriterCommi
     async def ask() -> StrangeTask | None:
         transport = await link.transport(options.patience_s)
         requests = MetadataRequests(transport, link.subjects, options.patience_s)
-        return await strange_task(
+        return await surplus_task(
             transport, requests, link.subjects, options, done, len(messages), [one.sent for one in written]
         )
 
@@ -509,7 +509,7 @@ class StrangeTask(NamedTuple):
     part: int
 
 
-async def strange_task(
+async def surplus_task(
     transport: Transport,
     requests: MetadataRequests,
     subjects: Subjects,

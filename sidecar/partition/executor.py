@@ -159,7 +159,7 @@ class Executor:
 
     def cut_log(self, effect: do.CutLog) -> None:
         logger.info("%s: log truncated log_end=%d", self._t.key, effect.end_offset)
-        self._cut(lambda: self._t.log.cut_to(effect.end_offset))
+        self._cut(lambda: self._t.log.truncate_to(effect.end_offset))
 
     def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
         logger.warning("%s: discarding the local log, fetching it again from=%d", self._t.key, effect.start_offset)

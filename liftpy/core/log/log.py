@@ -419,9 +419,9 @@ class Log:
     # ---- truncation --------------------------------------------------------------------------------------------------
 
     def cut_after(self, offset: int) -> int:
-        return self.cut_to(offset + 1)
+        return self.truncate_to(offset + 1)
 
-    def cut_to(self, end_offset: int) -> int:
+    def truncate_to(self, end_offset: int) -> int:
         """Truncate the log so that it ends at ``end_offset``, or before the batch that contains it. A batch is atomic [D23].
 
         The method removes the newest files first. Each removal is durable before the next, so that a crash leaves no gap.
@@ -588,7 +588,7 @@ class Log:
                 break
             inputs.append(segment)
         newest_ns = max(segment.max_timestamp_ns for segment in self.segments)
-        run = self.cleaning.run_over(self.storage, self.config, inputs, newest_ns, now_wall_ns, min_dirty_ratio)
+        run = self.cleaning.plan_compaction(self.storage, self.config, inputs, newest_ns, now_wall_ns, min_dirty_ratio)
         if run is not None:
             run.producer_expiry_ns = self.producer_expiry_ns
         return run

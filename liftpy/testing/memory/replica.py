@@ -272,7 +272,7 @@ class MemoryReplica(MemoryAsking, Peers):
             self.commit.appended()
 
     def cut_log(self, effect: do.CutLog) -> None:
-        self._cut(lambda: self.log.cut_to(effect.end_offset), self.publishers.cut)
+        self._cut(lambda: self.log.truncate_to(effect.end_offset), self.publishers.cut)
 
     def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
         start, deletes_end = effect.start_offset, effect.deletes_end

@@ -230,7 +230,7 @@ def test_log_after_random_operations_equals_a_list_model(steps: list[tuple]) -> 
                 flushed = log.flush()
             case ("truncate", percent):
                 to = log.high_watermark + 1 + (end - log.high_watermark - 1) * percent // 100
-                log.cut_to(to)
+                log.truncate_to(to)
                 model = [m for m in model if m[1] <= to]
                 flushed = min(flushed, log.log_end_offset)
             case ("commit", percent):
