@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.strict_json import load_json
-from liftpy.core.observe.node_summary import ASKED, NodeSummary, glance_of
+from liftpy.core.observe.node_summary import ASKED, NodeSummary, summary_from_json
 from liftpy.core.wire import envelope
 from liftpy.core.wire.envelope import MessageType
 from liftpy.core.wire.subjects import Subjects
@@ -139,7 +139,7 @@ class NodeRequests:
             UnavailableError: The node did not answer in time.
             ProtocolError: The answer cannot be read.
         """
-        return glance_of((await self._status_page(node_id, ASKED, timeout_s)).get("glance"))
+        return summary_from_json((await self._status_page(node_id, ASKED, timeout_s)).get("glance"))
 
     async def ask_node(self, node_id: str, question: bytes, timeout_s: float = 2.0) -> dict[str, Any]:
         """Send a status request to a node and return its answer.

@@ -40,7 +40,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.filters import NOTHING_LEFT_OUT, Filter
-from liftpy.core.wire.frames import MisdirectedError, must_be_for
+from liftpy.core.wire.frames import MisdirectedError, check_partition_address
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
     ConfigError,
@@ -445,7 +445,7 @@ class PartitionReader:
                 asked, node = node, self.options.node
                 request.stream, request.partition, request.requestId = self.stream, self.partition, secrets.randbits(_ID_BITS)
                 head, _ = frames.decode_read_response(await self._answer(asked, request, request.waitMs / 1000))
-                must_be_for(head, self.partition, stream=self.stream, requestId=request.requestId)
+                check_partition_address(head, self.partition, stream=self.stream, requestId=request.requestId)
                 must_agree(head, uid, *last)
                 begins_at = head.node if self.options.committed else head.leader
                 self.node = self.node or begins_at  # it answers: reading begins there

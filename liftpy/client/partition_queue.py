@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from liftpy.core.observe.trace_context import first_marked
 from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.publish.producer_state import after, distance
-from liftpy.core.wire.batch import body_of, build_batch, in_epoch, parse_batch, seal
+from liftpy.core.wire.batch import body_of, build_batch, parse_batch, seal, with_producer_epoch
 from liftpy.core.wire.batch_columns import ColumnSet
 from liftpy.core.wire.headers import Pairs
 
@@ -204,7 +204,7 @@ class PartitionQueue:
         """
         self.epoch, self._asks, self._out_count = epoch, False, 0
         for parcel in self._parcels:
-            parcel.batch = in_epoch(parcel.batch, epoch)
+            parcel.batch = with_producer_epoch(parcel.batch, epoch)
             parcel.names = False
         if self._parcels:
             self._parcels[0].names = True
@@ -335,7 +335,7 @@ class PartitionQueue:
         return self._open
 
     @property
-    def takes_a_new_batch(self) -> bool:
+    def next_record_begins_batch(self) -> bool:
         """True if the next record that is added begins a new batch."""
         return not self._open.values
 

@@ -661,7 +661,7 @@ class Producer:
         if self._is_numbered:
             self._next_number += 1
             return courses[(self._next_number - 1) % self._used]
-        if how == "round-robin" or courses[self._next].lane.takes_a_new_batch:
+        if how == "round-robin" or courses[self._next].lane.next_record_begins_batch:
             self._next = (self._next + 1) % len(courses)
         return courses[self._next]
 

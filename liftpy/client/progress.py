@@ -26,7 +26,7 @@ from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import MAX_BATCH_BYTES, RecordBatch, split_batches
 from liftpy.core.wire.chunking import Assembly
 from liftpy.core.wire.filters import NOTHING_LEFT_OUT, Filter
-from liftpy.core.wire.frames import must_be_for
+from liftpy.core.wire.frames import check_partition_address
 from liftpy.errors import (
     DamagedBatchError,
     LiftError,
@@ -190,7 +190,7 @@ class ReadProgress:
         in pieces. The next request gets the next piece.
         """
         head, body = frames.decode_read_response(answer)
-        must_be_for(head, self.partition, stream=self.stream, requestId=self._request_id)
+        check_partition_address(head, self.partition, stream=self.stream, requestId=self._request_id)
         must_agree(head, self.uid, self.last_offset, self.leader_epoch)
         self.leader = head.leader
         check_head(head, self.uid, self.stream, self.partition, self.next_offset)
@@ -447,7 +447,7 @@ class BackwardProgress(ReadProgress):
         Raises the errors of ``ReadProgress.accept``.
         """
         head, body = frames.decode_read_response(answer)
-        must_be_for(head, self.partition, stream=self.stream, requestId=self._request_id)
+        check_partition_address(head, self.partition, stream=self.stream, requestId=self._request_id)
         must_agree(head, self.uid, self.last_offset, self.leader_epoch)
         self.leader = head.leader
         gone = head.error == client_pb2.ReadResponse.OFFSET_OUT_OF_RANGE and self.next_offset < head.logStartOffset

@@ -32,7 +32,7 @@ from liftpy.client.partition_sender import ANONYMOUS, BatchFuture
 from liftpy.client.producer import Producer
 from liftpy.client.progress import ErrorConfirmation, ReadProgress
 from liftpy.client.publisher import Publisher
-from liftpy.core.observe.trace_context import SpanBudget, TraceContext, bears_one, created_in, with_context
+from liftpy.core.observe.trace_context import SpanBudget, TraceContext, has_traceparent, sampled_context_in, with_context
 from liftpy.core.observe.tracing import MOST_READ_LINKS, names_one, sampled_in
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.batch_columns import Columns, HeadersColumn
@@ -101,8 +101,8 @@ class ClientSpans:
 
         ``pairs``: headers of the message.
         """
-        bears = bears_one(pairs)
-        own = created_in(pairs) if bears else None
+        bears = has_traceparent(pairs)
+        own = sampled_context_in(pairs) if bears else None
         around = trace.get_current_span().get_span_context()
         if (bears and own is None) or (around.is_valid and not around.trace_flags.sampled):
             return pairs, None
@@ -330,7 +330,7 @@ def _record_deliveries(
 def contexts_of(what: Record | BatchSlice) -> tuple[TraceContext, ...]:
     """Return the sampled trace contexts of a record, or of the first 64 records of a slice that have one."""
     if isinstance(what, Record):
-        own = created_in(what.headers)
+        own = sampled_context_in(what.headers)
         return () if own is None else (own,)
     headers = _headers_of(what)
     return () if headers is None else sampled_in(headers, what.first_index, what.end_index, MOST_READ_LINKS)

@@ -46,7 +46,7 @@ class ConnectionClosedError(UnavailableError):
 
 
 class BlockingConnection:
-    """One blocking connection to a NATS server. ``open_line`` makes it. Any thread may call its methods."""
+    """One blocking connection to a NATS server. ``open_blocking_connection`` makes it. Any thread may call its methods."""
 
     def __init__(self, taken: socket.socket, inbox: str, max_payload_bytes: int) -> None:
         self.max_payload_bytes = max_payload_bytes
@@ -190,7 +190,7 @@ class BlockingConnection:
         return view[:size_bytes]
 
 
-async def open_line(servers: str, **options: Any) -> BlockingConnection | None:
+async def open_blocking_connection(servers: str, **options: Any) -> BlockingConnection | None:
     """Open a blocking connection to one of ``servers``. Return None if it needs TLS or WebSockets, or cannot be taken over.
 
     ``options`` and the errors are those of ``open_connection``.

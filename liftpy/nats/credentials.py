@@ -8,7 +8,7 @@ import ssl
 from dataclasses import dataclass, field
 from typing import Any
 
-from liftpy.core.wire.subjects import check_inbox_prefixes, check_speaker
+from liftpy.core.wire.subjects import check_inbox_prefixes, check_node_or_principal
 from liftpy.errors import ConfigError
 
 _MAX_FILE_BYTES = 1024 * 1024
@@ -83,7 +83,7 @@ class Credentials:
         if self.inbox_prefix:
             check_inbox_prefixes((f"{self.inbox_prefix}.",))
         if self.principal:
-            check_speaker(self.principal, "principal")
+            check_node_or_principal(self.principal, "principal")
 
     def proofs(self) -> dict[str, bytes]:
         """Return a digest of each field, or of the content of its file, by field name."""

@@ -108,7 +108,7 @@ async def open_connection(
 
     options["reconnected_cb"] = reconnected
     try:
-        await _not_swallowed(_first_connect(connection, urls, {"error_cb": seen.note, **options}, timeout_s))
+        await _with_cancellation(_first_connect(connection, urls, {"error_cb": seen.note, **options}, timeout_s))
     except (OSError, nats.errors.Error, TimeoutError) as error:
         await _close(connection)
         if seen.not_accepted or isinstance(error, nats.errors.AuthorizationError):
@@ -128,7 +128,7 @@ async def open_connection(
     return connection
 
 
-async def _not_swallowed(work: Awaitable[_T]) -> _T:
+async def _with_cancellation(work: Awaitable[_T]) -> _T:
     """Await ``work`` and return its result. If the task was canceled but ``work`` suppressed this, raise CancelledError."""
     task = asyncio.current_task()
     assert task is not None
@@ -402,7 +402,7 @@ class Transport:
         unwatch = self.on_denial(lambda is_publish, where: None if is_publish else denied.append(where))
         try:
             await self.room(self._loop.time() + timeout_s)
-            subscription = await _not_swallowed(self.connection.subscribe(subject, cb=callback))
+            subscription = await _with_cancellation(self.connection.subscribe(subject, cb=callback))
             if self.connection.is_connected:
                 with contextlib.suppress(UnavailableError):
                     await self.settle(timeout_s)
@@ -482,7 +482,7 @@ class Transport:
         """Write a large message. nats-py may wait until it is written, and may suppress a cancellation of this task."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(give_up_at):
-                await _not_swallowed(self.connection.publish(subject, payload, reply=reply, headers=headers))
+                await _with_cancellation(self.connection.publish(subject, payload, reply=reply, headers=headers))
 
     async def settle(self, timeout_s: float = 5.0) -> None:
         """Wait until the server has processed all data sent before, including subscriptions.
@@ -493,7 +493,7 @@ class Transport:
         """
         try:
             for _ in range(2):
-                await _not_swallowed(self.connection.flush(timeout=timeout_s))  # type: ignore[arg-type]
+                await _with_cancellation(self.connection.flush(timeout=timeout_s))  # type: ignore[arg-type]
         except (nats.errors.Error, OSError, TimeoutError) as error:
             raise UnavailableError(
                 f"NATS connection error: {str(error) or type(error).__name__}. Check the NATS server, then retry."
@@ -533,7 +533,7 @@ class Transport:
         try:
             await end_tasks([self._opening, self._check])
             async with asyncio.timeout(_CLOSE_S):
-                await _not_swallowed(self.connection.flush(timeout=_CLOSE_S))  # type: ignore[arg-type]
+                await _with_cancellation(self.connection.flush(timeout=_CLOSE_S))  # type: ignore[arg-type]
         except Exception:  # the connection is down or blocked, so a flush would not end
             cut_off(self.connection)
         finally:

@@ -13,7 +13,7 @@ SCHEMES = ("nats", "tls", "ws", "wss")
 ENCRYPTED = ("tls", "wss")
 _USER_INFO = re.compile(r"^([a-zA-Z][\w+.-]*:/+)?.*@", re.DOTALL)
 _HIDDEN = r"\g<1>***@"
-_NO_PORT = re.compile(r":(?!//|\d{1,5}/?$)[^\]@]*$")
+_INVALID_PORT = re.compile(r":(?!//|\d{1,5}/?$)[^\]@]*$")
 """Pattern of an invalid port. If a URL was split at a comma, the text after the colon is the first half of a password."""
 
 
@@ -24,7 +24,7 @@ def without_secrets(urls: str | Iterable[str]) -> str:
 
 def _without_secrets(url: str) -> str:
     bare = _USER_INFO.sub(_HIDDEN, url)
-    return bare if bare.startswith("ws") else _NO_PORT.sub(":***", bare)  # URLs of WebSockets have paths
+    return bare if bare.startswith("ws") else _INVALID_PORT.sub(":***", bare)  # URLs of WebSockets have paths
 
 
 def shown_address(uri: Any) -> str:

@@ -93,7 +93,7 @@ def error_of(text: str) -> LiftError:
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
+def unwrap_spark_errors() -> Iterator[None]:
     """Replace Spark errors and SourceErrors of this block by the liftpy errors that have caused them."""
     try:
         yield

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from liftpy.client.retrying import retry_attempts
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, LiftError, UnavailableError
-from liftpy.nats.blocking_connection import BlockingConnection, open_line
+from liftpy.nats.blocking_connection import BlockingConnection, open_blocking_connection
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.transport import Transport, open_connection
@@ -110,7 +110,7 @@ class ProcessConnection:
     async def _open_line(self) -> BlockingConnection | None:
         credentials = await asyncio.to_thread(credentials_of, self._access)
         name = f"liftpy-spark-{os.getpid()}-line"
-        return await open_line(self._access.servers, credentials=credentials, name=name, timeout_s=_LINE_S / 2)
+        return await open_blocking_connection(self._access.servers, credentials=credentials, name=name, timeout_s=_LINE_S / 2)
 
     def close(self) -> None:
         """Close the connection and stop the loop. Requests in flight fail. The call does not wait for them."""

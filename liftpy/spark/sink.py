@@ -359,7 +359,7 @@ def check_tasks(link: ProcessConnection, options: SinkOptions, messages: Sequenc
     async def ask() -> StaleTask | None:
         transport = await link.transport(options.patience_s)
         requests = MetadataRequests(transport, link.subjects, options.patience_s)
-        return await strange_task(
+        return await surplus_task(
             transport, requests, link.subjects, options, done, len(messages), [one.sent for one in written]
         )
 
@@ -516,7 +516,7 @@ class StaleTask(NamedTuple):
     part: int
 
 
-async def strange_task(
+async def surplus_task(
     transport: Transport,
     requests: MetadataRequests,
     subjects: Subjects,

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from liftpy.core.observe.trace_context import TRACEPARENT, TraceContext, created_in
+from liftpy.core.observe.trace_context import TRACEPARENT, TraceContext, sampled_context_in
 from liftpy.core.observe.tracing import MOST_READ_LINKS
 from liftpy.errors import ConfigError
 
@@ -70,7 +70,7 @@ def _created_in(batch: DataFrame) -> tuple[tuple[TraceContext, ...], tuple[int, 
     marked = functions.exists(_HEADERS, lambda header: header["key"] == TRACEPARENT)
     found: dict[TraceContext, tuple[int, int]] = {}
     for row in batch.where(marked).select("partition", "offset", _HEADERS).limit(MOST_READ_LINKS).collect():
-        context = created_in(tuple((header["key"], bytes(header["value"])) for header in row[_HEADERS]))
+        context = sampled_context_in(tuple((header["key"], bytes(header["value"])) for header in row[_HEADERS]))
         if context is not None:
             found.setdefault(context, (row["partition"], row["offset"]))
     return tuple(found), next(iter(found.values()), (0, 0))

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from liftpy.core.backup.manifest import Manifest, backup_moment, is_backup_id
-from liftpy.core.backup.pieces import check_file, checked_batches, checked_state, doomed_backups, missing_files, unnamed_pieces
+from liftpy.core.backup.pieces import (
+    backups_to_delete,
+    check_file,
+    checked_batches,
+    checked_state,
+    missing_files,
+    unnamed_pieces,
+)
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.metadata.image import ClusterImage
@@ -58,7 +65,7 @@ class PruneResult:
     files: tuple[str, ...]
     size_bytes: int
     waits_for: tuple[str, ...]
-    of_backups: int
+    backup_count_before: int
     """Number of backups in the store before the prune."""
 
 
@@ -156,7 +163,7 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
             f"--unfinished {unknown}: no unfinished backup has this id. Unfinished backups: {', '.join(sorted(marks)) or 'none'}."
         )
     listed = list_backups(store)
-    doomed = set(doomed_backups((one.backup for one in listed if not one.faults), keep))
+    doomed = set(backups_to_delete((one.backup for one in listed if not one.faults), keep))
     whole = [one.backup for one in listed if not one.faults and one.backup not in doomed]
     if not whole:
         raise NotFoundError("The store has no complete backup, so nothing was removed. Create one with `liftpy backup create`.")

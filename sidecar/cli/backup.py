@@ -620,7 +620,7 @@ def prune(url: str, keep: int, dry_run: bool, died: tuple[str, ...], as_json: bo
     if as_json:
         shown = {
             "backups": done.backups,
-            "of_backups": done.of_backups,
+            "of_backups": done.backup_count_before,
             "files": len(done.files),
             "size_bytes": done.size_bytes,
             "waits_for": done.waits_for,
@@ -629,7 +629,8 @@ def prune(url: str, keep: int, dry_run: bool, died: tuple[str, ...], as_json: bo
         return
     verb = "would go" if dry_run else "are gone"
     click.echo(
-        f"{len(done.backups)} of {done.of_backups} backups and {len(done.files)} pieces ({done.size_bytes / _MIB:.1f} MiB) {verb}"
+        f"{len(done.backups)} of {done.backup_count_before} backups and {len(done.files)} pieces "
+        f"({done.size_bytes / _MIB:.1f} MiB) {verb}"
     )
     for running in done.waits_for:
         click.echo(f"{running} is not complete, and no newer backup has begun within half a day. The command keeps its files")

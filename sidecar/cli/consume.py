@@ -163,9 +163,9 @@ def _text_or_base64(name: str, content: bytes | None) -> dict[str, str | None]:
         return {f"{name}_base64": base64.b64encode(content).decode()}
 
 
-_LAST_S = 2.0
+_OUTPUT_TIMEOUT_S = 2.0
 """Maximum time that Ctrl-C waits for the current output, in seconds."""
-ENDING_S = 10.0
+SHUTDOWN_TIMEOUT_S = 10.0
 """Maximum time from Ctrl-C to the end of the command, including the last commit, in seconds."""
 
 
@@ -234,7 +234,7 @@ async def consume_as_member(client: Client, member: ConsumeGroupOptions) -> None
                 try:
                     await asyncio.shield(writing)
                 except asyncio.CancelledError:  # Ctrl-C
-                    await asyncio.wait([writing], timeout=_LAST_S)
+                    await asyncio.wait([writing], timeout=_OUTPUT_TIMEOUT_S)
                     raise
                 finally:  # nothing is waited for between what is written and this, nor does a second Ctrl-C take it away
                     if written.is_set():
@@ -379,7 +379,7 @@ def consume(
                 name, partition or 0, start=begin, until=last, subjects=subjects, keys=keys, backwards=reverse
             )
             doing = _print(consumer, _LINES[form]) if output is None else _write(consumer, output, last == "end")
-        await _until_nobody_reads(client, doing, 0.0 if member is None else ENDING_S)
+        await _until_pipe_closed(client, doing, 0.0 if member is None else SHUTDOWN_TIMEOUT_S)
 
     with_client(target, work, needs_majority=False)
 
@@ -397,7 +397,7 @@ def _warn_of_unmatched(stream: str, own: Sequence[str], subjects: Sequence[str])
             )
 
 
-async def _until_nobody_reads(client: Client, doing: Coroutine[Any, Any, None], ending_s: float) -> None:
+async def _until_pipe_closed(client: Client, doing: Coroutine[Any, Any, None], ending_s: float) -> None:
     """Run ``doing`` until it ends, or until the program that reads the standard output has closed the pipe.
 
     ``ending_s``: time for a clean end after that, in seconds.

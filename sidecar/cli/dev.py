@@ -33,7 +33,7 @@ from sidecar.runtime.settings import (
 
 _WATCH_S = 0.25
 _SOON_S = 10.0
-_SOON_AT_MOST = 3
+_MAX_EARLY_ENDS = 3
 """Number of consecutive ends within ``_SOON_S`` of a start after which ``liftpy dev`` stops with an error."""
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 
@@ -184,12 +184,12 @@ class _Supervisor:
             if name not in self._ended_s:
                 self._ended_s[name] = now_s
                 self._soon[name] = self._soon[name] + 1 if now_s - self._started_s[name] < _SOON_S else 1
-                if self._soon[name] > _SOON_AT_MOST:
+                if self._soon[name] > _MAX_EARLY_ENDS:
                     raise UnavailableError(
-                        f"Node {name} ends repeatedly ({node.how_it_ended}). Fix the cause in its log, then run `liftpy dev` "
+                        f"Node {name} ends repeatedly ({node.end_reason}). Fix the cause in its log, then run `liftpy dev` "
                         f"again. Last log lines: {' | '.join(list(node.log)[-3:])}"
                     )
-                click.echo(f"node {name} {node.how_it_ended}; restart in {self._after_s:g} s", err=True)
+                click.echo(f"node {name} {node.end_reason}; restart in {self._after_s:g} s", err=True)
             elif now_s - self._ended_s[name] >= self._after_s:
                 del self._ended_s[name]
                 self._started_s[name] = now_s

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from liftpy.client import Client
 
 _TIMEOUT_S = 3.0
-_OF_LIVE = ("fenced", "silent", "no-majority")
+_LIVE_PROBLEMS = ("fenced", "silent", "no-majority")
 """Problems that ``--live`` checks."""
 _PROBE_SUBJECT = "liftpy-probe"
 
@@ -131,7 +131,7 @@ async def _of_cluster(cluster: NodeRequests, target: Target, level: str, probe: 
     for name in state.image.live_nodes():
         lines += _node_lines(name, await fetch_health(cluster, name), level)
     verdict = await judge_cluster(cluster, sorted(state.image.nodes))
-    lines += [_reason_line(one) for one in verdict.reasons if level != "live" or one.word in _OF_LIVE]
+    lines += [_reason_line(one) for one in verdict.reasons if level != "live" or one.word in _LIVE_PROBLEMS]
     if probe:
         lines += await _probe_stream(target)
     return _result(lines, silent=False, verdict=verdict)

@@ -41,7 +41,7 @@ EXIT_INTERRUPTED = 130
 SIGNALED = 128
 """Exit code of a command that SIGTERM or SIGHUP ended, without the signal's number."""
 
-_YOUNG = 10_000
+_GC_THRESHOLD = 10_000
 """Threshold of the garbage collector. Imported objects stay in memory, so frequent collections only slow the start."""
 
 COMMANDS = {
@@ -256,7 +256,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(given: list[str]) -> None:
-    gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])
+    gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     if given[:1] == ["help"]:  # "liftpy help stream create"
         given = [*given[1:], "--help"]
     try:

@@ -19,7 +19,7 @@ from liftpy.core.metadata.controller.nodes import still_a_controller, why_still_
 from liftpy.core.metadata.controller.placements import facts_of
 from liftpy.core.metadata.controller.preflight import reasons_to_keep_running
 from liftpy.core.metadata.image import ClusterImage, NodeImage
-from liftpy.core.metadata.reassignment_progress import Movement, offline_on
+from liftpy.core.metadata.reassignment_progress import Movement, offline_partitions_of
 from liftpy.errors import ConfigError, NotFoundError, StaleRequestError
 from sidecar.cli.completion import NODE
 from sidecar.cli.help import HelpCommand, HelpGroup
@@ -107,7 +107,7 @@ def reasons_that_replicas_are_offline(image: ClusterImage, node_id: str) -> list
 
     The list is empty if there are no such partitions.
     """
-    offline = [f"{stream.name}/{p.partition}" for stream, p in offline_on(image, node_id)]
+    offline = [f"{stream.name}/{p.partition}" for stream, p in offline_partitions_of(image, node_id)]
     if not offline:
         return []
     return [

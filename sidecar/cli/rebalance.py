@@ -183,7 +183,7 @@ def _by_leaders(image: ClusterImage) -> RebalancePlan:
 
 
 def _leader_first(partition: PartitionState) -> Replicas:
-    leader = partition.wants_leader or partition.leader
+    leader = partition.leader_to_elect or partition.leader
     return (leader, *(n for n in partition.isr if n != leader and n not in partition.incomplete))
 
 
@@ -245,7 +245,7 @@ async def _until_done(client: Client, wishes: Sequence[ReplicaMove], timeout_s: 
     def is_done(image: ClusterImage) -> bool:
         places = (image.find(wish.stream, wish.uid, wish.partition) for wish in wishes)
         states = [place[1] for place in places if place is not None]
-        return not any(p.target or p.joining or p.wants_leader for p in states)
+        return not any(p.target or p.joining or p.leader_to_elect for p in states)
 
     await follow(client, lambda movement: (movement.uid, movement.partition) in keys, is_done, timeout_s, quiet=quiet)
 

@@ -17,7 +17,7 @@ from sidecar.runtime.tasks import start_attended
 T = TypeVar("T")
 
 
-WATCH_AFTER_S = 0.25
+MAJORITY_CHECK_DELAY_S = 0.25
 """Time after which a running command asks whether the controllers have a majority, in seconds."""
 
 
@@ -60,7 +60,7 @@ async def _with_majority(client: Client, work: Awaitable[T]) -> T:
     lost: list[NoMajorityError] = []
 
     async def watch() -> None:
-        await asyncio.sleep(WATCH_AFTER_S)
+        await asyncio.sleep(MAJORITY_CHECK_DELAY_S)
         try:
             await client.admin.watch_majority()
         except NoMajorityError as error:

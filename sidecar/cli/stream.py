@@ -121,7 +121,9 @@ def purge(
                 f"Stream {name} has {len(numbers)} partitions, and an offset belongs to one partition. Set --partition."
             )
         until = time.monotonic() + _COUNT_S
-        return [await _would_go(client, name, image.uid, number, subjects, keys, where, until) for number in numbers]
+        return [
+            await _count_purged_records(client, name, image.uid, number, subjects, keys, where, until) for number in numbers
+        ]
 
     async def carry_out(client: Client, found: list[_PurgeCount]) -> None:
         for one in found:  # what was shown, whatever was published since
@@ -174,7 +176,7 @@ class _PurgeCount:
         return f"{'at least ' if self.at_least else ''}{self.records} of {self.of_records} records"
 
 
-async def _would_go(
+async def _count_purged_records(
     client: Client, name: str, uid: str, number: int, subjects: tuple[str, ...], keys: tuple[bytes, ...],
     before: int | datetime | None, until: float,
 ) -> _PurgeCount:  # fmt: skip

@@ -109,7 +109,7 @@ def _level(function: F) -> F:
     )(function)
 
 
-def _target_of(levels: FeatureLevels) -> int:
+def _highest_common_level(levels: FeatureLevels) -> int:
     """Return the highest feature level that all reachable nodes support, at least the current one."""
     most = [spoken.most for spoken in levels.spoken.values() if spoken is not None]
     return max(min(most, default=levels.level), levels.level)
@@ -121,7 +121,7 @@ async def _requested_level(client: Client, level: int | None) -> tuple[int, Feat
     ``level`` None: the highest level that all nodes support.
     """
     levels = await client.admin.feature_levels()
-    wanted = _target_of(levels) if level is None else level
+    wanted = _highest_common_level(levels) if level is None else level
     return wanted, await client.admin.feature_levels(wanted)
 
 

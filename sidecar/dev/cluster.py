@@ -63,7 +63,7 @@ class DevNode:
         return self._process.pid if self._process is not None else 0
 
     @property
-    def how_it_ended(self) -> str:
+    def end_reason(self) -> str:
         """How the process ended, as text, for example "was killed by SIGKILL". '': it is running."""
         code = self._process.poll() if self._process is not None else None
         if code is None:

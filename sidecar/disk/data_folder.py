@@ -261,9 +261,9 @@ class DataDirectory:
         of a key is among them. Raises StorageError, UnknownFormatError.
         """
         before = decode_promises(self.storage(self.path / "promises").load(PROMISES_NAME))
-        return PromiseJournal(self.storage(self.own_folder(share.number) / "promises"), is_held, before)
+        return PromiseJournal(self.storage(self.worker_directory(share.number) / "promises"), is_held, before)
 
-    def own_folder(self, worker: int) -> Path:
+    def worker_directory(self, worker: int) -> Path:
         """Return the directory for the files of the process number ``worker``. It is created if needed.
 
         Process 0 uses the data directory itself.

@@ -35,7 +35,7 @@ from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
 from liftpy.core.groups import commands
 from liftpy.core.groups.coordinator import NO_FIGURES, GroupCoordinator
 from liftpy.core.groups.group import GroupMember
-from liftpy.core.groups.lag import MOST_GROUPS, MOST_PARTITIONS, GroupLabels, GroupLag, LogEnds, read_by
+from liftpy.core.groups.lag import MOST_GROUPS, MOST_PARTITIONS, GroupLabels, GroupLag, LogEnds, read_positions
 from liftpy.core.groups.machine import GroupRecord
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.services.service import Role
@@ -98,7 +98,7 @@ class GroupLags:
                 if (group := groups.get(name)) is None or group.cursor:
                     continue
                 lag = GroupLag()
-                for key, position in read_by(group):
+                for key, position in read_positions(group):
                     count += 1
                     if count % _LOOKED_AT_ONCE == 0 and time.monotonic() - began > SLICE_S:
                         await asyncio.sleep(PAUSE_S)
@@ -399,7 +399,7 @@ class GroupCoordinators:
 
     def _position_rows(self, group: GroupRecord) -> Iterator[dict[str, Any]]:
         owners, seen = group.readers.owners, set()
-        for key, position in read_by(group):
+        for key, position in read_positions(group):
             place = key.stream, key.partition
             seen.add(place)
             end, records, seconds = self.lags.lag_at(key, position)

@@ -167,7 +167,7 @@ _AGAIN_S, _LONGEST_AGAIN_S = 0.5, 10.0
 _PATIENCE_S = 5.0
 _END_READ = 64
 """Number of offsets at the end of the stream that are read to find the last event. Some offsets may have no event."""
-_FURTHER = 8
+_READ_GROWTH_FACTOR = 8
 """Factor by which the next read is larger after a read without events."""
 WRITTEN, FAILED = "events written to their stream", "events not written at the first attempt"
 CONFIG = StreamConfig(
@@ -314,5 +314,5 @@ class EventWriter:
             first = max(first, start)
             async for part in self._client.read_range(EVENTS_STREAM, 0, first, looked_at, uid=stream.uid, exact=True):
                 place = last_place_of(part.values()) or place
-            looked_at, first = first, first - _FURTHER * (end - first)
+            looked_at, first = first, first - _READ_GROWTH_FACTOR * (end - first)
         return EventStreamEnd(end - 1, place or NOTHING)

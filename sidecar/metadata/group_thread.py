@@ -124,7 +124,7 @@ class GroupThread(MetadataGroup):
         assert self._role is not None
         return self._role
 
-    async def _there(self, call: Callable[[MetadataGroup], Coroutine[Any, Any, T]]) -> T:
+    async def _call_in_thread(self, call: Callable[[MetadataGroup], Coroutine[Any, Any, T]]) -> T:
         """Call an async method of the current backend on the event loop of the thread, and return its result."""
 
         async def called() -> T:
@@ -172,12 +172,12 @@ class GroupThread(MetadataGroup):
         self.role.retire()
 
     async def hand_over(self) -> None:
-        await self._there(lambda backend: backend.hand_over())
+        await self._call_in_thread(lambda backend: backend.hand_over())
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
         """Send ``request`` to the metadata leader and return its answer. Do not change the request before the answer."""
         began = time.monotonic()
-        response = await self._there(lambda backend: backend.propose(request, timeout_s))
+        response = await self._call_in_thread(lambda backend: backend.propose(request, timeout_s))
         self._instruments.proposals.observe(time.monotonic() - began)
         if response.error != pb.ControlResponse.OK:
             self._instruments.proposals_failed[_ERRORS.get(response.error, "unknown")] += 1
@@ -188,7 +188,7 @@ class GroupThread(MetadataGroup):
 
         Return whether this happened within ``timeout_s`` seconds.
         """
-        done = await self._there(lambda backend: backend.barrier(timeout_s))
+        done = await self._call_in_thread(lambda backend: backend.barrier(timeout_s))
         self._show()
         return done
 
@@ -196,7 +196,7 @@ class GroupThread(MetadataGroup):
         return _read_consistently(lambda: self.role.current.status(), [])
 
     async def events(self, question: bytes) -> dict[str, Any] | None:
-        return await self._there(lambda backend: backend.events(question))
+        return await self._call_in_thread(lambda backend: backend.events(question))
 
     def ticks(self) -> dict[str, float]:
         return _read_consistently(lambda: self.role.current.ticks(), {})

@@ -166,7 +166,7 @@ class RaftMember(MetadataGroup):
         self._events.publish_new()
 
     def _rest_s(self) -> float:
-        return self._member.rest_ns(clock.now_ns()) / NS_PER_S
+        return self._member.time_to_next_duty_ns(clock.now_ns()) / NS_PER_S
 
     def _ask_when_unled(self) -> None:
         """If no leader was heard for ``UNLED_S``, ask other controllers whether this node was removed from the group."""

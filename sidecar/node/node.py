@@ -519,7 +519,7 @@ class Node:
         partitions, find = self.partitions, self.partitions.services_of
         handler = ServiceHandler(bus, self.subjects, settings.node_id, self._inboxes, find, self.counters, share=self.share)
         self._services = handler
-        own = folder.own_folder(self.share.number) if self.share.number else folder.path
+        own = folder.worker_directory(self.share.number) if self.share.number else folder.path
         self._scrub = Scrub(lambda: list(partitions), own, settings.scrub_bytes_per_s, self.counters)
         self.status.reporter = reporter = self._make_reporter(links, group, partitions)
         if self._workers.handles:

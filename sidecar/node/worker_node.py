@@ -114,7 +114,7 @@ class WorkerNode(Node):
 
     def _open_folder(self) -> None:
         self._folder = folder = DataDirectory(self.settings.data, OpenMaps(self._budget.maps), lock=self._lock)
-        self._try_out_flushes(folder.own_folder(self.share.number))
+        self._try_out_flushes(folder.worker_directory(self.share.number))
 
     def _open_marks(self) -> None:
         said = self._said

@@ -117,7 +117,7 @@ class Flusher:
         """
         running: list[Future[Any]] = [future for future in (self._thread, self._checkpoint) if future is not None]
         if running and concurrent.futures.wait(running, LONG_S).not_done:
-            self._commit.alone_later(work)
+            self._commit.queue_exclusive(work)
             return True
         self._commit.alone(work)
         return False
@@ -349,4 +349,4 @@ def read_state_file(
     if found.state is None:
         return None
     made = derived_state(log, subject, stream, config, clock.now_ns)
-    return made if made.begin_with(found.state) else None
+    return made if made.use_stored_state(found.state) else None

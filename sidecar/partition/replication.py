@@ -27,7 +27,7 @@ from liftpy.core.wire.batch import split_batches
 from liftpy.core.wire.chunking import NOTHING, PartialBatch, room_bytes
 from liftpy.core.wire.decode_errors import IMPLAUSIBLE, REFUSED, REPLY, counter_name
 from liftpy.core.wire.envelope import MessageType
-from liftpy.core.wire.frames import MisdirectedError, address, must_be_at, must_be_for
+from liftpy.core.wire.frames import MisdirectedError, address, check_answer_address, check_partition_address
 from liftpy.core.wire.headers import is_status
 from liftpy.core.wire.subjects import InboxRule, Subjects, reply_to
 from liftpy.errors import DamagedBatchError, LiftError, ProtocolError, StorageError
@@ -145,7 +145,7 @@ class ReplicationHandler:
     def _fetch_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         try:
             request = frames.decode(payload, pb.ReplicationRequest)
-            must_be_for(request, self._key.partition)
+            check_partition_address(request, self._key.partition)
         except ProtocolError as error:
             self._counters[counter_name(error)] += 1
             return
@@ -164,7 +164,7 @@ class ReplicationHandler:
     def _state_asked(self, reply: bytes, payload: bytes) -> None:
         try:
             request = frames.decode(payload, pb.StateRequest)
-            must_be_for(request, self._key.partition, streamUid=self._key.uid)
+            check_partition_address(request, self._key.partition, streamUid=self._key.uid)
         except ProtocolError as error:
             self._counters[counter_name(error)] += 1
             return
@@ -184,7 +184,7 @@ class ReplicationHandler:
     def _epoch_query_arrived(self, reply: bytes, payload: bytes) -> None:
         try:
             request = frames.decode(payload, pb.LeaderEpochOffsetRequest)
-            must_be_for(request, self._key.partition)
+            check_partition_address(request, self._key.partition)
         except ProtocolError as error:
             self._counters[counter_name(error)] += 1
             return
@@ -436,10 +436,10 @@ class FetchClient:
             return
         try:
             kind, to, body = envelope.decode_addressed(payload)
-            must_be_at(to, lambda: address(self._key.uid, self._key.partition, request_id))
+            check_answer_address(to, lambda: address(self._key.uid, self._key.partition, request_id))
             if kind is MessageType.STATE_RESPONSE:
                 answer = frames.parse(body, pb.StateResponse)
-                must_be_for(answer, self._key.partition, streamUid=self._key.uid, requestId=request_id)
+                check_partition_address(answer, self._key.partition, streamUid=self._key.uid, requestId=request_id)
                 event = self._state_came(request_id, answer)
             else:
                 event = self._event(request_id, kind, body)
@@ -463,11 +463,11 @@ class FetchClient:
                 return self._piece(request_id, frames.parse_replication_piece(body))
             case MessageType.REPLICATION_REFUSAL:
                 refusal = frames.parse(body, pb.ReplicationRefusal)
-                must_be_for(refusal, self._key.partition, streamUid=self._key.uid, requestId=request_id)
+                check_partition_address(refusal, self._key.partition, streamUid=self._key.uid, requestId=request_id)
                 return messages.REFUSED.from_pb(refusal, request_id=request_id)
             case MessageType.LEADER_EPOCH_OFFSET_RESPONSE:
                 answer = frames.parse(body, pb.LeaderEpochOffsetResponse)
-                must_be_for(answer, self._key.partition, streamUid=self._key.uid, requestId=request_id)
+                check_partition_address(answer, self._key.partition, streamUid=self._key.uid, requestId=request_id)
                 return messages.EPOCH_ANSWERED.from_pb(answer, request_id=request_id)
         raise ProtocolError(f"{kind.name} is not a valid answer to a replication request. Check the versions of the nodes.")
 

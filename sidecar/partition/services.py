@@ -48,7 +48,7 @@ from sidecar.transport.connection import BusConnection, send_answer
 
 logger = logging.getLogger("liftpy.services")
 
-SESSION_LEASES = 2
+SESSION_LEASE_FACTOR = 2
 """Time without a heartbeat after which a service is removed, as a multiple of ``ReplicationConfig.lease_s``.
 
 It is longer than the candidate's timeout, so a service that hangs first fails a promotion.
@@ -114,7 +114,7 @@ class PartitionServices:
         self._here: dict[str, Told] = {}
         """Inbox -> callback of a service in this process, which gets its messages without NATS."""
         self._wellness = ServicesHealth(round(config.service_grace_s * NS_PER_S))
-        self._session_ns = round(max(SESSION_LEASES * config.lease_s, config.candidate_timeout_s * 1.5) * NS_PER_S)
+        self._session_ns = round(max(SESSION_LEASE_FACTOR * config.lease_s, config.candidate_timeout_s * 1.5) * NS_PER_S)
         self._sessions = ServiceSessions(
             key,
             node_id,
@@ -129,7 +129,7 @@ class PartitionServices:
         self._events_ns: deque[int] = deque(maxlen=_EVENTS)
         """Monotonic times of the last reported ends of services."""
         self._check = Timer(self._expire)
-        self._patience = Timer(self._lose_patience)
+        self._patience = Timer(self._stop_waiting_for_services)
         self._checks = False
         """True if a check for overdue heartbeats is scheduled."""
         self._report = Timer(self._broadcast_states)
@@ -320,8 +320,8 @@ class PartitionServices:
             self._differences[name] = difference
             self._carry_out(self._sessions.differs(name, difference))
 
-    def _lose_patience(self) -> None:
-        effects = self._sessions.lose_patience(clock.now_ns())
+    def _stop_waiting_for_services(self) -> None:
+        effects = self._sessions.stop_waiting_for_services(clock.now_ns())
         if effects:
             logger.warning("%s: slow services no longer delay the promotion; continuing without them", self.key)
         self._carry_out(effects)

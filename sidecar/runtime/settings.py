@@ -59,9 +59,9 @@ from liftpy.core.wire.subjects import (
     JETSTREAM_INBOX,
     InboxRule,
     Subjects,
-    begins_under,
     check_inbox_prefixes,
-    check_speaker,
+    check_node_or_principal,
+    overlaps_inbox,
 )
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
@@ -174,11 +174,11 @@ class NodeSettings:
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
 
     def __post_init__(self) -> None:
-        check_speaker(self.node_id, "node_id")
+        check_node_or_principal(self.node_id, "node_id")
         check_name(self.namespace, "namespace")
         check_urls(self.nats)
         for controller in self.controllers:
-            check_speaker(controller, "controllers:")
+            check_node_or_principal(controller, "controllers:")
         if len(set(self.controllers)) != len(self.controllers):
             raise ConfigError("controllers names a node twice. Name each node once.")
         if self.rack:
@@ -219,7 +219,7 @@ class NodeSettings:
                     f"{JETSTREAM_INBOX}. to inbox_prefixes."
                 )
         if any(
-            begins_under(f"{self.namespace}.>", 1, prefix) or self.namespace.startswith(prefix.split("*.")[0])
+            overlaps_inbox(f"{self.namespace}.>", 1, prefix) or self.namespace.startswith(prefix.split("*.")[0])
             for prefix in self.inbox_prefixes
         ):
             raise ConfigError(

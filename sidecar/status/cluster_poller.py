@@ -44,7 +44,7 @@ from liftpy.core.observe.history import (
     with_gaps,
 )
 from liftpy.core.observe.node_events import checked_event
-from liftpy.core.observe.node_summary import ASKED, MOST_NODES, NodeSummary, glance_of
+from liftpy.core.observe.node_summary import ASKED, MOST_NODES, NodeSummary, summary_from_json
 from liftpy.core.observe.page_model import (
     checked_row,
     checked_stream,
@@ -343,7 +343,7 @@ class ClusterPoller:
 
     async def _ask_glance(self, node: str) -> NodeSummary | None:
         with suppress(LiftError):
-            return glance_of((await self._asker.ask(node, ASKED, TIMEOUT_S)).get("glance"))
+            return summary_from_json((await self._asker.ask(node, ASKED, TIMEOUT_S)).get("glance"))
         return None
 
     async def _ask_history(self, node: str) -> None:

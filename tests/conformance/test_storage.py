@@ -111,8 +111,8 @@ def test_storage_log_has_the_same_records_after_operations_and_reopening(storage
     assert not report.must_leave_isr
     assert content(log) == expected
     assert log.high_watermark == 100
-    assert log.cut_to(111) == 111
-    assert log.cut_to(105) == 105
+    assert log.truncate_to(111) == 111
+    assert log.truncate_to(105) == 105
     log.append(batch(105, epoch=2))
     log.flush()
     log.drop_prefix(50)

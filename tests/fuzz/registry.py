@@ -71,7 +71,7 @@ ELSEWHERE = {
     "sidecar.dev.demo_steps:compute_by_spark": "the demo's own file",
     "sidecar.dev.cluster:DevNode._process_stdout": "a child's first line",
     "sidecar.dev.nats_server:_port_in": "nats-server's file of ports",
-    "liftpy.core.metadata.controller.quorum_member:QuorumMember._about_controllers": "an answer of the own image's window",
+    "liftpy.core.metadata.controller.quorum_member:QuorumMember._controllers_answer": "an answer of the own image's window",
     "sidecar.quorum.library:RaftCore._SyncObj__changeCluster": "calls change_in first, which refuses",
     "sidecar.quorum.peer_sessions:PeerSessions._same_list": "of a frame that was parsed, tests/unit/quorum/test_controller_list_in_log.py",
     "sidecar.quorum.library:_NoPickle.loads": "refuses everything but entries, tests/unit/quorum/test_unmodified_pysyncobj_disk.py",

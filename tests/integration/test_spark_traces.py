@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 pytest.importorskip("opentelemetry.sdk")
 
 from liftpy.client.client import connect
-from liftpy.core.observe.trace_context import created_in
+from liftpy.core.observe.trace_context import sampled_context_in
 from liftpy.errors import ConfigError
 from liftpy.spark.tracing import processing
 from sidecar.dev.cluster import DevCluster
@@ -30,7 +30,7 @@ async def published(cluster: DevCluster, name: str, app: Application) -> list[tu
             for value in (b"1", b"2"):
                 await client.publish(name, value, headers={"kind": b"order"})
         await plain.publish(name, b"3", headers={"traceparent": b"nonsense"})
-        contexts = [created_in(record.headers) async for record in plain.consume(name, until="end")]
+        contexts = [sampled_context_in(record.headers) async for record in plain.consume(name, until="end")]
     assert [context is not None for context in contexts] == [False, True, True, False]
     return [(context.trace_id, context.span_id) for context in contexts if context is not None]
 

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from liftpy.client import Client, Consumer, EventKind, ReadEvent, ReadOptions, connect
 from liftpy.config import AckPolicy, StreamConfig
-from liftpy.core.observe.trace_context import TraceContext, created_in, traceparent
+from liftpy.core.observe.trace_context import TraceContext, sampled_context_in, traceparent
 from liftpy.core.wire.batch import Record
 from liftpy.errors import LiftError, LogTruncatedError
 from sidecar.dev.cluster import DevCluster
@@ -152,7 +152,7 @@ class Application:
     async def read(self, client: Client, name: str, sender: TraceContext) -> Record:
         """Read a message of ``sender`` and process it; both are told in its trace."""
         async for record in client.consume(name, until="end"):
-            created = created_in(record.headers)
+            created = sampled_context_in(record.headers)
             if created is not None and created[:2] == sender[:2]:
                 with client.processing(name, record):
                     break

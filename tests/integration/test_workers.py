@@ -174,7 +174,7 @@ async def test_cluster_of_nodes_with_two_processes_each_stores_and_returns_all_r
         first, child = victim.pid, await asyncio.to_thread(worker_pid, victim)
         os.kill(child, signal.SIGKILL)
         await asyncio.to_thread(until, lambda: not victim.running, "a node outlives its worker")
-        assert "exit code 1" in victim.how_it_ended
+        assert "exit code 1" in victim.end_reason
         assert is_gone(first)
         await publish(client, "while it was down")
         victim.start()

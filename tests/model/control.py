@@ -335,9 +335,9 @@ class ControlModel:
                     yield Asked(f"to be on {''.join(wanted)}", pb.ControlRequest(reassign=there))
             if partition.target:
                 yield Asked("they stay", pb.ControlRequest(reassign=pb.Reassign(**_WHERE, cancel=True)))
-        if partition.wants_next:
-            begun = pb.BeginCopy(**_WHERE, epoch=partition.epoch, node=partition.wants_next)
-            yield Asked(f"{partition.wants_next} learns", pb.ControlRequest(beginCopy=begun))
+        if partition.next_learner:
+            begun = pb.BeginCopy(**_WHERE, epoch=partition.epoch, node=partition.next_learner)
+            yield Asked(f"{partition.next_learner} learns", pb.ControlRequest(beginCopy=begun))
         if partition.joining and state.left.swaps:
             given_up = pb.BeginCopy(**_WHERE, epoch=partition.epoch)
             yield Asked("its copy is given up", pb.ControlRequest(beginCopy=given_up))

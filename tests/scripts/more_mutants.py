@@ -492,7 +492,7 @@ def emptied_log_forgets_its_epoch() -> Patches:
 
 
 def an_earlier_copy_counts() -> Patches:
-    return [method(FollowerProgress, "copy_is", lambda self, copy_epoch: None)]
+    return [method(FollowerProgress, "set_copy_epoch", lambda self, copy_epoch: None)]
 
 
 def one_replica_set_is_counted() -> Patches:

@@ -35,8 +35,8 @@ class Mover:
             drawn = self._rng.random()
             if partition.joining and drawn < _GIVES_UP and not cluster.healed:
                 self._begin(key, partition, "")
-            elif partition.wants_next and drawn < _BEGINS and cluster.group.image.is_live(partition.wants_next):
-                self._begin(key, partition, partition.wants_next)
+            elif partition.next_learner and drawn < _BEGINS and cluster.group.image.is_live(partition.next_learner):
+                self._begin(key, partition, partition.next_learner)
         cluster.clock.after(_EVERY_NS, self._look)
 
     def _begin(self, key: PartitionKey, partition: PartitionState, node: str) -> None:

@@ -63,7 +63,7 @@ def reusable_pieces(
     return chain, tuple(kept)
 
 
-def doomed_backups(ids: Iterable[str], keep: int) -> tuple[str, ...]:
+def backups_to_delete(ids: Iterable[str], keep: int) -> tuple[str, ...]:
     """Return the ids of the backups to delete: all of ``ids`` except the newest ``keep``. An id begins with its time."""
     ordered = sorted(ids)
     return tuple(ordered[: max(0, len(ordered) - keep)])

@@ -206,13 +206,13 @@ class PartitionState:
         return self.copy_epoch if self.joining and node_id == self.joining else 0
 
     @property
-    def wants_leader(self) -> str:
+    def leader_to_elect(self) -> str:
         """Node that should lead next, because leaderships are being rebalanced. '': no other node should lead."""
         first = self.replicas[0] if self.moved_for is MoveReason.LEADERSHIPS and self.replicas else ""
         return "" if first == self.leader else first
 
     @property
-    def wants_next(self) -> str:
+    def next_learner(self) -> str:
         """Node of the requested replicas that becomes the next learner.
 
         '': all of them are replicas, there is a learner already, or a replica must be removed first.

@@ -31,7 +31,7 @@ MOST_ENDS = 32
 """Maximum number of ends kept per partition."""
 
 
-def read_by(group: GroupRecord) -> Iterator[tuple[PartitionKey, int]]:
+def read_positions(group: GroupRecord) -> Iterator[tuple[PartitionKey, int]]:
     """Yield (partition, offset of the next record) for each committed position and work queue.
 
     A cursor yields nothing. Its reader may read at any time, so it has no lag.

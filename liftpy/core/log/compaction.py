@@ -472,7 +472,7 @@ class CompactionSchedule:
             active.base_offset < purge.end_offset <= committed_end_offset for purge in self._waiting_purges()
         )
 
-    def run_over(
+    def plan_compaction(
         self,
         storage: Storage,
         config: StreamConfig,

@@ -6,7 +6,7 @@ At most one flush and one checkpoint of a log run at a time, and neither while f
 
 With the policy ``always`` every append requests a flush. Appends during a flush share the next one. With ``interval``
 the first append starts a timer. With ``none`` the operating system writes. Under these two, appended records count as
-flushed at once. Work that changes files runs through ``alone`` (or ``alone_later``), when nothing else runs. A failed
+flushed at once. Work that changes files runs through ``alone`` (or ``queue_exclusive``), when nothing else runs. A failed
 flush is final [S4].
 
 Example (``always``): ten batches are appended during a flush. Its end counts one batch as flushed and begins the second
@@ -94,7 +94,7 @@ class GroupCommit:
         self._alone = False
         """True while files change. No flush and no checkpoint begins in this time."""
         self._waiting: deque[Callable[[], object]] = deque()
-        """Work that ``alone_later`` has queued, oldest first."""
+        """Work that ``queue_exclusive`` has queued, oldest first."""
         self._checkpointing = False
         self._closed = False
 
@@ -172,7 +172,7 @@ class GroupCommit:
             self._alone = False
             self._run_waiting()
 
-    def alone_later(self, work: Callable[[], object]) -> None:
+    def queue_exclusive(self, work: Callable[[], object]) -> None:
         """Run ``work``, which changes files, when the running flush or checkpoint has ended. Until then it is queued.
 
         No other operation starts before it. ``close`` drops it. Its errors are raised by ``flush_ended`` or

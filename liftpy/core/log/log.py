@@ -418,7 +418,7 @@ class Log:
 
     # ---- truncation --------------------------------------------------------------------------------------------------
 
-    def cut_to(self, end_offset: int) -> int:
+    def truncate_to(self, end_offset: int) -> int:
         """Truncate the log so that it ends at ``end_offset``, or before the batch that contains it. A batch is atomic [D23].
 
         The method removes the newest files first. Each removal is durable before the next, so that a crash leaves no gap.
@@ -585,7 +585,7 @@ class Log:
                 break
             inputs.append(segment)
         newest_ns = max(segment.max_timestamp_ns for segment in self.segments)
-        run = self.cleaning.run_over(self.storage, self.config, inputs, newest_ns, now_wall_ns, min_dirty_ratio)
+        run = self.cleaning.plan_compaction(self.storage, self.config, inputs, newest_ns, now_wall_ns, min_dirty_ratio)
         if run is not None:
             run.producer_expiry_ns = self.producer_expiry_ns
         return run

@@ -57,14 +57,14 @@ def set_aside(storage: Storage, base_offset: int, why: str) -> None:
     storage.sync_folder()
 
 
-def names_set_aside(names: Iterable[str]) -> tuple[str, ...]:
+def quarantined_names(names: Iterable[str]) -> tuple[str, ...]:
     """Return those of the file ``names`` that are quarantined segments, sorted."""
     return tuple(sorted(name for name in names if _NAME.fullmatch(name)))
 
 
 def drop_set_aside(storage: Storage) -> tuple[str, ...]:
     """Remove quarantined files, except the last ``DAMAGED_KEPT`` damaged segments. Return the removed names."""
-    names = names_set_aside(storage.names())
+    names = quarantined_names(storage.names())
     damaged = [name for name in names if f".{DAMAGED}-" in name]
     removed = tuple(name for name in names if name not in damaged[-DAMAGED_KEPT:])
     for name in removed:
@@ -179,7 +179,7 @@ def recover(storage: Storage, *, clean: bool = False) -> RecoveryResult:
         walked_bytes=walked,
         rebuilt_indexes=rebuilt,
         damage=tuple(damage),
-        set_aside=names_set_aside(storage.names() if damage else names),
+        set_aside=quarantined_names(storage.names() if damage else names),
         checkpoint_found=found is not None,
         lost_committed=checkpoint.high_watermark >= log_end_offset,
         lost_flushed=clean and cut > 0,

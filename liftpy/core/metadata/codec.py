@@ -187,7 +187,7 @@ def image_from_bytes(data: bytes) -> ClusterImage:
             "The metadata image has fields of a newer version. Start the newer version of liftpy on this node."
         )
     image = image_from_pb(message)
-    if image.feature_level == NO_LEVEL and image.is_used:
+    if image.feature_level == NO_LEVEL and image.is_not_empty:
         raise IncompatibleVersionError(
             "UNSUPPORTED: The metadata image has no feature level. Start the version of liftpy that wrote it, and run "
             "`liftpy upgrade finalize` there."

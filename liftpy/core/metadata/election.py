@@ -153,7 +153,7 @@ def finish(stream: StreamImage, partition: PartitionState) -> PartitionState:
         unclean_elected=partition.unclean_elected or unclean,
         asked_start=0 if unclean else partition.asked_start,  # offsets are assigned again, also below it
         purges=() if unclean else partition.purges,
-        moved_for=MoveReason.BY_HAND if partition.wants_leader == candidate else partition.moved_for,
+        moved_for=MoveReason.BY_HAND if partition.leader_to_elect == candidate else partition.moved_for,
     )
 
 

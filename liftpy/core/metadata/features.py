@@ -76,7 +76,7 @@ def check_level(image: ClusterImage, spoken: LevelRange) -> None:
         raise IncompatibleVersionError(refused)
 
 
-def why_not_yet(request: pb.ControlRequest, level: int, features: tuple[Feature, ...]) -> str:
+def feature_level_rejection(request: pb.ControlRequest, level: int, features: tuple[Feature, ...]) -> str:
     """Return why the request must not be logged at the feature level ``level``. '': it may.
 
     Below the level of the request, there may be controllers of an older version that do not know it.
@@ -97,7 +97,7 @@ def feature_of(level: int, features: tuple[Feature, ...]) -> Feature | None:
     return next((feature for feature in features if feature.level == level), None)
 
 
-def why_no_way_back(image: ClusterImage, features: tuple[Feature, ...]) -> list[str]:
+def downgrade_obstacles(image: ClusterImage, features: tuple[Feature, ...]) -> list[str]:
     """Return the reasons why the feature level of ``image`` cannot be lowered by one. [] means that it can be lowered."""
     now = feature_of(image.feature_level, features)
     assert now is not None

@@ -121,7 +121,7 @@ class FeedProducer:
     def _answer(self, request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:
         if not self.index:
             return pb.FeedSnapshotResponse()
-        if request.afterIndex and (request.afterIndex >= self.index or self._was_at(request.afterIndex)):
+        if request.afterIndex and (request.afterIndex >= self.index or self._can_continue_from(request.afterIndex)):
             entries = list(self._entries(request.afterIndex, self._message_bytes))
             return pb.FeedSnapshotResponse(index=self.index, entries=entries)
         return self._chunk(request)
@@ -150,7 +150,7 @@ class FeedProducer:
     def _leads_on_from(self, index: int) -> bool:
         return index == self.index or (bool(self._held) and self._held[0][1] <= index)
 
-    def _was_at(self, index: int) -> bool:
+    def _can_continue_from(self, index: int) -> bool:
         """Return whether a node whose image is at ``index`` can continue with the stored entries. Otherwise it needs a snapshot."""
         return any(previous == index for _, previous, _ in self._held)
 

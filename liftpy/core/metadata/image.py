@@ -139,7 +139,7 @@ MAX_STEPS = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class DirtyStreams:
+class ChangedStreams:
     """Names of the streams that changed last, in the order of their changes. The value is never changed in place."""
 
     origin: object = field(default_factory=object)
@@ -149,13 +149,13 @@ class DirtyStreams:
     step_count: int = 0
     """Number of steps since ``origin``."""
 
-    def step(self, stream: str) -> DirtyStreams:
+    def step(self, stream: str) -> ChangedStreams:
         steps = self.steps.set(self.step_count, stream)
         if self.step_count >= MAX_STEPS:
             steps = steps.delete(self.step_count - MAX_STEPS)
-        return DirtyStreams(self.origin, steps, self.step_count + 1)
+        return ChangedStreams(self.origin, steps, self.step_count + 1)
 
-    def since(self, earlier: DirtyStreams) -> set[str] | None:
+    def since(self, earlier: ChangedStreams) -> set[str] | None:
         """Return the streams that changed after ``earlier``. None: the changes are not known that far back."""
         count = self.step_count - earlier.step_count
         if self.origin is not earlier.origin or not 0 <= count <= MAX_STEPS:
@@ -384,7 +384,7 @@ class ClusterImage:
     """Index of the subjects of streams that answer publishers."""
     waiting: frozenset[str] = frozenset()
     """Names of the streams that wait for nodes."""
-    trail: DirtyStreams = field(default_factory=DirtyStreams, compare=False, repr=False)
+    trail: ChangedStreams = field(default_factory=ChangedStreams, compare=False, repr=False)
     """Names of the streams that changed last."""
 
     def find(self, stream: str, uid: str, partition: int) -> tuple[StreamImage, PartitionState] | None:
@@ -401,7 +401,7 @@ class ClusterImage:
         return stream.partition_metadata(partition, self.default_quota, self.longest_lease_ns)
 
     @property
-    def is_used(self) -> bool:
+    def is_not_empty(self) -> bool:
         return bool(self.nodes or self.streams or self.counters != Counters() or self.controllers.index)
 
     @property

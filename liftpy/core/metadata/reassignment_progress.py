@@ -44,10 +44,10 @@ class Movement:
 
 def movement_of(stream: StreamImage, partition: PartitionState) -> Movement | None:
     """Return the current move of the partition's replicas or leadership. None: there is none."""
-    leads = partition.wants_leader if not partition.target else ""
+    leads = partition.leader_to_elect if not partition.target else ""
     if not (partition.target or partition.joining or leads):
         return None
-    into = partition.joining or partition.wants_next or leads
+    into = partition.joining or partition.next_learner or leads
     going = [partition.leader] if leads else [n for n in partition.replicas if n not in partition.target]
     return Movement(
         stream=stream.name,
@@ -68,7 +68,7 @@ def movements(image: ClusterImage) -> list[Movement]:
     return [found for stream, partition in places if (found := movement_of(stream, partition)) is not None]
 
 
-def offline_on(image: ClusterImage, node_id: str) -> list[tuple[StreamImage, PartitionState]]:
+def offline_partitions_of(image: ClusterImage, node_id: str) -> list[tuple[StreamImage, PartitionState]]:
     """Return the partitions with a replica on the node and without a live node that can lead.
 
     Their replicas cannot be copied. They stay on the node until a complete replica returns or an operator gives them up.

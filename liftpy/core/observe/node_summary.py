@@ -135,7 +135,7 @@ def _default(name: str) -> Any:
 _DEFAULTS = {one.name: _default(one.name) for one in fields(NodeSummary)}
 
 
-def glance_of(said: object) -> NodeSummary | None:
+def summary_from_json(said: object) -> NodeSummary | None:
     """Return the summary in ``said``, a node's answer as decoded JSON. None: it is invalid. Unknown fields are ignored."""
     found: dict[str, Any] = {}
     if not isinstance(said, dict):

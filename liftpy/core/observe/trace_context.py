@@ -60,12 +60,12 @@ MAX_STATE_BYTES = 512
 """Maximum length of a ``tracestate`` header, in bytes. A longer one is not added to a message."""
 
 
-def bears_one(pairs: Pairs) -> bool:
+def has_traceparent(pairs: Pairs) -> bool:
     """Return whether the headers have a ``traceparent``, in upper or lower case."""
     return any(name.lower() == TRACEPARENT for name, _ in pairs)
 
 
-def created_in(pairs: Pairs) -> TraceContext | None:
+def sampled_context_in(pairs: Pairs) -> TraceContext | None:
     """Return the first trace context in the headers whose sender records the trace. None: there is none."""
     for name, value in pairs:
         if name == TRACEPARENT and (context := parse_traceparent(value)) is not None and context.sampled:
@@ -78,7 +78,7 @@ def with_context(pairs: Pairs, context: TraceContext, state: str = "") -> Pairs:
 
     If they have a ``traceparent`` already, return them unchanged.
     """
-    if bears_one(pairs):
+    if has_traceparent(pairs):
         return pairs
     marked = (*pairs, (TRACEPARENT, traceparent(context)))
     if state and len(state) <= MAX_STATE_BYTES and not any(name.lower() == TRACESTATE for name, _ in pairs):

@@ -175,7 +175,7 @@ class PartitionShell(ABC):
         self.counters[f"dropped answer: {effect.why}"] += 1
 
     def cut_log(self, effect: do.CutLog) -> None:
-        self._cut(lambda: self.log.cut_to(effect.end_offset))
+        self._cut(lambda: self.log.truncate_to(effect.end_offset))
 
     def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
         self._cut(lambda: self.log.start_afresh(effect.start_offset, effect.deletes_end), afresh=True)

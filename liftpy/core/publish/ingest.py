@@ -353,7 +353,7 @@ class Ingest:
         If the standby connection delivers the publishes to this leader, do nothing.
         """
         if self._hearing is None:
-            self._leave_to_standby()
+            self._unsubscribe_for_standby()
 
     @property
     def _hearing(self) -> StandbySubscription | None:
@@ -368,12 +368,12 @@ class Ingest:
         Unsubscribe if standby followers on other nodes receive the publishes. Otherwise subscribe on the main connection.
         """
         hearing = self._hearing
-        if hearing is None or self._left or (not hearing.is_denied and self._leave_to_standby()):
+        if hearing is None or self._left or (not hearing.is_denied and self._unsubscribe_for_standby()):
             return
         hearing.close()
         self._listen()
 
-    def _leave_to_standby(self) -> bool:
+    def _unsubscribe_for_standby(self) -> bool:
         """Unsubscribe if standby followers receive the publishes. Return whether this node has unsubscribed.
 
         The standby followers then have messages that this node lacks, so this node must not store later ones. Either the caller

@@ -233,7 +233,7 @@ class LogState:
         parts = {part.name: (part.version, part.snapshot()) for part in self.parts}
         return StateCapture(of, end_offset, epoch_before(log, end_offset), parts)
 
-    def begin_with(self, state: State) -> bool:
+    def use_stored_state(self, state: State) -> bool:
         """Use a stored state now, or when the log that is being copied reaches its end. Return False if it cannot be used."""
         can_be_used = True
         if state.end_offset > self._log.log_end_offset:

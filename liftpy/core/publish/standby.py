@@ -392,7 +392,7 @@ class _Step:
     passed: list[bool] = field(default_factory=list)
 
     @property
-    def is_judged(self) -> bool:
+    def is_from_producer(self) -> bool:
         """True if the messages are from a producer, whose sequence numbers decide what is stored [A3]."""
         return self.columns.claim is not None or self.columns.asked is not None
 
@@ -517,7 +517,7 @@ class StandbyReplay:
                 if stored.last_offset > self.answered_through and columns.publishers.replies[index]:
                     counters.answered += 1
                     taken.known.append((stored, step.publishers(index)))
-            elif step.is_judged or self._is_stored_by_id(step, index):
+            elif step.is_from_producer or self._is_stored_by_id(step, index):
                 # if it repeats a stored message, its publisher gets the ack of that one
                 taken.fresh.append(step.messages[index])
             elif step.passed[index]:

@@ -221,7 +221,7 @@ class StateFetcher:
             return False  # the state is from an earlier leader: ask for a newer one
         self._log.storage.replace(name, data)
         remove_states(self._log.storage, keep=name)
-        self._derived.begin_with(state)
+        self._derived.use_stored_state(state)
         self._derived.catch_up()
         self.is_wanted = False
         self.taken += 1

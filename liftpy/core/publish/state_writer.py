@@ -150,6 +150,6 @@ def restore_state(derived: LogState, log: Log, of: str) -> dict[str, str]:
         Name of each file that does not fit -> reason.
     """
     state, unfit = load_state(log, of)
-    if state is not None and not derived.begin_with(state):
+    if state is not None and not derived.use_stored_state(state):
         unfit["the one that fits"] = "its parts can't be used"
     return unfit

@@ -91,9 +91,9 @@ class FetchHandler:
             self.waiters.forget(replica)
         for replica in others:
             progress = self.followers.setdefault(replica, FollowerProgress(caught_up_ns=now_ns, last_asked_ns=now_ns))
-            progress.live_is(live.get(replica, 0), now_ns)
-            progress.copy_is(state.copy_of(replica))
-            progress.membership_is(replica in state.isr)
+            progress.set_live(live.get(replica, 0), now_ns)
+            progress.set_copy_epoch(state.copy_of(replica))
+            progress.set_in_isr(replica in state.isr)
 
     def fetch_received(self, event: FetchReceived, now_ns: int) -> RefusalReason | None:
         """Check a follower's fetch. If it is valid, record its offset as the follower's position.
@@ -166,7 +166,7 @@ class FetchHandler:
         heirs = self._shared.held.isr | self._shared.held.may_lead
         return all(progress.position is not None for replica, progress in self.followers.items() if replica in heirs)
 
-    def is_free_to_speak(self, now_ns: int) -> bool:
+    def may_send_acks(self, now_ns: int) -> bool:
         """Return whether no earlier leader can send acks at ``now_ns``, so that this leader may send them."""
         return self._shared.succession.is_over(now_ns)
 

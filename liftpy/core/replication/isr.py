@@ -108,7 +108,7 @@ def is_lagging(progress: FollowerProgress, log_end_offset: int, now_ns: int, max
     return log_end_offset - 1 - progress.position > max_lag_records
 
 
-def gets_on(progress: FollowerProgress, now_ns: int, max_lag_ns: int) -> bool:
+def makes_progress(progress: FollowerProgress, now_ns: int, max_lag_ns: int) -> bool:
     """Return whether the flushed offset of the follower has risen within the last ``max_lag_ns`` nanoseconds."""
     return progress.position is not None and progress.progressed_ns > 0 and now_ns - progress.progressed_ns <= max_lag_ns
 
@@ -189,7 +189,7 @@ def wanted_isr(
         if replica not in live or (not by_quorum and has_lost(progress, high_watermark)):
             continue
         if is_lagging(progress, log_end_offset, now_ns, max_lag_ns, max_lag_records):
-            if replica in isr and gets_on(progress, now_ns, max_lag_ns):
+            if replica in isr and makes_progress(progress, now_ns, max_lag_ns):
                 slow.append(replica)
         elif replica in isr or (
             progress.was_caught_up and may_join(progress, live[replica], high_watermark, epoch_start_offset)
@@ -536,22 +536,22 @@ class FollowerProgress:
     owed_ns: int = 0
     """Monotonic time since which the follower waits for an answer or for the current HW. 0: it does not wait."""
 
-    def live_is(self, incarnation: int, now_ns: int) -> None:
+    def set_live(self, incarnation: int, now_ns: int) -> None:
         """Set the incarnation of the follower's registered process. 0: the follower's node is fenced or unknown."""
         if incarnation and not (self.live and incarnation == self.incarnation):
             self.last_asked_ns = now_ns
         self.live = incarnation > 0
         if incarnation:
-            self.incarnation_is(incarnation)
+            self.set_incarnation(incarnation)
 
-    def incarnation_is(self, incarnation: int) -> None:
+    def set_incarnation(self, incarnation: int) -> None:
         """Forget the follower's position if ``incarnation`` is another process than before."""
         if incarnation != self.incarnation:
             self.incarnation = incarnation
             self.last_request_id, self.doubted_ns = 0, None
             self._forget()
 
-    def membership_is(self, in_isr: bool) -> None:
+    def set_in_isr(self, in_isr: bool) -> None:
         """Set whether the metadata shows the follower in the ISR.
 
         A follower that left must fetch before it may return, because its disk may have failed.
@@ -560,7 +560,7 @@ class FollowerProgress:
             self.was_caught_up = False
         self.in_isr = in_isr
 
-    def copy_is(self, copy_epoch: int) -> None:
+    def set_copy_epoch(self, copy_epoch: int) -> None:
         """Set the number of the copy by which the follower joins or has joined the partition. 0: none.
 
         A new copy has a new log, so the follower's position is forgotten.

@@ -222,7 +222,7 @@ class LeaderRole(ReplicaRole):
         """
         if self.phase is not LeaderPhase.INIT:
             return
-        if self.handler.is_free_to_speak(now_ns):
+        if self.handler.may_send_acks(now_ns):
             self.shared.deadlines.cancel(Deadline.PROMOTION, out)
             self._open(now_ns, out)
             self._advance(now_ns, out)
@@ -264,7 +264,7 @@ class LeaderRole(ReplicaRole):
         if epoch_rose:
             self.isr_change.record_new_epoch()
             self.shared.deadlines.cancel(Deadline.ISR_CHANGE, out)
-            if self._is_short and self.intake.holds and self.may_refuse_for_now(now_ns):
+            if self._is_below_min_isr and self.intake.holds and self.may_refuse_for_now(now_ns):
                 held = self.intake.withdraw_answerable()
                 out.extend(RejectPublishes(token=event.token, reason=RejectReason.BELOW_MIN_ISR) for event in held)
         self._open_when_free(now_ns, out)
@@ -279,13 +279,13 @@ class LeaderRole(ReplicaRole):
 
     # ---- publishes, log, commit ------------------------------------------------------------------------------------
     @property
-    def _is_short(self) -> bool:
+    def _is_below_min_isr(self) -> bool:
         """True if the ISR has fewer members than ``min_isr``, so that no record can be committed."""
         return len(self.shared.held.isr) < self.shared.held.min_isr
 
     @property
     def takes_publishes(self) -> bool:
-        return not (self._is_short or self.intake.holds or self.pausing.sleeps) and self.intake.may_append()
+        return not (self._is_below_min_isr or self.intake.holds or self.pausing.sleeps) and self.intake.may_append()
 
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
         """Append publishes, delay them, or reject them. A rejected publish without a reply subject is dropped.
@@ -294,7 +294,7 @@ class LeaderRole(ReplicaRole):
         [D20, D22].
         """
         self._schedule_lag_check(now_ns, out)
-        short, holds, sleeps = self._is_short, self.intake.holds, self.pausing.sleeps
+        short, holds, sleeps = self._is_below_min_isr, self.intake.holds, self.pausing.sleeps
         if (refusal := self.pausing.refusal) is not None:
             out.append(self._no(event, refusal, now_ns))
         elif short and not event.is_plain and self.may_refuse_for_now(now_ns):
@@ -334,7 +334,7 @@ class LeaderRole(ReplicaRole):
 
     def _release(self, out: Effects) -> None:
         size_bytes = 0
-        awake = not (self._is_short or self.pausing.sleeps)
+        awake = not (self._is_below_min_isr or self.pausing.sleeps)
         while awake and self.intake.holds and self.intake.may_append() and size_bytes < _RELEASE_BYTES:
             event = self.intake.next()
             size_bytes += size_in_memory(event)
@@ -343,8 +343,8 @@ class LeaderRole(ReplicaRole):
     def _reject_expired(self, now_ns: int, out: Effects) -> None:
         """Drop or reject the delayed publishes that have waited longer than the stream's limit."""
         bound_ns, reason = nanoseconds(self.shared.held.config.min_isr_hold_timeout_s), RejectReason.PAUSED
-        if bound_ns and (self._is_short or self.pausing.sleeps):
-            reason = RejectReason.BELOW_MIN_ISR if self._is_short else reason
+        if bound_ns and (self._is_below_min_isr or self.pausing.sleeps):
+            reason = RejectReason.BELOW_MIN_ISR if self._is_below_min_isr else reason
             out += [self._no(old, reason, now_ns) for old in self.intake.withdraw_held_before(now_ns - bound_ns)]
 
     def may_refuse(self, now_ns: int) -> bool:
@@ -371,7 +371,7 @@ class LeaderRole(ReplicaRole):
 
     def _advance(self, now_ns: int, out: Effects) -> None:
         """Raise the HW to the offset that the commit policy allows. Then send the acks for committed records."""
-        if not self.handler.is_free_to_speak(now_ns):
+        if not self.handler.may_send_acks(now_ns):
             return
         held, log, positions = self.shared.held, self.log, self.handler.positions()
         offset = min(
@@ -543,7 +543,7 @@ class LeaderRole(ReplicaRole):
         wanted -= {evicted}
         if wanted == held.isr and not change.unsettled and not lost and not evicted:
             return
-        if wanted == {self.shared.node_id} and not lost and self._may_be_deaf(now_ns):
+        if wanted == {self.shared.node_id} and not lost and self._may_be_disconnected(now_ns):
             return
         change.record_attempt(wanted, self._replicas_after(wanted, evicted))
         incarnations = tuple((replica, self.shared.live.get(replica, 0)) for replica in sorted(wanted))
@@ -568,7 +568,7 @@ class LeaderRole(ReplicaRole):
         """
         state = self.shared.state
         leaving = next_to_go(state, wanted, self.shared.held.min_isr)
-        if not leaving or self.phase is not LeaderPhase.READY or not self.handler.is_free_to_speak(now_ns):
+        if not leaving or self.phase is not LeaderPhase.READY or not self.handler.may_send_acks(now_ns):
             return ""
         if leaving == self.shared.node_id or not self._commits_by_quorum:
             return leaving
@@ -723,7 +723,7 @@ class LeaderRole(ReplicaRole):
         asked_ns = [p.last_asked_ns for replica, p in self.handler.followers.items() if replica in counted]
         return now_ns - max(asked_ns) if len(asked_ns) > 1 else 0
 
-    def _may_be_deaf(self, now_ns: int) -> bool:
+    def _may_be_disconnected(self, now_ns: int) -> bool:
         """Return whether all live followers have been silent for some time, so that this leader itself may be disconnected.
 
         Another node can be elected then. If the silence lasts longer, the result is False, and the leader continues alone in

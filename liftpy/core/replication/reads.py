@@ -30,7 +30,7 @@ from liftpy.core.wire.chunking import PartialBatch, room_bytes
 from liftpy.core.wire.decode_errors import REFUSED, counter_name
 from liftpy.core.wire.envelope import ChecksumError
 from liftpy.core.wire.filters import LEAVABLE, MAX_FILTER_BYTES, MAX_KEYS, MAX_SUBJECTS, Filter
-from liftpy.core.wire.frames import MisdirectedError, must_be_for
+from liftpy.core.wire.frames import MisdirectedError, check_partition_address
 from liftpy.errors import LiftError, OffsetOutOfRangeError, ProtocolError
 
 MAX_WAIT_MS = 30_000
@@ -274,7 +274,7 @@ class Reads(Generic[Asker]):
             return
         try:
             request = frames.decode(frame, pb.ReadRequest)
-            must_be_for(request, self._key.partition, stream=self._key.stream)
+            check_partition_address(request, self._key.partition, stream=self._key.stream)
         except ProtocolError as error:
             self._counters[counter_name(error)] += 1
             if not isinstance(error, ChecksumError | MisdirectedError):

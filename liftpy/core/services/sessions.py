@@ -452,11 +452,11 @@ class ServiceSessions:
     def waits_until_ns(self) -> int | None:
         """Monotonic time in ns until which a promotion waits for services. None: no promotion waits.
 
-        At this time the caller calls ``lose_patience``.
+        At this time the caller calls ``stop_waiting_for_services``.
         """
         return self._gate.ends_ns if self._gate is not None else None
 
-    def lose_patience(self, now_ns: int) -> list[Effect]:
+    def stop_waiting_for_services(self, now_ns: int) -> list[Effect]:
         """Continue a promotion without the slow services, after its wait has ended. Return the effect Replayed.
 
         If a service hangs (it applied nothing during the wait) or has ended, the promotion may fail instead. Then the result is

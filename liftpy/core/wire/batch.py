@@ -38,8 +38,8 @@ from liftpy.core.wire.batch_columns import (
     Headers,
     HeadersColumn,
     decode_columns,
+    encode_bytes_column,
     encode_columns,
-    laid_out_bytes,
     laid_out_headers,
 )
 from liftpy.core.wire.chunking import HEADER_SIZE_BYTES as HEADER_SIZE_BYTES
@@ -516,7 +516,7 @@ def reach(batch: bytes | memoryview, next_offset: int) -> bytes:
     return bytes(stretched)
 
 
-def in_epoch(batch: bytes, producer_epoch: int) -> bytes:
+def with_producer_epoch(batch: bytes, producer_epoch: int) -> bytes:
     """Return ``batch`` with another producer epoch in its header and a new CRC."""
     stamped = bytearray(batch)
     struct.pack_into("<H", stamped, 52, producer_epoch)
@@ -745,12 +745,12 @@ class RecordColumns:
 
 def body_of(columns: ColumnSet) -> Body:
     """Return the body of a batch of ``columns``, without compression. Raises BatchTooLargeError."""
-    present, pieces = Columns.NONE, laid_out_bytes(columns.values)
+    present, pieces = Columns.NONE, encode_bytes_column(columns.values)
     if columns.values.validity is not None:
         present |= Columns.VALUE_NULLS
     if columns.keys is not None:
         present |= Columns.KEYS | (Columns.NONE if columns.keys.validity is None else Columns.KEY_NULLS)
-        pieces += laid_out_bytes(columns.keys)
+        pieces += encode_bytes_column(columns.keys)
     if columns.headers is not None:
         present |= Columns.HEADERS
         pieces += laid_out_headers(columns.headers)

@@ -233,7 +233,7 @@ def _append_dictionary(pieces: list[bytes], texts: Sequence[str]) -> None:
         _append_padded(pieces, np.fromiter(map(numbers.__getitem__, texts), dtype="<u4", count=len(texts)).tobytes())
 
 
-def laid_out_bytes(column: BytesColumn) -> list[bytes]:
+def encode_bytes_column(column: BytesColumn) -> list[bytes]:
     """Return the parts of the body for a column of variable length, in order."""
     pieces: list[bytes] = []
     if column.validity is not None:
@@ -246,13 +246,13 @@ def laid_out_bytes(column: BytesColumn) -> list[bytes]:
 def laid_out_dictionary(column: DictionaryColumn) -> list[bytes]:
     """Return the parts of the body for a dictionary column, in order."""
     count = len(column.entries.ends)
-    pieces = [struct.pack("<II", count, 0), *laid_out_bytes(column.entries)]
+    pieces = [struct.pack("<II", count, 0), *encode_bytes_column(column.entries)]
     return pieces + laid_out_fixed(column.index, "<u4") if count > 1 else pieces
 
 
 def laid_out_headers(column: HeadersColumn) -> list[bytes]:
     """Return the parts of the body for a headers column, in order."""
-    return [*laid_out_fixed(column.ends, "<u4"), *laid_out_bytes(column.names), *laid_out_bytes(column.values)]
+    return [*laid_out_fixed(column.ends, "<u4"), *encode_bytes_column(column.names), *encode_bytes_column(column.values)]
 
 
 def laid_out_fixed(entries: NDArray[Any], kind: str) -> list[bytes]:

@@ -23,7 +23,7 @@ from liftpy.core.wire.batch_columns import (
     DictionaryColumn,
     HeadersColumn,
     Mask,
-    laid_out_bytes,
+    encode_bytes_column,
     laid_out_dictionary,
     laid_out_fixed,
     laid_out_headers,
@@ -170,15 +170,15 @@ def keep_records(batch: RecordBatch, mask: Mask, *, compressed: bool = True) -> 
     """
     columns, header = batch.columns, batch.header
     present = Columns(header.column_bits) | Columns.DELTAS
-    pieces = laid_out_bytes(pick_entries(columns.values, mask))
+    pieces = encode_bytes_column(pick_entries(columns.values, mask))
     if columns.keys is not None:
-        pieces += laid_out_bytes(pick_entries(columns.keys, mask))
+        pieces += encode_bytes_column(pick_entries(columns.keys, mask))
     if columns.headers is not None:
         pieces += laid_out_headers(_headers(columns.headers, mask))
     if columns.subjects is not None:
         pieces += laid_out_dictionary(_dictionary(columns.subjects, mask))
     if columns.replies is not None:
-        pieces += laid_out_bytes(pick_entries(columns.replies, mask))
+        pieces += encode_bytes_column(pick_entries(columns.replies, mask))
     if columns.timestamps_ns is not None:
         pieces += laid_out_fixed(columns.timestamps_ns[mask], "<i8")
     deltas = (batch.offsets()[mask] - batch.base_offset).astype(np.uint32)
@@ -247,18 +247,21 @@ def narrow(batch: RecordBatch, left_out: int) -> memoryview:
         return batch.view
     present, nulls = Columns.NONE, Columns(batch.header.column_bits)
     if left_out & VALUES:
-        pieces, present = laid_out_bytes(_all_null(batch.record_count)), Columns.VALUE_NULLS
+        pieces, present = encode_bytes_column(_all_null(batch.record_count)), Columns.VALUE_NULLS
     else:
-        pieces, present = laid_out_bytes(columns.values), nulls & Columns.VALUE_NULLS
+        pieces, present = encode_bytes_column(columns.values), nulls & Columns.VALUE_NULLS
     left = Columns(left_out & ~VALUES)
     if columns.keys is not None and Columns.KEYS not in left:
-        pieces, present = pieces + laid_out_bytes(columns.keys), present | Columns.KEYS | (nulls & Columns.KEY_NULLS)
+        pieces, present = pieces + encode_bytes_column(columns.keys), present | Columns.KEYS | (nulls & Columns.KEY_NULLS)
     if columns.headers is not None and Columns.HEADERS not in left:
         pieces, present = pieces + laid_out_headers(columns.headers), present | Columns.HEADERS
     if columns.subjects is not None and Columns.SUBJECTS not in left:
         pieces, present = pieces + laid_out_dictionary(columns.subjects), present | Columns.SUBJECTS
     if columns.replies is not None and Columns.REPLIES not in left:
-        pieces, present = pieces + laid_out_bytes(columns.replies), present | Columns.REPLIES | (nulls & Columns.REPLY_NULLS)
+        pieces, present = (
+            pieces + encode_bytes_column(columns.replies),
+            present | Columns.REPLIES | (nulls & Columns.REPLY_NULLS),
+        )
     if columns.timestamps_ns is not None:
         pieces, present = pieces + laid_out_fixed(columns.timestamps_ns, "<i8"), present | Columns.TIMESTAMPS
     if columns.deltas is not None:

@@ -287,7 +287,7 @@ def _uid_sum(uid: str) -> int:
     return crc32c.crc32c(uid.encode())
 
 
-def must_be_for(message: Any, partition: int, **said: object) -> None:
+def check_partition_address(message: Any, partition: int, **said: object) -> None:
     """Raise MisdirectedError unless ``message`` has this ``partition`` and the values in ``said`` (field name -> value).
 
     Messages of older versions without a partition are accepted.
@@ -306,7 +306,7 @@ def _short_text(value: object) -> str:
     return quote(value) if isinstance(value, str) else str(value)
 
 
-def must_be_at(found: bytes, expected: Callable[[], bytes]) -> None:
+def check_answer_address(found: bytes, expected: Callable[[], bytes]) -> None:
     """Raise MisdirectedError unless ``found``, the address in an answer, is the expected one.
 
     ``expected``: returns the address of the request. ``found`` b"": the answer has no address and is accepted.

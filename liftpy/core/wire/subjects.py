@@ -169,7 +169,7 @@ class Subjects:
     def __post_init__(self) -> None:
         check_name(self.namespace, "namespace")
         if self.principal:
-            check_speaker(self.principal, "principal")
+            check_node_or_principal(self.principal, "principal")
 
     def replicate(self, stream: str, partition: int) -> str:
         """Return the subject of the fetches of followers. The partition's leader subscribes."""
@@ -308,7 +308,7 @@ Otherwise a user with the permission ``<ns>.*.*.read`` could publish for it on `
 """
 
 
-def check_speaker(name: str, what: str) -> str:
+def check_node_or_principal(name: str, what: str) -> str:
     """Return ``name`` if a node or a principal may have it. Otherwise raise InvalidNameError.
 
     ``what``: text that the error begins with, such as ``node``.
@@ -393,7 +393,7 @@ def data_subject(stream_subject: str, partition: int) -> str:
     return stream_subject if partition == 0 else f"{stream_subject}.{partition}"
 
 
-def begins_under(subject: str, partitions: int, prefix: str) -> bool:
+def overlaps_inbox(subject: str, partitions: int, prefix: str) -> bool:
     """Return whether a stream on ``subject`` with this number of ``partitions`` would receive messages to an inbox below ``prefix``."""
     wanted = prefix.removesuffix(".").split(".")
     tokens = subject.split(".") + ([ANY] if partitions > 1 else [])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from liftpy.errors import ConfigError, NotFoundError, StorageError
 from liftpy.spark.catalog import Catalog
-from liftpy.spark.failures import WorkerStartError, plainly, with_error_code
+from liftpy.spark.failures import WorkerStartError, unwrap_spark_errors, with_error_code
 from liftpy.spark.offsets import EARLIEST
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.pipelines.table_formats import state_of, table_at
@@ -424,14 +424,14 @@ def start_archive(
     table = table_at(plan.table, plan.kind)
     given = plan.options()
     remove_orphans(find_orphans(table, plan.orphan_age_s))
-    given |= _going_on(plan, table, SourceOptions.parse(given))
+    given |= _options_to_continue(plan, table, SourceOptions.parse(given))
     tasks = plan.tasks or spark.sparkContext.defaultParallelism
     given = {"minPartitions": str(tasks), **given, ROOT: str(table.root), COMPRESSION: plan.compression}
     spark.dataSource.register(ManifestDataSource)
     options = SourceOptions.parse({name: value for name, value in given.items() if name not in (ROOT, COMPRESSION)})
     options.check_streaming()
     trigger: dict[str, Any] = {"availableNow": True} if once else {"processingTime": f"{plan.every_s} seconds"}
-    with plainly():
+    with unwrap_spark_errors():
         return (
             spark.readStream.format(FORMAT)
             .options(**given)
@@ -486,7 +486,7 @@ def archive(
 def _run(query: StreamingQuery) -> None:
     """Run the query until it ends. Stop it if the caller is interrupted."""
     try:
-        with plainly():
+        with unwrap_spark_errors():
             while not query.awaitTermination(_POLL_S):
                 pass
     finally:
@@ -516,7 +516,7 @@ def _state(table: Table, views: Views) -> TableState | None:
     return table.state({end_mark(*key) for key in views} | {uid_mark(view.stream, view.uid) for view in views.values()})
 
 
-def _going_on(plan: ArchivePlan, table: Table, options: SourceOptions) -> dict[str, str]:
+def _options_to_continue(plan: ArchivePlan, table: Table, options: SourceOptions) -> dict[str, str]:
     """Return the option startingOffsets for a new query that continues at the end of the table. Empty: no option is needed.
 
     Raises ConfigError if the table has other columns.

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from liftpy.errors import ConfigError, DataLossError, NotFoundError
 from liftpy.spark.catalog import Catalog
-from liftpy.spark.failures import plainly
+from liftpy.spark.failures import unwrap_spark_errors
 from liftpy.spark.offsets import LATEST
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.pipelines.archive_writer import write_file
@@ -240,7 +240,7 @@ def compact(spark: SparkSession, plan: CompactPlan, tell: Callable[[CompactStep]
     tell(step)
     if not step.waiting and step.before is not None:
         return Compacted(0, step.before.record_count, 0, -1)
-    with plainly():
+    with unwrap_spark_errors():
         rows = _latest_of_each_key(_frame(spark, plan, step))
         found = rows.mapInArrow(
             partial(write_part, str(table.root)), "path string, size_bytes long, record_count long"

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from liftpy.errors import ConfigError
-from liftpy.spark.failures import plainly, with_error_code
+from liftpy.spark.failures import unwrap_spark_errors, with_error_code
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,7 +84,7 @@ def spread(
     if not pieces:
         return []
     if spark is not None:
-        with plainly(), _report_tasks(spark, len(pieces), tell):
+        with unwrap_spark_errors(), _report_tasks(spark, len(pieces), tell):
             return list(spark.sparkContext.parallelize(pieces, len(pieces)).map(partial(_with_error_code, work)).collect())
     with ThreadPoolExecutor(tasks, thread_name_prefix="liftpy-pipeline") as pool:
         results: list[_R] = []

@@ -27,7 +27,7 @@ from liftpy.client.write_epoch import Round
 from liftpy.core.base.ids import check_published
 from liftpy.errors import ConfigError, LiftError, NotFoundError, PublishRejectedError, StorageError
 from liftpy.spark.catalog import Catalog
-from liftpy.spark.failures import SourceError, plainly, with_error_code
+from liftpy.spark.failures import SourceError, unwrap_spark_errors, with_error_code
 from liftpy.spark.offsets import OffsetSpec
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.pipelines.table_formats import state_of, table_at
@@ -272,7 +272,7 @@ def replay(spark: SparkSession, plan: ReplayPlan, tell: Callable[[int], None] = 
     watching = threading.Thread(target=_watch, args=(plan, over, tell), name="liftpy-replay", daemon=True)
     watching.start()
     try:
-        with plainly():
+        with unwrap_spark_errors():
             tasks = spark.sparkContext.parallelize(shares, len(shares))
             return list(tasks.map(partial(replay_share, plan, len(shares))).collect())
     finally:

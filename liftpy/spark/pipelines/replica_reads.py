@@ -23,7 +23,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import RecordBatch, split_batches
 from liftpy.core.wire.chunking import Assembly
-from liftpy.core.wire.frames import must_be_for
+from liftpy.core.wire.frames import check_partition_address
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError, DamagedBatchError, LiftError, NotFoundError
 from liftpy.nats.transport import Transport
@@ -223,7 +223,7 @@ class ReplicaReads:
         request.requestId = secrets.randbits(_ID_BITS)
         answer = await self._transport.request(self._subject, frames.seal(request), min(_ANSWER_TIMEOUT_S, replica.patience_s))
         head, body = frames.decode_read_response(answer)
-        must_be_for(head, replica.partition, stream=replica.stream, requestId=request.requestId)
+        check_partition_address(head, replica.partition, stream=replica.stream, requestId=request.requestId)
         must_agree(head, replica.uid, -1, 0)
         if head.error == client_pb2.ReadResponse.UNKNOWN and head.detail.startswith(_CORRUPTION):
             named = _AT_OFFSET.search(head.detail)  # the node names the damaged offset

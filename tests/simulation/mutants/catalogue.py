@@ -149,7 +149,7 @@ def positions_only_grow() -> Patches:
         fetched(self, offset, *rest)
         self.position = offset if before is None else max(before, offset)
 
-    return [method(FollowerProgress, "incarnation_is", same), method(FollowerProgress, "fetched", grow)]
+    return [method(FollowerProgress, "set_incarnation", same), method(FollowerProgress, "fetched", grow)]
 
 
 def no_maximal_isr() -> Patches:
@@ -323,7 +323,7 @@ def join_by_another_incarnation() -> Patches:
     return [
         method(lag, "may_join", lax),
         method(isr, "_why_not_join", lambda *a: ""),
-        method(FollowerProgress, "incarnation_is", same),
+        method(FollowerProgress, "set_incarnation", same),
     ]
 
 

@@ -70,7 +70,7 @@ async def _beside(round_: Round, node: str, copy: Path) -> None:
     try:
         await round_.acked()
         await round_.lasts()
-        round_.tell(f"beside {node}: {'it ran' if beside.running else beside.how_it_ended}")
+        round_.tell(f"beside {node}: {'it ran' if beside.running else beside.end_reason}")
     finally:
         await asyncio.to_thread(beside.kill)
     round_.heals()

@@ -209,7 +209,7 @@ def test_backup_prune_removes_only_unreferenced_files(tmp_path: Path) -> None:
     before = files_of(tmp_path)
     would = prune_backups(store, 1, NOW, dry_run=True)
     assert files_of(tmp_path) == before
-    assert (would.backups, would.of_backups) == ((FIRST,), 2)
+    assert (would.backups, would.backup_count_before) == ((FIRST,), 2)
     done = prune_backups(store, 1, NOW)
     assert done.backups == (FIRST,)
     gone = {f for f in one.files if f not in two.files}

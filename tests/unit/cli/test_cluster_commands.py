@@ -24,7 +24,7 @@ from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.observe.cluster_health import judge
-from liftpy.core.observe.node_summary import glance_of
+from liftpy.core.observe.node_summary import summary_from_json
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, UnavailableError
 from sidecar.cli.main import main
@@ -580,7 +580,7 @@ def test_status_and_health_print_the_elect_command_for_a_partition_that_needs_an
         reporter = a_reporter([], cluster_watch=watch, incarnation=6, uptime_s=7.0, node_id=node)
         reporter.group.leader, reporter.group.image.nodes = "n1", nodes
         reporter.nats = lambda: {**a_reporter([]).nats(), "connected": True}
-        return glance_of(json.loads(glance_at(await NodeFigures(reporter).gather(), reporter).encode())["glance"])
+        return summary_from_json(json.loads(glance_at(await NodeFigures(reporter).gather(), reporter).encode())["glance"])
 
     monkeypatch.setattr(FlatClient, "node_glance", lambda _, node, *rest: summary(node, *rest))
     cluster.set("orders", 1, status=PartitionStatus.OFFLINE, leader="", isr=("n2",), incomplete=("n2",))

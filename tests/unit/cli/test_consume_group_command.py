@@ -171,7 +171,7 @@ def test_consume_with_group_option_on_ctrl_c_waits_for_printing_and_commits_prin
 ) -> None:
     begun, may_end, threads = threading.Event(), threading.Event(), set()
     if not in_time:
-        monkeypatch.setattr("sidecar.cli.consume._LAST_S", 0.05)
+        monkeypatch.setattr("sidecar.cli.consume._OUTPUT_TIMEOUT_S", 0.05)
 
     def write(lines: Iterator[bytes]) -> None:
         threads.add(threading.get_ident())

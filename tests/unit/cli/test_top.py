@@ -28,7 +28,7 @@ from rich.console import Console
 
 from liftpy.core.observe.cluster_health import DEGRADED, OK, UNAVAILABLE, judge, leader_of, states
 from liftpy.core.observe.cluster_model import HISTORY, ClusterMonitor, Model, NodeRow
-from liftpy.core.observe.node_summary import LATENCY_S, MOST_NODES, NodeSummary, glance_of, percentile
+from liftpy.core.observe.node_summary import LATENCY_S, MOST_NODES, NodeSummary, percentile, summary_from_json
 from liftpy.errors import UnavailableError
 from sidecar.cli.top import SORTS, SummaryPoller, View, as_object, render, rows_of, spark, view_after_key
 from tests.flat_client import FlatClient
@@ -74,13 +74,13 @@ def test_node_summary_after_encode_and_decode_is_equal_and_at_most_1024_bytes() 
     told = a_glance("n1", 1_000_000, nodes={f"node-{n:02}": "live" for n in range(3)}, offline=2, lag_s=1.5, services_blocked=1)
     encoded = told.encode()
     assert len(encoded) <= 1024
-    assert glance_of(json.loads(encoded)["glance"]) == told
+    assert summary_from_json(json.loads(encoded)["glance"]) == told
     assert json.loads(NodeSummary(node="a").encode()) == {"glance": {"node": "a"}}
 
 
 @pytest.mark.parametrize("said", [None, 1, [], {}, {"node": 4}, {"node": ""}, {"leads": 3}])
 def test_node_summary_of_invalid_data_is_none(said: object) -> None:
-    assert glance_of(said) is None
+    assert summary_from_json(said) is None
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_node_summary_of_invalid_data_is_none(said: object) -> None:
     ],
 )  # fmt: skip
 def test_node_summary_field_of_a_wrong_type_gets_the_default_value(more: dict[str, Any]) -> None:
-    assert glance_of({"node": "n1", **more}) == NodeSummary(node="n1")
+    assert summary_from_json({"node": "n1", **more}) == NodeSummary(node="n1")
 
 
 @pytest.mark.parametrize(

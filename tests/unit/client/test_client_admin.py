@@ -325,7 +325,7 @@ async def test_cli_command_without_a_controller_majority_raises_no_majority(
     controller: Controller, subjects: Subjects, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The controller answers only requests for the cluster description."""
-    monkeypatch.setattr(session, "WATCH_AFTER_S", 0.05)
+    monkeypatch.setattr(session, "MAJORITY_CHECK_DELAY_S", 0.05)
     monkeypatch.setattr(requests_module, "MAJORITY_S", 0.3)
     members = [pb.ControllerStatus(nodeId=name, connected=name == "n1") for name in ("n1", "n2", "n3")]
     controller.knows = pb.ClusterDescription(controllers=members)

@@ -26,7 +26,14 @@ from liftpy.client.publisher import Publisher
 from liftpy.client.traced import DROPPED
 from liftpy.client.tracing import making_of
 from liftpy.config import AckPolicy
-from liftpy.core.observe.trace_context import SPANS_PER_S, SpanBudget, TraceContext, created_in, parse_traceparent, traceparent
+from liftpy.core.observe.trace_context import (
+    SPANS_PER_S,
+    SpanBudget,
+    TraceContext,
+    parse_traceparent,
+    sampled_context_in,
+    traceparent,
+)
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.headers import Pairs
 from liftpy.errors import ConfigError, PublishRejectedError
@@ -291,7 +298,7 @@ async def test_client_spans_above_the_rate_limit_are_dropped_and_counted(traced:
     assert traced.client.counters[DROPPED] > dropped
     own = work.get_span_context()
     records = [record for record in await traced.records() if record.value == b"y"]
-    found = [created_in(record.headers) for record in records]
+    found = [sampled_context_in(record.headers) for record in records]
     assert {context.trace_id for context in found if context is not None} == {own.trace_id}, (
         "all of the trace, with a span or without"
     )

@@ -37,7 +37,7 @@ from liftpy.errors import (
 )
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.parser import _REMEMBERED_SUBJECTS, LARGEST_MESSAGE_BYTES, Pattern, size_of
-from liftpy.nats.transport import Answers, Transport, _not_swallowed
+from liftpy.nats.transport import Answers, Transport, _with_cancellation
 from liftpy.testing.memory import memory_cluster
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -374,7 +374,7 @@ async def test_nats_request_cancelled_in_a_library_that_swallows_the_cancellatio
             return "as if nothing had happened"
         return "done"
 
-    task = asyncio.create_task(_not_swallowed(swallows()))
+    task = asyncio.create_task(_with_cancellation(swallows()))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

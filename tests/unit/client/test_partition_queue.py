@@ -261,12 +261,12 @@ def test_producer_partition_queue_sends_a_partial_batch_after_the_linger_time() 
     assert (sent(lane, 0.49), lane.wake_at()) == ([], 0.5)
     assert [values_of(p) for p in sent(lane, 0.5)] == [[b"a"]]
     fill(lane, b"b", b"c", b"d")
-    assert not lane.takes_a_new_batch
+    assert not lane.next_record_begins_batch
     assert [values_of(p) for p in sent(lane, 0.1)] == [[b"b", b"c"]]
     lane.hurry()
     assert lane.wake_at() == 0.0
     assert [values_of(p) for p in sent(lane, 0.1)] == [[b"d"]]
-    assert lane.takes_a_new_batch
+    assert lane.next_record_begins_batch
     lane.acked(0, at(0))
     fill(lane, b"e")
     assert sent(lane, 0.1) == [], "who was in a hurry has gone"

@@ -156,16 +156,16 @@ def test_dev_node_ready_line_is_read_once_and_other_lines_are_logged(started: An
     other = '{"event": "other"}\n[1]\nplain\n'
     started.scripts += [{"said": other + READY}, {"said": "again\n"}]
     node = DevNode("n7", ["x"], {"A": "1"}, lambda name, line: lines.append((name, line)))
-    assert (node.running, node.pid, node.how_it_ended, node.status_url) == (False, 0, "", "")
+    assert (node.running, node.pid, node.end_reason, node.status_url) == (False, 0, "", "")
     node.start()
     assert node.wait_ready()["status"] == node.status_url == "http://127.0.0.1:1"
-    assert (node.running, node.pid, node.how_it_ended) == (True, 77, "")
+    assert (node.running, node.pid, node.end_reason) == (True, 77, "")
     assert lines == [("n7", '{"event": "other"}'), ("n7", "[1]"), ("n7", "plain")]
     assert list(node.log) == [line for _, line in lines]
     with pytest.raises(ConfigError, match="already running"):
         node.start()
     assert node.terminate() == 0
-    assert (node.running, node.ready, node.how_it_ended) == (False, None, "has ended with exit code 0")
+    assert (node.running, node.ready, node.end_reason) == (False, None, "has ended with exit code 0")
     node.start()
     assert node.ready is None, "what the process before has said says nothing of this one"
     wait_until(lambda: lines[-1] == ("n7", "again"))
@@ -174,7 +174,7 @@ def test_dev_node_ready_line_is_read_once_and_other_lines_are_logged(started: An
     started.made[-1].process.code = 3
     with pytest.raises(UnavailableError, match="n7 has ended"):
         node.wait_ready()
-    assert node.how_it_ended == "has ended with exit code 3"
+    assert node.end_reason == "has ended with exit code 3"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_dev_node_stop_sends_the_signal_and_kills_a_hanging_process(
     if heeds:
         assert (code, sent) == (0, [number])
     else:
-        assert (code, sent[-1], node.how_it_ended) == (-9, signal.SIGKILL, "was killed by SIGKILL")
+        assert (code, sent[-1], node.end_reason) == (-9, signal.SIGKILL, "was killed by SIGKILL")
 
 
 # ---- liftpy dev: the supervisor ---------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Nodes:
         self.down: list[str] = []
         self.starts: list[str] = []
         self.nodes = {
-            name: SimpleNamespace(how_it_ended="has ended", log=["a", "b", "c", name], start=lambda n=name: self.start(n))
+            name: SimpleNamespace(end_reason="has ended", log=["a", "b", "c", name], start=lambda n=name: self.start(n))
             for name in ("n1", "n2")
         }
 

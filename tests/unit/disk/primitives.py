@@ -149,11 +149,11 @@ def cuts_and_goes_on(recorder: Recorder, folder: Path) -> None:
     log, _ = Log.open(DirectoryStorage(folder / "log"), SMALL)
     _append(log, recorder, 9)
     recorder.promise(("cutting", 6))
-    log.cut_to(6)
+    log.truncate_to(6)
     recorder.promise(("cut", 6))
     _append(log, recorder, 2, epoch=2)
     recorder.promise(("cutting", 1))
-    log.cut_to(1)
+    log.truncate_to(1)
     recorder.promise(("cut", 1))
     _append(log, recorder, 1, epoch=5)
 

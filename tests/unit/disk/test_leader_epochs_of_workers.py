@@ -72,9 +72,9 @@ def test_leader_epoch_journals_of_workers_are_deleted_only_after_the_merged_one_
     monkeypatch.setattr(DirectoryStorage, "replace", full)
     assert folder.open_promises(_all).epoch_of(KEYS[1]) == 9, "known"
     monkeypatch.setattr(DirectoryStorage, "replace", replace)
-    assert (folder.own_folder(1) / "promises" / PROMISES_NAME).exists()
+    assert (folder.worker_directory(1) / "promises" / PROMISES_NAME).exists()
     assert folder.open_promises(_all).epoch_of(KEYS[1]) == 9
-    assert not (folder.own_folder(1) / "promises" / PROMISES_NAME).exists()
+    assert not (folder.worker_directory(1) / "promises" / PROMISES_NAME).exists()
     folder.close()
 
 
@@ -100,7 +100,7 @@ def test_data_directory_opened_by_a_worker_uses_the_inherited_lock(tmp_path: Pat
     first = DataDirectory(tmp_path / "n1")
     second = DataDirectory(tmp_path / "n1", lock=first.lock)
     assert second.lock == first.lock
-    assert second.own_folder(2) == tmp_path / "n1" / "workers" / "2"
-    assert second.own_folder(2).is_dir()
-    assert second.own_folder(0) == tmp_path / "n1"
+    assert second.worker_directory(2) == tmp_path / "n1" / "workers" / "2"
+    assert second.worker_directory(2).is_dir()
+    assert second.worker_directory(0) == tmp_path / "n1"
     first.close()

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups.commands import encode_command
-from liftpy.core.groups.lag import MOST_ENDS, MOST_PARTITIONS, OTHERS, GroupLabels, GroupLag, LogEnds, PartitionEnds, read_by
+from liftpy.core.groups.lag import (
+    MOST_ENDS,
+    MOST_PARTITIONS,
+    OTHERS,
+    GroupLabels,
+    GroupLag,
+    LogEnds,
+    PartitionEnds,
+    read_positions,
+)
 from liftpy.core.groups.machine import GroupMachine
 from liftpy.core.wire._pb import group_pb2 as pb
 
@@ -79,7 +88,7 @@ def a_machine() -> GroupMachine:
 
 def test_group_lag_includes_committed_offsets_and_queues_but_no_cursors() -> None:
     groups = a_machine().groups
-    assert {name: dict(read_by(group)) for name, group in groups.items()} == {
+    assert {name: dict(read_positions(group)) for name, group in groups.items()} == {
         "readers": {a_key(0): 5, a_key(1): 7},
         "workers": {a_key(2): 3},
         "nightly": {},

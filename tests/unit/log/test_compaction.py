@@ -88,7 +88,7 @@ def test_follower_continues_at_any_batch_end_after_a_compaction_on_the_leader() 
         pass
     assert any(b.record_count == 0 for b in split_batches(leader.read(0, 1 << 20).chunks[0])), "there is a filler"
     for end in reversed(ends):
-        follower.cut_to(end)
+        follower.truncate_to(end)
         assert follower.log_end_offset == end
         batches = split_batches(leader.read(end, 1).chunks[0])
         assert [b.base_offset for b in batches] == [end]

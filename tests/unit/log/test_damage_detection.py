@@ -131,7 +131,7 @@ def test_scrub_scan_of_a_segment_truncated_during_the_scan_reports_no_damage() -
     segment = log.segments[-1]
     scan = scan_of(log, segment)
     assert scan is not None
-    log.cut_to(SEALED_BATCHES * BATCH + BATCH)
+    log.truncate_to(SEALED_BATCHES * BATCH + BATCH)
     with pytest.raises(CorruptionError):
         finish(scan, segment.file, 1 << 20)
     assert not is_confirmed_damage(log, segment, scan)

@@ -55,7 +55,7 @@ def test_flush_that_fails_closes_the_log_and_leaves_a_flush_failed_file(kind: ty
         lambda: add(log),
         lambda: log.read(0, 1),
         log.checkpoint,
-        lambda: log.cut_to(0),
+        lambda: log.truncate_to(0),
         lambda: log.begin_compaction(0),
     ):
         with pytest.raises(LogClosedError):
@@ -130,7 +130,7 @@ def test_log_calls_on_advance_only_after_append_high_watermark_rise_and_truncati
     log.on_advance = lambda: woken.append(1)
     for step, wakes in (
         (lambda: add(log, 3), 1), (log.flush, 0), (lambda: log.raise_high_watermark(1), 1), (lambda: log.raise_high_watermark(1), 0),
-        (lambda: log.raise_high_watermark(0), 0), (log.checkpoint, 0), (lambda: log.cut_to(2), 1),
+        (lambda: log.raise_high_watermark(0), 0), (log.checkpoint, 0), (lambda: log.truncate_to(2), 1),
     ):  # fmt: skip
         woken.clear()
         step()

@@ -102,8 +102,8 @@ def test_group_commit_runs_deferred_work_in_order_after_the_running_flush() -> N
     late = shell.commit.running
     assert shell.commit.begin_checkpoint()
     done: list[str] = []
-    shell.commit.alone_later(lambda: done.append(f"first, {shell.commit.running}"))
-    shell.commit.alone_later(lambda: done.append(f"second, {shell.commit.running}"))
+    shell.commit.queue_exclusive(lambda: done.append(f"first, {shell.commit.running}"))
+    shell.commit.queue_exclusive(lambda: done.append(f"second, {shell.commit.running}"))
     shell.append()
     shell.heard()
     shell.end(late)
@@ -115,7 +115,7 @@ def test_group_commit_runs_deferred_work_in_order_after_the_running_flush() -> N
     shell.end()
     assert shell.heard() == ["done", (3, 7)]
     assert shell.commit.begin_checkpoint()
-    shell.commit.alone_later(lambda: done.append("third"))
+    shell.commit.queue_exclusive(lambda: done.append("third"))
     assert not shell.commit.begin_checkpoint()
     shell.commit.close()
     shell.commit.checkpoint_ended()
@@ -131,7 +131,7 @@ def test_group_commit_truncation_waits_for_the_running_flush_and_flushes_afterwa
     def cut() -> int:
         assert shell.commit.running is None
         assert shell.heard() == ["wait", "done", (1, 7)], "counted before the cut"
-        end_offset = shell.log.cut_to(2)
+        end_offset = shell.log.truncate_to(2)
         shell.commit.appended()
         assert shell.heard() == [], "not beside it"
         return end_offset
@@ -185,7 +185,7 @@ def test_group_commit_flush_error_fails_the_log_and_starts_no_further_flush(wait
     shell.error = StorageError("broken disk")
     if waited_for:
         with pytest.raises(LogClosedError):
-            shell.commit.alone(lambda: shell.log.cut_to(1))
+            shell.commit.alone(lambda: shell.log.truncate_to(1))
         waited, failure = shell.heard()
         assert waited == "wait"
     else:
@@ -223,7 +223,7 @@ def test_group_commit_with_policy_none_counts_records_as_flushed_at_once() -> No
     shell = Shell("none")
     shell.append(2)
     assert shell.heard() == [(1, 0), (2, 0)]
-    shell.commit.alone(lambda: shell.log.cut_to(1))
+    shell.commit.alone(lambda: shell.log.truncate_to(1))
     assert shell.heard() == [(1, 0)]
 
 

@@ -130,7 +130,7 @@ def test_log_flush_started_before_a_truncation_does_not_cover_later_appends() ->
     assert flush is not None
     flush.run()
     flush.waiter = lambda: None
-    log.cut_to(3)
+    log.truncate_to(3)
     fill(log, 4, epoch=2)
     assert log.complete_flush(flush) == 3
 
@@ -167,7 +167,7 @@ def test_log_epoch_cache_after_any_operation_equals_a_scan_of_the_batches() -> N
     log.flush()
     assert reopened(storage.crash()).epochs.entries == expected
     assert log.epochs.end_offset_for(5, log.log_end_offset) == (4, 120)
-    log.cut_to(60)
+    log.truncate_to(60)
     assert log.epochs.entries == expected[:1]
 
 
@@ -230,7 +230,7 @@ def test_log_after_random_operations_equals_a_list_model(steps: list[tuple]) -> 
                 flushed = log.flush()
             case ("truncate", percent):
                 to = log.high_watermark + 1 + (end - log.high_watermark - 1) * percent // 100
-                log.cut_to(to)
+                log.truncate_to(to)
                 model = [m for m in model if m[1] <= to]
                 flushed = min(flushed, log.log_end_offset)
             case ("commit", percent):
@@ -335,8 +335,8 @@ def _retire(log: Log) -> None:
 
 OPERATIONS = {
     "append and roll": lambda log: (fill(log, 20, epoch=2, size=150), log.flush()),
-    "truncate": lambda log: log.cut_to(22),
-    "truncate over segments": lambda log: log.cut_to(23),
+    "truncate": lambda log: log.truncate_to(22),
+    "truncate over segments": lambda log: log.truncate_to(23),
     "drop prefix": lambda log: log.drop_prefix(21),
     "retention of a quiet stream": lambda log: (log.raise_high_watermark(log.newest_offset), _retire(log)),
     "reset": lambda log: log.start_afresh(1000),
@@ -431,7 +431,7 @@ def test_log_emptied_by_retention_still_reports_its_last_epoch() -> None:
     log.checkpoint()
     fill(log, 1, epoch=7)
     assert (log.epochs.position_epoch, log.epochs.before_start) == (7, 5)
-    log.cut_to(9)
+    log.truncate_to(9)
     assert log.epochs.position_epoch == 5
     log.start_afresh(100)
     assert log.epochs.position_epoch == 0, "of what others have dropped nothing is known"

@@ -247,7 +247,7 @@ def test_purge_is_pending_again_after_a_truncation_below_its_end(afresh: bool) -
     log.apply_metadata(state(early, late))
     assert clean(log) == 2
     assert log.cleaning.purged == {1, 2}
-    log.cut_to(2)
+    log.truncate_to(2)
     assert log.cleaning.purged == {1}
     if afresh:
         log.start_afresh(2)

@@ -15,7 +15,7 @@ from tests.unit.log.small_logs import S, a_log, add, filled
 from tests.unit.log.test_compaction_contract import keyed
 
 CHANGES: dict[str, Callable[[Log], object]] = {
-    "cut": lambda log: log.cut_to(2),
+    "cut": lambda log: log.truncate_to(2),
     "a fresh start": lambda log: log.start_afresh(40),
     "retention": lambda log: log.drop_prefix(6),
     "a clean close": lambda log: log.close(),
@@ -61,7 +61,7 @@ def test_log_unclean_close_does_not_wait_for_the_running_flush() -> None:
     log.close()
     assert told == []
     assert log.closed == "closed"
-    for use in (lambda: log.read(0, 1), log.checkpoint, lambda: log.cut_to(3), lambda: log.offset_for_timestamp(0)):
+    for use in (lambda: log.read(0, 1), log.checkpoint, lambda: log.truncate_to(3), lambda: log.offset_for_timestamp(0)):
         with pytest.raises(LogClosedError, match="The log is closed: closed"):
             use()
 
@@ -94,7 +94,7 @@ def test_log_truncation_reset_and_retention_close_removed_files(monkeypatch: pyt
     closed = counted(monkeypatch)
     log.drop_prefix(6)
     assert closed == files[:1]
-    log.cut_to(8)
+    log.truncate_to(8)
     assert closed == [files[0], files[2]]
     log.start_afresh(30)
     assert closed == [files[0], files[2], files[1]]

@@ -235,7 +235,7 @@ def test_log_flush_on_a_full_disk_raises_no_space() -> None:
 
 OPERATIONS: dict[str, Callable[[Log], object]] = {
     "roll and flush": lambda log: (fill(log, 30, epoch=2, size=150), log.flush()),
-    "cut": lambda log: (fill(log, 30, epoch=2, size=150), log.cut_to(20), fill(log, 30, epoch=3, size=150), log.flush()),
+    "cut": lambda log: (fill(log, 30, epoch=2, size=150), log.truncate_to(20), fill(log, 30, epoch=3, size=150), log.flush()),
     "retention": lambda log: (log.raise_high_watermark(30), log.drop_prefix(25), fill(log, 30, epoch=2, size=150), log.flush()),
     "reset": lambda log: (log.start_afresh(1000), fill(log, 40, epoch=2, size=150), log.flush()),
     "close": lambda log: (fill(log, 30, epoch=2, size=150), log.close()),

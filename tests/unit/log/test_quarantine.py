@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.recovery import DAMAGED_KEPT, drop_set_aside, names_set_aside, set_aside
+from liftpy.core.log.recovery import DAMAGED_KEPT, drop_set_aside, quarantined_names, set_aside
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 
@@ -55,7 +55,7 @@ def test_quarantine_of_repeated_damage_retains_a_bounded_number_of_files() -> No
         log, _ = Log.open(storage, SMALL)
         log.close()
         drop_set_aside(storage)
-    names = names_set_aside(storage.names())
+    names = quarantined_names(storage.names())
     assert 1 < len(names) <= DAMAGED_KEPT
     assert all(".damaged-" in name for name in names)
 
@@ -69,9 +69,9 @@ def test_quarantine_of_the_same_segment_twice_uses_two_file_names() -> None:
     set_aside(storage, 0, "damaged")
     assert bytes(storage.files[f"{name}.damaged-0"].data) == first
     assert bytes(storage.files[f"{name}.damaged-1"].data) == b"other"
-    assert names_set_aside(storage.names()) == (f"{name}.damaged-0", f"{name}.damaged-1")
+    assert quarantined_names(storage.names()) == (f"{name}.damaged-0", f"{name}.damaged-1")
 
 
 def test_quarantine_ignores_names_of_other_files() -> None:
     names = ["00000000000000000000.log", "notes.log.damaged-0", "00000000000000000000.log.damaged-x", "7.log.behind-3"]
-    assert names_set_aside(names) == ("7.log.behind-3",)
+    assert quarantined_names(names) == ("7.log.behind-3",)

@@ -50,7 +50,7 @@ def test_log_truncation_lowers_all_offsets_epochs_and_the_stored_high_watermark(
     whole = end // 2 * 2  # batches of two are atomic
     epochs = [(epoch, start) for epoch, start in log.epochs.entries if start < whole]
     log.checkpoint()
-    assert log.cut_to(end) == whole
+    assert log.truncate_to(end) == whole
     assert (log.log_end_offset, log.durable_end_offset, log.high_watermark) == (whole, whole, whole - 1)
     assert list(log.epochs.entries) == epochs
     assert offsets_of(log) == list(range(whole))

@@ -20,9 +20,9 @@ from liftpy.core.metadata.features import (
     UNSUPPORTED,
     Feature,
     check_level,
+    feature_level_rejection,
     level_range_of,
     refused_level,
-    why_not_yet,
 )
 from liftpy.core.metadata.feed import MAX_UNREADABLE, FeedSubscription
 from liftpy.core.metadata.image import ClusterImage, ClusterRules
@@ -226,10 +226,10 @@ def test_control_request_that_needs_a_feature_level_not_yet_finalized_is_rejecte
     batch = pb.ControlRequest(batch=pb.Batch(requests=[pb.BatchedRequest(number=1, request=part)]))
     says = "UNSUPPORTED: a read-only stream needs feature level 6, the cluster is at level 5: liftpy upgrade finalize"
     for request in (part, batch):
-        assert why_not_yet(request, NOW, NEWER) == says
-        assert why_not_yet(request, NEXT, NEWER) == ""
-        assert why_not_yet(request, NOW, FEATURES) == ""
-    assert why_not_yet(pb.ControlRequest(createStream=pb.CreateStream(name="s")), NOW, NEWER) == ""
+        assert feature_level_rejection(request, NOW, NEWER) == says
+        assert feature_level_rejection(request, NEXT, NEWER) == ""
+        assert feature_level_rejection(request, NOW, FEATURES) == ""
+    assert feature_level_rejection(pb.ControlRequest(createStream=pb.CreateStream(name="s")), NOW, NEWER) == ""
 
 
 # ---- default quota -----------------------------------------------------------------------------------------------------------------

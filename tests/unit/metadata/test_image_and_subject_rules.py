@@ -10,7 +10,7 @@ import pytest
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.controller.request_batcher import RequestBatcher
 from liftpy.core.metadata.election import partitions_off_preferred_leader
-from liftpy.core.metadata.image import DirtyStreams, SubjectIndex
+from liftpy.core.metadata.image import ChangedStreams, SubjectIndex
 from liftpy.core.metadata.records import PartitionStateChanged, StreamCreated, record_from_pb, record_to_pb
 from liftpy.core.metadata.replay import replay
 from liftpy.core.metadata.request_limits import SENT_TOGETHER
@@ -57,10 +57,10 @@ def test_subjects_overlap_if_one_message_subject_matches_both_filters(one: tuple
 
 
 def test_changed_streams_since_a_later_or_unrelated_image_returns_none() -> None:
-    trail = DirtyStreams()
+    trail = ChangedStreams()
     later = trail.step("x").step("y")
     assert later.since(trail) == {"x", "y"}
-    assert later.since(DirtyStreams()) is None
+    assert later.since(ChangedStreams()) is None
     assert trail.since(later) is None
 
 

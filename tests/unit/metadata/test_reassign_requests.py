@@ -42,11 +42,11 @@ def held(driver: Driver, node: str) -> int:
 
 def test_reassign_of_one_replica_adds_the_new_replica_and_then_evicts_the_old(driver: Driver) -> None:
     assert to(driver, "d", "b", "a").error == Error.OK
-    assert (driver.partition().wants_next, driver.partition().leaving) == ("d", "")
+    assert (driver.partition().next_learner, driver.partition().leaving) == ("d", "")
     assert copy(driver, "d").error == Error.OK
     learner = driver.partition()
     assert (learner.replicas, learner.joining, learner.holders) == (("a", "b", "c"), "d", ("a", "b", "c", "d"))
-    assert learner.wants_next == ""
+    assert learner.next_learner == ""
     assert held(driver, "d") == 1
     assert list(driver.fsm.image.partitions_of("d"))
     assert join(driver, "a", "b", "c", "d").error == Error.OK
@@ -65,9 +65,9 @@ def test_reassign_of_two_replicas_replaces_one_after_the_other(driver: Driver) -
     to(driver, "d", "e", "a")
     copy(driver, "d")
     join(driver, "a", "b", "c", "d")
-    assert (driver.partition().wants_next, driver.partition().leaving) == ("", "c")
+    assert (driver.partition().next_learner, driver.partition().leaving) == ("", "c")
     join(driver, "a", "b", "d", evicted="c")
-    assert (driver.partition().wants_next, driver.partition().leaving) == ("e", "")
+    assert (driver.partition().next_learner, driver.partition().leaving) == ("e", "")
     copy(driver, "e")
     join(driver, "a", "b", "d", "e")
     join(driver, "a", "d", "e", evicted="b")
@@ -81,7 +81,7 @@ def test_reassign_evicts_replicas_outside_the_isr_first_and_the_leader_last(driv
     join(driver, "a", "c", evicted="b")
     assert driver.partition().leaving == "c"
     join(driver, "a", evicted="c")
-    assert (driver.partition().leaving, driver.partition().wants_next) == ("", "d")
+    assert (driver.partition().leaving, driver.partition().next_learner) == ("", "d")
     copy(driver, "d")
     join(driver, "a", "d")
     assert driver.partition().leaving == "a"
@@ -124,7 +124,7 @@ def test_reassign_to_other_replicas_removes_a_learner_outside_the_new_target(dri
     to(driver, "d", "b", "a")
     copy(driver, "d")
     to(driver, "a", "b", "e")
-    assert (driver.partition().joining, driver.partition().wants_next) == ("", "e")
+    assert (driver.partition().joining, driver.partition().next_learner) == ("", "e")
     copy(driver, "e")
     to(driver, "e", "b", "c")
     assert driver.partition().joining == "e"
@@ -134,7 +134,7 @@ def test_reassign_begin_copy_without_a_node_aborts_the_copy(driver: Driver) -> N
     to(driver, "d", "b", "a")
     copy(driver, "d")
     assert copy(driver, "").error == Error.OK
-    assert (driver.partition().joining, driver.partition().wants_next) == ("", "d")
+    assert (driver.partition().joining, driver.partition().next_learner) == ("", "d")
     stale = pb.BeginCopy(stream="orders", partition=0, epoch=driver.partition().epoch - 1, node="d")
     assert driver.ask(beginCopy=stale).error == Error.STALE
     assert copy(driver, "e").error == Error.INVALID
@@ -299,25 +299,25 @@ def test_reassign_by_rebalance_to_another_replica_order_transfers_the_leadership
         return driver.partition()
 
     without = asked("b", "a", "c")
-    assert (without.moved_for, without.wants_leader) == (MoveReason.BY_HAND, ""), "a cluster without elections"
+    assert (without.moved_for, without.leader_to_elect) == (MoveReason.BY_HAND, ""), "a cluster without elections"
     driver.fsm.image = replace(driver.fsm.image, rules=replace(driver.fsm.image.rules, elections=True))
-    assert asked("b", "a", "c", reason=pb.BY_HAND).wants_leader == ""
+    assert asked("b", "a", "c", reason=pb.BY_HAND).leader_to_elect == ""
     leads = asked("a", "b", "c")
-    assert (leads.moved_for, leads.wants_leader) == (MoveReason.BY_HAND, ""), "it leads already"
+    assert (leads.moved_for, leads.leader_to_elect) == (MoveReason.BY_HAND, ""), "it leads already"
     asks = asked("c", "a", "b")
-    assert (asks.replicas, asks.leader, asks.moved_for, asks.wants_leader) == (
+    assert (asks.replicas, asks.leader, asks.moved_for, asks.leader_to_elect) == (
         ("c", "a", "b"),
         "a",
         MoveReason.LEADERSHIPS,
         "c",
     )
     assert driver.change_isr(["a", "c"]).error == Error.OK
-    assert driver.partition().wants_leader == "c", "whatever else changes"
-    assert asked("b", "a", "c", reason=pb.DRAINED).wants_leader == ""
-    assert asked("c", "a", "b").wants_leader == "c"
+    assert driver.partition().leader_to_elect == "c", "whatever else changes"
+    assert asked("b", "a", "c", reason=pb.DRAINED).leader_to_elect == ""
+    assert asked("c", "a", "b").leader_to_elect == "c"
     assert driver.ask(reassign=pb.Reassign(stream="orders", partition=0, cancel=True)).error == Error.OK
     stays = driver.partition()
-    assert (stays.replicas, stays.moved_for, stays.wants_leader) == (("c", "a", "b"), MoveReason.BY_HAND, "")
+    assert (stays.replicas, stays.moved_for, stays.leader_to_elect) == (("c", "a", "b"), MoveReason.BY_HAND, "")
 
 
 def promoted(driver: Driver) -> PartitionState:
@@ -345,17 +345,17 @@ def test_reassign_leadership_target_is_cleared_after_the_transfer_or_an_election
 
     asked("c", "a", "b")
     moving = elect("c")
-    assert (moving.candidate, moving.wants_leader, moving.moved_for) == ("c", "c", MoveReason.LEADERSHIPS)
+    assert (moving.candidate, moving.leader_to_elect, moving.moved_for) == ("c", "c", MoveReason.LEADERSHIPS)
     there = promoted(driver)
-    assert (there.leader, there.wants_leader, there.moved_for) == ("c", "", MoveReason.BY_HAND)
+    assert (there.leader, there.leader_to_elect, there.moved_for) == ("c", "", MoveReason.BY_HAND)
 
     asked("a", "b", "c")
-    assert elect("").wants_leader == "a", "the preferred leader is who is wanted"
+    assert elect("").leader_to_elect == "a", "the preferred leader is who is wanted"
     assert promoted(driver).leader == "a"
 
     asked("c", "a", "b")
     other = elect("b")
-    assert (other.candidate, other.wants_leader) == ("b", ""), "whoever says another one means it"
+    assert (other.candidate, other.leader_to_elect) == ("b", ""), "whoever says another one means it"
     assert promoted(driver).leader == "b"
     asked("c", "a", "b")
     kept = elect("b")
@@ -370,7 +370,7 @@ def test_reassign_leadership_target_remains_after_an_election_of_another_replica
     assert driver.fence("a").error == Error.OK
     assert driver.partition().candidate == "b"
     won = promoted(driver)
-    assert (won.leader, won.wants_leader, won.moved_for) == ("b", "c", MoveReason.LEADERSHIPS)
+    assert (won.leader, won.leader_to_elect, won.moved_for) == ("b", "c", MoveReason.LEADERSHIPS)
 
 
 def test_reassign_removes_an_evicted_replica_from_every_partition_field() -> None:

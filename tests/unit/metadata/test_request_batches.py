@@ -12,7 +12,7 @@ from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.controller import request_batcher
 from liftpy.core.metadata.controller.active_controller import ActiveController, merge_answers
 from liftpy.core.metadata.controller.request_batcher import batch_of
-from liftpy.core.metadata.image import ClusterImage, DirtyStreams
+from liftpy.core.metadata.image import ChangedStreams, ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import born_fsm, registration
 
@@ -68,7 +68,7 @@ class Group:
 
 def comparable(image: ClusterImage) -> ClusterImage:
     """Return the image without the parts that depend on the number of entries."""
-    return replace(image, index=0, time_ns=0, operations=ClusterImage().operations, trail=DirtyStreams())
+    return replace(image, index=0, time_ns=0, operations=ClusterImage().operations, trail=ChangedStreams())
 
 
 def test_request_batch_changes_the_image_like_the_requests_sent_singly() -> None:

@@ -31,7 +31,7 @@ async def test_log_flusher_truncation_waits_for_the_flush_thread(monkeypatch: py
     add(log, 3)
     flusher.appended()
     ((future, _),) = pool.work
-    log.cut_to(0)
+    log.truncate_to(0)
     assert waited == [future]
 
 

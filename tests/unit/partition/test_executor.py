@@ -82,7 +82,7 @@ def test_effect_executor_on_a_full_disk_feeds_a_no_space_event_with_the_publish_
 @pytest.mark.parametrize(
     ("effect", "cut"),
     [
-        (do.CutLog(end_offset=5), ["log.cut_to", "derived.cut"]),
+        (do.CutLog(end_offset=5), ["log.truncate_to", "derived.cut"]),
         (do.StartLogAfresh(start_offset=5), ["log.start_afresh", "derived.started_afresh"]),
     ],
 )

@@ -82,7 +82,7 @@ async def test_log_flusher_truncation_waits_for_the_running_flush(pool: concurre
     bench = Bench(pool)
     bench.append()
     bench.append()
-    bench.flusher.alone(lambda: bench.log.cut_to(1))
+    bench.flusher.alone(lambda: bench.log.truncate_to(1))
     assert bench.flushed in ([1], [2])
     bench.append()
     await until(lambda: bench.flushed[-1] == 2, "the new record")
@@ -206,7 +206,7 @@ async def test_log_flusher_truncation_or_failure_waits_for_a_hanging_flush(
         await asyncio.sleep(0)
         assert (bench.threads[-1], bench.flushed, fast.on_loop) == (True, [], False)
     done: list[int] = []
-    assert cut.flusher.alone(lambda: done.append(cut.log.cut_to(1))), "the loop does not wait for it"
+    assert cut.flusher.alone(lambda: done.append(cut.log.truncate_to(1))), "the loop does not wait for it"
     assert (cut.flushed, done) == ([], [])
     cut.gate.set()
     await until(lambda: bool(done), "the cut")
@@ -285,7 +285,7 @@ async def test_log_flusher_truncated_or_closed_before_its_flush_starts_flushes_o
     cut, ended = Bench(pool, place=fast), Bench(pool, place=fast)
     cut.append()
     cut.append()
-    cut.flusher.alone(lambda: cut.log.cut_to(1))
+    cut.flusher.alone(lambda: cut.log.truncate_to(1))
     ended.append()
     await ended.flusher.close()
     await until(lambda: cut.flushed == [1], "what the cut has left")

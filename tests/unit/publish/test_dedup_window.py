@@ -293,7 +293,7 @@ def test_dedup_window_after_random_operations_equals_a_scan_of_the_log(steps: li
                 end = kept[-1][0] + 1 if kept else 0
                 if end > naive.high_watermark:
                     naive.batches = kept
-                    log.cut_to(end)
+                    log.truncate_to(end)
                     state.cut()
             case ("reopen", int(slices)):
                 state = LogState(log, WINDOW, ROOM, long_ago)

@@ -51,7 +51,7 @@ def test_log_state_replay_starts_one_dedup_window_before_the_committed_end() -> 
     state = LogState(log, 300 * NS_PER_S, ROOM, long_ago)
     while not state.replay():
         pass
-    log.cut_to(400)
+    log.truncate_to(400)
     state.cut()
     assert (state.is_complete, state.ids.find(b"m100", 0), state.ids.find(b"m99", 0)) == (True, StoredId(100, 100), None)
 

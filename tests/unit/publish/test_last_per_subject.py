@@ -64,10 +64,10 @@ def test_subject_index_of_the_documented_example_returns_the_documented_offsets(
     assert state.subjects.state == "ready"
     append(log, state, ["s.b"])
     assert state.last_of("s.b") == 3
-    log.cut_to(3)
+    log.truncate_to(3)
     state.cut()
     assert [state.last_of(f"s.{name}") for name in "abc"] == [2, 1, -1]
-    log.cut_to(2)
+    log.truncate_to(2)
     state.cut()
     assert state.subjects.state == "reading", "below where it was read backwards from"
     while not state.index_backwards():
@@ -288,7 +288,7 @@ def test_subject_index_after_random_operations_equals_a_scan_of_the_log(steps: l
             case ("cut", int(back)) if len(ends) > 1:
                 end = ends[max(len(ends) - 1 - back, 0)]
                 if end > log.high_watermark and end > log.log_start_offset:
-                    log.cut_to(end)
+                    log.truncate_to(end)
                     state.cut()
                     del ends[ends.index(end) + 1 :]
                     del stored[end:]

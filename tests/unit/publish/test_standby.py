@@ -487,7 +487,7 @@ def test_standby_messages_whose_records_were_truncated_are_appended() -> None:
     bench.heard(b"a", b"b")
     bench.shows(b"a", after_ns=MS)
     bench.shows(b"b", after_ns=MS)
-    bench.log.cut_to(1)
+    bench.log.truncate_to(1)
     bench.standby.cut()
     assert values(bench.leads()) == [b"b"]
 

@@ -111,7 +111,7 @@ def test_state_file_restores_the_state_and_the_rest_of_the_log_is_replayed() -> 
     assert known(again, NAMES) == known(state, NAMES)
     assert again.replayed_bytes < log.size_bytes / 2
     append(log, again, ["m0"], at=1070)
-    log.cut_to(9)
+    log.truncate_to(9)
     again.cut()
     assert (again.ids.find(b"m0", 0), again.ids.last_id) == (StoredId(0, 2), b"m7")
     assert again.producers.state_of(8) == again.producers.state_of(8)
@@ -235,7 +235,7 @@ def test_state_file_removal_flushes_the_directory(monkeypatch: pytest.MonkeyPatc
 def test_state_file_of_a_log_that_was_truncated_and_rewritten_is_ignored() -> None:
     log, state = filled()
     name = write(log, state)
-    log.cut_to(7)
+    log.truncate_to(7)
     state.cut()
     append(log, state, ["x", "y"], epoch=5)
     append(log, state, ["z"], epoch=5)
@@ -444,7 +444,7 @@ def test_state_file_restored_state_equals_a_full_replay_for_random_operations(st
             case ("cut", int(back)) if len(ends) > back:
                 end = ends[len(ends) - 1 - back]
                 if end > log.high_watermark:
-                    log.cut_to(end)
+                    log.truncate_to(end)
                     state.cut()
                     plain.cut()
                     del ends[len(ends) - back :]

@@ -56,11 +56,11 @@ def test_quorum_high_watermark_is_the_median_position_if_it_includes_a_record_of
 
 def test_follower_position_falls_with_a_lower_fetch_and_is_unknown_after_a_new_incarnation() -> None:
     progress = FollowerProgress(caught_up_ns=0)
-    progress.incarnation_is(4)
+    progress.set_incarnation(4)
     progress.fetched(9, 1, 10, 100)
     progress.fetched(5, 2, 10, 200)
     assert (progress.position, progress.caught_up_ns) == (5, 100)
-    progress.incarnation_is(5)
+    progress.set_incarnation(5)
     assert progress.position is None
     assert not progress.was_caught_up
 

@@ -115,12 +115,12 @@ def test_follower_fetch_or_wait_resets_its_absence_count() -> None:
 
 def test_follower_progress_is_reset_by_a_new_incarnation() -> None:
     progress = fetched(5, 6)
-    progress.live_is(1, 0)
+    progress.set_live(1, 0)
     assert progress.position is None
     progress.fetched(9, 7, 10, 0)
-    progress.live_is(1, 1)
+    progress.set_live(1, 1)
     assert (progress.position, progress.was_caught_up) == (9, True), "the same"
-    progress.live_is(2, 1)
+    progress.set_live(2, 1)
     assert (progress.position, progress.was_caught_up, progress.last_request_id) == (None, False, 0)
 
 

@@ -219,13 +219,13 @@ def test_learner_replica_that_stops_releases_its_reserved_time_of_the_catchup_th
 
 def test_learner_progress_is_reset_by_a_new_copy_epoch() -> None:
     progress = FollowerProgress(caught_up_ns=0, last_asked_ns=0)
-    progress.copy_is(5)
+    progress.set_copy_epoch(5)
     progress.fetched(40, 1, 41, 10)
-    progress.copy_is(5)
+    progress.set_copy_epoch(5)
     assert progress.position == 40
-    progress.copy_is(0)
+    progress.set_copy_epoch(0)
     assert progress.position == 40, "it is a replica now"
-    progress.copy_is(7)
+    progress.set_copy_epoch(7)
     assert progress.position is None
     assert not progress.was_caught_up
 

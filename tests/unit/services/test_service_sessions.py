@@ -137,9 +137,9 @@ def test_service_sessions_slow_service_delays_a_promotion_by_one_timeout() -> No
     s.replay(CANDIDATE, 5000)
     assert s.waits_until_ns == 7000
     assert replays(s.hello(hello(position=4), "_INBOX.a", CANDIDATE, 6000)) == [ServicesReplayed(4, False)]
-    assert s.lose_patience(6999) == []
-    assert s.lose_patience(7000) == [ServicesReplayed(10, True)]
-    assert (s.report(9)[0]["excused"], s.waits_until_ns, s.lose_patience(9000)) == (True, None, [])
+    assert s.stop_waiting_for_services(6999) == []
+    assert s.stop_waiting_for_services(7000) == [ServicesReplayed(10, True)]
+    assert (s.report(9)[0]["excused"], s.waits_until_ns, s.stop_waiting_for_services(9000)) == (True, None, [])
     s.role_changed(LEADS)
     assert s.replay(replace(CANDIDATE, leader_epoch=4), 0)[-1] == ServicesReplayed(10, True)
 
@@ -154,7 +154,7 @@ def test_service_sessions_service_without_progress_fails_the_promotion(other: st
         s.ack(acked(orders[1], 10), CANDIDATE)
     else:
         s.hello(hello("other", position=5), "_INBOX.a", CANDIDATE, 0)
-    assert s.lose_patience(2000) == []
+    assert s.stop_waiting_for_services(2000) == []
 
 
 def test_service_sessions_service_whose_session_expires_during_replay_fails_the_promotion() -> None:
@@ -162,7 +162,7 @@ def test_service_sessions_service_whose_session_expires_during_replay_fails_the_
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     s.replay(CANDIDATE, 0)
     s.expire(10_000)
-    assert s.lose_patience(10_000) == []
+    assert s.stop_waiting_for_services(10_000) == []
 
 
 def test_service_sessions_of_a_compacted_stream_refuse_services() -> None:
@@ -484,7 +484,7 @@ def test_service_sessions_services_with_changing_names_fail_at_most_one_promotio
         effects = s.replay(candidate, now_ns)
         due_ns = s.waits_until_ns
         if due_ns is not None:
-            effects += s.lose_patience(due_ns)
+            effects += s.stop_waiting_for_services(due_ns)
         if any(r.finished for r in replays(effects)):
             s.role_changed(replace(LEADS, leader_epoch=turn))
         else:
@@ -500,7 +500,7 @@ def test_service_sessions_finish_a_repeated_promotion_despite_a_slow_service() -
     due_ns = s.waits_until_ns
     assert due_ns is not None
     assert due_ns < 2000, "before the candidate's own time-out"
-    assert replays(s.lose_patience(due_ns)) == [ServicesReplayed(10, True)]
+    assert replays(s.stop_waiting_for_services(due_ns)) == [ServicesReplayed(10, True)]
 
 
 def test_service_sessions_report_an_ended_service_until_its_restart_or_expiry() -> None:

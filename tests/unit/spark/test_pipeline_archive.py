@@ -23,7 +23,7 @@ from liftpy.errors import (
     StorageError,
     UnavailableError,
 )  # fmt: skip
-from liftpy.spark.failures import SourceError, WorkerStartError, error_of, plainly, with_error_code
+from liftpy.spark.failures import SourceError, WorkerStartError, error_of, unwrap_spark_errors, with_error_code
 from liftpy.spark.pipelines import archive
 from liftpy.spark.pipelines import archive_writer as writing_module
 from liftpy.spark.pipelines.archive import Archived, ArchivePlan, DataFile, find_orphans, orphans_among, remove_orphans
@@ -367,9 +367,9 @@ def test_spark_job_error_text_is_raised_as_the_original_liftpy_error() -> None:
     late = error_of("o66.load.\n: org.apache.spark.SparkException: Python worker failed to connect back.\n  at x")
     assert (type(late), late.code, late.retryable) == (WorkerStartError, "UNAVAILABLE", True)
     assert str(error_of("a\n\nb\nc\nd")) == "The Spark job failed: a / b / c"
-    with pytest.raises(NotFoundError, match=r"^gone$"), plainly(), with_error_code():
+    with pytest.raises(NotFoundError, match=r"^gone$"), unwrap_spark_errors(), with_error_code():
         raise NotFoundError("gone")
-    with pytest.raises(ZeroDivisionError), plainly():
+    with pytest.raises(ZeroDivisionError), unwrap_spark_errors():
         1 / 0  # noqa: B018
 
 

@@ -162,7 +162,7 @@ def test_spark_local_file_read_stops_at_foreign_or_damaged_files(
 
 
 def test_spark_local_file_read_stops_at_records_rewritten_after_planning(log: Log, folder: Path) -> None:
-    log.cut_to(60)
+    log.truncate_to(60)
     log.append(a_batch(60, epoch=4))
     course = from_files(planned(0, 70), files(log, folder, 0, 70))
     assert offsets(course) == list(range(60))

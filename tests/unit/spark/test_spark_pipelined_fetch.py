@@ -144,7 +144,7 @@ def test_spark_pipelined_fetch_requests_only_the_selected_columns(link: ProcessC
 async def test_blocking_connection_raises_no_responders_or_connection_closed_without_an_answer(
     access: Any, node: FakeNode, link: ProcessConnection
 ) -> None:
-    line = await line_module.open_line(access.servers)
+    line = await line_module.open_blocking_connection(access.servers)
     assert line is not None
     nobody = line.ask("liftpy.nobody.listens", b"")
     with pytest.raises(UnavailableError, match="No responders"):
@@ -157,4 +157,4 @@ async def test_blocking_connection_raises_no_responders_or_connection_closed_wit
     with pytest.raises(ConnectionClosedError):
         line.ask("liftpy.orders.0.read", b"").result(10)
     with pytest.raises((ConfigError, UnavailableError)):
-        await line_module.open_line("nats://127.0.0.1:1", timeout_s=0.5)
+        await line_module.open_blocking_connection("nats://127.0.0.1:1", timeout_s=0.5)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.core.observe.node_summary import ASKED, LATENCY_S, glance_of
+from liftpy.core.observe.node_summary import ASKED, LATENCY_S, summary_from_json
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.runtime.settings import NodeSettings
 from sidecar.status.status_api import FRESH_S, MOST_WAITING, StatusHandler, SummaryHandler, glance_at
@@ -101,6 +101,6 @@ async def test_status_subject_answers_a_summary_request_over_nats(tmp_path: Path
     while len(bus.sent) < 2:
         await asyncio.sleep(0)
     assert [to for to, _ in bus.sent] == ["_INBOX.a", "_INBOX.b"]
-    glance = glance_of(json.loads(bus.sent[0][1])["glance"])
+    glance = summary_from_json(json.loads(bus.sent[0][1])["glance"])
     assert glance is not None
     assert glance.records_in == 10

@@ -11,9 +11,9 @@ from liftpy.core.observe.trace_context import (
     MAX_STATE_BYTES,
     SpanBudget,
     TraceContext,
-    bears_one,
-    created_in,
     first_marked,
+    has_traceparent,
+    sampled_context_in,
     traceparent,
     with_context,
 )
@@ -50,7 +50,7 @@ def test_trace_state_above_its_size_limit_is_not_added_to_the_headers() -> None:
     ],
 )
 def test_trace_context_in_message_headers_is_decoded(pairs: Pairs, bears: bool, created: TraceContext | None) -> None:
-    assert (bears_one(pairs), created_in(pairs)) == (bears, created)
+    assert (has_traceparent(pairs), sampled_context_in(pairs)) == (bears, created)
     assert (with_context(pairs, OTHER) == pairs) == bears
 
 
@@ -65,7 +65,7 @@ def test_trace_context_of_a_batch_is_inserted_before_the_headers_of_the_first_re
     marks = with_context((), OWN, state)
     made = parse_batch(seal(body_of(first_marked(columns, marks))))
     first, *others = headers
-    wanted = first if bears_one(first) else (*marks, *first)
+    wanted = first if has_traceparent(first) else (*marks, *first)
     assert [record.headers for record in made.records()] == [wanted, *others]
     assert [record.value for record in made.records()] == [b"v"] * len(headers)
 

@@ -18,7 +18,7 @@ from liftpy.core.metadata.controller.admission import RequestAcl, refusal
 from liftpy.core.wire import subjects as built
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.permissions import USES, AccessRole, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
-from liftpy.core.wire.subjects import PARTITION_WORDS, SERVER_CONNECTIONS, Subjects, check_speaker
+from liftpy.core.wire.subjects import PARTITION_WORDS, SERVER_CONNECTIONS, Subjects, check_node_or_principal
 from liftpy.errors import ConfigError
 from sidecar.cli import permissions as rights_command
 from sidecar.cli.main import liftpy
@@ -151,7 +151,7 @@ def test_principal_or_node_name_that_is_a_protocol_word_is_rejected(word: str) -
     assert refusal(RequestAcl.NODE, word, pb.ControlRequest(registerNode=pb.RegisterNode(nodeId=word)))
     assert refusal(RequestAcl.NODE, "n1", pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="n1"))) == ""
     with pytest.raises(ConfigError, match=f"node '{word}' is a word of the protocol's own subjects: choose another"):
-        check_speaker(word, "node")
+        check_node_or_principal(word, "node")
 
 
 def test_permission_subjects_of_many_partitions_are_one_wildcard_subject() -> None:

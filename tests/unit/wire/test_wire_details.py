@@ -12,7 +12,7 @@ from liftpy.core.wire._pb import client_pb2, replication_pb2
 from liftpy.core.wire.chunking import Assembly, PartialBatch, Piece, room_bytes
 from liftpy.core.wire.decode_errors import by_reason, counter_name
 from liftpy.core.wire.envelope import ChecksumError, EnvelopeError, MessageType
-from liftpy.core.wire.frames import MisdirectedError, address, must_be_at, must_be_for
+from liftpy.core.wire.frames import MisdirectedError, address, check_answer_address, check_partition_address
 from liftpy.core.wire.headers import pairs_of
 from liftpy.core.wire.permissions import USES, AccessRole, Scope, partition_subjects, rights_of
 from liftpy.core.wire.subjects import PARTITION_WORDS, Subjects
@@ -133,26 +133,26 @@ def test_envelope_that_requires_a_crc_is_rejected_without_a_valid_one() -> None:
 def test_envelope_address_contains_the_partition_and_the_request_id() -> None:
     assert address("u1", 3, 5) == (5).to_bytes(8, "big") + (3).to_bytes(4, "big") + crc32c.crc32c(b"u1").to_bytes(4, "big")
     assert len({address(*which) for which in (("u1", 3, 5), ("u2", 3, 5), ("u1", 4, 5), ("u1", 3, 6))}) == 4
-    must_be_at(b"", lambda: pytest.fail("it says none"))
-    must_be_at(ADDRESS, lambda: ADDRESS)
+    check_answer_address(b"", lambda: pytest.fail("it says none"))
+    check_answer_address(ADDRESS, lambda: ADDRESS)
     with pytest.raises(MisdirectedError, match="Received the answer to another fetch request"):
-        must_be_at(ADDRESS, lambda: address("u1", 3, 5))
+        check_answer_address(ADDRESS, lambda: address("u1", 3, 5))
 
 
 def test_message_for_another_partition_stream_or_request_is_rejected() -> None:
     request = replication_pb2.ReplicationRefusal(partition=3, streamUid="u1", requestId=5)
-    must_be_for(request, 3, streamUid="u1", requestId=5)
+    check_partition_address(request, 3, streamUid="u1", requestId=5)
     for partition, said, text in (
         (4, {}, "Received a ReplicationRefusal for partition 3, expected 4"),
         (3, {"streamUid": "u2"}, "Received a ReplicationRefusal for streamUid 'u1', expected 'u2'"),
         (3, {"streamUid": "u1", "requestId": 6}, "Received a ReplicationRefusal for requestId 5, expected 6"),
     ):
         with pytest.raises(MisdirectedError, match=f"^{text}"):
-            must_be_for(request, partition, **said)
-    must_be_for(replication_pb2.ReplicationRefusal(requestId=5), 4, requestId=6)
-    must_be_for(replication_pb2.ReplicationRefusal(partition=0), 0)
+            check_partition_address(request, partition, **said)
+    check_partition_address(replication_pb2.ReplicationRefusal(requestId=5), 4, requestId=6)
+    check_partition_address(replication_pb2.ReplicationRefusal(partition=0), 0)
     with pytest.raises(MisdirectedError):
-        must_be_for(replication_pb2.ReplicationRefusal(partition=0), 1)
+        check_partition_address(replication_pb2.ReplicationRefusal(partition=0), 1)
 
 
 # ---- pieces --------------------------------------------------------------------------------------------------------------------

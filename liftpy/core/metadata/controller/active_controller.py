@@ -175,7 +175,7 @@ class ActiveController:
             case "reportPromotion" if not request.reportPromotion.finished:
                 self._timers.progress(request.reportPromotion, now_ns)
                 response = pb.ControlResponse()
-            case "reportLeader" if self._add_report(request.reportLeader, image, now_ns):
+            case "reportLeader" if self._add_leader_report(request.reportLeader, image, now_ns):
                 response = pb.ControlResponse(detail="the leader is asked first")
             case "registerNode" | "removeNode" if rejection := self._rejection(request, image, now_ns):
                 assert rejection.response is not None
@@ -189,7 +189,7 @@ class ActiveController:
         response.operationId, response.index = request.operationId, image.index
         return response
 
-    def _add_report(self, report: pb.ReportLeader, image: ClusterImage, now_ns: int) -> bool:
+    def _add_leader_report(self, report: pb.ReportLeader, image: ClusterImage, now_ns: int) -> bool:
         """Add a follower's report that its leader is silent.
 
         Return whether the report must wait until the metadata leader has asked the reported leader.

@@ -41,7 +41,7 @@ from liftpy.core.metadata.controller.streams import MAX_PARTITIONS_PER_STREAM, w
 from liftpy.core.metadata.controller_list import GroupView
 from liftpy.core.metadata.describe import fit_request
 from liftpy.core.metadata.feature_range import NO_LEVEL
-from liftpy.core.metadata.features import UNSUPPORTED, Feature, why_not_yet
+from liftpy.core.metadata.features import UNSUPPORTED, Feature, feature_level_rejection
 from liftpy.core.metadata.forwarding import error_response
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import ProcessRelation, compare_processes
@@ -50,7 +50,7 @@ from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import REFUSED, REPLY, counter_name, has_unknown_fields
-from liftpy.core.wire.subjects import PARTITION_WORDS, begins_under
+from liftpy.core.wire.subjects import PARTITION_WORDS, overlaps_inbox
 from liftpy.errors import LiftError
 
 T = TypeVar("T")
@@ -284,7 +284,7 @@ def _inbox_subjects(arrival: RequestContext) -> str:
         return ""
     subject, detail = arrival.request.createStream.subject, ""
     for prefix in arrival.inbox_prefixes:
-        if begins_under(subject, MAX_PARTITIONS_PER_STREAM, prefix):  # it may get more partitions at any time
+        if overlaps_inbox(subject, MAX_PARTITIONS_PER_STREAM, prefix):  # it may get more partitions at any time
             detail = f"subject {quote(subject)} would overlap with the inboxes under {prefix}: choose another"
     return detail
 
@@ -450,7 +450,7 @@ def _decides(request: pb.ControlRequest) -> bool:
 
 
 def _feature_level(facts: LeaderFacts) -> Rejection | None:
-    unknown_to_others = why_not_yet(facts.request, facts.feature_level, facts.features)
+    unknown_to_others = feature_level_rejection(facts.request, facts.feature_level, facts.features)
     return Rejection(error_response(facts.request, _ERROR.INVALID, unknown_to_others)) if unknown_to_others else None
 
 

@@ -150,7 +150,7 @@ def elect_leader(draft: RecordBuilder, request: pb.ElectLeader) -> Decision:
     if request.node and request.node not in partition.replicas:
         return refuse(pb.ControlResponse.INVALID, f"{request.node!r} is not among {list(partition.replicas)}", partition)
     if partition.status is PartitionStatus.ONLINE and not request.unclean:
-        if partition.wants_leader and request.node not in ("", partition.wants_leader):
+        if partition.leader_to_elect and request.node not in ("", partition.leader_to_elect):
             partition = replace(partition, moved_for=MoveReason.BY_HAND)  # it overrules the rebalance
         return _transfer(draft, stream, partition, request.node)
     if partition.status is not PartitionStatus.OFFLINE:

@@ -20,7 +20,7 @@ from liftpy.core.metadata.codec import rules_to_pb, times_to_pb
 from liftpy.core.metadata.controller.state_machine import repeated_answer
 from liftpy.core.metadata.controller_list import GroupView
 from liftpy.core.metadata.feature_range import NO_LEVEL, LevelRange, level_range_in
-from liftpy.core.metadata.features import level_range_of, refused_level, why_no_way_back
+from liftpy.core.metadata.features import downgrade_obstacles, level_range_of, refused_level
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Rules, refuse
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -111,7 +111,7 @@ def _reasons_against(
     if level < image.feature_level:
         if level != image.feature_level - 1:
             reasons.append(f"one level at a time: from {image.feature_level} to {image.feature_level - 1}")
-        reasons += why_no_way_back(image, rules.features)
+        reasons += downgrade_obstacles(image, rules.features)
     return reasons
 
 

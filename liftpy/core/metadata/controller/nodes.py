@@ -23,7 +23,7 @@ from liftpy.core.metadata.node_identity import MAX_EARLIER_NONCES, ProcessRelati
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
 from liftpy.core.metadata.records import ControllersChanged, NodeChanged, NodeRemoved
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.subjects import check_speaker
+from liftpy.core.wire.subjects import check_node_or_principal
 from liftpy.errors import ConfigError, InvalidNameError
 
 _RAISE = "raise it (ulimit -n, LimitNOFILE)"
@@ -219,7 +219,7 @@ def _unknown(image: ClusterImage, node_id: str) -> str:
 
 def _wrong_registration(draft: RecordBuilder, request: pb.RegisterNode) -> str:
     try:
-        check_speaker(request.nodeId, "node id")
+        check_node_or_principal(request.nodeId, "node id")
     except InvalidNameError as error:
         return str(error)
     for what in ("rack", "version", "statusAddress", "folderId", "host"):

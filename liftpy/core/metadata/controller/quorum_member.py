@@ -277,7 +277,7 @@ class QuorumMember:
             decided += self._tick_active(now_ns, online)
         return decided
 
-    def rest_ns(self, now_ns: int) -> int:
+    def time_to_next_duty_ns(self, now_ns: int) -> int:
         """Return the time until the next duty of the metadata leader is due, in nanoseconds, at most ``NS_PER_S``."""
         deadline_ns = self._deadline_ns if self.is_active else None
         if deadline_ns is None or deadline_ns <= now_ns:  # what is due already waits for the end of a proposal
@@ -402,12 +402,12 @@ class QuorumMember:
         if request.HasField("setFeatureLevel"):
             answer = levels_answer(request, log.image, self._duties.levels, log.view().levels, self._rules, self._times)
         elif request.HasField("changeControllers"):
-            answer = self._about_controllers(request)
+            answer = self._controllers_answer(request)
         else:
             answer = self._duties.answer(request, log.image, now_ns, log.confirmed_ns())
         return ProposedEntry(request, timeout_ns) if answer is None else answer
 
-    def _about_controllers(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
+    def _controllers_answer(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
         """Return the answer to a request to change the controllers, if it needs no log entry. None: it needs one."""
         held = self._log.image.operations.get(request.operationId)
         if held is not None:

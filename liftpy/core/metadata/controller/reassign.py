@@ -56,8 +56,8 @@ def begin_copy(draft: RecordBuilder, request: pb.BeginCopy) -> Decision:
     stream, partition = found
     if request.epoch != partition.epoch:
         return refuse(pb.ControlResponse.STALE, f"Epoch {partition.epoch} now, not {request.epoch}", partition)
-    if request.node and request.node != partition.wants_next:
-        detail = f"{request.node!r} is not the next one that is wanted: {partition.wants_next or 'nobody is'}"
+    if request.node and request.node != partition.next_learner:
+        detail = f"{request.node!r} is not the next one that is wanted: {partition.next_learner or 'nobody is'}"
         return refuse(pb.ControlResponse.INVALID, detail, partition)
     if request.node and not draft.is_live(request.node):
         return refuse(pb.ControlResponse.FENCED, f"node {request.node!r} is not live", partition)
@@ -104,7 +104,7 @@ def finish_reached_target(stream: StreamImage, partition: PartitionState) -> Par
     """
     if partition.target and set(partition.target) == set(partition.replicas):
         partition = replace(partition, replicas=partition.target, target=())
-    if not partition.target and not partition.wants_leader:
+    if not partition.target and not partition.leader_to_elect:
         partition = replace(partition, moved_for=MoveReason.BY_HAND)
     moves = len(partition.isr) >= partition.min_isr(stream.config)
 

@@ -169,7 +169,7 @@ class ReassignmentPlanner:
         if partition.joining:
             place = self._copying
         elif partition.target:
-            place = self._waiting if partition.wants_next else self._finishing
+            place = self._waiting if partition.next_learner else self._finishing
         else:
             place = self._leading
         for places in self._lists:
@@ -245,8 +245,8 @@ class ReassignmentPlanner:
                 if self._propose(step, place):
                     self.counters["moves cancelled, their reason is gone"] += 1
                     yield _cancel_request(place)
-            elif step.must_be_replaced(partition.wants_next):
-                yield from self._replaced_targets(step, place)
+            elif step.must_be_replaced(partition.next_learner):
+                yield from self._retargeted_moves(step, place)
             else:
                 yield from self._corrected_targets(step, place)
         for place in list(islice(self._finishing.values(), _MAX_CHECKED)):
@@ -284,7 +284,7 @@ class ReassignmentPlanner:
         going = [node_id for node_id in partition.replicas if node_id not in partition.target]
         return partition.moved_for in _OWN and bool(going) and not any(step.is_down_or_drained(node_id) for node_id in going)
 
-    def _replaced_targets(self, step: _PlanningStep, place: _Place) -> Iterator[Proposed]:
+    def _retargeted_moves(self, step: _PlanningStep, place: _Place) -> Iterator[Proposed]:
         """Yield a proposal with another node in place of the one that should join next and is lost.
 
         If an operator had chosen the node, the proposal cancels the move.
@@ -295,7 +295,7 @@ class ReassignmentPlanner:
                 self.counters["moves cancelled, their node is down or drained"] += 1
                 yield _cancel_request(place)
             return
-        lost = partition.wants_next
+        lost = partition.next_learner
         kept = [node_id for node_id in partition.target if node_id != lost]
         other = self._destination_nodes(step).choose(kept, partition.replicas, strictly=stream.placement == RACK_STRICT)
         if other is not None and self._propose(step, place):
@@ -313,7 +313,7 @@ class ReassignmentPlanner:
         count = into.total()
         for place in list(islice(self._waiting.values(), _MAX_CHECKED)):
             stream, partition = place
-            node_id, leader = partition.wants_next, partition.leader
+            node_id, leader = partition.next_learner, partition.leader
             if count >= self._at_once:
                 return
             if into[node_id] >= self._per_node or out_of[leader] >= self._per_node or not step.may_copy(partition):
@@ -336,7 +336,7 @@ class ReassignmentPlanner:
             stream, partition = place
             if len(self._transfers) >= TRANSFERS_AT_ONCE:
                 return
-            first = partition.wants_leader
+            first = partition.leader_to_elect
             if first in step.leader_candidates(partition) and self._propose(step, place):
                 self._transfers[stream.uid, partition.partition] = partition.epoch
                 self.counters["leaderships rebalanced"] += 1
@@ -431,8 +431,8 @@ class _PlanningStep:
         staying = [n for n in partition.replicas if n in partition.target and self.image.is_live(n)]
         return (
             partition.status is PartitionStatus.ONLINE
-            and self.image.is_live(partition.wants_next)
-            and not self.must_be_replaced(partition.wants_next)
+            and self.image.is_live(partition.next_learner)
+            and not self.must_be_replaced(partition.next_learner)
             and all(node_id in partition.isr for node_id in staying)
         )
 
@@ -448,7 +448,7 @@ class _PlanningStep:
 
 
 def _moves(partition: PartitionState) -> bool:
-    return bool(partition.target or partition.joining or partition.wants_leader)
+    return bool(partition.target or partition.joining or partition.leader_to_elect)
 
 
 def _reassign(place: _Place, target: tuple[str, ...], reason: MoveReason) -> pb.Reassign:

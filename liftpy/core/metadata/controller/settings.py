@@ -14,9 +14,9 @@ from liftpy.core.base.invariants import check
 from liftpy.core.metadata.codec import quota_from_pb, quota_to_pb, rules_from_pb, times_from_pb, times_to_pb
 from liftpy.core.metadata.features import (
     UNSUPPORTED,
+    downgrade_obstacles,
     feature_of,
     level_range_of,
-    why_no_way_back,
 )
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
 from liftpy.core.metadata.records import DefaultQuotaSet, FeatureLevelSet, SessionTimesSet
@@ -105,7 +105,7 @@ def set_feature_level(draft: RecordBuilder, request: pb.SetFeatureLevel) -> Deci
             f"{UNSUPPORTED}the feature level becomes {request.level}, but this version supports {spoken}. Start a "
             "newer version on this node."
         )
-    reasons = why_no_way_back(image, draft.features) if request.level < image.feature_level else []
+    reasons = downgrade_obstacles(image, draft.features) if request.level < image.feature_level else []
     if reasons:
         return refuse(pb.ControlResponse.INVALID, "; ".join(reasons))
     try:
