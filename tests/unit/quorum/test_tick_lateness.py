@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from liftpy.core.metadata.sessions import DEFAULT_CONFIRMED_WITHIN_S
 from sidecar.quorum import driver as driver_module
-from sidecar.quorum.driver import LATE_TICK_S, REST_S, TICK_S, GroupDriver
-from sidecar.quorum.library import LATE_S
-from tests.unit.quorum.raft_network import bare_member
+from sidecar.quorum.driver import LATE_TICK_S, REST_S, GroupDriver
+from sidecar.quorum.library import APPEND_EVERY_S, CALM_S, LATE_S, SETTLED_APPEND_EVERY_S, TICK_S, settings
+from tests.unit.quorum.raft_network import OurNet, bare_member, our_net
 
 
 async def test_raft_late_tick_increments_a_counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +69,65 @@ async def test_raft_timer_waits_until_the_next_append_or_tick_deadline(
     driver.stop()
 
 
-def test_raft_follower_tick_interval_is_between_the_append_interval_and_the_late_limit() -> None:
-    append_pause_s = 0.1
-    assert append_pause_s < REST_S < LATE_S
+def test_raft_append_interval_leaves_room_for_a_lost_message_before_an_election() -> None:
+    shortest_election_s = settings(*[None] * 6).raftMinTimeout  # type: ignore[arg-type]
+    assert APPEND_EVERY_S < SETTLED_APPEND_EVERY_S < REST_S, "a follower ticks when the message arrives"
+    assert shortest_election_s >= 2 * SETTLED_APPEND_EVERY_S
+    assert SETTLED_APPEND_EVERY_S + LATE_S < DEFAULT_CONFIRMED_WITHIN_S, "the leader grants leases without a pause"
+
+
+def appends(net: OurNet, lead: str, seconds: float) -> list[float]:
+    """Run the group, and return the times between the leader's append messages."""
+    core: Any = net.up[lead].core
+    times, end = [net.now], net.now + seconds
+    send = core._SyncObj__sendAppendEntries
+
+    def noted() -> None:
+        times.append(net.now)
+        send()
+
+    core._SyncObj__sendAppendEntries = noted
+    try:
+        net.run(lambda: net.now > end)
+    finally:
+        del core._SyncObj__sendAppendEntries
+    return [after - before for before, after in pairwise(times[1:])]
+
+
+def test_raft_leader_of_a_settled_group_sends_append_messages_less_often(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        lead, near, _ = net.elected()
+        net.run(lambda: False, seconds=CALM_S)
+        settled = appends(net, lead, 3.0)
+        assert min(settled) >= SETTLED_APPEND_EVERY_S
+        assert max(settled) < SETTLED_APPEND_EVERY_S + LATE_S
+        net.put(lead, b"entry")
+        assert min(appends(net, lead, 0.5)) < SETTLED_APPEND_EVERY_S, "the followers get the entry, and its commit, at once"
+        assert min(appends(net, lead, 3.0)) >= SETTLED_APPEND_EVERY_S
+        net.crash(near)
+        net.run(lambda: False, seconds=1.0)
+        assert max(appends(net, lead, 3.0)) < SETTLED_APPEND_EVERY_S, "one more loss would cost the majority"
+
+
+def test_raft_leader_with_a_late_tick_sends_append_messages_more_often(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        lead, *_ = net.elected()
+        net.run(lambda: False, seconds=CALM_S)
+        assert min(appends(net, lead, 2.0)) >= SETTLED_APPEND_EVERY_S
+        net.up[lead].core._turned -= 1.0
+        net.run(lambda: False, seconds=0.3)
+        assert max(appends(net, lead, CALM_S - 1.0)) < SETTLED_APPEND_EVERY_S
+        net.run(lambda: False, seconds=1.0)
+        assert min(appends(net, lead, 2.0)) >= SETTLED_APPEND_EVERY_S
+
+
+def test_raft_tick_is_late_relative_to_its_planned_time(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        core = net.up["a"].core
+        for rest_s, away_s, is_late in ((TICK_S, 0.2, True), (REST_S, 0.35, False), (REST_S, 0.45, True)):
+            core.rest_s = rest_s
+            core.listens()
+            core._turned = net.now - away_s
+            core.listens()
+            assert core.turn_is_late is is_late
+            core._late = False
