@@ -457,7 +457,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
     def _SyncObj__sendAppendEntries(self) -> None:
         super()._SyncObj__sendAppendEntries()
         if self._is_settled:
-            self._SyncObj__newAppendEntriesTime += SETTLED_APPEND_EVERY_S - APPEND_EVERY_S
+            self._SyncObj__newAppendEntriesTime = pysyncobj.syncobj.monotonicTime() + SETTLED_APPEND_EVERY_S
 
     @property
     def _is_settled(self) -> bool:
