@@ -171,11 +171,14 @@ class GroupDriver:
     def _rest_of_core_s(self) -> float:
         """Return the time in seconds until the library needs the next tick, if no frame arrives.
 
-        A leader sends its next append then. A follower that hears no leader counts the silence in short steps.
+        A leader sends its next append then. A follower that hears no leader counts the silence in short steps. It ticks at
+        its own election deadline, so that two followers seldom start an election at the same time.
         """
         if self._core.leads:
             return min(max(self._core.until_append_s(), 0.0) + _PAST_S, REST_S)
-        return REST_S if self._transport.hears_a_leader(REST_S) else TICK_S
+        rest_s = REST_S if self._transport.hears_a_leader(REST_S) else TICK_S
+        election_s = self._core.until_election_s()
+        return min(rest_s, election_s + _PAST_S) if election_s > 0 else rest_s
 
     def _tick(self) -> None:
         frames = [self._inbox.popleft() for _ in range(min(len(self._inbox), _FRAMES_PER_TICK))]

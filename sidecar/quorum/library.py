@@ -480,6 +480,10 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         """As the leader, return the time until the next append message, in seconds. It is negative if the message is due."""
         return float(self._SyncObj__newAppendEntriesTime - pysyncobj.syncobj.monotonicTime())
 
+    def until_election_s(self) -> float:
+        """Return the time until this member asks for votes, in seconds. It is negative if the time has passed."""
+        return float(self._SyncObj__raftElectionDeadline - pysyncobj.syncobj.monotonicTime())
+
     def next_index(self, node: Node) -> int:
         """As the leader, return the index of the next entry to send to ``node``."""
         return int(self._SyncObj__raftNextIndex.get(node, 0))

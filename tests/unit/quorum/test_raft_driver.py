@@ -230,7 +230,10 @@ class Ticking:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[Any] = []
         self.core = SimpleNamespace(
-            behind=False, leads=False, propose=lambda command, callback, *, change: self.done.append((command, callback))
+            behind=False,
+            leads=False,
+            until_election_s=lambda: 1.0,
+            propose=lambda command, callback, *, change: self.done.append((command, callback)),
         )
         self.outbox: list[tuple[str, bytes]] = []
         transport: Any = SimpleNamespace(sessions=SimpleNamespace(outbox=self.outbox), hears_a_leader=lambda _: False)

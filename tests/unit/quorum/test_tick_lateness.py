@@ -45,9 +45,18 @@ async def test_raft_late_tick_increments_a_counter(tmp_path: Path, monkeypatch: 
     member._log.journal.abandon()
 
 
-@pytest.mark.parametrize(("leads", "hears", "rest_s"), [(False, False, TICK_S), (False, True, REST_S), (True, False, 0.061)])
-async def test_raft_timer_waits_until_the_next_append_or_tick_deadline(
-    monkeypatch: pytest.MonkeyPatch, leads: bool, hears: bool, rest_s: float
+@pytest.mark.parametrize(
+    ("leads", "hears", "election_s", "rest_s"),
+    [
+        (False, False, 0.5, TICK_S),
+        (False, False, 0.03, 0.031),
+        (False, False, -0.1, TICK_S),
+        (False, True, 0.5, REST_S),
+        (True, False, 0.5, 0.061),
+    ],
+)
+async def test_raft_timer_waits_until_the_next_append_election_or_tick_deadline(
+    monkeypatch: pytest.MonkeyPatch, leads: bool, hears: bool, election_s: float, rest_s: float
 ) -> None:
     loop: Any = asyncio.get_running_loop()
     waits: list[float] = []
@@ -57,7 +66,7 @@ async def test_raft_timer_waits_until_the_next_append_or_tick_deadline(
         return asyncio.TimerHandle(when, str, (), loop)
 
     monkeypatch.setattr(driver_module, "tick_once", lambda *_: None)
-    core: Any = SimpleNamespace(leads=leads, until_append_s=lambda: 0.06, behind=False)
+    core: Any = SimpleNamespace(leads=leads, until_append_s=lambda: 0.06, until_election_s=lambda: election_s, behind=False)
     sessions = SimpleNamespace(outbox=[])
     transport: Any = SimpleNamespace(hears_a_leader=lambda within_s: hears and within_s == REST_S, sessions=sessions)
     nothing: Any = None
