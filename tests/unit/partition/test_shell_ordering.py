@@ -138,9 +138,9 @@ def test_fetch_client_that_restarts_a_batch_frees_its_fragments() -> None:
 
 def test_replication_server_stop_closes_its_subscriptions_after_messages_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     leader = test_replication_server_details.Leader()
-    listeners, retired = leader.handler._listeners, list[Any]()
+    listeners, retired = leader.bench._listeners, list[Any]()
     monkeypatch.setattr(leader.bus, "retire", retired.append)
-    leader.handler.stop()
+    leader.bench.stop()
     assert retired == [listeners], "for the core to refuse: who hears nothing asks after a time-out only"
 
 
