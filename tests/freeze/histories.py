@@ -15,7 +15,7 @@ from unittest import mock
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups.coordinator import answer_query
 from liftpy.core.groups.machine import GroupMachine
-from liftpy.core.services.sessions import Effect, ReplicaView, ServiceSessions, Tell
+from liftpy.core.services.sessions import Effect, ReplicaView, SendToService, ServiceSessions
 from liftpy.core.wire._pb import group_pb2, service_pb2
 from tests.fuzz.mutate import message_of
 
@@ -53,7 +53,7 @@ def _service_history(seed: int) -> str:
 
     def note(effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Tell):
+            if isinstance(effect, SendToService):
                 found.update(effect.inbox.encode() + effect.message.SerializeToString(deterministic=True))
                 if isinstance(effect.message, service_pb2.JoinLog):
                     seen.append(effect.message)
@@ -75,7 +75,7 @@ def _service_history(seed: int) -> str:
                 note(sessions.role_changed(view))
                 note(sessions.replay(view, now_ns))
             case 2:
-                note([*sessions.lose_patience(now_ns), *sessions.expire(now_ns)])
+                note([*sessions.stop_waiting_for_services(now_ns), *sessions.expire(now_ns)])
                 sessions.agree(name, {rng.randrange(9): (rng.randbytes(16), 2)})
                 note(sessions.snapshot_wanted(name, view))
             case _:

@@ -18,6 +18,7 @@ def all_decoders() -> list[Decoder]:
 _OF_ONE_NODE = "what a process of the same node says, in a frame that was checked, tests/unit/wire/test_worker_frames.py"
 ELSEWHERE = {
     "liftpy.core.backup.manifest:decode_manifest": "tests/unit/backup/test_backup_files.py flips each bit, and writes some by hand",
+    "sidecar.bench.systems:DelayRelay.ports": "reads the first line of its own child process",
     "liftpy.core.backup.manifest:_from_json": "a part of decode_manifest",
     "sidecar.backup.inspect:_running_backups": "what is no answer counts as not known; tests/unit/backup/test_backup_files.py",
     "sidecar.cli.events:EventPages._stored_pages": "what nodes do not write is left to their memory; tests/unit/cli/test_events_command.py",

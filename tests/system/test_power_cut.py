@@ -254,7 +254,7 @@ from sidecar.disk import data_folder, files
 _NODE = (
     _MAKES + "folder = data_folder.DataDirectory(Path('nodes/n1')); files.make_folder(folder.raft)\n"
     "files.replace_file(folder.raft / 'journal', b'vote')\n"
-    "files.FolderStorage(folder.path / 'streams' / 's-u' / '0').replace('hw', b'1')\n"
+    "files.DirectoryStorage(folder.path / 'streams' / 's-u' / '0').replace('hw', b'1')\n"
 )
 _MADE = {"nodes/n1/raft/journal": b"vote", "nodes/n1/streams/s-u/0/hw": b"1"}
 

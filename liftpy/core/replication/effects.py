@@ -289,6 +289,7 @@ class KeepFetch:
     token: int
     """Token of the FetchReceived."""
     replica: str
+    """Replica that fetches."""
 
 
 @value
@@ -330,6 +331,7 @@ class SendFetchRefusal:
     token: int
     """Token of the FetchReceived or EpochQueryReceived."""
     reason: RefusalReason
+    """Reason for the rejection."""
     leader_epoch: int
     """LeaderEpoch in which this replica acts as leader, candidate or follower."""
     log_start_offset: int
@@ -539,6 +541,7 @@ class SetDeadline:
     """Set a timer. The shell feeds DeadlineReached(kind) at ``at_ns`` or later. An earlier timer of this kind is replaced."""
 
     kind: Deadline
+    """Kind of the deadline."""
     at_ns: int | None
     """Monotonic time in ns. None: cancel the deadline."""
 
@@ -548,6 +551,7 @@ class RoleChanged:
     """Report the new role or phase of this replica to the shell, which shows it in status and logs."""
 
     role: RoleName
+    """The new role."""
     phase: str
     """Phase in the role (LEADER_READY, FOLLOWER_FETCH...). For a failed role: the reason."""
     leader_epoch: int

@@ -242,6 +242,7 @@ class FetchRefused:
     request_id: int
     """Id of the request that the answer repeats. The core ignores answers to earlier requests [D16]."""
     reason: RefusalReason
+    """Reason of the rejection."""
     leader_epoch: int
     """LeaderEpoch of the sender. DIVERGED and BEFORE_LOG_START count only from the leader that this replica follows."""
     log_start_offset: int

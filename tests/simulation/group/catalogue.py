@@ -54,7 +54,7 @@ MEMBERS = (
     ),
     PlantedBug(
         "a snapshot lacks when members were heard", "machine._group_of",
-        "m.sessionNs, m.heardNs,", "m.sessionNs, state.generation,", 1, "G4",
+        "MEMBER.from_pb(member) for", "replace(MEMBER.from_pb(member), heard_ns=state.generation) for", 1, "G4",
     ),
     PlantedBug(
         "generations begin anew with a group of the same name", "machine.GroupMachine._weigh",
@@ -145,15 +145,15 @@ QUEUES = (
         "deliveries=piece.deliveries - (not piece.dead)", "deliveries=piece.deliveries", 1, "Q6",
     ),
     PlantedBug(
-        "the bound of all members is not kept", "queue.WorkQueue.take",
+        "the bound of all members is not kept", "queue.WorkQueue.lease_records",
         "(take.maxAckPending or commands.MAX_ACK_PENDING) - self.out_count", "commands.MAX_ACK_PENDING", 1, "Q5",
     ),
     PlantedBug(
-        "the bound of a member is not kept", "queue.WorkQueue.take",
+        "the bound of a member is not kept", "queue.WorkQueue.lease_records",
         "(take.maxMemberPending or commands.MAX_MEMBER_PENDING) - self._out.get(take.member, 0)", "commands.MAX_MEMBER_PENDING", 1, "Q5",
     ),
     PlantedBug(
-        "returned records are given twice", "queue.WorkQueue._put",
+        "returned records are given twice", "queue.WorkQueue._insert",
         "self._pieces[index] = piece\n", "self._pieces[index] = piece if piece.kind is not PieceKind.OUT else self._pieces[index]\n", 1, "Q3",
     ),
     PlantedBug(
@@ -162,10 +162,10 @@ QUEUES = (
     ),
     PlantedBug(
         "a snapshot forgets deadlines", "queue.WorkQueue.from_state",
-        "p.lease, p.dueNs,", "p.lease, 0,", 1, "G4",
+        "map(PIECE.compiled[1], state.pieces)", "(replace(PIECE.compiled[1](p), due_ns=0) for p in state.pieces)", 1, "G4",
     ),
     PlantedBug(
-        "a take that gives nothing else skips to the log's end", "queue.WorkQueue.take",
+        "a take that gives nothing else skips to the log's end", "queue.WorkQueue.lease_records",
         "start = self.frontier", "start = max(self.frontier, take.logEnd - room)", 6, "Q6",
     ),
 )  # fmt: skip
@@ -201,6 +201,6 @@ ORDERED = (
     ),
     PlantedBug(
         "a snapshot forgets keys", "queue.WorkQueue.from_state",
-        "p.dead, p.key)", "p.dead)", 1, "G4",
+        "map(PIECE.compiled[1], state.pieces)", "(replace(PIECE.compiled[1](p), key=0) for p in state.pieces)", 1, "G4",
     ),
 )  # fmt: skip

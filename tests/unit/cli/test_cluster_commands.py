@@ -193,7 +193,7 @@ def test_partition_elect_preferred_elects_the_preferred_leader_of_each_partition
     assert (code, cluster.asked) == (0, [("elect", *move, False) for move in moved])
     assert [(m["stream"], m["partition"]) for m in json.loads(out)["moved"]] == [move[:2] for move in moved]
     code, out, _ = run(capsys, "partition", "elect-preferred", *words)
-    assert f"{len(moved)} leaderships moved" in out
+    assert f"{len(moved)} leadership" in out
     for name in ("orders", "prices"):
         cluster.set(name, 1, leader=cluster.driver.partition(name, 1).replicas[0])
     cluster.asked.clear()

@@ -461,7 +461,7 @@ def test_top_requests_node_names_until_known_and_then_requests_each_node() -> No
 PROGRAM = """
 import asyncio
 from sidecar.cli import top
-from liftpy.core.observe.cluster_model import Watching
+from liftpy.core.observe.cluster_model import ClusterMonitor
 from sidecar.cli.top import View
 from tests.unit.cli.test_top import Nodes
 nodes = Nodes()
