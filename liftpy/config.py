@@ -607,11 +607,12 @@ class ReplicationConfig:
         check_session_times(*self._session_ms)
         if not self.max_idle_wait_s < self.max_lag_time_s:
             raise ConfigError(
-                "max_idle_wait_s must be below max_lag_time_s. Otherwise idle followers leave the ISR. Decrease it."
+                "max_idle_wait_s must be below max_lag_time_s. Otherwise idle followers leave the ISR. Decrease max_idle_wait_s."
             )
         if not self.max_idle_wait_s < self.max_leader_timeout_s:
             raise ConfigError(
-                "max_idle_wait_s must be below max_leader_timeout_s. Otherwise idle followers depose their leader. Decrease it."
+                "max_idle_wait_s must be below max_leader_timeout_s. Otherwise idle followers depose their leader. "
+                "Decrease max_idle_wait_s."
             )
 
     @property

@@ -200,7 +200,9 @@ def _headers(given: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
         if not header or not equals:
             raise click.BadParameter(f"{text!r}. Use NAME=VALUE.", param_hint="--header")
         if header == MESSAGE_ID:
-            raise click.BadParameter(f"{text!r}. Each line gets a message id of its own.", param_hint="--header")
+            raise click.BadParameter(
+                f"{text!r}. Each line gets a message id of its own. Remove this header.", param_hint="--header"
+            )
         try:
             found += pairs_of([(header, value.encode("utf-8", "surrogateescape"))])
         except ConfigError as error:

@@ -195,7 +195,7 @@ class PageAnswers:
             limit_of(said.get("limit", MOST_ROWS)),
         )
         if not isinstance(stream, str):
-            raise ValueError("Invalid parameter stream. Use the name of a stream.")
+            raise ValueError("Invalid parameter 'stream'. Use the name of a stream.")
         found: list[tuple[Place, Any]] = []
         held, problems = set(), 0
         async for worker in _in_slices(list(reporter.partitions)):
@@ -467,7 +467,7 @@ class StoredEventsRequest:
         The form is ``{"kept": {"before": [index, number, offset], "since_ns": 0, "until_ns": 0, "kind": ""}, "limit": 500}``.
         """
         if not isinstance(said, dict) or not isinstance(asked := said.get("kept"), dict):
-            raise ValueError("Invalid parameter kept. Use an object.")
+            raise ValueError("Invalid parameter 'kept'. Use a JSON object.")
         before = below = None
         match asked.get("before"):
             case None:

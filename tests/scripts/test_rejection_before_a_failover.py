@@ -35,7 +35,7 @@ def test_publish_gets_no_negative_ack_while_the_next_leader_may_have_stored_it()
         assert sent.outcome in ("acked", "timed out")
 
 
-def test_publish_below_min_isr_is_rejected_after_all_members_have_fetched() -> None:
+def test_leader_below_min_isr_rejects_a_publish_after_all_isr_members_have_fetched_without_it() -> None:
     with Stage(min_isr=3) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

@@ -38,7 +38,7 @@ def test_followers_flush_records_of_a_second_fetch_response_while_the_leader_flu
         assert s.hw(a) == 3
 
 
-def test_record_of_a_second_fetch_response_on_all_followers_survives_a_leader_power_loss() -> None:
+def test_record_in_a_second_response_to_one_fetch_survives_a_leader_power_loss() -> None:
     with stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

@@ -154,7 +154,9 @@ class ReplicaReads:
             end = head.stateEnd
             held += head.stateData
             if not head.stateData or len(held) > head.stateBytes or head.stateBytes > MAX_STATE_BYTES:
-                raise ReplicaUnavailableError("the parts of its state of producers and message ids do not fit")
+                raise ReplicaUnavailableError(
+                    "The parts of the replica's saved producers and message ids have different sizes. Run the command again."
+                )
             if len(held) < head.stateBytes:
                 continue
             if is_whole_state(bytes(held)):

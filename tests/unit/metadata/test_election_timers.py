@@ -150,7 +150,7 @@ def watching(many: Many) -> ElectionTimers:
     return made
 
 
-def test_election_waits_for_a_node_that_reports_positions_one_by_one(many: Many) -> None:
+def test_election_waits_for_a_node_that_reports_log_ends_of_one_partition_at_a_time(many: Many) -> None:
     timers, now = watching(many), -200 * MS
     for number in range(12):
         timers.note_report(many.report(number, "b"), 0)

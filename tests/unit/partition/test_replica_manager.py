@@ -154,7 +154,7 @@ async def test_replica_manager_passes_a_lease_to_its_replicas_twice_per_lease_le
 
 
 @pytest.mark.parametrize("is_up", [True, False])
-async def test_replica_manager_reports_a_lost_data_path_to_a_newly_opened_partition(
+async def test_replica_manager_reports_a_lost_data_connection_to_a_newly_opened_partition(
     is_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = RecordingWorker(KEY)

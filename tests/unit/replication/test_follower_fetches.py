@@ -122,7 +122,7 @@ def test_idle_follower_ignores_an_unreadable_second_response() -> None:
     assert follower.replica.phase == "FOLLOWER_IDLE"
 
 
-def test_idle_follower_raises_its_high_watermark_from_an_empty_second_response() -> None:
+def test_idle_follower_raises_its_high_watermark_from_an_empty_second_response_to_one_fetch() -> None:
     follower = Stepped("b").follows()
     follower.answered([(0, 2, 1)], hw=-1)
     follower.step(ev.LogFlushed(end_offset=3))

@@ -286,7 +286,9 @@ async def test_service_record_feeder_retries_a_failing_record_from_the_snapshot_
 
 
 @pytest.mark.parametrize(("timer", "more"), [("", ""), ("a b", " --timer 'a b'")])
-async def test_service_record_feeder_with_on_error_stop_raises_with_the_skip_command(node: Any, timer: str, more: str) -> None:
+async def test_service_record_feeder_with_on_error_stop_names_the_skip_command_at_a_failing_record(
+    node: Any, timer: str, more: str
+) -> None:
     await node.feeder.restart(0)
     with pytest.raises(ServiceFailedError) as raised:
         await node.feeder._do(NextStep.STOP, failing(7, timer))
