@@ -576,7 +576,10 @@ class Queue:
         """
         log = place.log
         if log.bounds is None or not log.has_more or _now_ns() >= place.again_ns > 0:
-            bounds = await log.refresh_bounds()
+            try:
+                bounds = await log.refresh_bounds()
+            except NotFoundError:  # the stream was deleted, or created again with fewer partitions
+                return await self._refresh_stream()
             if bounds.uid != log.key.uid:
                 return await self._refresh_stream()
         if not place.is_due(_now_ns()):

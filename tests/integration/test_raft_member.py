@@ -157,8 +157,9 @@ async def test_metadata_leader_status_shows_the_applied_index_of_each_controller
 async def test_controller_that_cannot_write_its_snapshot_stops_and_keeps_its_entries(url: str, tmp_path: Path) -> None:
     group = Controllers(url, tmp_path, names="a", compact_after=20)
     await group.start()
+    assert (await group["a"].propose(register("n0"))).error == OK
     (tmp_path / "a" / "snapshot.tmp").mkdir()  # opening it for writing fails
-    for number in range(30):
+    for number in range(1, 30):
         if group.failures:
             break
         await group["a"].propose(register(f"n{number}"), timeout_s=5.0)

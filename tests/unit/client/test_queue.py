@@ -451,6 +451,17 @@ async def test_queue_with_start_new_reads_added_partitions_from_their_first_reco
         assert await all_of(queue, 1, Job.ack) == [8]
 
 
+async def test_queue_goes_on_when_its_stream_is_created_again_with_fewer_partitions(client: Client) -> None:
+    await client.admin.add_partitions("jobs", 3)
+    async with client.queue("jobs", "w") as queue:
+        await client.publish("jobs", b"0", partition=0)
+        assert await all_of(queue, 1, Job.ack) == [0]  # the worker asks partition 1 next
+        await client.admin.delete_stream("jobs")
+        await client.create_stream("jobs", "jobs")
+        await client.publish("jobs", b"8")
+        assert await all_of(queue, 1, Job.ack) == [8]
+
+
 async def test_queue_worker_opened_after_added_partitions_reads_them_from_their_first_record(client: Client) -> None:
     """The first worker does not yet know them. A recreated stream is read in the same way."""
     options = QueueOptions(start="new")

@@ -103,6 +103,20 @@ def test_metadata_leader_answers_an_operation_id_in_the_log_only_after_apply(dri
     assert duties.answer(lost, driver.fsm.image, 0, 0).error == Error.NOT_FOUND  # type: ignore[union-attr]
 
 
+def test_repeated_registration_gets_the_answer_of_the_first(driver: Driver) -> None:
+    """The answer to the first attempt was lost. The node is registered, and its session has begun."""
+    duties = leading(driver)
+    request = pb.ControlRequest(operationId=ID, registerNode=registration(nodeId="new"))
+    assert duties.answer(request, driver.fsm.image, 0, 0) is None
+    first = driver.ask(ID, registerNode=request.registerNode)
+    duties.image_changed(driver.fsm.image, 0)
+    again = duties.answer(request, driver.fsm.image, 0, 0)
+    assert again is not None
+    assert (again.error, again.node) == (Error.OK, first.node)
+    other = pb.ControlRequest(operationId=b"another id here.", registerNode=request.registerNode)
+    assert duties.answer(other, driver.fsm.image, 0, 0).error == Error.EXISTS  # type: ignore[union-attr]
+
+
 def test_metadata_leader_of_a_new_term_has_no_operation_ids_of_earlier_terms(driver: Driver) -> None:
     """The image of the new leader has all logged entries. A lost entry may be requested again."""
     duties = leading(driver)

@@ -220,6 +220,8 @@ class ActiveController:
         return (here, rest) if told is None else (merge_answers(here, told), None)
 
     def _rejection(self, request: pb.ControlRequest, image: ClusterImage, now_ns: int) -> Rejection | None:
+        if image.operations.get(request.operationId) is not None or self.is_logged(request.operationId):
+            return None  # it was decided before: a repeated request gets the same answer
         rejection = first_rejection(SESSIONS, SessionFacts(request, image, self._sessions, now_ns))
         if rejection is not None and rejection.counter:
             self._answered[rejection.counter] += 1
