@@ -33,7 +33,7 @@ from liftpy.errors import ConfigError, LiftError, NotFoundError, StaleRequestErr
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.options import BYTES, NOTHING_DONE, Duration, connection_options, dry_run_option, internal_option, json_option
-from sidecar.cli.output import table
+from sidecar.cli.output import count_of, table
 from sidecar.cli.reassignment import follow, move_timeout_option, same_stream, wait_option
 from sidecar.cli.session import with_client
 from sidecar.cli.stream_settings import (
@@ -582,16 +582,16 @@ def create(
         return
     count = made.replica_count
     click.echo(
-        f"stream {made.name} on {made.subject}: {_count(made.partition_count, 'partition')}, {_count(count, 'replica')} each"
+        f"stream {made.name} on {made.subject}: {count_of(made.partition_count, 'partition')}, {count_of(count, 'replica')} each"
     )
     if made.waiting:
         click.echo(f"it waits, {INSUFFICIENT_NODES}: {why}. The cluster places it when more nodes join")
     elif replicas is None and not placement.assignment and count < DEFAULT_REPLICAS:
         click.echo(
-            f"note: only {_count(count, 'node')} in the cluster, so {_count(count, 'replica')} instead of {DEFAULT_REPLICAS}"
+            f"note: only {count_of(count, 'node')} in the cluster, so {count_of(count, 'replica')} instead of {DEFAULT_REPLICAS}"
         )
     if config.min_isr > count:
-        click.echo(f"note: --min-isr {config.min_isr} counts as {count}: a partition has {_count(count, 'replica')}")
+        click.echo(f"note: --min-isr {config.min_isr} counts as {count}: a partition has {count_of(count, 'replica')}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -648,7 +648,7 @@ def add_partitions(
         )
         return
     made = with_client(target, lambda client: client.admin.add_partitions(name, total or 0, placement=placement))
-    click.echo(json.dumps(stream_json(made)) if as_json else f"stream {name} has {_count(len(made.partitions), 'partition')}")
+    click.echo(json.dumps(stream_json(made)) if as_json else f"stream {name} has {count_of(len(made.partitions), 'partition')}")
 
 
 @stream.command(name="list", example="liftpy stream list")
@@ -697,7 +697,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
         console.print(f"by the cluster's default quota: {by_default.words}", highlight=False)
     if found.waiting:
         console.print(
-            f"{_count(found.waiting, 'partition')} of {_count(found.replica_count, 'replica')}: {INSUFFICIENT_NODES}: {why}"
+            f"{count_of(found.waiting, 'partition')} of {count_of(found.replica_count, 'replica')}: {INSUFFICIENT_NODES}: {why}"
         )
         return
     columns = ("partition", "subject", "status", "leader", "leader epoch", "epoch", "replicas", "ISR")
@@ -731,7 +731,7 @@ def delete(name: str, dry_run: bool, yes: bool, as_json: bool, target: Target) -
 
     found, records = with_client(target, look)
     what = (
-        f"{'all' if records is None else f'its {records} of {records}'} records in {_count(len(found.partitions), 'partition')}"
+        f"{'all' if records is None else f'its {records} of {records}'} records in {count_of(len(found.partitions), 'partition')}"
     )
     if not dry_run:
         if not yes:
@@ -791,7 +791,3 @@ def _purge_json(partition: PartitionState, wish: Purge) -> dict[str, Any]:
 
 def _partitions(image: StreamInfo) -> str:
     return f"{image.waiting} ({INSUFFICIENT_NODES})" if image.waiting else str(len(image.partitions))
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
