@@ -393,7 +393,8 @@ def _warn_of_unmatched(stream: str, own: Sequence[str], subjects: Sequence[str])
         if not any(overlaps(subject, listened) for listened in own):
             listens = own[0] if len(own) == 1 else f"{own[0]} to {own[-1]}"
             click.echo(
-                f"Warning: --subject {subject} matches no subject that is read of stream {stream} ({listens}).", err=True
+                f"Warning: --subject {subject} matches no subject of the partitions that are read: {stream} stores {listens}.",
+                err=True,
             )
 
 

@@ -135,6 +135,8 @@ def transfer(stream: str, number: int, node: str, timeout_s: float, as_json: boo
         image = (await client.stream(stream)).image
         if _find(image, number).status is not PartitionStatus.ONLINE:
             raise ConfigError(f"{stream}/{number} has no leader. To elect one: liftpy partition elect {stream} {number}")
+        if node and node not in (replicas := _find(image, number).replicas):
+            raise ConfigError(f"{node} has no replica of {stream}/{number}. Its replicas are on {', '.join(replicas)}.")
         return await _move_and_wait(client, image, number, node, timeout_s=timeout_s)
 
     _print_result(stream, *with_client(target, work), as_json)

@@ -216,8 +216,10 @@ def publish(
         click.echo(f"{report.published} {messages} published to {name}/{partition} (ack {ack}{where}) in {seconds:.2f} s")
     if report.first_error is None:
         return 0
+    line = f"line {report.first_refused_line}"
+    many = f"{report.refused} lines are not acknowledged, the first of them {line}"
     click.echo(
-        f"Error: {report.refused} lines are not acknowledged, the first of them line {report.first_refused_line}: "
+        f"Error: {many if report.refused > 1 else f'{line} is not acknowledged'}: "
         f"{str(report.first_error).removesuffix('.')}. {report.progress[0].upper()}{report.progress[1:]}",
         err=True,
     )
@@ -303,6 +305,8 @@ class _LineSender:
         """
         self._open = None
         await self._publisher.flush()
+        if self._report.first_error is not None:
+            return
         try:
             self._producer = await open_producer()
         except LiftError:
