@@ -45,6 +45,7 @@ from sidecar.backup.restore import (
 )
 from sidecar.backup.staging import RestorePoint
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, Store
+from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.options import Duration, Size, connection_options, json_option
 from sidecar.cli.output import Progress, count_of, table
@@ -424,7 +425,12 @@ def backup() -> None:
 @backup.command(example="liftpy backup create /backups/liftpy --stream orders")
 @url_argument
 @click.option(
-    "--stream", "streams", multiple=True, metavar="NAME", help="Back up only this stream. May be repeated.  [default: all]"
+    "--stream",
+    "streams",
+    type=STREAM,
+    multiple=True,
+    metavar="NAME",
+    help="Back up only this stream. May be repeated.  [default: all]",
 )
 @click.option(
     "--base",

@@ -30,7 +30,7 @@ from liftpy.core.wire.batch import Record
 from liftpy.core.wire.subjects import data_subject, overlaps
 from liftpy.errors import ConfigError
 from liftpy.nats.cancellation import end_tasks
-from sidecar.cli.completion import STREAM
+from sidecar.cli.completion import GROUP, STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import BYTES, connection_options, json_option
 from sidecar.cli.output import Progress, wait_for_closed_pipe
@@ -280,6 +280,7 @@ LINES: dict[str, Callable[[GroupBatch], Iterator[bytes]]] = {
 )
 @click.option(
     "--group",
+    type=GROUP,
     default=None,
     metavar="GROUP",
     help=(

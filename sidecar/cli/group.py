@@ -14,7 +14,7 @@ from liftpy.client import Client, parse_start
 from liftpy.client.group_admin import GroupDescription, QueueFigures
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import NotFoundError
-from sidecar.cli.completion import GROUP
+from sidecar.cli.completion import GROUP, STREAM
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import NOTHING_DONE, connection_options, dry_run_option, json_option, yes_option
 from sidecar.cli.output import count_of, table
@@ -115,7 +115,7 @@ async def lag_of(client: Client, key: PartitionKey, position: int) -> tuple[Part
 
 @group.command(example="liftpy group reset billing --stream orders --to earliest --dry-run")
 @click.argument("name", type=GROUP)
-@click.option("--stream", required=True, metavar="NAME", help="Stream of the group.")
+@click.option("--stream", type=STREAM, required=True, metavar="NAME", help="Stream of the group.")
 @click.option("--partition", type=click.IntRange(0), default=None, help="Reset only this partition.  [default: all]")
 @click.option(
     "--to",
