@@ -121,7 +121,9 @@ def man_page(root: click.Command) -> Iterator[str]:
     for path, command in _walk((str(root.name),), root):
         yield f".SS {_escape(' '.join(path))}"
         yield ".nf"
-        with click.Context(command, info_name=" ".join(path), terminal_width=78, max_content_width=78) as ctx:
+        with click.Context(
+            command, info_name=" ".join(path), terminal_width=78, max_content_width=78, **root.context_settings
+        ) as ctx:
             yield from (_escape(line) for line in command.get_help(ctx).splitlines())
         yield ".fi"
 
