@@ -196,7 +196,7 @@ def records_page(shown: dict[str, Any], query: RecordsQuery) -> str:
     fields = "".join(
         f'<label>{title} <input name="{name}" value="{html.escape(str(getattr(query, name)))}" placeholder="{hint}"></label>'
         for name, title, hint in (
-            ("partition", "Partition", "0"), ("start", "From", "newest, or 1200, -10m, 2026-01-31T12:00"), ("subject", "Subject", "all"),
+            ("partition", "Partition", "0"), ("start", "From", "newest, 1200, -10m"), ("subject", "Subject", "all"),
             ("key", "Key", "all"), ("limit", "Limit", "20"),
         )
     )  # fmt: skip

@@ -270,6 +270,10 @@ async def _a_killed_leader_is_seen(browsed: Browsed, cluster: DevCluster, victim
     print(f"the election of a killed leader's partitions was on the timeline after {took_s:.2f} s")
     await browsed.until("document.getElementById('word').textContent === 'DEGRADED'")
     assert victim in await browsed.page.inner_text("#reasons")
+    await browsed.page.set_viewport_size({"width": 390, "height": 800})
+    reasons = "document.getElementById('reasons')"
+    assert await browsed.page.evaluate(f"{reasons}.scrollHeight <= {reasons}.clientHeight"), "a reason is cut off on a phone"
+    await browsed.page.set_viewport_size({"width": 1280, "height": 720})
     mark = browsed.page.locator("#timeline .track .mark.is-election, #timeline .track .mark.is-fenced").last
     await mark.focus()
     await browsed.page.keyboard.press("Enter")

@@ -37,6 +37,7 @@ async function use(wanted) {
 function heard(found) {
   show(found);
   if (step === 1 && plots) {
+    series.now = found.time_ms / 1000;
     series.take(found.tail);
     plots.update();
   }

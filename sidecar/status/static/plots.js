@@ -97,7 +97,7 @@ function options(spec, width, series, sync, moment) {
   return {
     width,
     height: HEIGHT,
-    padding: [8, 6, 0, 0],
+    padding: [8, 20, 0, 0],
     legend: { show: false },
     cursor: { sync: { key: sync }, points: { size: 6 }, drag: { x: false, y: false } },
     scales: { x: { time: true, range: () => series().window() }, y: { range: spec.heat ? [0, BANDS] : (_, __, most) => [0, most > 0 ? most * 1.1 : 1] } },
@@ -129,6 +129,7 @@ function words(spec, series, at) {
   const parts = spec.lines.map(([name, label]) => {
     const column = series.of(name);
     let place = at;
+    if ((place === null || place === undefined) && series.isOld()) return `${label} ${figure(spec.kind, null)}`;
     if (place === null || place === undefined) {
       place = column.length - 1;
       while (place > 0 && column[place] === null && column.length - place < 6) place -= 1;

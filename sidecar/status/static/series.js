@@ -1,8 +1,11 @@
 // A history as the server sends it: 32 bit numbers, one series behind the other; NaN, which uPlot wants as null, is a gap.
+const OLD_AFTER = 10;
+
 export class Series {
   constructor(step, most) {
     this.step = step;
     this.most = most;
+    this.now = 0;
     this.times = [];
     this.columns = new Map();
   }
@@ -41,9 +44,18 @@ export class Series {
     }
   }
 
+  last() {
+    return this.times.length ? this.times[this.times.length - 1] : 0;
+  }
+
+  // Whether nothing has come for a while: the node does not answer.
+  isOld() {
+    return this.now - this.last() > OLD_AFTER * this.step;
+  }
+
   // The whole time that is shown, as gaps where nothing is known.
   window() {
-    const end = this.times.length ? this.times[this.times.length - 1] : 0;
+    const end = this.isOld() ? this.now : this.last();
     return [end - (this.most - 1) * this.step, end];
   }
 

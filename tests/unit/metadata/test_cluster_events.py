@@ -53,7 +53,7 @@ def test_cluster_events_describe_each_change_of_a_cluster_in_order() -> None:
         "node registered c none -> incarnation 3",
         "createStream done orders by test",
         "stream created orders 2 partitions on shop.orders",
-        "isr changed orders/0 a b c -> a b c fell behind the leader",
+        "isr changed orders/0 a b c -> a b, c fell behind the leader",
         "node fenced c sent no heartbeat for 2 s",
         "node unfenced c",
         "setNode done c by test",
@@ -61,7 +61,7 @@ def test_cluster_events_describe_each_change_of_a_cluster_in_order() -> None:
         "addPartitions done orders by test",
         "partitions added orders none -> 1",
         "node registered b incarnation 2 -> incarnation 4",
-        "election orders/1 b -> b epoch 4, because b started",
+        "election orders/1 b -> b, epoch 4, because b started",
         "deleteStream done orders by test",
         "stream deleted orders",
     ]
@@ -78,7 +78,7 @@ def test_cluster_event_of_a_changed_default_quota_has_the_requester_and_the_old_
         "setDefaultQuota done the cluster by test",
         "default quota changed 5 records/s, for each value of token 2 of the subject "
         "-> 9 bytes/s, for each value of token 2 of the subject",
-        "setDefaultQuota rejected the cluster by test, INVALID default quota: by_token = 9999 is outside 0..256",
+        "setDefaultQuota rejected the cluster by test, INVALID: default quota: by_token = 9999 is outside 0..256",
     ]
     asked = [event.now for event in all_events(driver.log, elections=False) if event.request == "setDefaultQuota"]
     assert asked == ["recordsPerS 5, byToken 2", "recordsPerS 0, bytesPerS 9", "byToken 9999"]

@@ -166,7 +166,9 @@ def event_text(event: dict[str, Any], *, named: bool = True) -> str:
         change = f"by {event.get('sender') or 'an unauthenticated sender'}" + (
             f", {event['error']}" if "error" in event else ""
         )
-    return " ".join(part for part in (what.replace("_", " "), where, change, str(event.get("detail", ""))) if part)
+    detail = str(event.get("detail", ""))
+    end = f"{change}{':' if 'error' in event else ','} {detail}" if change and detail else change or detail
+    return " ".join(part for part in (what.replace("_", " "), where, end) if part)
 
 
 class EventCauses:
