@@ -213,20 +213,20 @@ class ReplicationHandler:
         else:
             self._send_batches(effect, asker, log, high_watermark)
 
-    def keep(self, effect: do.KeepFetch) -> None:
+    def keep(self, effect: do.ParkFetch) -> None:
         """Store the reply subject of a fetch that waits for records."""
         asker = self._tokens.pop(effect.token, None)
         if asker is not None:
             self._kept[effect.replica] = asker
 
-    def answer_waiter(self, effect: do.AnswerWaiter, log: Log, high_watermark: int) -> None:
+    def answer_parked_fetch(self, effect: do.AnswerParkedFetch, log: Log, high_watermark: int) -> None:
         """Answer the waiting fetch of a follower with the new records and the HW."""
         self._hold()
         asker = self._kept.pop(effect.replica, None)
         if asker is not None and effect.from_offset < log.log_end_offset:
             self._send_batches(effect, asker, log, high_watermark)
 
-    def tell_waiter(self, effect: do.TellWaiter, high_watermark: int) -> None:
+    def send_high_watermark(self, effect: do.SendHighWatermark, high_watermark: int) -> None:
         """Send only the HW to a follower whose fetch waits. The fetch continues to wait for records."""
         self._hold()
         asker = self._kept.get(effect.replica)
@@ -253,7 +253,7 @@ class ReplicationHandler:
         return b"" if asker.request_id is None else address(self._key.uid, self._key.partition, asker.request_id)
 
     def _send_batches(
-        self, effect: do.SendFetchResponse | do.AnswerWaiter, asker: ReplyDestination, log: Log, high_watermark: int
+        self, effect: do.SendFetchResponse | do.AnswerParkedFetch, asker: ReplyDestination, log: Log, high_watermark: int
     ) -> None:
         """Send complete batches, or a piece of the first batch if it is larger than a NATS message."""
         room = room_bytes(self._bus.max_payload, frames.PIECE_OVERHEAD_BYTES, effect.max_bytes)

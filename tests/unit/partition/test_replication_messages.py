@@ -129,7 +129,7 @@ async def test_combined_fetch_confirmation_of_an_earlier_request_is_ignored() ->
     def deliver(stream: str, partition: int, uid: str, event: Any) -> None:
         delivered.append((partition, event))
         if partition in confirm:
-            talk.confirm(do.ConfirmQuiet(token=event.token))
+            talk.confirm(do.ConfirmQuiescence(token=event.token))
 
     talk = FetchCombiner(
         AnswerRouter(bus),
