@@ -252,7 +252,7 @@ def restore(
                 )
         if one.unmet_policy:
             click.echo(
-                f"{one.wish.into}: the default policy placed the replicas, because the stream's policy does not fit: {one.unmet_policy}",
+                f"{one.wish.into}: the default policy placed the replicas, because that of the stream does not fit: {one.unmet_policy}",
                 err=True,
             )
     _print_states_left_out(done.states_left_out())

@@ -324,7 +324,7 @@ def test_apply_of_an_entry_with_unknown_fields_raises_incompatible_version_error
     driver = a_driver("a", features=FEATURES)
     before = driver.fsm.image
     for _ in range(2):  # a second attempt at the same entry once never ended
-        with pytest.raises(IncompatibleVersionError, match="cannot apply entry 100 .* because a newer version"):
+        with pytest.raises(IncompatibleVersionError, match=r"cannot apply entry 100 .* because a newer version"):
             driver.fsm.apply(entry, 100)
     assert driver.fsm.image is before
 
