@@ -26,7 +26,7 @@ from sidecar.cli.output import Progress, table
 from sidecar.disk.files import DirectoryStorage
 
 EXIT_DAMAGED = 1
-"""The folder of a partition is damaged."""
+"""The partition directory is damaged."""
 
 
 @click.group(cls=HelpGroup, example="liftpy log verify DATA/streams/STREAM-UID/0")
@@ -112,7 +112,7 @@ def repair(folder: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(result))
         return
-    click.echo(f"cut {report.cut_bytes} bytes of a torn tail, rebuilt {report.rebuilt_indexes} indexes")
+    click.echo(f"truncated {report.cut_bytes} bytes of a torn tail, rebuilt {report.rebuilt_indexes} indexes")
     for damage in report.damage:
         click.echo(f"quarantined {damage.name}: {damage.fault}; records are missing from offset {damage.first_offset} on")
     click.echo(f"the log ends before offset {opened.log_end_offset}")
@@ -133,7 +133,7 @@ def _alone(folder: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise DataDirectoryLockedError(f"A sidecar uses {path.parent}. Stop it first.") from None
+        raise DataDirectoryLockedError(f"A sidecar uses the data directory {path.parent}. Stop it first.") from None
     finally:
         os.close(descriptor)
 

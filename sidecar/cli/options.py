@@ -155,7 +155,7 @@ class FlushType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     @staticmethod
     def policy(text: str) -> FlushPolicy:
         if re.fullmatch(r"interval:[0-9.]*", text):
-            raise ConfigError(f"flush policy {text!r}: the interval needs a unit, such as interval:100ms")
+            raise ConfigError(f"flush policy {text!r}: the interval needs a unit. Use for example interval:100ms.")
         return FlushPolicy.parse(text)
 
     @staticmethod

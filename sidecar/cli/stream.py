@@ -142,7 +142,7 @@ def purge(
         purged = with_client(target, plan)
         if not dry_run:
             for one in purged:
-                click.echo(f"{name}/{one.partition}: matching records below {one.end_offset}: {one.words}", err=True)
+                click.echo(f"{name}/{one.partition}: {one.words} match below offset {one.end_offset}", err=True)
             click.confirm(f"delete these records of stream {name} permanently?", abort=True, err=True)
             with_client(target, lambda client: carry_out(client, purged))
     if as_json:
@@ -157,7 +157,7 @@ def purge(
         return
     how = "would be deleted" if dry_run else "are deleted" if wait else "will be deleted"
     for one in purged:
-        click.echo(f"{name}/{one.partition}: matching records {how} below {one.end_offset}: {one.words}")
+        click.echo(f"{name}/{one.partition}: {one.words} match below offset {one.end_offset} and {how}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +219,8 @@ async def _wait_for_purges(client: Client, name: str, numbers: set[int], timeout
             waits = sorted({node for p in partitions for purge in p.state.purges for node in waits_for(p.state, purge)})
             who = ", ".join(waits)
             raise UnavailableError(
-                f"Stream {name}: {who} did not finish within {timeout_s:g} s (--timeout). The deletion continues in "
-                "the background."
+                f"The purge of stream {name} did not finish on {who} within {timeout_s:g} s (--timeout). It continues in the "
+                f"background: `liftpy stream show {name}` shows the progress."
             )
         await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -291,7 +291,8 @@ def delete_records(
         deletions = with_client(target, plan)
         if not dry_run:
             for one in deletions:
-                click.echo(f"{name}/{one.partition} would begin with the batch of {one.first}: {one.words} would go", err=True)
+                begin = f"{name}/{one.partition} would begin with the batch of offset {one.first}"
+                click.echo(f"{begin}: {one.words} would be deleted", err=True)
             click.confirm(f"delete {_sum(deletions)} of stream {name} permanently?", abort=True, err=True)
             with_client(target, lambda client: carry_out(client, deletions))
     else:
@@ -313,8 +314,8 @@ def delete_records(
         click.echo(json.dumps({"stream": name, "dry_run": dry_run, "begins": rows}))
         return
     for one in deletions:
-        begins, goes = ("would begin", "would go") if dry_run else ("begins", "went")
-        click.echo(f"{name}/{one.partition} {begins} with the batch of {one.first}: {one.words} {goes}")
+        begins, deleted = ("would begin", "would be deleted") if dry_run else ("begins", "were deleted")
+        click.echo(f"{name}/{one.partition} {begins} with the batch of offset {one.first}: {one.words} {deleted}")
 
 
 def deletion_point_of(text: str) -> int | datetime | FromEnd | None:
@@ -585,7 +586,7 @@ def create(
         f"stream {made.name} on {made.subject}: {_count(made.partition_count, 'partition')}, {_count(count, 'replica')} each"
     )
     if made.waiting:
-        click.echo(f"it waits, {INSUFFICIENT_NODES}: {why}. The cluster places it when more nodes join")
+        click.echo(f"the stream waits, {INSUFFICIENT_NODES}: {why}. The cluster places it when more nodes join")
     elif replicas is None and not placement.assignment and count < DEFAULT_REPLICAS:
         click.echo(
             f"note: only {_count(count, 'node')} in the cluster, so {_count(count, 'replica')} instead of {DEFAULT_REPLICAS}"

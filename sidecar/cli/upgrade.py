@@ -262,4 +262,4 @@ def report(as_json: bool, target: Target) -> None:
         (node_id, str(row["version"] or "?"), str(levels.spoken[node_id] or "not heard")) for node_id, row in nodes.items()
     ]
     console.print(table(("node", "version", "speaks"), shown))
-    click.echo("back to the level before: " + ("nothing is in the way" if not back else "; ".join(back)))
+    click.echo("return to the level before: " + ("nothing blocks it" if not back else "; ".join(back)))

@@ -112,4 +112,4 @@ def test_upgrade_report_lists_node_versions_feature_levels_and_disk_formats(run:
     _, shown = run(FakeClient(5, b=None), "report", as_json=False)
     assert "not heard" in shown
     assert "5 to 6" in shown
-    assert shown.endswith("back to the level before: There is no level before 5.\n")
+    assert shown.endswith("return to the level before: There is no level before 5.\n")

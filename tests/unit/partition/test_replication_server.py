@@ -138,7 +138,7 @@ async def test_replication_server_answers_a_replica_only_in_its_own_inbox(reply:
     ):
         bench.bus.deliver(subject, frames.encode(request), reply)
     assert bench.fetches == []
-    assert bench.counters["refused: reply subject"] == 2
+    assert bench.counters["refused: invalid reply subject"] == 2
 
 
 async def test_replication_server_ignores_a_request_whose_reply_subject_has_another_request_id() -> None:
@@ -153,7 +153,7 @@ async def test_replication_server_ignores_a_request_whose_reply_subject_has_anot
         bench.bus.deliver(subject, frames.seal(request), "liftpy.inbox.n2.1.7")
         assert len(bench.fetches) == 1
         bench.fetches.clear()
-    assert bench.counters["refused: reply subject"] == 4
+    assert bench.counters["refused: invalid reply subject"] == 4
 
 
 async def test_replication_server_counts_rejected_fetches_by_reason() -> None:
