@@ -45,9 +45,10 @@ from sidecar.backup.restore import (
 )
 from sidecar.backup.staging import RestorePoint
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, Store
+from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.options import Duration, Size, connection_options, json_option
-from sidecar.cli.output import Progress, table
+from sidecar.cli.output import Progress, count_of, table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -424,7 +425,12 @@ def backup() -> None:
 @backup.command(example="liftpy backup create /backups/liftpy --stream orders")
 @url_argument
 @click.option(
-    "--stream", "streams", multiple=True, metavar="NAME", help="Back up only this stream. May be repeated.  [default: all]"
+    "--stream",
+    "streams",
+    type=STREAM,
+    multiple=True,
+    metavar="NAME",
+    help="Back up only this stream. May be repeated.  [default: all]",
 )
 @click.option(
     "--base",
@@ -555,7 +561,8 @@ def _age(manifest: Manifest) -> str:
 
 def _contents(manifest: Manifest) -> str:
     partitions = sum(len(stream.partitions) for stream in manifest.streams)
-    return f"{len(manifest.streams)} streams, {partitions} partitions, {len(manifest.cursors)} groups and cursors"
+    counts = (count_of(len(manifest.streams), "stream"), count_of(partitions, "partition"))
+    return f"{', '.join(counts)}, groups and cursors: {len(manifest.cursors)}"
 
 
 def _manifest_as_json(manifest: Manifest) -> dict[str, object]:
@@ -627,9 +634,9 @@ def prune(url: str, keep: int, dry_run: bool, died: tuple[str, ...], as_json: bo
         }
         click.echo(json.dumps(shown))
         return
-    verb = "would go" if dry_run else "are gone"
+    verb = "would be removed" if dry_run else "are removed"
     click.echo(
-        f"{len(done.backups)} of {done.backup_count_before} backups and {len(done.files)} pieces "
+        f"{len(done.backups)} of {count_of(done.backup_count_before, 'backup')} and {count_of(len(done.files), 'file')} "
         f"({done.size_bytes / _MIB:.1f} MiB) {verb}"
     )
     for running in done.waits_for:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from liftpy.errors import ConfigError
 from liftpy.nats.urls import check_urls, without_secrets
-from sidecar.cli.help import SHARED_OPTIONS, HelpGroup, options_before
+from sidecar.cli.help import SHARED_OPTIONS, HelpGroup, complete_context, options_before
 from sidecar.cli.options import add_shared_options, json_option
 from sidecar.cli.output import table
 from sidecar.runtime.contexts import SECRETS, Contexts, check_values, from_nats_cli, nats_cli_file
@@ -99,7 +99,7 @@ def add(
 
 
 @context.command(example="liftpy context select prod")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_context)
 @click.option("--none", is_flag=True, help="Select no context.")
 def select(name: str | None, none: bool) -> None:
     """Let commands use context NAME where no option and no variable names another one."""
@@ -113,7 +113,7 @@ def select(name: str | None, none: bool) -> None:
 
 
 @context.command(example="liftpy context remove old")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_context)
 def remove(name: str) -> None:
     """Remove context NAME. Files that it names stay."""
     contexts = _load()

@@ -21,7 +21,7 @@ from click.shell_completion import CompletionItem
 
 from liftpy.config import FlushMode, FlushPolicy
 from liftpy.errors import ConfigError
-from sidecar.cli.help import SHARED_OPTIONS, ConnectionOption, SharedOption, options_before
+from sidecar.cli.help import SHARED_OPTIONS, ConnectionOption, SharedOption, completer_of, options_before
 from sidecar.runtime.settings import Target, context_values, credentials_from, target_from
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -242,7 +242,9 @@ def add_shared_options(function: F) -> F:
     """Add the connection options to a command. The command gets each value by name, None if the user did not give it."""
     for name in reversed(SHARED_OPTIONS):
         flag, metavar, text = SHARED_OPTIONS[name]
-        function = click.option(flag, name, cls=SharedOption, default=None, metavar=metavar, help=text)(function)
+        complete = completer_of(name)
+        option = click.option(flag, name, cls=SharedOption, default=None, metavar=metavar, help=text, shell_complete=complete)
+        function = option(function)
     return function
 
 

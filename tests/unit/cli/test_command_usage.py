@@ -223,7 +223,7 @@ def test_controllers_command_prints_a_table_or_json(
     found["metadata_leader"], found["under_way"] = "", "n4 is being added"
     others[0]["learner"], others[1]["leaving"] = True, True
     text = run(capsys, "controllers")[1]
-    for what in ("no metadata leader", "n4 is being added", "connected, catches up", "silent, is to go"):
+    for what in ("no metadata leader", "n4 is being added", "connected, catching up", "silent, leaving"):
         assert what in text
 
 

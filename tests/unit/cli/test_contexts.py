@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.shell_completion import ShellComplete
 
+from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.nats.credentials import Credentials
 from liftpy.testing.memory import MemoryCluster, memory_cluster
@@ -153,8 +154,9 @@ def test_command_with_an_unknown_option_exits_with_2_and_prints_the_reason(run: 
 def cluster() -> Iterator[MemoryCluster]:
     with memory_cluster() as made:
         with made.sync_client() as client:
-            client.create_stream("orders", "shop.orders")
+            uid = client.create_stream("orders", "shop.orders").uid
             client.create_stream("owners", "shop.owners")
+            client.cursors.set("batch", {PartitionKey("orders", uid, 0): 0})
         yield made
 
 
@@ -166,6 +168,9 @@ def cluster() -> Iterator[MemoryCluster]:
         (["stream"], "del", {"delete", "delete-records"}),
         (["node", "drain"], "", {"n1", "n2", "n3"}),
         (["consume", "orders"], "--part", {"--partition"}),
+        (["partition", "transfer", "orders", "--node"], "n", {"n1", "n2", "n3"}),
+        (["status", "--stream"], "ord", {"orders"}),
+        (["cursor", "show"], "", {"batch"}),
     ],
 )
 def test_shell_completion_suggests_names_from_the_cluster(
@@ -176,6 +181,16 @@ def test_shell_completion_suggests_names_from_the_cluster(
     names = {item.value for item in items}
     assert names
     assert names <= found
+
+
+@pytest.mark.parametrize(
+    "words", [["--context"], ["stream", "list", "--context"], ["context", "select"], ["context", "remove"]]
+)
+def test_shell_completion_suggests_contexts(run: Run, words: list[str]) -> None:
+    run("context", "add", "prod", "--nats", NOWHERE)
+    run("context", "add", "test", "--nats", NOWHERE)
+    items = ShellComplete(liftpy, {}, "liftpy", "_LIFTPY_COMPLETE").get_completions(words, "pr")
+    assert [item.value for item in items] == ["prod"]
 
 
 def test_shell_completion_without_a_cluster_suggests_no_names(home: Path) -> None:
