@@ -134,7 +134,7 @@ def _named_when_whole(file: Path, kind: Callable[[Path], Any]) -> Iterator[Any]:
             raise
         part.rename(file)
     except OSError as error:
-        raise ConfigError(f"Cannot write --output {file}: {error.strerror or error}.") from None
+        raise ConfigError(f"Cannot write --output {file}: {error.strerror or error}. Check the directory.") from None
 
 
 def record_json(record: Record) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def force_recover(folders: tuple[Path, ...], voters: str, out: Path | None, name
         written: dict[str, Path] = {}
         if voters:
             if not typed:
-                click.echo("Decisions after the end of that log are LOST permanently.", err=True)
+                click.echo("Metadata changes after the end of the selected log are LOST permanently.", err=True)
                 typed = click.prompt("Type the namespace of the cluster to continue", err=True)
             if typed != name:
                 raise ConfigError(f"{typed!r} is not the namespace of this cluster. Nothing was changed.")

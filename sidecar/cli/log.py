@@ -26,7 +26,7 @@ from sidecar.cli.output import Progress, count_of, table
 from sidecar.disk.files import DirectoryStorage
 
 EXIT_DAMAGED = 1
-"""The folder of a partition is damaged."""
+"""The partition directory is damaged."""
 
 
 @click.group(cls=HelpGroup, example="liftpy log verify DATA/streams/STREAM-UID/0")
@@ -134,7 +134,7 @@ def _alone(folder: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise DataDirectoryLockedError(f"A sidecar uses {path.parent}. Stop it first.") from None
+        raise DataDirectoryLockedError(f"A sidecar uses the data directory {path.parent}. Stop it first.") from None
     finally:
         os.close(descriptor)
 

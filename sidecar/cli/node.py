@@ -98,7 +98,7 @@ def _reasons_that_replicas_stay(image: ClusterImage, node_id: str) -> list[str]:
     found = []
     if names:
         found.append(
-            f"{_some(names)}: more replicas than the {others} other nodes that may take them: they stay until there are more nodes"
+            f"{_some(names)}: more replicas than the {others} other nodes that may take them. They stay until there are more nodes"
         )
     return found + reasons_that_replicas_are_offline(image, node_id)
 
@@ -112,8 +112,9 @@ def reasons_that_replicas_are_offline(image: ClusterImage, node_id: str) -> list
     if not offline:
         return []
     return [
-        f"{_some(offline)}: offline, and nobody who is there holds all that was committed: they stay until {node_id}, or another node "
-        "that holds it, is started again; or elect who lacks records (liftpy partition elect --unclean), or delete the stream"
+        f"{_some(offline)}: offline, because no live node has all committed records. The replicas stay until {node_id}, or another "
+        "node with these records, starts again. To give up the missing records, use liftpy partition elect --unclean or delete the "
+        "stream"
     ]
 
 

@@ -132,6 +132,15 @@ class Size(_UnitType):
         return round(number)
 
 
+class Bandwidth(_UnitType):
+    """A number of bits per second on the command line: ``100Mbit``, ``1Gbit``."""
+
+    name = "bandwidth"
+    units: ClassVar[Mapping[str, float]] = {"kbit": 1e3, "Mbit": 1e6, "Gbit": 1e9}
+    example = "100Mbit, 1Gbit or 2.5Gbit"
+    units_text = "BANDWIDTH: a number with kbit, Mbit or Gbit (per second), such as 1Gbit."
+
+
 class FlushType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """Flush policy of a stream on the command line: ``always``, ``interval:100ms`` or ``none``. The interval needs a unit."""
 
@@ -146,7 +155,7 @@ class FlushType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     @staticmethod
     def policy(text: str) -> FlushPolicy:
         if re.fullmatch(r"interval:[0-9.]*", text):
-            raise ConfigError(f"flush policy {text!r}: the interval needs a unit, such as interval:100ms")
+            raise ConfigError(f"flush policy {text!r}: the interval needs a unit. Use for example interval:100ms.")
         return FlushPolicy.parse(text)
 
     @staticmethod

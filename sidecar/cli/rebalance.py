@@ -102,12 +102,12 @@ def rebalance(
             click.echo(json.dumps(_json(plan, dry_run) | {"refused": refused, "replaced": replaced}))
             return
         for line in refused:
-            click.echo(f"refused: {line}", err=True)
+            click.echo(f"not moved: {line}", err=True)
         for partition in replaced:
             click.echo(f"not moved: another request replaced or canceled the move of {partition}", err=True)
         if plan.targets and not dry_run:
             click.echo(
-                "done"
+                "all moves are complete"
                 if wait
                 else "The moves continue. liftpy status shows the progress, and liftpy rebalance --cancel cancels them"
             )

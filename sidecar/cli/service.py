@@ -294,7 +294,7 @@ async def store_now(
                 stored[node] = int(found["snapshot"])
         if time.monotonic() >= give_up_s:
             raise UnavailableError(
-                f"No snapshot next to {', '.join(sorted(asked.keys() - stored.keys()))} after {timeout_s:g} s "
+                f"The service has stored no snapshot on {', '.join(sorted(asked.keys() - stored.keys()))} within {timeout_s:g} s "
                 "(--timeout). Check the log of the service."
             )
         await asyncio.sleep(_POLL_S)
@@ -620,7 +620,7 @@ def read_parameters(service: type[Service], given: Sequence[str], file: Path | N
         try:
             found = load_json(file.read_bytes(), unique=True)
         except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(f"Cannot read --settings {file} as JSON: {error}") from None
+            raise ConfigError(f"Cannot read --settings {file} as JSON: {error}. Use a file with one JSON object.") from None
         if not isinstance(found, dict):
             raise ConfigError(f"--settings {file} is not a JSON object. Use names and values.")
         parameters.update(found)
@@ -669,7 +669,7 @@ async def _run(
         first, others = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         if others and not stopping.is_set():
             numbers = ", ".join(map(str, sorted(finding.result()[running.index(task)] for task in first)))
-            logger.error("%s: partition %s ended; stopping all partitions", settings.stream, numbers)
+            logger.error("service instance ended stream=%s partitions=%s: stopping all partitions", settings.stream, numbers)
             failure[0] = f"partition {numbers} of the same process has ended"
         stopping.set()
         if others:
@@ -699,7 +699,7 @@ async def _all_partitions(settings: ServiceSettings, target: Target) -> Sequence
                 )
             except (NotFoundError, UnavailableError) as error:
                 if not announced:
-                    logger.warning("cannot list the partitions: %s; retrying", error)
+                    logger.warning("partitions not listed error=%s: retrying", error)
                     announced = True
                 await asyncio.sleep(_CONNECT_AGAIN_S)
     finally:
@@ -737,6 +737,6 @@ async def _connect(settings: ServiceSettings, target: Target) -> NatsConnection:
             return await open_connection(target.nats, credentials=target.credentials, name=f"liftpy-service-{settings.service}")
         except UnavailableError as error:
             if not announced:
-                logger.warning("%s; trying on", error)
+                logger.warning("NATS connection failed error=%s: retrying", error)
                 announced = True
             await asyncio.sleep(_CONNECT_AGAIN_S)

@@ -157,7 +157,7 @@ def node_session(session_s: float | None, lease_s: float | None, wait: bool, as_
     if as_json:
         click.echo(json.dumps(None if times is None else {**asdict(times), "settled": times.is_settled}))
     else:
-        click.echo("the settings of each node: the cluster is new" if times is None else times.words)
+        click.echo("each node uses its own settings, because the cluster is new" if times is None else times.words)
 
 
 async def _wait_until_settled(client: Client, times: SessionTimes) -> SessionTimes:

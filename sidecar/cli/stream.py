@@ -224,8 +224,8 @@ async def _wait_for_purges(client: Client, name: str, numbers: set[int], timeout
             printed = who
         if time.monotonic() >= until:
             raise UnavailableError(
-                f"Stream {name}: {who} did not finish within {timeout_s:g} s (--timeout). The deletion continues in "
-                "the background."
+                f"The purge of stream {name} did not finish on {who} within {timeout_s:g} s (--timeout). It continues in the "
+                f"background: `liftpy stream show {name}` shows the progress."
             )
         await asyncio.sleep(_LOOK_EVERY_S)
 

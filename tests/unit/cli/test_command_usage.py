@@ -244,7 +244,7 @@ async def test_service_run_command_without_a_nats_server_logs_one_warning(
         settings: Any = SimpleNamespace(service="prices")
         assert await service._connect(settings, Target()) == "connection"  # type: ignore[comparison-overlap]
     assert asked == ["liftpy-service-prices"] * 5
-    assert [record.getMessage() for record in caplog.records] == ["nobody there; trying on"]
+    assert [record.getMessage() for record in caplog.records] == ["NATS connection failed error=nobody there: retrying"]
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_context_file_with_a_password_is_readable_only_by_its_owner(
     theirs = {"url": "nats://a:4222", "user": "ann", "password": "pass-1", "token": "", "nsc": "nsc://x", "description": "old"}
     (home / "nats" / "context" / "old.one.json").write_text(json.dumps(theirs))
     code, _, error = run("context", "add", "mine", "--from-nats", "old.one", "--select")
-    assert (code, error) == (0, "Not taken over from the NATS context: nsc.\n")
+    assert (code, error) == (0, "liftpy does not support these settings of the NATS context and ignores them: nsc.\n")
     path = home / "liftpy" / "contexts.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert target(home).credentials == Credentials(user="ann", password="pass-1")
@@ -115,7 +115,7 @@ def test_context_file_that_is_damaged_exits_with_2_and_is_not_changed(run: Run, 
         (["add", "a", "--user", "ann"], "user and password belong together"),
         (["add", "a", "--from-nats", "../x"], "is not a valid name of a NATS context"),
         (["add", "a", "--from-nats", "none"], "Cannot read the NATS context"),
-        (["add", "kept", "--nats", "nats://b:1"], "There is a context 'kept' already"),
+        (["add", "kept", "--nats", "nats://b:1"], "Context 'kept' exists already"),
         (["select", "none"], "There is no context 'none'"),
         (["remove", "none"], "There is no context 'none'"),
         (["select"], "Give the name of a context"),

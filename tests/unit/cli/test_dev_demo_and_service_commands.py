@@ -435,7 +435,7 @@ async def test_service_snapshot_command_without_a_new_snapshot_raises_unavailabl
         """Nobody hears it."""
 
     client.publish = publish
-    with pytest.raises(UnavailableError, match="snapshot next to n1 after"):
+    with pytest.raises(UnavailableError, match="no snapshot on n1 within"):
         await service.store_now(client, "counter", "s", 0, (), 0.0, "ns")
 
 

@@ -397,7 +397,7 @@ def test_node_drain_prints_three_names_of_streams_that_no_other_node_can_host() 
         return replace(made, nodes=made.nodes.set("b", leaving).set("d", other))
 
     assert _reasons_that_replicas_stay(image(5), "b") == [], "a, c and d"
-    end = ": more replicas than the 2 other nodes that may take them: they stay until there are more nodes"
+    end = ": more replicas than the 2 other nodes that may take them. They stay until there are more nodes"
     assert _reasons_that_replicas_stay(image(5, weight=0.0), "b") == [f"s0, s1, s2 and 2 more{end}"]
     assert _reasons_that_replicas_stay(image(3, fenced=True), "b") == [f"s0, s1, s2{end}"]
     assert _reasons_that_replicas_stay(image(4, leaving=True), "b") == [f"s0, s1, s2 and 1 more{end}"]
