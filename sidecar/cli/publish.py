@@ -53,6 +53,8 @@ _PATIENCE_S = 30.0
 """Time in which a leader must accept a line, in seconds."""
 _OVERLOAD_PATIENCE_S = 600.0
 """Time in which a leader that has no room must accept a line, in seconds."""
+_SHOW_EVERY_S = 1.0
+"""Time between two updates of the progress, in seconds."""
 _CHECK_S = 2.0
 """Time to check that --subject is the stream's, in seconds. Without an answer or permission, the command publishes anyway."""
 
@@ -378,6 +380,13 @@ async def _send_lines(sender: _LineSender, file: BinaryIO, manner: _LineOptions,
     lines = _lines(file)
     coming: asyncio.Task[list[bytes]] | None = None
     sent_bytes = 0
+
+    async def show_progress() -> None:  # also while the publisher waits for room
+        while True:
+            await asyncio.sleep(_SHOW_EVERY_S)
+            progress.at(sent_bytes, report.published)
+
+    showing = start_attended(show_progress())
     try:
         while True:
             coming = start_attended(_next(lines))
@@ -391,7 +400,7 @@ async def _send_lines(sender: _LineSender, file: BinaryIO, manner: _LineOptions,
                 sent_bytes += len(line) + 1
             progress.at(sent_bytes, report.published)
     finally:
-        tasks = [task for task in (rejected, coming) if task is not None]
+        tasks = [task for task in (rejected, coming, showing) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
