@@ -317,7 +317,13 @@ class _LineSender:
 
     async def _send_with_producer(self, producer: Producer, line: bytes) -> None:
         manner, report = self._manner, self._report
-        receipt = await producer.send(line, key=manner.key, headers=manner.headers, partition=manner.partition)
+        try:
+            receipt = await producer.send(line, key=manner.key, headers=manner.headers, partition=manner.partition)
+        except LiftError:
+            if producer.failure is None:
+                raise
+            report.rejected.set()  # an earlier line has ended the producer: its receipt says why
+            return
         report.sent += 1
         report.waiting.add(report.sent)
         self._receipts.put_nowait((report.sent, receipt))
@@ -346,10 +352,13 @@ class _LineSender:
                         with contextlib.suppress(LiftError):  # the receipts of its lines have the error
                             await self._producer.flush()
                 finally:
+                    failure = self._producer.failure
                     await self._producer.close()
                     self._receipts.put_nowait(None)
                     if self._counting is not None:
                         await self._counting
+                    if failure is not None and self._report.first_error is None:
+                        self._report.refused_line(self._report.sent + 1, failure)
         finally:
             await self._publisher.__aexit__(kind, error, trace)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from itertools import islice
 from pathlib import Path
 
@@ -55,3 +57,29 @@ def test_publish_command_stops_at_a_line_that_is_too_large_after_the_first_lines
     assert code == 1
     assert (said["published"], said["refused"], said["first_refused_line"], said["last_line"]) == (6000, 1, 6001, 6000)
     assert said["error"] == "PUBLISH_REJECTED"
+
+
+def test_publish_command_of_a_paused_stream_counts_each_line_that_is_not_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fifo = tmp_path / "lines"
+    os.mkfifo(fifo)
+    with memory_cluster() as cluster, cluster.sync_client() as client:
+        client.create_stream("orders", "shop.orders")
+
+        def write() -> None:
+            with fifo.open("wb", buffering=0) as lines:
+                lines.write(b"order\n" * 5000)
+                while client.bounds("orders", 0).end_offset < 5000:
+                    pass
+                client.admin.pause("orders")
+                lines.write(b"order\n" * 10)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        code, said = publish(cluster, fifo, monkeypatch=monkeypatch, capsys=capsys)
+        writer.join()
+    assert code == 1
+    assert (said["published"], said["first_refused_line"], said["last_line"]) == (5000, 5001, 5000)
+    assert "PAUSED" in str(said["detail"])
+    assert 0 < int(str(said["refused"])) <= 10
