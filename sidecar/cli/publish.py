@@ -51,7 +51,7 @@ day. So a short input uses ids.
 """
 _PATIENCE_S = 30.0
 """Time in which a leader must accept a line, in seconds."""
-_OVERLOAD_PATIENCE_S = 600.0
+OVERLOAD_PATIENCE_S = 600.0
 """Time in which a leader that has no room must accept a line, in seconds."""
 _SHOW_EVERY_S = 1.0
 """Time between two updates of the progress, in seconds."""
@@ -193,7 +193,7 @@ def publish(
         if subject:
             await _describe(client, name)
         options = PublishOptions(
-            window=window, message_ids=True, patience_s=_PATIENCE_S, overload_patience_s=_OVERLOAD_PATIENCE_S
+            window=window, message_ids=True, patience_s=_PATIENCE_S, overload_patience_s=OVERLOAD_PATIENCE_S
         )
         publisher = await client.publisher(name, partition, subject=subject, options=options)
         batches = ProducerOptions(buffer_records=window, patience_s=_PATIENCE_S)

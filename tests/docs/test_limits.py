@@ -27,6 +27,7 @@ from liftpy.core.services import effects, machine, outbox, queries, replies, ses
 from liftpy.core.wire import chunking, filters, producer_note, subjects
 from liftpy.service.settings import ServiceSettings
 from liftpy.spark import options, range_reader
+from sidecar.cli import publish
 from sidecar.disk import files
 from sidecar.node import jetstream_api as jetstream_node
 from sidecar.partition import figures, housekeeping
@@ -116,6 +117,9 @@ LIMITS: dict[str, Iterable[str]] = {
     "bytes in flight of a publisher": [size(P.window_bytes)],
     "wait for one ack": [f"{P.timeout_s:g} s"],
     "time in which a publisher tries again": [f"{P.patience_s:g} s"],
+    "time in which a publisher tries again while the leader answers `OVERLOADED`": [
+        f"{P.patience_s:g} s", f"{publish.OVERLOAD_PATIENCE_S:g} s",
+    ],
     "batches in flight of a producer, of a partition": [f"{PRODUCER.window}"],
     "memory of a producer": [size(PRODUCER.buffer_bytes), f"{PRODUCER.buffer_records:,} records"],
     "time in which a producer tries again": [f"{PRODUCER.patience_s:g} s"],
