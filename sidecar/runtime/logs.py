@@ -99,7 +99,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.node", "this NATS server accepts clients without credentials, and ea"): "node.open_nats",
     ("liftpy.node", "another process runs as node %s: waiting for it to end"): "node.duplicate_process",
     ("liftpy.node", "log damaged node=%s log=%s: restarting to repair it"): "node.restart_for_repair",
-    ("liftpy.node", "starting again in %g s"): "node.restarting",
+    ("liftpy.node", "node stopped restarts=%d: starting again in %g s"): "node.restarting",
     ("liftpy.node", "stop not complete seconds=%g: forcing exit"): "node.stop_timeout",
     ("liftpy.node", "node %s stopped clean=%s seconds=%.2f"): "node.stopped",
     ("liftpy.node", "supervisor not notified state=%s error=%s: continuing"): "node.supervisor_unreachable",
