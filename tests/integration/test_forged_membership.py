@@ -89,7 +89,7 @@ async def test_registration_with_the_id_of_a_running_node_is_rejected(bench: Any
         )
         refused = await ask_as(bench, node, registerNode=other)
         assert refused.error == pb.ControlResponse.EXISTS, refused
-        assert f"node {node!r} runs as incarnation {before[node].incarnation}" in refused.detail
+        assert f"Node {node!r} runs already, as incarnation {before[node].incarnation}" in refused.detail
         assert before[node].folder_id in refused.detail
         assert "'somewhere else'" in refused.detail
     assert (await ask_as(bench, "n1", describeCluster=pb.DescribeCluster())).index == index, "it was put into the log"
