@@ -41,7 +41,7 @@ async def test_service_process_that_waits_for_nats_connects_when_the_server_star
     process = begin(tmp_path, server.url)
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            while "trying on" not in (tmp_path / "n1.log").read_text():
+            while "retrying" not in (tmp_path / "n1.log").read_text():
                 assert process.poll() is None, (tmp_path / "n1.log").read_text()
                 await asyncio.sleep(0.05)
         await asyncio.to_thread(server.resume)
@@ -60,7 +60,7 @@ async def test_service_process_that_waits_for_nats_connects_when_the_server_star
 async def test_service_process_that_waits_for_nats_stops_on_sigterm(tmp_path: Path) -> None:
     process = begin(tmp_path, "nats://127.0.0.1:1")
     async with asyncio.timeout(TIMEOUT_S):
-        while "trying on" not in (tmp_path / "n1.log").read_text():
+        while "retrying" not in (tmp_path / "n1.log").read_text():
             await asyncio.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(process.wait, TIMEOUT_S) == 0
