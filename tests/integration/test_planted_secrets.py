@@ -52,7 +52,7 @@ def test_secrets_in_url_and_environment_appear_in_no_log_page_or_file(tmp_path: 
     assert {"node.up", "replica.step", "nats.reconnected"} <= set(events), "debug lines were looked at, as JSON"
     for planted in RECORD:
         assert planted not in text, [line for line in said if planted in line][:3]
-    assert "trying on" in text or "is back" in text
+    assert "retrying" in text or "is back" in text
     for secret in (IN_URL, IN_ENVIRONMENT, WRONG):
         assert secret not in text, [line for line in said if secret in line][:3]
     for file in tmp_path.rglob("*"):
