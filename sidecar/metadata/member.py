@@ -304,7 +304,7 @@ class RaftMember(MetadataGroup):
 
     def _transfer(self) -> None:
         """Request that the best follower takes the leadership now, without an election timeout."""
-        self._member.resign()
+        self._member.transfer_requested()
         self._log.core.hand_over()
         self._driver.wake()
 

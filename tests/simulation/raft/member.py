@@ -180,7 +180,7 @@ class SimMember:
                 self._catch_up()
             case TransferMetadataLeadership():
                 run.seen["leaders that hand over to leave"] += 1
-                self.member.resign()
+                self.member.transfer_requested()
                 self.log.core.hand_over()
             case ProbeNode():
                 absent = run.is_absent(decision.node_id)

@@ -350,6 +350,20 @@ def test_metadata_leader_removed_from_the_controllers_repeats_its_leadership_tra
     assert not leader_must_transfer(TRANSFER_EVERY_NS)
 
 
+def test_metadata_leader_that_requested_a_transfer_is_not_active_again_in_the_same_term() -> None:
+    """The request may arrive late, and the other voter then wins while this member still leads [D22]."""
+    member = Member()
+    member.lead()
+    member.log.view_ = a_view("n1", "n2", "n3", leaving="n1")
+    assert TransferMetadataLeadership() in member.tick(later_ns=1)
+    member.member.transfer_requested()
+    assert [member.tick(later_ns=later_ns) for later_ns in (1, TRANSFER_EVERY_NS)] == [[], [TransferMetadataLeadership()]]
+    assert not member.member.is_active
+    member.log.term += 1
+    member.lead()
+    assert member.member.is_active
+
+
 def test_controller_change_step_is_proposed_once_until_it_ends() -> None:
     member = Member()
     member.lead()

@@ -226,6 +226,9 @@ class QuorumMember:
         self._step_is_proposed = False
         """True if a step of a controller change is proposed and not finished."""
         self._transfer_at_ns = 0
+        """Earliest monotonic time of the next request to another voter to take the leadership."""
+        self._transferred_term = -1
+        """Last Raft term in which this member, as the leader, requested that another voter takes the leadership. -1: none."""
         self._times = config.session_times
         self._level_bootstrap = LevelBootstrap(rules, self._times)
 
@@ -244,6 +247,15 @@ class QuorumMember:
     def resign(self) -> None:
         self._term = self._taking_over = -1
         self._duties.resign()
+
+    def transfer_requested(self) -> None:
+        """Record that the shell has requested another voter to take the leadership, and end the duties of this term.
+
+        The request may arrive late, and the other voter then wins without an election timeout. So this member must not become
+        active again in the same term [D22].
+        """
+        self._transferred_term = self._log.term
+        self.resign()
 
     def leave(self) -> None:
         """Start no further duties of the metadata leader, because this member stops soon."""
@@ -271,6 +283,8 @@ class QuorumMember:
         if not self._log.leads:
             if self.is_active:
                 self.resign()
+        elif self._log.term == self._transferred_term:
+            decided += self._transfer_again(now_ns)
         elif self._term != self._log.term:
             decided += self._begin_leadership()
         else:
@@ -337,6 +351,13 @@ class QuorumMember:
         self._step_is_proposed = True
         self._own_proposals += 1
         return [ProposedEntry(pb.ControlRequest(changeControllers=pb.ChangeControllers()), own=True)]
+
+    def _transfer_again(self, now_ns: int) -> list[Decision]:
+        """Return the instruction to repeat a transfer that has not happened yet. A member that stops repeats it itself."""
+        if self._leaving or now_ns < self._transfer_at_ns:
+            return []
+        self._transfer_at_ns = now_ns + TRANSFER_EVERY_NS
+        return [TransferMetadataLeadership()]
 
     def _node_probes(self, now_ns: int) -> list[Decision]:
         """Return instructions to probe the nodes with late heartbeats. Each one is probed once per ``PROBE_EVERY_NS``."""
