@@ -265,7 +265,7 @@ class MemberLog:
         if response.error != pb.ControlResponse.OK or not well_formed(known):
             return self.core.dismissed_at > 0
         if not known.names(self.node_id):
-            self.core.record_dismissal(known.index)
+            self.core.record_dismissal(known.index, response.index)
         elif known.index > self.core.controllers.index:  # it is committed, as the list of one that joins
             self._by_log.first = known
             self.journal.changed()

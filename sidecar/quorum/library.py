@@ -406,9 +406,13 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         if best:
             self.transferLeadership(Node(max(best)[1]))
 
-    def record_dismissal(self, index: int) -> None:
-        """Record that entry ``index`` removed this node from the controllers. The node resigns and never leads again."""
-        if index >= self.controllers.index:
+    def record_dismissal(self, index: int, known_to: int) -> None:
+        """Record that entry ``index`` removed this node from the controllers. The node resigns and never leads again.
+
+        ``known_to``: the sender knows all committed entries up to this index. A later controller list up to there in the log of this
+        node was never committed. A list beyond it may have added this node again, so that the removal is outdated.
+        """
+        if max(index, known_to) >= self.controllers.index:
             self.dismissed_at = max(self.dismissed_at, index)
             if self._SyncObj__raftState != _FOLLOWER:
                 self._SyncObj__setState(_FOLLOWER)

@@ -130,8 +130,8 @@ def test_raft_member_log_live_members_exclude_members_on_probation(opened: Opene
     assert log.view().live == {"a", "c"}, "its folder went back"
 
 
-def _told(opened: Opened, known: ControllerList, error: pb.ControlResponse.Error = pb.ControlResponse.OK) -> bool:
-    response = pb.ControlResponse(error=error)
+def _told(opened: Opened, known: ControllerList, error: pb.ControlResponse.Error = pb.ControlResponse.OK, at: int = 0) -> bool:
+    response = pb.ControlResponse(error=error, index=at)
     response.cluster.image.controllers.CopyFrom(list_to_pb(known))
     return opened.log.process_leader_description(response)
 
@@ -154,4 +154,14 @@ def test_raft_member_log_receiving_a_newer_controller_list_uses_the_members_of_t
     assert not _told(opened, ControllerList(("a", "b", "c"), index=74)), "an older list says nothing"
     assert log.core.controllers == known
     assert _told(opened, ControllerList(("d", "e"), index=80))
+    assert not log.is_member
+
+
+def test_raft_member_log_with_an_uncommitted_list_learns_that_its_member_was_removed(opened: Opened) -> None:
+    """A leader that was removed had appended one more change, which was lost with its leadership."""
+    log = opened.log
+    log.core.controllers = ControllerList(("a", "b", "c"), learner="d", leaving="a", index=32)
+    removed = ControllerList(("b", "c", "e"), index=30)
+    assert not _told(opened, removed, at=31), "the change at 32 may have been committed since"
+    assert _told(opened, removed, at=40)
     assert not log.is_member
