@@ -117,9 +117,9 @@ def test_raft_hellos_are_sent_four_times_a_second_and_half_as_often_in_a_session
         due += [(to, step) for to, data in side.sent() if data[0] == HELLO]
     assert due == [("b", 100), ("c", 100), ("b", 126), ("c", 126), ("b", 152), ("c", 152), ("b", 178), ("c", 178)]
     side.connected(2.0)
-    side.core.poll(2.5)
+    side.core.poll(2.44)
     assert [to for to, data in side.sent() if data[0] == HELLO] == ["c"]
-    side.core.poll(2.51)
+    side.core.poll(2.46)
     assert [to for to, data in side.sent() if data[0] == HELLO] == ["b"], "the peer may have missed the one before"
 
 

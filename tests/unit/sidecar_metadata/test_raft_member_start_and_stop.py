@@ -60,7 +60,7 @@ def a_member(**log: Any) -> tuple[Any, list[Any]]:
     made._handler = part("handler", counters=Counter({"handler": 1}), close=lambda: closed("handler"))
     made._orders = part("orders", close=lambda: closed("orders"))
     made._outgoing = part("outgoing", counters=Counter({"not sent: x": 5}))
-    made._connection = part("connection", max_payload=77)
+    made._connection, made._forwarder = part("connection", max_payload=77), part("forwarder")
     made._listener, made._asking = part("listener"), None
     return made, calls
 
@@ -192,6 +192,7 @@ async def test_raft_member_stop_closes_all_parts_once_in_order(fails: bool) -> N
         "member.leave",
         "driver.stop",
         "listener.close",
+        "forwarder.close",
         "feed.close",
         "handler.close",
         "events.close",
