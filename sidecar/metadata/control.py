@@ -267,12 +267,14 @@ class Forwarder:
     """Sends requests of this node to the metadata leader, on ``<ns>.control.node.<node_id>``."""
 
     def __init__(self, connection: BusConnection, subjects: Subjects, node_id: str) -> None:
+        self.counters: Counter[str] = Counter()
         self._connection = connection
         self._subject = subjects.control_node(node_id)
         self._inbox = f"{subjects.inbox(node_id)}.{secrets.token_hex(11)}.heartbeats"
         self._listener: Listener | None = None
         self._sent: dict[bytes, Answered] = {}
         """Operation id of an unanswered heartbeat -> callback for its answer, oldest first."""
+        self._guard = RequestGuard("heartbeat answer", self.counters)
         self._leadership = ("", 0)
         self._changed = asyncio.Event()
 
@@ -290,7 +292,7 @@ class Forwarder:
     def send_heartbeat(self, request: pb.ControlRequest, answered: Answered) -> None:
         """Send ``request`` once, without waiting. ``answered``: called with the answer. Without responders, it is UNAVAILABLE."""
         if self._listener is None:
-            self._listener = self._connection.listen(self._inbox, self._answer_arrived)
+            self._listener = self._connection.listen(self._inbox, self._guard.handler(self._answer_arrived))
         if len(self._sent) >= _MAX_UNANSWERED:
             del self._sent[next(iter(self._sent))]
         self._sent[request.operationId] = answered

@@ -230,7 +230,7 @@ class RaftMember(MetadataGroup):
     @property
     def counters(self) -> dict[str, int]:
         found: Counter[str] = self._log.transport.sessions.counters + self._outgoing.counters + self._handler.counters
-        found.update(self._feed.counters + self._member.counters + self._events.counters)
+        found.update(self._feed.counters + self._member.counters + self._events.counters + self._forwarder.counters)
         if self._event_writer is not None:
             found.update(self._event_writer.counters)
         if self._driver.frames_lost:

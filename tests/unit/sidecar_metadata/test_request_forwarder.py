@@ -11,6 +11,7 @@ import pytest
 
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata import control
 from sidecar.metadata.control import Forwarder
@@ -120,3 +121,18 @@ def test_forwarder_passes_the_answer_to_the_heartbeat_with_its_operation_id() ->
     assert [(number, response.error) for number, response in answered[1:]] == [(2, pb.ControlResponse.UNAVAILABLE)]
     made.close()
     assert not bus.sinks
+
+
+def test_forwarder_continues_after_a_heartbeat_answer_that_its_node_cannot_process() -> None:
+    bus, answered = Plain(), list[pb.ControlResponse]()
+    made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
+
+    def fail(_: pb.ControlResponse) -> None:
+        raise ValueError("impossible")
+
+    for number, then in ((1, fail), (2, answered.append)):
+        request = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="n1"), operationId=bytes([number]) * 16)
+        made.send_heartbeat(request, then)
+        bus.answer(frames.seal(pb.ControlResponse(operationId=request.operationId)))
+    assert len(answered) == 1
+    assert made.counters[f"{REFUSED}failed request, heartbeat answer"] == 1
