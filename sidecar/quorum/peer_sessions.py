@@ -308,12 +308,13 @@ class PeerSessions:
 
     def _hello(self, peer: Peer, now: float, known: int = 0) -> None:
         """Send a hello to the peer. ``known``: epoch to confirm, or 0 for the epoch that the peer has proved."""
+        is_to_stranger = known != 0
         known = known or peer.epoch
         peer.hello_at = now
         content = self._hello_content(peer)
         peer.said_count = peer.said_count + 1 if peer.up and content == peer.said else 0
         peer.said = content
-        if peer.said_count < _REPEATED_HELLOS:  # before the hello, which may begin the session
+        if is_to_stranger or peer.said_count < _REPEATED_HELLOS:  # before the hello, which may begin the session
             head = _FRAME.pack(_MEMBERS, 0, peer.own_epoch, known, self.by_log(), self.term())
             self.outbox.append((peer.node_id, head + self._list))
         flags = _NEW if self.is_new() else 0

@@ -180,6 +180,14 @@ def test_raft_hellos_return_to_the_short_interval_when_messages_end() -> None:
     assert second - began < SILENCE_S
 
 
+def test_raft_hello_to_a_new_process_of_the_peer_contains_the_controller_list() -> None:
+    """The new process may have another list in its settings. In a session, repeated hellos omit the list."""
+    busy = BusySide()
+    busy.hellos(5.0)
+    busy.side.hear(frame(HELLO, epoch=71, own=0, body=b"tail"), busy.now)
+    assert [data[0] for to, data in busy.side.sent() if to == "b"] == [MEMBERS, HELLO]
+
+
 def test_raft_session_ends_one_and_a_half_seconds_after_the_last_frame() -> None:
     side = Side().connected(100.0)
     side.hear(frame(DATA, flags=FIRST | LAST, sequence=1, body=b"x"), 101.0)
