@@ -64,6 +64,21 @@ def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal
     journal.sync()
 
 
+def time_to_next_tick_s(core: RaftCore, transport: SessionTransport, duty_s: float) -> float:
+    """Return the time in seconds until the next tick, if no frame arrives. The simulator also calls it.
+
+    A leader ticks when its next append message is due. A follower that hears no leader counts the silence in short steps. It
+    ticks at its own election deadline, so that two followers seldom start an election at the same time. ``duty_s``: time
+    until the next duty of the member.
+    """
+    duty_s = max(duty_s, _PAST_S)
+    if core.leads:
+        return min(max(core.until_append_s(), 0.0) + _PAST_S, REST_S, duty_s)
+    rest_s = REST_S if transport.hears_a_leader(REST_S) else TICK_S
+    election_s = core.until_election_s()
+    return min(rest_s, election_s + _PAST_S if election_s > 0 else rest_s, duty_s)
+
+
 class GroupDriver:
     """Runs the Raft node of the library in ticks on an event loop.
 
@@ -162,21 +177,9 @@ class GroupDriver:
         """Set the timer for the next tick to the next deadline. Received frames and ``wake`` make a tick run earlier."""
         if self._timer is not None:
             self._timer.cancel()
-        self._core.rest_s = min(self._rest_of_core_s(), max(self._rest_s(), _PAST_S))
+        self._core.rest_s = time_to_next_tick_s(self._core, self._transport, self._rest_s())
         self._due_s = self._loop.time() + self._core.rest_s
         self._timer = self._loop.call_at(self._due_s, self._on_timer)
-
-    def _rest_of_core_s(self) -> float:
-        """Return the time in seconds until the library needs the next tick, if no frame arrives.
-
-        A leader sends its next append then. A follower that hears no leader counts the silence in short steps. It ticks at
-        its own election deadline, so that two followers seldom start an election at the same time.
-        """
-        if self._core.leads:
-            return min(max(self._core.until_append_s(), 0.0) + _PAST_S, REST_S)
-        rest_s = REST_S if self._transport.hears_a_leader(REST_S) else TICK_S
-        election_s = self._core.until_election_s()
-        return min(rest_s, election_s + _PAST_S) if election_s > 0 else rest_s
 
     def _tick(self) -> None:
         frames = [self._inbox.popleft() for _ in range(min(len(self._inbox), _FRAMES_PER_TICK))]
