@@ -25,7 +25,10 @@ EXCEPTIONS = {
     ("liftpy/nats/transport.py", "hand_over"): "the same",
     ("sidecar/metadata/publish_queue.py", "send"): "what was put there",
     ("sidecar/quorum/library.py", "send"): "frames of the metadata group, to members by their names",
-    ("sidecar/partition/replication.py", "send"): "FetchClient asks on .replicate and .offset",
+    (
+        "sidecar/partition/replication.py",
+        "send",
+    ): "FetchClient asks on .replicate and .offset; the leader checks reply subjects first",
 }
 """(file, method) -> why its first argument may be anything."""
 

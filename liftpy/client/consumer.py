@@ -812,7 +812,7 @@ class Consumer:
         return found
 
     def batches(self) -> Iteration[BatchSlice]:
-        """Iterate over slices of batches. Much faster than record by record.
+        """Iterate over slices of batches. This is much faster than iterating over single records.
 
         Returns:
             An asynchronous iterator of BatchSlice, from the position up to ``until``.

@@ -273,7 +273,7 @@ class Group:
         return self.generation_of(part.key) == part.generation and not machine.may_deliver(part.key, now_ns())
 
     def batches(self) -> AsyncIterator[GroupBatch]:
-        """Iterate over batches of records of one partition. Much faster than record by record.
+        """Iterate over batches of records of one partition. This is much faster than single records.
 
         Asking for the next batch finishes the one before.
 

@@ -54,6 +54,9 @@ class PublishOptions:
         timeout_s: Time to wait for the ack of one attempt, and to hand a message to the connection, in seconds (0.01 to
             600). Default 10.
         patience_s: Total time for all attempts of a message, in seconds (0 to 3600). Default 30.
+        overload_patience_s: Total time for all attempts of a message while the leader rejects messages with
+            ``OVERLOADED``, in seconds (0 to 3600). So the publisher slows down until the leader has room. Default 0: only
+            ``patience_s`` counts.
         window_bytes: Bytes in flight before ``send`` waits (1 to 1 GiB). A larger message is sent alone. Default 32
             MiB.
         message_ids: If True, give each message without an id a random one, so that it can be sent again safely. It
@@ -70,11 +73,18 @@ class PublishOptions:
     window: int = 4096
     timeout_s: float = 10.0
     patience_s: float = 30.0
+    overload_patience_s: float = 0.0
     window_bytes: int = 32 * 1024 * 1024
     message_ids: bool = False
 
     def __post_init__(self) -> None:
-        bounds = {"window": (1, 1 << 20), "timeout_s": (0.01, 600), "patience_s": (0, 3600), "window_bytes": (1, 1 << 30)}
+        bounds = {
+            "window": (1, 1 << 20),
+            "timeout_s": (0.01, 600),
+            "patience_s": (0, 3600),
+            "overload_patience_s": (0, 3600),
+            "window_bytes": (1, 1 << 30),
+        }
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}. Choose a value in this range.")
@@ -95,6 +105,8 @@ class InFlight:
     message_id: bytes = b""
     known_until: float = 0.0
     """Time until which the leader recognizes the message id, if it stored the message. 0: it does not recognize it."""
+    overload_give_up: float = 0.0
+    """Latest ``give_up`` while the leader rejects messages with OVERLOADED. 0: that does not extend ``give_up``."""
     deadline: float = 0.0
     maybe_stored: bool = False
     """True if an attempt got no answer, so that the message may be stored."""

@@ -61,6 +61,17 @@ _ERRORS: dict[int, type[LiftError]] = {
     _Error.NOT_ENOUGH_NODES: TooFewNodesError,
     _Error.NOT_METADATA_LEADER: UnavailableError,
 }
+_PLACED = ("createStream", "addPartitions", "alterStream")
+_OF_A_STREAM = (
+    "addPartitions", "alterStream", "deleteStream", "electLeader", "pausePartitions", "purgeRecords", "reassign", "truncateBefore",
+)  # fmt: skip
+_ADVICE: dict[tuple[int, str], str] = {
+    (_Error.EXISTS, "createStream"): "Use another name.",
+    (_Error.NOT_ENOUGH_NODES, "electLeader"): "Start the nodes of the replicas.",
+    **{(_Error.NOT_ENOUGH_NODES, kind): "Add nodes, or use fewer replicas." for kind in _PLACED},
+    **{(_Error.NOT_FOUND, kind): "Check `liftpy stream list`." for kind in _OF_A_STREAM},
+}
+"""(Error, kind of the request) -> what the user can do. The details that controllers store do not say it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,7 +348,7 @@ class MetadataRequests:
                 if response.error != _Error.OK:
                     if response.retryAfterMs:
                         await asyncio.sleep(min(response.retryAfterMs / 1000, left_s))
-                    raise control_error(response)
+                    raise control_error(response, request.WhichOneof("request") or "")
                 return response
         raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
@@ -422,8 +433,9 @@ class MetadataRequests:
         return response
 
 
-def control_error(response: cluster_pb2.ControlResponse) -> LiftError:
-    """Return the error for ``response``, a negative answer of the metadata group."""
+def control_error(response: cluster_pb2.ControlResponse, kind: str = "") -> LiftError:
+    """Return the error for ``response``, a negative answer of the metadata group. ``kind``: field of the request, '' for unknown."""
     name = _Error.Name(response.error) if response.error in _Error.values() else str(response.error)
-    kind = _ERRORS.get(response.error, LiftError)
-    return kind(response.detail or f"the metadata group answered {name}")
+    detail = response.detail or f"the metadata group answered {name}"
+    advice = _ADVICE.get((response.error, kind), "")
+    return _ERRORS.get(response.error, LiftError)(f"{detail.rstrip('.')}. {advice}" if advice else detail)

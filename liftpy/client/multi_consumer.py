@@ -212,7 +212,7 @@ class ManyConsumer:
 
     # ---- reading -----------------------------------------------------------------------------------------------------
     def batches(self) -> AsyncIterator[ConsumedBatch]:
-        """Iterate over slices of batches. Much faster than record by record.
+        """Iterate over slices of batches. This is much faster than iterating over single records.
 
         Returns:
             An asynchronous iterator of ConsumedBatch. It ends when ``until`` is reached in all partitions.

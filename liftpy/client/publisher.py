@@ -110,6 +110,8 @@ _Ack = client_pb2.Ack
 _AGAIN = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM, _Ack.QUOTA, _Ack.BELOW_MIN_ISR})
 _SWEEP_S = 0.05
 _TICKS_PER_DEADLINE_CHECK = 10
+_EXTEND_EVERY_S = 0.2
+"""Minimum time between two extensions of the deadlines of an overloaded leader's messages, in seconds."""
 FIRST_ATTEMPT_S = 2.0
 """Time to wait for an ack of a message that may be sent again, in seconds."""
 _OF_THE_WINDOW = 0.8
@@ -179,6 +181,8 @@ class Publisher:
         """End of the time after a reconnect in which probes are sent often. 0: an ack has arrived since."""
         self._quiet_since: float | None = None
         """Time since which no answer has arrived, checked at each tick. None: an answer has arrived since the last tick."""
+        self._extended_at = 0.0
+        """Time of the last extension of the deadlines, because the leader had no room."""
         self._next_id = 0
         self._unseen: asyncio.Future[PublishAck] | None = None
         """First failed message whose error the application has not seen. ``flush`` raises it."""
@@ -281,6 +285,7 @@ class Publisher:
             min(attempt_s, FIRST_ATTEMPT_S) if window_s else attempt_s,
             msg_id.encode() or new_id,
             now + window_s * _OF_THE_WINDOW if window_s else 0.0,
+            overload_give_up=now + options.overload_patience_s if timeout_s is None and options.overload_patience_s else 0.0,
         )
         message.deadline = min(now + message.attempt_s, message.give_up) if window_s else now + message.attempt_s
         number = self._next_id
@@ -652,9 +657,19 @@ class Publisher:
         if other or not ack.streamUid:
             self._addressing.doubt()
         if ack.ackError in _AGAIN:
+            if ack.ackError == _Ack.OVERLOADED and self._options.overload_patience_s:
+                self._leader_overloaded(self._loop.time())
             self._send_again(number, waiting, refusal, ack.retryAfterMs / 1000 if ack.ackError == _Ack.QUOTA else 0.0)
         else:
             self._fail(number, refusal)
+
+    def _leader_overloaded(self, now: float) -> None:
+        """Give all messages in flight more time, because a leader answers and has no room. ``now``: time of the event loop."""
+        if now < self._extended_at + _EXTEND_EVERY_S:
+            return
+        self._extended_at, give_up = now, now + self._options.patience_s
+        for message in self._in_flight.values():
+            message.give_up = max(message.give_up, min(give_up, message.overload_give_up))
 
     def _not_ours(self, why: str) -> None:
         """Count an ack that does not come from the addressed partition, and continue to wait for the right one [A9].

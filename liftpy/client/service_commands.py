@@ -110,7 +110,7 @@ async def call(
                             address = await asyncio.wait_for(find(True), attempt_s)
                     if answering is None:  # one for all attempts: the answer to an earlier one counts
                         answering = await stack.enter_async_context(transport.expect_answer(address.subject, attempt_s))
-                    return await _once(transport, address, command, message_id, attempt_s, answering)
+                    return await _once(transport, address, command, message_id, attempt_s, answering, timeout_s)
                 except OutcomeUnknownError:
                     maybe_stored = doubtful = True
                     raise
@@ -124,8 +124,18 @@ async def call(
 
 
 async def _once(
-    transport: Transport, address: Address, command: Command, message_id: str, timeout_s: float, answering: Answering
+    transport: Transport,
+    address: Address,
+    command: Command,
+    message_id: str,
+    timeout_s: float,
+    answering: Answering,
+    total_s: float,
 ) -> CommandAnswer:
+    """Send the command once, and wait ``timeout_s`` seconds for its answer.
+
+    ``total_s``: time limit of all attempts, for error texts.
+    """
     subject = address.subject
     answer_to, answer = answering
     if answer.done():
@@ -163,7 +173,7 @@ async def _once(
         except TimeoutError:
             transport.check_server()
             raise RequestTimeoutError(
-                f"Service {command.service} did not answer on {subject} within {timeout_s:g} s. Check that it runs "
+                f"Service {command.service} did not answer on {subject} within {total_s:g} s. Check that it runs "
                 "and that it replies to commands."
             ) from None
         return _read_answer(answer.result(), command)

@@ -59,16 +59,15 @@ class Round(NamedTuple):
 
         Raises ConfigError if a value is out of range.
         """
-        if (
-            not 0 < len(self.run.encode()) <= MAX_UID_BYTES
-            or not 0 <= self.part < 1 << 32
-            or not 0 <= self.number < _MAX_NUMBER
-            or not 0 <= self.plan <= MAX_PLAN
+        if not 0 < len(self.run.encode()) <= MAX_UID_BYTES:
+            raise ConfigError(f"Invalid run {self.run!r} of a Round. Use an id of 1 to {MAX_UID_BYTES} bytes.")
+        for name, value, highest in (
+            ("part", self.part, (1 << 32) - 1),
+            ("number", self.number, _MAX_NUMBER - 1),
+            ("plan", self.plan, MAX_PLAN),
         ):
-            raise ConfigError(
-                f"Invalid round {self}: the run needs 1 to {MAX_UID_BYTES} bytes, the part 0 to {(1 << 32) - 1}, the number 0 to "
-                f"{_MAX_NUMBER - 1} and the plan 0 to {MAX_PLAN}."
-            )
+            if not 0 <= value <= highest:
+                raise ConfigError(f"Invalid {name} = {value} of a Round. Use 0 to {highest}.")
         return SourcePosition(self.run, self.part, offset_in(0, 0, self.plan), self.number + 1)
 
 
@@ -134,6 +133,6 @@ class Repeat:
     @staticmethod
     def _diverged_error(what: str) -> PublishRejectedError:
         return PublishRejectedError(
-            (f"This attempt of the round differs from the earlier one: {what}. Send the same records in the same order."),
+            f"This attempt of the round differs from the earlier one: {what}. Send the same records in the same order.",
             "DIVERGED_PRODUCER",
         )

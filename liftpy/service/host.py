@@ -356,7 +356,11 @@ class ServiceHost:
             raise ConfigError(f"Node {refusal.node} rejected the service: {refusal.detail}")
         if refusal.reason == _Reason.DIVERGED:
             self._diverged_at = refusal.position
-            raise DivergedError(f"Node {refusal.node} reports a different state: {refusal.detail}")
+            raise DivergedError(
+                f"Service {self._settings.service} has diverged. Node {refusal.node} reports: {refusal.detail}. The snapshots from "
+                "this position on are quarantined. Make the code deterministic, then start the service again: it uses an older "
+                "snapshot."
+            )
         if refusal.detail != self._refusal:
             logger.warning(
                 "service not registered service=%s node=%s reason=%s: retrying",

@@ -397,10 +397,11 @@ class _BackupRun:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """End of the copy of one partition.
+    """Offset at which the copy of one partition ends, and the state of its producers.
 
-    ``state``: producers and message ids that a replica knew just before. None: the records alone are enough. If ``state``
-    is None and ``knows_dropped`` is False, all replicas are on nodes of an earlier version that cannot tell.
+    ``bounds``: bounds of the log. The copy ends at its committed end. ``state``: producers and message ids that a replica had
+    shortly before. None: a reader can rebuild them from the records. ``knows_dropped``: False if no replica can report them,
+    because all of them are on nodes with an earlier version.
     """
 
     bounds: Bounds

@@ -145,7 +145,8 @@ def report(
         "rounds": rounds,
         "publishers": asked.publishers,
         "nats_servers_of_liftpy": given.nats_servers,
-        "network_delay_ms": given.delay_s * 1000,
+        "network_delay_ms": given.network.delay_s * 1000,
+        "network_bandwidth_bytes_per_s": given.network.bytes_per_s,
     }
     return {
         "how": how,

@@ -46,21 +46,41 @@ _TAKEN = "address already in use"
 _TRIES = 4
 
 
-class DelayRelay:
-    """Processes that delay all bytes to and from ports of this machine (``delay_relay.py``).
+@dataclass(frozen=True)
+class HostNetwork:
+    """Network between the hosts of a benchmark.
 
-    ``delay_s``: delay of each direction, in seconds. 0: there is no process, and the ports stay as they are.
+    ``delay_s``: delay of each direction between two hosts, in seconds. 0: that of the loopback. ``bytes_per_s``: bandwidth of each
+    direction of the link of a nats-server, in bytes per second. 0: no limit.
     """
 
-    def __init__(self, delay_s: float) -> None:
-        self.delay_s = delay_s
+    delay_s: float = 0.0
+    bytes_per_s: float = 0.0
+
+    @property
+    def is_loopback(self) -> bool:
+        return not (self.delay_s or self.bytes_per_s)
+
+
+LOOPBACK = HostNetwork()
+
+
+class DelayRelay:
+    """Processes that relay all bytes to and from ports of this machine (``delay_relay.py``), as slowly as ``network``.
+
+    On the loopback there is no process, and the ports stay as they are.
+    """
+
+    def __init__(self, network: HostNetwork) -> None:
+        self._network = network
         self._processes: list[subprocess.Popen[Any]] = []
 
     def ports(self, targets: Sequence[int]) -> list[int]:
         """Start a process that relays to the ports ``targets``. Return a port of this process for each of them."""
-        if not self.delay_s:
+        if self._network.is_loopback:
             return [*targets]
-        words = [sys.executable, "-m", "sidecar.bench.delay_relay", str(self.delay_s * 1000), *map(str, targets)]
+        limits = str(self._network.delay_s * 1000), str(self._network.bytes_per_s)
+        words = [sys.executable, "-m", "sidecar.bench.delay_relay", *limits, *map(str, targets)]
         process = spawn(words, signal.SIGKILL, stdout=subprocess.PIPE, text=True)
         self._processes.append(process)
         assert process.stdout is not None
@@ -80,17 +100,17 @@ class DelayRelay:
 class NatsCluster:
     """nats-servers that form a cluster. Use it as a context manager: ``with NatsCluster(3) as cluster``.
 
-    With a network delay, each server is on a host of its own, and all clients of ``ports`` are on other hosts.
+    With a ``network``, each server is on a host of its own, and all clients of ``ports`` are on other hosts.
 
     ``storing``: lines of the ``jetstream`` block of each server, without its directory. None: no JetStream.
-    ``delay_s``: network delay of each direction between two hosts, in seconds.
     """
 
-    def __init__(self, count: int, *, storing: str | None = None, delay_s: float = 0.0) -> None:
+    def __init__(self, count: int, *, storing: str | None = None, network: HostNetwork = LOOPBACK) -> None:
         self._count = count
         self._storing = storing
         self._folder = Path()
-        self._relay = DelayRelay(delay_s)
+        self._relay = DelayRelay(network)
+        self._network = network
         self.servers: list[NatsServer] = []
         self._delayed_ports: list[int] = []
 
@@ -129,11 +149,11 @@ class NatsCluster:
                     config += f'jetstream {{ store_dir: "{self._folder / str(number)}", {self._storing} }}\n'
                 if self._count > 1:
                     config += f'cluster {{ name: peers, listen: "127.0.0.1:{port}", routes: [{routes}]'
-                    config += f', advertise: "127.0.0.1:{seen}" }}\n' if self._relay.delay_s else " }\n"
+                    config += f', advertise: "127.0.0.1:{seen}" }}\n' if not self._network.is_loopback else " }\n"
                 server = NatsServer(config=config)
                 server.start()
                 self.servers.append(server)
-            if self._relay.delay_s:
+            if not self._network.is_loopback:
                 self._delayed_ports = self._relay.ports(self.ports)
         except BaseException:
             self.__exit__(None, None, None)
@@ -158,11 +178,10 @@ class JetStreamCluster(NatsCluster):
     """nats-servers with JetStream.
 
     ``sync_always``: True to flush every write before its ack. Otherwise nats-server flushes every two minutes.
-    ``delay_s``: network delay of each direction between two servers, and between a server and a client, in seconds.
     """
 
-    def __init__(self, *, sync_always: bool, servers: int = 3, delay_s: float = 0.0) -> None:
-        super().__init__(servers, storing="sync_interval: always" if sync_always else "", delay_s=delay_s)
+    def __init__(self, *, sync_always: bool, servers: int = 3, network: HostNetwork = LOOPBACK) -> None:
+        super().__init__(servers, storing="sync_interval: always" if sync_always else "", network=network)
 
     @property
     def port(self) -> int:
@@ -218,8 +237,8 @@ def find_liftbridge() -> Path:
 class LiftbridgeCluster:
     """Liftbridge servers. Use it as a context manager: ``with LiftbridgeCluster(nats_servers)``."""
 
-    def __init__(self, nats_servers: int = 1, *, servers: int = 3, delay_s: float = 0.0) -> None:
-        self._nats = NatsCluster(nats_servers, delay_s=delay_s)
+    def __init__(self, nats_servers: int = 1, *, servers: int = 3, network: HostNetwork = LOOPBACK) -> None:
+        self._nats = NatsCluster(nats_servers, network=network)
         self._names = [f"l{number + 1}" for number in range(servers)]
         self._processes: dict[str, subprocess.Popen[Any]] = {}
         self._stack = ExitStack()
@@ -542,14 +561,14 @@ class _NatsSystem(ABC):
 class Liftpy(_NatsSystem):
     """Three liftpy nodes.
 
-    ``nats_servers``: 1 for all, or 3 that form a cluster, one per node. ``delay_s``: network delay of each direction, in seconds.
+    ``nats_servers``: 1 for all, or 3 that form a cluster, one per node.
     """
 
     kind = "liftpy"
     reads = (("batches", "liftpy-values"), ("one by one", "liftpy-record"))
 
-    def __init__(self, nats_servers: int = 1, *, delay_s: float = 0.0) -> None:
-        self._nats = NatsCluster(nats_servers, delay_s=delay_s)
+    def __init__(self, nats_servers: int = 1, *, network: HostNetwork = LOOPBACK) -> None:
+        self._nats = NatsCluster(nats_servers, network=network)
         self._stack = ExitStack()
         self._cluster: DevCluster | None = None
 
@@ -674,12 +693,12 @@ class ComparisonOptions:
     """Options of ``liftpy bench`` about the systems to compare with.
 
     ``nats_servers``: number of nats-servers for liftpy and Liftbridge. ``kafka_jars``: directory of Kafka's jars. None: not given.
-    ``delay_s``: network delay of each direction between two hosts, in seconds. Kafka's brokers do not have it.
+    ``network``: network between the hosts. Kafka's brokers use the loopback.
     """
 
     nats_servers: int = 1
     kafka_jars: Path | None = None
-    delay_s: float = 0.0
+    network: HostNetwork = LOOPBACK
 
     @property
     def jars(self) -> Path:
@@ -689,12 +708,12 @@ class ComparisonOptions:
 
 
 SYSTEMS: dict[str, Callable[[ComparisonOptions], System]] = {
-    OURS: lambda given: Liftpy(given.nats_servers, delay_s=given.delay_s),
-    "jetstream-always": lambda given: JetStream(sync_always=True, delay_s=given.delay_s),
-    "jetstream": lambda given: JetStream(sync_always=False, delay_s=given.delay_s),
-    "jetstream-r1-always": lambda given: JetStream(sync_always=True, servers=1, delay_s=given.delay_s),
-    "jetstream-r1": lambda given: JetStream(sync_always=False, servers=1, delay_s=given.delay_s),
-    "liftbridge": lambda given: Liftbridge(given.nats_servers, delay_s=given.delay_s),
+    OURS: lambda given: Liftpy(given.nats_servers, network=given.network),
+    "jetstream-always": lambda given: JetStream(sync_always=True, network=given.network),
+    "jetstream": lambda given: JetStream(sync_always=False, network=given.network),
+    "jetstream-r1-always": lambda given: JetStream(sync_always=True, servers=1, network=given.network),
+    "jetstream-r1": lambda given: JetStream(sync_always=False, servers=1, network=given.network),
+    "liftbridge": lambda given: Liftbridge(given.nats_servers, network=given.network),
     "kafka-flushed": lambda given: Kafka(given.jars, flushed=True),
     "kafka": lambda given: Kafka(given.jars, flushed=False),
 }
@@ -721,7 +740,9 @@ def choose_systems(names: tuple[str, ...], given: ComparisonOptions, say: Callab
     if BINARY in names:
         find_liftbridge()
     if set(kafkas) & set(names):
-        if given.delay_s:
-            raise ConfigError("Kafka cannot be measured with --network-delay. Leave out --kafka-jars, or the delay.")
+        if not given.network.is_loopback:
+            raise ConfigError(
+                "Kafka cannot be measured with --network-delay or --network-bandwidth. Leave out --kafka-jars, or these options."
+            )
         require_kafka(given.jars)
     return names

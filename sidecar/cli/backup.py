@@ -45,9 +45,10 @@ from sidecar.backup.restore import (
 )
 from sidecar.backup.staging import RestorePoint
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, Store
+from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.options import Duration, Size, connection_options, json_option
-from sidecar.cli.output import Progress, table
+from sidecar.cli.output import Progress, count_of, table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -85,7 +86,7 @@ def write_metrics(path: Path, url: str, found: Sequence[BackupEntry], now_ns: in
     try:
         write_to_textfile(str(path), registry)
     except OSError as error:
-        raise StorageError(f"Cannot write --metrics-file {path}: {error.strerror or error}.") from None
+        raise StorageError(f"Cannot write --metrics-file {path}: {error.strerror or error}. Check the directory.") from None
 
 
 def shown_store(url: str) -> str:
@@ -246,19 +247,19 @@ def restore(
         for number, log in enumerate(one.logs):
             if log.asked_end is not None:
                 click.echo(
-                    f"{one.wish.into}/{number}: ends at offset {log.end - 1}, not at {log.asked_end - 1} as --until says: the stream "
-                    "is compacted, and the backup no longer has what the records between superseded",
+                    f"{one.wish.into}/{number} ends at offset {log.end - 1} instead of {log.asked_end - 1} (--until), because the "
+                    "stream is compacted, and the backup lacks the records that the records in between replaced",
                     err=True,
                 )
         if one.unmet_policy:
             click.echo(
-                f"{one.wish.into}: the default policy placed its replicas, because its own policy does not fit: {one.unmet_policy}",
+                f"{one.wish.into}: the default policy placed the replicas, because that of the stream does not fit: {one.unmet_policy}",
                 err=True,
             )
     _print_states_left_out(done.states_left_out())
     _print_cursors(done.cursors)
     if any(done.cursors.values()):
-        click.echo("Set them later: liftpy backup cursors URL", err=True)
+        click.echo("To set the missing positions later: liftpy backup cursors URL", err=True)
     _print_settings(done.settings)
     click.echo(f"{manifest.backup}: readable after {done.served_s:.1f} s, done after {done.took_s:.1f} s")
     return 0 if done.is_whole else EXIT_PARTLY
@@ -267,8 +268,8 @@ def restore(
 def _print_states_left_out(said: Mapping[str, str]) -> None:
     for partition, why in said.items():
         click.echo(
-            f"{partition}: producers and message ids of records that were dropped before the backup are not known: {why}. Before you "
-            "start such a producer, have it begin behind what is stored",
+            f"{partition}: the backup lacks the producers and message ids of records that were deleted before it: {why}. Before you "
+            "start such a producer, make sure that it does not send these records again.",
             err=True,
         )
 
@@ -312,7 +313,7 @@ def _print_settings(said: Sequence[RestoredSetting]) -> None:
     for one in said:
         if one.why:
             click.echo(f"{one.name} ({one.words}) could not be set: {one.why}", err=True)
-            click.echo(f"set it later: {one.command}", err=True)
+            click.echo(f"To set the {one.name} later: {one.command}", err=True)
         else:
             click.echo(f"{one.name}: {one.words}")
 
@@ -424,7 +425,12 @@ def backup() -> None:
 @backup.command(example="liftpy backup create /backups/liftpy --stream orders")
 @url_argument
 @click.option(
-    "--stream", "streams", multiple=True, metavar="NAME", help="Back up only this stream. May be repeated.  [default: all]"
+    "--stream",
+    "streams",
+    type=STREAM,
+    multiple=True,
+    metavar="NAME",
+    help="Back up only this stream. May be repeated.  [default: all]",
 )
 @click.option(
     "--base",
@@ -555,7 +561,8 @@ def _age(manifest: Manifest) -> str:
 
 def _contents(manifest: Manifest) -> str:
     partitions = sum(len(stream.partitions) for stream in manifest.streams)
-    return f"{len(manifest.streams)} streams, {partitions} partitions, {len(manifest.cursors)} groups and cursors"
+    counts = (count_of(len(manifest.streams), "stream"), count_of(partitions, "partition"))
+    return f"{', '.join(counts)}, groups and cursors: {len(manifest.cursors)}"
 
 
 def _manifest_as_json(manifest: Manifest) -> dict[str, object]:
@@ -627,9 +634,9 @@ def prune(url: str, keep: int, dry_run: bool, died: tuple[str, ...], as_json: bo
         }
         click.echo(json.dumps(shown))
         return
-    verb = "would go" if dry_run else "are gone"
+    verb = "would be removed" if dry_run else "are removed"
     click.echo(
-        f"{len(done.backups)} of {done.backup_count_before} backups and {len(done.files)} pieces "
+        f"{len(done.backups)} of {count_of(done.backup_count_before, 'backup')} and {count_of(len(done.files), 'file')} "
         f"({done.size_bytes / _MIB:.1f} MiB) {verb}"
     )
     for running in done.waits_for:

@@ -15,9 +15,9 @@ from rich.table import Table
 from liftpy.errors import ConfigError
 from sidecar.bench.cases import CASES, BenchOptions
 from sidecar.bench.running import better, draw, report, require_plots
-from sidecar.bench.systems import OURS, SYSTEMS, ComparisonOptions, choose_systems
+from sidecar.bench.systems import OURS, SYSTEMS, ComparisonOptions, HostNetwork, choose_systems
 from sidecar.cli.help import HelpCommand
-from sidecar.cli.options import Duration, OutputFile, Size, json_option
+from sidecar.cli.options import Bandwidth, Duration, OutputFile, Size, json_option
 
 _UNITS = {
     "per_s": "{:,.0f}/s",
@@ -95,6 +95,12 @@ _UNITS = {
     help="Network delay of each direction between two hosts. A relay on this machine adds it, and uses some CPU. Not for Kafka.",
 )
 @click.option(
+    "--network-bandwidth",
+    type=Bandwidth(1e6, 1e12),
+    metavar="BANDWIDTH",
+    help="Bandwidth of each direction of the link of a NATS server, such as 100Mbit or 1Gbit.  [default: no limit]",
+)
+@click.option(
     "--kafka-jars",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Directory with the jars of Kafka (`libs` of its distribution). Measures Kafka too. Needs Java.",
@@ -122,6 +128,7 @@ def bench(
     publishers: int,
     nats_servers: str,
     network_delay: float,
+    network_bandwidth: float | None,
     kafka_jars: Path | None,
     out: Path | None,
     plot: Path | None,
@@ -142,7 +149,7 @@ def bench(
     parts = [percent / 100 for percent in _numbers(loads, "--loads")]
     asked = BenchOptions(seconds, _sizes(sizes), _numbers(windows, "--windows"), publishers, parts)
     say = functools.partial(click.echo, err=True)
-    given = ComparisonOptions(int(nats_servers), kafka_jars, network_delay)
+    given = ComparisonOptions(int(nats_servers), kafka_jars, HostNetwork(network_delay, (network_bandwidth or 0.0) / 8))
     named = choose_systems(systems, given, say)
     if plot is not None:
         require_plots()

@@ -12,8 +12,10 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 from liftpy import __version__
 from liftpy.client import Client, connect
+from liftpy.core.base.ids import is_internal
 from sidecar.cli.help import SHARED_OPTIONS, HelpCommand, options_before
 from sidecar.cli.main import TextType
+from sidecar.cli.node_reports import ask_nodes
 from sidecar.cli.options import target_of
 
 SHELLS = ("bash", "zsh", "fish")
@@ -36,7 +38,7 @@ MAX_NAMES = 1000
 def completion(shell: str) -> None:
     """Print the completion script of SHELL, or the man page.
 
-    The script completes commands, options, and the names of streams, groups, cursors, services and nodes. For names it asks
+    The script completes commands, options, and the names of streams, groups, cursors, services, nodes and contexts. For names it asks
     the cluster that the options, the environment or the context names, for at most a second.
     """
     root = click.get_current_context().find_root().command
@@ -55,13 +57,25 @@ async def _names(client: Client, kind: str) -> list[str]:
         return [one.name for one in await client.groups.list()]
     if kind == "cursor":
         return await client.cursors.list()
-    return sorted((await client.admin.describe_cluster()).image.nodes)
+    image = (await client.admin.describe_cluster()).image
+    if kind == "service":
+        return await _services(client, [node for node in sorted(image.nodes) if image.is_live(node)])
+    return sorted(image.nodes)
+
+
+async def _services(client: Client, nodes: list[str]) -> list[str]:
+    """Return the names of the services that the ``nodes`` know, also of those that have ended."""
+    reports = await ask_nodes(client, nodes)
+    partitions = [partition for report in reports.values() for partition in report.values()]
+    partitions = [partition for partition in partitions if not is_internal(str(partition.get("stream", "")))]
+    return sorted({str(one["service"]) for key in ("services", "gone_services") for p in partitions for one in p.get(key, ())})
 
 
 def names_of_cluster(ctx: click.Context, kind: str, incomplete: str) -> list[CompletionItem]:
     """Return the names of the given ``kind`` that begin with ``incomplete``, for shell completion.
 
-    ``kind``: "stream", "group", "cursor" or "node". After an error the result is empty, because a shell shows no errors here.
+    ``kind``: "stream", "group", "cursor", "service" or "node". After an error the result is empty, because a shell shows no
+    errors here.
     """
     given: dict[str, Any] = {**options_before(ctx), **{key: ctx.params[key] for key in SHARED_OPTIONS if ctx.params.get(key)}}
 
@@ -81,10 +95,10 @@ def names_of_cluster(ctx: click.Context, kind: str, incomplete: str) -> list[Com
 
 
 class ClusterName(TextType):
-    """Type of an argument that is the name of a stream, group, cursor or node. A shell can complete it.
+    """Type of an argument that is the name of a stream, group, cursor, service or node. A shell can complete it.
 
     Args:
-        kind: "stream", "group", "cursor" or "node".
+        kind: "stream", "group", "cursor", "service" or "node".
     """
 
     def __init__(self, kind: str) -> None:
@@ -95,6 +109,7 @@ class ClusterName(TextType):
 
 
 STREAM, GROUP, CURSOR, NODE = ClusterName("stream"), ClusterName("group"), ClusterName("cursor"), ClusterName("node")
+SERVICE = ClusterName("service")
 
 
 def man_page(root: click.Command) -> Iterator[str]:
@@ -106,7 +121,9 @@ def man_page(root: click.Command) -> Iterator[str]:
     for path, command in _walk((str(root.name),), root):
         yield f".SS {_escape(' '.join(path))}"
         yield ".nf"
-        with click.Context(command, info_name=" ".join(path), terminal_width=78, max_content_width=78) as ctx:
+        with click.Context(
+            command, info_name=" ".join(path), terminal_width=78, max_content_width=78, **root.context_settings
+        ) as ctx:
             yield from (_escape(line) for line in command.get_help(ctx).splitlines())
         yield ".fi"
 

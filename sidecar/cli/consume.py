@@ -30,7 +30,7 @@ from liftpy.core.wire.batch import Record
 from liftpy.core.wire.subjects import data_subject, overlaps
 from liftpy.errors import ConfigError
 from liftpy.nats.cancellation import end_tasks
-from sidecar.cli.completion import STREAM
+from sidecar.cli.completion import GROUP, STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import BYTES, connection_options, json_option
 from sidecar.cli.output import Progress, wait_for_closed_pipe
@@ -134,7 +134,7 @@ def _named_when_whole(file: Path, kind: Callable[[Path], Any]) -> Iterator[Any]:
             raise
         part.rename(file)
     except OSError as error:
-        raise ConfigError(f"Cannot write --output {file}: {error.strerror or error}.") from None
+        raise ConfigError(f"Cannot write --output {file}: {error.strerror or error}. Check the directory.") from None
 
 
 def record_json(record: Record) -> dict[str, Any]:
@@ -280,6 +280,7 @@ LINES: dict[str, Callable[[GroupBatch], Iterator[bytes]]] = {
 )
 @click.option(
     "--group",
+    type=GROUP,
     default=None,
     metavar="GROUP",
     help=(
@@ -393,7 +394,8 @@ def _warn_of_unmatched(stream: str, own: Sequence[str], subjects: Sequence[str])
         if not any(overlaps(subject, listened) for listened in own):
             listens = own[0] if len(own) == 1 else f"{own[0]} to {own[-1]}"
             click.echo(
-                f"Warning: --subject {subject} matches no subject that is read of stream {stream} ({listens}).", err=True
+                f"Warning: --subject {subject} matches no subject of the partitions that are read: {stream} stores {listens}.",
+                err=True,
             )
 
 

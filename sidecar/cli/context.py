@@ -12,7 +12,7 @@ from rich.console import Console
 
 from liftpy.errors import ConfigError
 from liftpy.nats.urls import check_urls, without_secrets
-from sidecar.cli.help import SHARED_OPTIONS, HelpGroup, options_before
+from sidecar.cli.help import SHARED_OPTIONS, HelpGroup, complete_context, options_before
 from sidecar.cli.options import add_shared_options, json_option
 from sidecar.cli.output import table
 from sidecar.runtime.contexts import SECRETS, Contexts, check_values, from_nats_cli, nats_cli_file
@@ -38,7 +38,7 @@ def context() -> None:
 def _load() -> Contexts:
     path = contexts_file()
     if path is None:
-        raise ConfigError("There is no place for contexts: set HOME or XDG_CONFIG_HOME.")
+        raise ConfigError("Cannot find the directory of the contexts. Set HOME or XDG_CONFIG_HOME.")
     return Contexts.load(path)
 
 
@@ -66,13 +66,15 @@ def add(
     """
     given = {**options_before(ctx), **{key: value for key in SHARED_OPTIONS if (value := ctx.params.get(key)) is not None}}
     if "context" in given:
-        raise click.UsageError(f"--context chooses a context. The name of the new one is {name!r}: leave --context out.", ctx)
+        raise click.UsageError(
+            f"--context chooses an existing context, but this command adds context {name!r}. Remove --context.", ctx
+        )
     values: dict[str, str] = {}
     unused: list[str] = []
     if from_nats is not None:
         home = config_home()
         if home is None:
-            raise ConfigError("There is no place where contexts of NATS could be: set HOME or XDG_CONFIG_HOME.")
+            raise ConfigError("Cannot find the directory of the NATS contexts. Set HOME or XDG_CONFIG_HOME.")
         values, unused = from_nats_cli(nats_cli_file(from_nats, home))
     values |= given
     values = {key: str(Path(value).absolute()) if key.endswith("_file") else value for key, value in values.items()}
@@ -85,17 +87,19 @@ def add(
         check_urls(tuple(url.strip() for url in values["nats"].split(",")))
     contexts = _load()
     if name in contexts.values and not may_replace:
-        raise click.UsageError(f"There is a context {name!r} already. Use --replace to replace it.", ctx)
+        raise click.UsageError(f"Context {name!r} exists already. Use --replace to replace it.", ctx)
     contexts = replace(contexts, values={**contexts.values, name: values}, selected=name if select_it else contexts.selected)
     contexts.save()
     if unused:
-        click.echo(f"Not taken over from the NATS context: {', '.join(unused)}.", err=True)
+        click.echo(
+            f"liftpy does not support these settings of the NATS context and ignores them: {', '.join(unused)}.", err=True
+        )
     click.echo(f"Context {name} was added{' and selected' if select_it else ''}.")
     return 0
 
 
 @context.command(example="liftpy context select prod")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_context)
 @click.option("--none", is_flag=True, help="Select no context.")
 def select(name: str | None, none: bool) -> None:
     """Let commands use context NAME where no option and no variable names another one."""
@@ -109,7 +113,7 @@ def select(name: str | None, none: bool) -> None:
 
 
 @context.command(example="liftpy context remove old")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_context)
 def remove(name: str) -> None:
     """Remove context NAME. Files that it names stay."""
     contexts = _load()

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from liftpy.client import Client, ClusterState
 from liftpy.core.base.ids import check_name
+from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.errors import ConfigError, UnavailableError
 from sidecar.cli.completion import NODE
 from sidecar.cli.help import HelpCommand, HelpGroup
@@ -88,7 +89,7 @@ def force_recover(folders: tuple[Path, ...], voters: str, out: Path | None, name
         written: dict[str, Path] = {}
         if voters:
             if not typed:
-                click.echo("Decisions after the end of that log are LOST permanently.", err=True)
+                click.echo("Metadata changes after the end of the selected log are LOST permanently.", err=True)
                 typed = click.prompt("Type the namespace of the cluster to continue", err=True)
             if typed != name:
                 raise ConfigError(f"{typed!r} is not the namespace of this cluster. Nothing was changed.")
@@ -178,7 +179,7 @@ def _change(target: Target, as_json: bool, timeout_s: float | None, *, add: str 
     async def work(client: Client) -> dict[str, Any]:
         decided = await client.admin.change_controllers(add=add, remove=remove)
         if not as_json:
-            click.echo(decided, err=True)
+            click.echo(_announcement(decided, add, remove), err=True)
         if timeout_s is not None:
             await _wait_until_ended(client, timeout_s)
         return await gather(client)
@@ -209,10 +210,32 @@ async def _wait_until_ended(client: Client, timeout_s: float) -> None:
 def _under_way(state: ClusterState) -> str:
     """Return the change of the controllers that is in progress and what it waits for, as text. '': there is no change."""
     now = state.image.controllers
-    if not (now.learner or now.leaving):
+    if not _text_of(now):
         return ""
     waits = {c.waits_for for c in state.controllers if c.waits_for}
-    return "; ".join((now.as_text(), *(f"it waits: {what}" for what in sorted(waits))))
+    return "; ".join((_text_of(now), *(f"the change waits: {what}" for what in sorted(waits))))
+
+
+def _announcement(decided: str, add: str, remove: str) -> str:
+    """Return the change that has begun as text. ``decided``: answer of the metadata group, which is shown if nothing changes."""
+    if not decided.startswith(_CONTROLLERS_ARE):
+        return decided
+    if add and remove:
+        return f"{add} replaces the controller {remove}"
+    return f"{add} becomes a controller when it has caught up" if add else f"{remove} is being removed from the controllers"
+
+
+_CONTROLLERS_ARE = "the controllers are"
+
+
+def _text_of(controllers: ControllerList) -> str:
+    """Return the change of the controllers that is in progress as text. '': there is no change."""
+    if not (controllers.learner or controllers.leaving):
+        return ""
+    parts = [f"{_CONTROLLERS_ARE} {', '.join(controllers.voters)}"]
+    parts += [f"{controllers.learner} becomes a controller when it has caught up"] if controllers.learner else []
+    parts += [f"{controllers.leaving} is being removed"] if controllers.leaving else []
+    return "; ".join(parts)
 
 
 async def gather(client: Client) -> dict[str, Any]:
@@ -227,7 +250,7 @@ def _show(found: dict[str, Any]) -> None:
     rows = []
     for member in found["controllers"]:
         state = "leader" if member["leader"] else "connected" if member["connected"] else "silent"
-        state += ", catches up" if member["learner"] else ", is to go" if member["leaving"] else ""
+        state += ", catching up" if member["learner"] else ", leaving" if member["leaving"] else ""
         applied = str(member["applied_index"]) if member["applied_index"] else "?"
         figures = (str(member["term"]), str(member["commit_index"]), applied, str(member["lag"]))
         rows.append((member["node_id"], state, *figures))

@@ -12,7 +12,7 @@ from rich.console import Console
 from liftpy.client import Client, parse_start
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import NotFoundError
-from sidecar.cli.completion import CURSOR
+from sidecar.cli.completion import CURSOR, STREAM
 from sidecar.cli.group import lag_of
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import NOTHING_DONE, connection_options, dry_run_option, json_option, yes_option
@@ -65,7 +65,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
 
 @cursor.command("set", example="liftpy cursor set reports --stream orders --to -1h --dry-run")
 @click.argument("name", type=CURSOR)
-@click.option("--stream", required=True, metavar="NAME", help="Stream of the cursor.")
+@click.option("--stream", type=STREAM, required=True, metavar="NAME", help="Stream of the cursor.")
 @click.option("--partition", type=click.IntRange(0), default=None, help="Set only this partition.  [default: all]")
 @click.option(
     "--to",

@@ -14,10 +14,10 @@ from liftpy.client import Client, parse_start
 from liftpy.client.group_admin import GroupDescription, QueueFigures
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import NotFoundError
-from sidecar.cli.completion import GROUP
+from sidecar.cli.completion import GROUP, STREAM
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import NOTHING_DONE, connection_options, dry_run_option, json_option, yes_option
-from sidecar.cli.output import table
+from sidecar.cli.output import count_of, table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -85,8 +85,8 @@ def show(name: str, as_json: bool, target: Target) -> None:
         Console().print(table(_OUT, out))
 
 
-_OUT = ("queue", "worker", "has", "first at", "given at most")
-_QUEUE = ("queue", "done below", "taken below", "out", "returned", "dead", "held")
+_OUT = ("queue", "worker", "records", "first offset", "most deliveries")
+_QUEUE = ("queue", "acked below", "taken below", "unacked", "returned", "dead", "held")
 
 
 def _figures(q: QueueFigures) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ def _figures(q: QueueFigures) -> tuple[str, ...]:
 def _holders(q: QueueFigures) -> list[tuple[str, ...]]:
     """Return table rows about workers that have unacked records: partition, worker, number of records, first offset, deliveries."""
     place = f"{q.key.stream}/{q.key.partition}"
-    return [(place, one.worker[:12], str(one.records), str(one.first), f"{one.deliveries} x") for one in q.holders]
+    return [(place, one.worker[:12], str(one.records), str(one.first), str(one.deliveries)) for one in q.holders]
 
 
 async def lag_of(client: Client, key: PartitionKey, position: int) -> tuple[PartitionKey, int, int | None]:
@@ -115,7 +115,7 @@ async def lag_of(client: Client, key: PartitionKey, position: int) -> tuple[Part
 
 @group.command(example="liftpy group reset billing --stream orders --to earliest --dry-run")
 @click.argument("name", type=GROUP)
-@click.option("--stream", required=True, metavar="NAME", help="Stream of the group.")
+@click.option("--stream", type=STREAM, required=True, metavar="NAME", help="Stream of the group.")
 @click.option("--partition", type=click.IntRange(0), default=None, help="Reset only this partition.  [default: all]")
 @click.option(
     "--to",
@@ -162,7 +162,8 @@ def delete(name: str, dry_run: bool, yes: bool, target: Target) -> None:
     """Delete group NAME and its committed positions. The group must have no members."""
 
     described = with_client(target, lambda client: client.groups.describe(name))
-    click.echo(f"{name}: {len(described.members)} members, {len(described.positions)} committed positions")
+    members, positions = count_of(len(described.members), "member"), count_of(len(described.positions), "committed position")
+    click.echo(f"{name}: {members}, {positions}")
     if dry_run:
         click.echo(NOTHING_DONE)
         return

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from liftpy.errors import LiftError
+
 
 class ConnectionOption(click.Option):
     """Option that says how to reach the cluster. The help lists it in a section of its own."""
@@ -47,7 +49,25 @@ def shared_option(name: str) -> click.Option:
     flag, metavar, text = SHARED_OPTIONS[name]
     head, mark, default = text.partition("  [")
     text = f"{head}  [{default.removesuffix(']') + '; ' if mark else ''}env: LIFTPY_{name.upper()}]"
-    return SharedOption([flag, name], default=None, metavar=metavar, help=text)
+    return SharedOption([flag, name], default=None, metavar=metavar, help=text, shell_complete=completer_of(name))
+
+
+def completer_of(name: str) -> Callable[[click.Context, click.Parameter, str], list[str]] | None:
+    """Return the function that completes the value of the shared option ``name`` in a shell. None: there is none."""
+    return complete_context if name == "context" else None
+
+
+def complete_context(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of contexts that begin with ``incomplete``, for shell completion. After an error there are none."""
+    from sidecar.runtime.contexts import Contexts  # late: only a shell's completion needs it
+    from sidecar.runtime.settings import contexts_file
+
+    path = contexts_file()
+    try:
+        names = Contexts.load(path).values if path is not None else {}
+    except LiftError:
+        return []
+    return [name for name in sorted(names) if name.startswith(incomplete)]
 
 
 def options_before(ctx: click.Context | None) -> dict[str, str]:

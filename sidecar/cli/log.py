@@ -22,11 +22,11 @@ from liftpy.core.log.log import Log
 from liftpy.errors import ConfigError, DataDirectoryLockedError
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import json_option
-from sidecar.cli.output import Progress, table
+from sidecar.cli.output import Progress, count_of, table
 from sidecar.disk.files import DirectoryStorage
 
 EXIT_DAMAGED = 1
-"""The folder of a partition is damaged."""
+"""The partition directory is damaged."""
 
 
 @click.group(cls=HelpGroup, example="liftpy log verify DATA/streams/STREAM-UID/0")
@@ -88,7 +88,8 @@ def verify(folder: Path, as_json: bool) -> int:
             click.echo(f"also: {fault}")
     else:
         records = sum(s.summary.record_count for s in report.segments)
-        click.echo(f"no damage: {len(report.segments)} segments, {records} records, log end offset {report.log_end_offset}")
+        counts = f"{count_of(len(report.segments), 'segment')}, {count_of(records, 'record')}"
+        click.echo(f"no damage: {counts}, log end offset {report.log_end_offset}")
     return EXIT_DAMAGED if report.faults else 0
 
 
@@ -112,7 +113,7 @@ def repair(folder: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(result))
         return
-    click.echo(f"cut {report.cut_bytes} bytes of a torn tail, rebuilt {report.rebuilt_indexes} indexes")
+    click.echo(f"truncated {count_of(report.cut_bytes, 'byte')} of a torn tail, rebuilt {report.rebuilt_indexes} indexes")
     for damage in report.damage:
         click.echo(f"quarantined {damage.name}: {damage.fault}; records are missing from offset {damage.first_offset} on")
     click.echo(f"the log ends before offset {opened.log_end_offset}")
@@ -133,7 +134,7 @@ def _alone(folder: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise DataDirectoryLockedError(f"A sidecar uses {path.parent}. Stop it first.") from None
+        raise DataDirectoryLockedError(f"A sidecar uses the data directory {path.parent}. Stop it first.") from None
     finally:
         os.close(descriptor)
 
@@ -169,7 +170,7 @@ def _segments_table(report: PartitionReport) -> Table:
     for s in report.segments:
         newest = datetime.fromtimestamp(s.summary.max_timestamp_ns / 1e9, UTC).isoformat(timespec="milliseconds")
         offsets = f"{s.summary.base_offset}..{s.summary.next_offset - 1}" if s.summary.record_count else "empty"
-        state = (("torn tail" if s.torn_tail else "damaged") + f" at {s.fault_position}") if s.fault else "right"
+        state = (("torn tail" if s.torn_tail else "damaged") + f" at {s.fault_position}") if s.fault else "intact"
         rows.append((s.name, str(s.file_size_bytes), str(s.summary.record_count), offsets, newest, s.index, state))
     return table(
         ("segment", "bytes", "records", "offsets", "newest", "index", "state"), rows, folds=("newest", "state", "index")

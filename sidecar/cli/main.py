@@ -282,10 +282,10 @@ def new_name(error: click.UsageError) -> str:
     path = "" if error.ctx is None else error.ctx.command_path.partition(" ")[2]
     if isinstance(error, click.NoSuchOption):
         new = renamed.OPTIONS.get(f"{path} {error.option_name}".strip())
-        return f"the option {error.option_name} is now called {new}" if new else ""
+        return f"The option {error.option_name} was renamed. Use {new}." if new else ""
     found = re.match(r"No such command '([^']+)'", error.message)
     old = f"{path} {found[1]}".strip() if found else ""
-    return f"the command liftpy {old} is now called liftpy {renamed.COMMANDS[old]}" if old in renamed.COMMANDS else ""
+    return f"The command liftpy {old} was renamed. Use liftpy {renamed.COMMANDS[old]}." if old in renamed.COMMANDS else ""
 
 
 def _show(error: LiftError, *, as_json: bool) -> None:

@@ -24,6 +24,7 @@ from liftpy.errors import ConfigError, NotFoundError, StaleRequestError
 from sidecar.cli.completion import NODE
 from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.options import Duration, connection_options, json_option, yes_option
+from sidecar.cli.output import count_of
 from sidecar.cli.reassignment import follow, move_timeout_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.logs import LEVELS
@@ -51,7 +52,7 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
         await client.admin.set_node(node_id, leaving=not cancel)
         image = (await client.admin.describe_cluster()).image
         if not as_json and not cancel:
-            click.echo(f"{node_id} is drained of {image.replica_counts.get(node_id, 0)} replicas")
+            click.echo(f"draining {node_id}: {count_of(image.replica_counts.get(node_id, 0), 'replica')} to move")
             for line in [] if wait else _reasons_that_replicas_stay(image, node_id):
                 click.echo(line, err=True)
         if wait:
@@ -79,7 +80,7 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
     if as_json:
         click.echo(json.dumps(said))
     elif cancel:
-        click.echo(f"{node_id} receives replicas again. It holds {said['replicas']}")
+        click.echo(f"{node_id} receives replicas again. It holds {count_of(said['replicas'], 'replica')}")
     elif wait:
         click.echo(f"{node_id} holds no replicas. Stop it, then run liftpy node remove {node_id}")
     else:
@@ -97,7 +98,7 @@ def _reasons_that_replicas_stay(image: ClusterImage, node_id: str) -> list[str]:
     found = []
     if names:
         found.append(
-            f"{_some(names)}: more replicas than the {others} other nodes that may take them: they stay until there are more nodes"
+            f"{_some(names)}: more replicas than the {others} other nodes that may take them. They stay until there are more nodes"
         )
     return found + reasons_that_replicas_are_offline(image, node_id)
 
@@ -111,8 +112,9 @@ def reasons_that_replicas_are_offline(image: ClusterImage, node_id: str) -> list
     if not offline:
         return []
     return [
-        f"{_some(offline)}: offline, and nobody who is there holds all that was committed: they stay until {node_id}, or another node "
-        "that holds it, is started again; or elect who lacks records (liftpy partition elect --unclean), or delete the stream"
+        f"{_some(offline)}: offline, because no live node has all committed records. The replicas stay until {node_id}, or another "
+        "node with these records, starts again. To give up the missing records, use liftpy partition elect --unclean or delete the "
+        "stream"
     ]
 
 
@@ -136,7 +138,7 @@ def can_stop(node_id: str, as_json: bool, target: Target) -> int:
     if as_json:
         click.echo(json.dumps({"node": node_id, "can_stop": not reasons, "reasons": reasons}))
     else:
-        click.echo("\n".join(reasons) or f"{node_id} may stop")
+        click.echo("\n".join(reasons) or f"{node_id} can stop")
     return 1 if reasons else 0
 
 
@@ -333,5 +335,5 @@ def log_level(node_id: str, level: str, duration_s: float, as_json: bool, target
     if "error" in said:
         raise ConfigError(str(said["error"]))
     click.echo(
-        json.dumps({"node": node_id, **said}) if as_json else f"{node_id} logs from {level} on for {Duration.text(duration_s)}"
+        json.dumps({"node": node_id, **said}) if as_json else f"{node_id} logs at level {level} for {Duration.text(duration_s)}"
     )

@@ -21,7 +21,7 @@ from click.shell_completion import CompletionItem
 
 from liftpy.config import FlushMode, FlushPolicy
 from liftpy.errors import ConfigError
-from sidecar.cli.help import SHARED_OPTIONS, ConnectionOption, SharedOption, options_before
+from sidecar.cli.help import SHARED_OPTIONS, ConnectionOption, SharedOption, completer_of, options_before
 from sidecar.runtime.settings import Target, context_values, credentials_from, target_from
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -132,6 +132,15 @@ class Size(_UnitType):
         return round(number)
 
 
+class Bandwidth(_UnitType):
+    """A number of bits per second on the command line: ``100Mbit``, ``1Gbit``."""
+
+    name = "bandwidth"
+    units: ClassVar[Mapping[str, float]] = {"kbit": 1e3, "Mbit": 1e6, "Gbit": 1e9}
+    example = "100Mbit, 1Gbit or 2.5Gbit"
+    units_text = "BANDWIDTH: a number with kbit, Mbit or Gbit (per second), such as 1Gbit."
+
+
 class FlushType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """Flush policy of a stream on the command line: ``always``, ``interval:100ms`` or ``none``. The interval needs a unit."""
 
@@ -146,7 +155,7 @@ class FlushType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     @staticmethod
     def policy(text: str) -> FlushPolicy:
         if re.fullmatch(r"interval:[0-9.]*", text):
-            raise ConfigError(f"flush policy {text!r}: the interval needs a unit, such as interval:100ms")
+            raise ConfigError(f"flush policy {text!r}: the interval needs a unit. Use for example interval:100ms.")
         return FlushPolicy.parse(text)
 
     @staticmethod
@@ -233,7 +242,9 @@ def add_shared_options(function: F) -> F:
     """Add the connection options to a command. The command gets each value by name, None if the user did not give it."""
     for name in reversed(SHARED_OPTIONS):
         flag, metavar, text = SHARED_OPTIONS[name]
-        function = click.option(flag, name, cls=SharedOption, default=None, metavar=metavar, help=text)(function)
+        complete = completer_of(name)
+        option = click.option(flag, name, cls=SharedOption, default=None, metavar=metavar, help=text, shell_complete=complete)
+        function = option(function)
     return function
 
 

@@ -60,6 +60,11 @@ def table(
     return made
 
 
+def count_of(count: int, noun: str) -> str:
+    """Return ``count`` with its noun in singular or plural, such as ``1 move`` and ``2 moves``. ``noun``: singular."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 LINE_EVERY_S = 10.0
 """Interval of the lines where standard error is no terminal, in seconds."""
 

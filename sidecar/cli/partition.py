@@ -17,7 +17,7 @@ from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.election import partitions_off_preferred_leader
 from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import ConfigError, NotFoundError, StaleRequestError, UnavailableError
-from sidecar.cli.completion import STREAM
+from sidecar.cli.completion import NODE, STREAM
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import Duration, connection_options, json_option
 from sidecar.cli.reassignment import follow, has_no_move, move_timeout_option, same_stream, wait_option
@@ -49,6 +49,7 @@ def partition() -> None:
 @click.option(
     "--node",
     "nodes",
+    type=NODE,
     multiple=True,
     metavar="NODE,NODE,...",
     help="New replicas, separated by commas, preferred leader first. May be repeated.",
@@ -123,7 +124,12 @@ def move(
 @click.argument("stream", type=STREAM)
 @number_argument
 @click.option(
-    "--node", "node", default="", metavar="NODE", help="New leader, a live member of the ISR.  [default: the preferred leader]"
+    "--node",
+    "node",
+    type=NODE,
+    default="",
+    metavar="NODE",
+    help="New leader, a live member of the ISR.  [default: the preferred leader]",
 )
 @timeout_option
 @json_option
@@ -135,6 +141,8 @@ def transfer(stream: str, number: int, node: str, timeout_s: float, as_json: boo
         image = (await client.stream(stream)).image
         if _find(image, number).status is not PartitionStatus.ONLINE:
             raise ConfigError(f"{stream}/{number} has no leader. To elect one: liftpy partition elect {stream} {number}")
+        if node and node not in (replicas := _find(image, number).replicas):
+            raise ConfigError(f"{node} has no replica of {stream}/{number}. Its replicas are on {', '.join(replicas)}.")
         return await _move_and_wait(client, image, number, node, timeout_s=timeout_s)
 
     _print_result(stream, *with_client(target, work), as_json)
@@ -143,7 +151,7 @@ def transfer(stream: str, number: int, node: str, timeout_s: float, as_json: boo
 @partition.command(example="liftpy partition elect orders 0")
 @click.argument("stream", type=STREAM)
 @number_argument
-@click.option("--node", default="", metavar="NODE", help="Replica to elect.  [default: the best one]")
+@click.option("--node", type=NODE, default="", metavar="NODE", help="Replica to elect.  [default: the best one]")
 @click.option(
     "--unclean",
     is_flag=True,
@@ -191,7 +199,9 @@ def elect(
 
 
 @partition.command("elect-preferred", example="liftpy partition elect-preferred --stream orders")
-@click.option("--stream", "only", default=None, metavar="NAME", help="Elect leaders only in this stream.  [default: all]")
+@click.option(
+    "--stream", "only", type=STREAM, default=None, metavar="NAME", help="Elect leaders only in this stream.  [default: all]"
+)
 @timeout_option
 @json_option
 @connection_options

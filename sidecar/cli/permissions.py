@@ -9,6 +9,7 @@ from liftpy.core.base.ids import check_name, check_publisher_subject
 from liftpy.core.wire.permissions import AccessRole, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
 from liftpy.core.wire.subjects import check_inbox_prefixes
 from liftpy.errors import ConfigError
+from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options
 from sidecar.cli.session import with_client
@@ -17,7 +18,9 @@ from sidecar.runtime.settings import Target
 
 @click.command(cls=HelpCommand, example="liftpy permissions --role reader --stream orders")
 @click.option("--role", required=True, type=click.Choice([role.value for role in AccessRole]), help="Purpose of the user.")
-@click.option("--stream", "streams", multiple=True, metavar="NAME", help="Allow only this stream. May be repeated.")
+@click.option(
+    "--stream", "streams", type=STREAM, multiple=True, metavar="NAME", help="Allow only this stream. May be repeated."
+)
 @click.option(
     "--subject",
     "subjects",

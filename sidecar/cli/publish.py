@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import stat
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from types import TracebackType
 from typing import BinaryIO
 
 import click
 
-from liftpy.client import Client, PublishAck, Publisher, PublishOptions
+from liftpy.client import Client, Producer, ProducerOptions, PublishAck, Publisher, PublishOptions
+from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.encode_publish import MESSAGE_ID
+from liftpy.client.partition_sender import Receipt
 from liftpy.config import AckPolicy
+from liftpy.core.publish.jetstream_headers import first_refused
 from liftpy.core.wire.headers import pairs_of
 from liftpy.errors import (
     ConfigError,
@@ -38,8 +43,21 @@ from sidecar.runtime.tasks import start_attended
 
 _CHUNK_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 64 * 1024 * 1024
+_LINES_WITH_IDS = 4096
+"""Number of lines that are sent with a message id. A producer sends the lines after them.
+
+A leader remembers message ids for the deduplication window, so an endless input would fill its memory. It remembers a producer for a
+day. So a short input uses ids.
+"""
+_PATIENCE_S = 30.0
+"""Time in which a leader must accept a line, in seconds."""
+_OVERLOAD_PATIENCE_S = 600.0
+"""Time in which a leader that has no room must accept a line, in seconds."""
 _CHECK_S = 2.0
 """Time to check that --subject is the stream's, in seconds. Without an answer or permission, the command publishes anyway."""
+
+
+OpenProducer = Callable[[], AwaitableContext[Producer]]
 
 
 @dataclass(slots=True)
@@ -72,18 +90,21 @@ class _Report:
     def count_answer(self, line: int, answer: asyncio.Future[PublishAck]) -> None:
         if answer.cancelled():
             return
-        self.waiting.discard(line)
         error = answer.exception()
         if error is not None:
             self.refused_line(line, error if isinstance(error, LiftError) else LiftError(repr(error)))
-            return
-        ack = answer.result()
+        else:
+            self.acknowledged(line, answer.result())
+
+    def acknowledged(self, line: int, ack: PublishAck) -> None:
+        self.waiting.discard(line)
         self.published += 1
         self.first_offset = ack.offset if self.first_offset < 0 else min(self.first_offset, ack.offset)
         self.last_offset = max(self.last_offset, ack.offset)
 
     def refused_line(self, line: int, error: LiftError) -> None:
         """Count a line that failed. Store the error of the failed line with the lowest number."""
+        self.waiting.discard(line)
         self.refused += 1
         self.rejected.set()
         if self.first_error is None or line < self.first_refused_line:
@@ -110,6 +131,12 @@ class _LineOptions:
     key: bytes | None
     headers: tuple[tuple[str, bytes], ...]
     keep_going: bool
+    partition: int
+
+    @property
+    def allows_producer(self) -> bool:
+        """True if a producer can send the lines: it needs the acks of all replicas, and its first rejected line ends it."""
+        return self.ack is AckPolicy.ALL and not self.keep_going and not first_refused(name for name, _ in self.headers)
 
 
 @click.command(cls=HelpCommand, example="liftpy publish orders --key customer-7 --header source=import < events.jsonl")
@@ -150,12 +177,12 @@ def publish(
 ) -> int:
     """Publish each line of FILE to stream NAME, and wait for the acks. Without FILE, read the standard input.
 
-    Each line has a message id. The command sends a line without an ack again, and the stream stores it once.
+    The command sends a line without an ack again, and the stream stores it once. If a leader has no room, the command waits.
 
     The command stops at the first rejected line. It prints the line and the number of lines sent before it. Exit code 1: at least one
     line was rejected.
     """
-    manner = _LineOptions(AckPolicy(ack), key, _headers(headers), keep_going)
+    manner = _LineOptions(AckPolicy(ack), key, _headers(headers), keep_going, partition)
 
     report, started = _Report(), time.monotonic()
 
@@ -163,11 +190,15 @@ def publish(
         nonlocal started
         if subject:
             await _describe(client, name)
-        options = PublishOptions(window=window, message_ids=True)
+        options = PublishOptions(
+            window=window, message_ids=True, patience_s=_PATIENCE_S, overload_patience_s=_OVERLOAD_PATIENCE_S
+        )
         publisher = await client.publisher(name, partition, subject=subject, options=options)
+        batches = ProducerOptions(buffer_records=window, patience_s=_PATIENCE_S)
+        open_producer = (lambda: client.producer(name, options=batches)) if manner.allows_producer and not subject else None
         started = time.monotonic()
         with Progress(name, _size(file), unit="messages", is_shown=not file.isatty()) as progress:
-            await _publish_lines(publisher, file, manner, report, progress)
+            await _publish_lines(publisher, file, manner, report, progress, open_producer)
 
     try:
         with_client(target, work, needs_majority=False)
@@ -185,8 +216,10 @@ def publish(
         click.echo(f"{report.published} {messages} published to {name}/{partition} (ack {ack}{where}) in {seconds:.2f} s")
     if report.first_error is None:
         return 0
+    line = f"line {report.first_refused_line}"
+    many = f"{report.refused} lines are not acknowledged, the first of them {line}"
     click.echo(
-        f"Error: {report.refused} lines are not acknowledged, the first of them line {report.first_refused_line}: "
+        f"Error: {many if report.refused > 1 else f'{line} is not acknowledged'}: "
         f"{str(report.first_error).removesuffix('.')}. {report.progress[0].upper()}{report.progress[1:]}",
         err=True,
     )
@@ -233,13 +266,105 @@ def _size(file: BinaryIO) -> int | None:
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
-async def _publish_lines(
-    publisher: Publisher, file: BinaryIO, manner: _LineOptions, report: _Report, progress: Progress
-) -> None:
-    try:
-        async with publisher:  # its end waits for every ack
+class _LineSender:
+    """Sends lines: the first ones with message ids, and the others with a producer. ``open_producer``: opens it. None: use ids only."""
+
+    def __init__(self, publisher: Publisher, manner: _LineOptions, report: _Report, open_producer: OpenProducer | None) -> None:
+        self._publisher = publisher
+        self._manner = manner
+        self._report = report
+        self._open = open_producer
+        self._producer: Producer | None = None
+        self._receipts: asyncio.Queue[tuple[int, Receipt] | None] = asyncio.Queue()
+        self._counting: asyncio.Task[None] | None = None
+
+    async def send(self, line: bytes) -> None:
+        if self._open is not None and self._report.sent >= _LINES_WITH_IDS:
+            await self._switch(self._open)
+        if self._producer is not None:
+            await self._send_with_producer(self._producer, line)
+            return
+        manner, report = self._manner, self._report
+        if manner.ack is AckPolicy.NONE:
+            await self._publisher.post(line, key=manner.key, headers=manner.headers)
+            report.sent += 1
+            report.published += 1
+            return
+        answer = await self._publisher.send(line, key=manner.key, headers=manner.headers, ack=manner.ack)
+        report.sent += 1
+        if answer.done():  # rejected here, before anything was sent
+            report.count_answer(report.sent, answer)
+        else:
+            report.waiting.add(report.sent)
+            answer.add_done_callback(partial(report.count_answer, report.sent))
+
+    async def _switch(self, open_producer: OpenProducer) -> None:
+        """Wait for the acks of the lines with message ids, and open the producer.
+
+        Without a producer, the later lines get message ids, too: not every user may open one, and not every stream can have one.
+        """
+        self._open = None
+        await self._publisher.flush()
+        if self._report.first_error is not None:
+            return
+        try:
+            self._producer = await open_producer()
+        except LiftError:
+            return
+        self._counting = start_attended(self._count_receipts())
+
+    async def _send_with_producer(self, producer: Producer, line: bytes) -> None:
+        manner, report = self._manner, self._report
+        receipt = await producer.send(line, key=manner.key, headers=manner.headers, partition=manner.partition)
+        report.sent += 1
+        report.waiting.add(report.sent)
+        self._receipts.put_nowait((report.sent, receipt))
+
+    async def _count_receipts(self) -> None:
+        while (item := await self._receipts.get()) is not None:
+            line, receipt = item
             try:
-                await _send_lines(publisher, file, manner, report, progress)
+                self._report.acknowledged(line, await receipt)
+            except LiftError as error:
+                self._report.refused_line(line, error)
+
+    async def __aenter__(self) -> _LineSender:
+        await self._publisher.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for every ack, unless the command was interrupted."""
+        interrupted = kind is not None and not issubclass(kind, LiftError)
+        try:
+            if self._producer is not None:
+                try:
+                    if not interrupted:
+                        with contextlib.suppress(LiftError):  # the receipts of its lines have the error
+                            await self._producer.flush()
+                finally:
+                    await self._producer.close()
+                    self._receipts.put_nowait(None)
+                    if self._counting is not None:
+                        await self._counting
+        finally:
+            await self._publisher.__aexit__(kind, error, trace)
+
+
+async def _publish_lines(
+    publisher: Publisher,
+    file: BinaryIO,
+    manner: _LineOptions,
+    report: _Report,
+    progress: Progress,
+    open_producer: OpenProducer | None = None,
+) -> None:
+    sender = _LineSender(publisher, manner, report, open_producer)
+    try:
+        async with sender:  # its end waits for every ack
+            try:
+                await _send_lines(sender, file, manner, report, progress)
             except LiftError as error:  # also of reading
                 report.refused_line(report.sent + 1, error)
     except LiftError as error:
@@ -247,7 +372,7 @@ async def _publish_lines(
             report.refused_line(report.sent + 1, error)
 
 
-async def _send_lines(publisher: Publisher, file: BinaryIO, manner: _LineOptions, report: _Report, progress: Progress) -> None:
+async def _send_lines(sender: _LineSender, file: BinaryIO, manner: _LineOptions, report: _Report, progress: Progress) -> None:
     """Publish each line of ``file`` as it arrives, until the end of the file or the first rejected line."""
     rejected = start_attended(report.rejected.wait())
     lines = _lines(file)
@@ -262,7 +387,7 @@ async def _send_lines(publisher: Publisher, file: BinaryIO, manner: _LineOptions
             for line in some:
                 if report.first_error is not None and not manner.keep_going:
                     return
-                await _send_line(publisher, line, manner, report)
+                await sender.send(line)
                 sent_bytes += len(line) + 1
             progress.at(sent_bytes, report.published)
     finally:
@@ -271,21 +396,6 @@ async def _send_lines(publisher: Publisher, file: BinaryIO, manner: _LineOptions
             task.cancel()
         await asyncio.wait(tasks)
         await lines.aclose()
-
-
-async def _send_line(publisher: Publisher, line: bytes, manner: _LineOptions, report: _Report) -> None:
-    if manner.ack is AckPolicy.NONE:
-        await publisher.post(line, key=manner.key, headers=manner.headers)
-        report.sent += 1
-        report.published += 1
-        return
-    answer = await publisher.send(line, key=manner.key, headers=manner.headers, ack=manner.ack)
-    report.sent += 1
-    if answer.done():  # rejected here, before anything was sent
-        report.count_answer(report.sent, answer)
-    else:
-        report.waiting.add(report.sent)
-        answer.add_done_callback(partial(report.count_answer, report.sent))
 
 
 async def _next(lines: AsyncGenerator[list[bytes], None]) -> list[bytes]:

@@ -171,7 +171,9 @@ async def same_stream(client: Client, before: StreamInfo) -> StreamInfo:
 def sentence(now: MoveProgress, left_s: float | None) -> str:
     """Return the progress of moves as text for people. ``left_s``: estimated remaining time in seconds, None: unknown."""
     if not now.partitions:
-        return "nothing moves yet: the move waits for nodes that may take the replicas"
+        return "nothing moves yet: the move waits for nodes that can take the replicas"
     size = f"{now.remaining_bytes / _MEGABYTE:.1f} MB left"
     time_left = "" if left_s is None else f", about {left_s:.0f} s"
-    return f"{now.partitions} partitions move, {now.copying} are being copied, {size}{time_left}"
+    move = "partition moves" if now.partitions == 1 else "partitions move"
+    copied = "is" if now.copying == 1 else "are"
+    return f"{now.partitions} {move}, {now.copying} {copied} being copied, {size}{time_left}"

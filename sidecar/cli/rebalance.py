@@ -22,7 +22,7 @@ from liftpy.errors import NotFoundError
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.node_reports import NodeReports, ask_nodes
 from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.output import table
+from sidecar.cli.output import count_of, table
 from sidecar.cli.reassignment import follow, move_timeout_option, wait_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -102,12 +102,12 @@ def rebalance(
             click.echo(json.dumps(_json(plan, dry_run) | {"refused": refused, "replaced": replaced}))
             return
         for line in refused:
-            click.echo(f"refused: {line}", err=True)
+            click.echo(f"not moved: {line}", err=True)
         for partition in replaced:
             click.echo(f"not moved: another request replaced or canceled the move of {partition}", err=True)
         if plan.targets and not dry_run:
             click.echo(
-                "done"
+                "all moves are complete"
                 if wait
                 else "The moves continue. liftpy status shows the progress, and liftpy rebalance --cancel cancels them"
             )
@@ -258,7 +258,9 @@ async def _cancel(client: Client, image: ClusterImage, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"cancelled": len(wishes) - len(refused), "refused": refused}))
         return
-    click.echo(f"{len(wishes) - len(refused)} moves are canceled. Moves whose log is already copied are completed")
+    canceled = len(wishes) - len(refused)
+    are = "is" if canceled == 1 else "are"
+    click.echo(f"{count_of(canceled, 'move')} {are} canceled. Moves whose log is already copied are completed")
 
 
 def _json(plan: RebalancePlan, dry_run: bool) -> dict[str, Any]:
@@ -289,6 +291,10 @@ def _show(plan: RebalancePlan, dry_run: bool) -> None:
     console.print(table(("node", plan.unit, "then"), held, title="nodes"))
     for stream, partition in plan.stuck:
         console.print(f"{stream}/{partition} does not move: no other node can take it", highlight=False)
-    what = f"{plan.moved:,} bytes in {len(plan.moves)} moves" if plan.by == "bytes" else f"{len(plan.moves)} moves"
+    what = (
+        f"{plan.moved:,} bytes in {count_of(len(plan.moves), 'move')}"
+        if plan.by == "bytes"
+        else count_of(len(plan.moves), "move")
+    )
     summary = f"{what} (minimum: {plan.fewest:,})." if plan.moves else "No moves needed."
     console.print(summary + (" Dry run: nothing changed." if dry_run else ""), highlight=False)

@@ -59,6 +59,7 @@ from liftpy.nats.transport import Transport, open_connection
 from liftpy.service.bad_record_writer import DecisionWriter
 from liftpy.service.host import ServiceHost
 from liftpy.service.settings import ServiceSettings
+from sidecar.cli.completion import NODE, SERVICE, STREAM
 from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.main import stop_signals
 from sidecar.cli.options import BYTES, Duration, connection_options
@@ -69,9 +70,11 @@ from sidecar.runtime.tasks import start_attended
 
 
 @click.command(cls=HelpCommand, example="liftpy service call bank 'deposit alice 10' --stream bank-commands --key alice")
-@click.argument("name")
+@click.argument("name", type=SERVICE)
 @click.argument("text", required=False)
-@click.option("--stream", required=True, help="Stream that the service reads. The command becomes a record of this stream.")
+@click.option(
+    "--stream", type=STREAM, required=True, help="Stream that the service reads. The command becomes a record of this stream."
+)
 @click.option(
     "--partition",
     type=click.IntRange(0),
@@ -205,8 +208,8 @@ _BY_AN_OPERATOR = "passed over by an operator"
 
 
 @click.command(cls=HelpCommand, example="liftpy service skip bank --stream bank-commands --offset 1234")
-@click.argument("name")
-@click.option("--stream", required=True, help="Stream that the service reads.")
+@click.argument("name", type=SERVICE)
+@click.option("--stream", type=STREAM, required=True, help="Stream that the service reads.")
 @click.option("--partition", type=click.IntRange(0), help="Partition of the record.  [default: the only partition]")
 @click.option("--offset", required=True, type=click.IntRange(0), help="Offset of the record that the service cannot apply.")
 @click.option("--timer", default="", help="Id of the timer that fails at this offset, if a timer fails.")
@@ -231,10 +234,12 @@ def skip(
 
 
 @click.command(cls=HelpCommand, example="liftpy service snapshot bank --stream bank-commands")
-@click.argument("name")
-@click.option("--stream", required=True, help="Stream that the service reads.")
+@click.argument("name", type=SERVICE)
+@click.option("--stream", type=STREAM, required=True, help="Stream that the service reads.")
 @click.option("--partition", type=click.IntRange(0), help="Partition of the service instance.  [default: the only partition]")
-@click.option("--node", "nodes", multiple=True, help="Node of the service instance. May be repeated.  [default: all]")
+@click.option(
+    "--node", "nodes", type=NODE, multiple=True, help="Node of the service instance. May be repeated.  [default: all]"
+)
 @click.option(
     "--timeout",
     "timeout_s",
@@ -289,7 +294,7 @@ async def store_now(
                 stored[node] = int(found["snapshot"])
         if time.monotonic() >= give_up_s:
             raise UnavailableError(
-                f"No snapshot next to {', '.join(sorted(asked.keys() - stored.keys()))} after {timeout_s:g} s "
+                f"The service has stored no snapshot on {', '.join(sorted(asked.keys() - stored.keys()))} within {timeout_s:g} s "
                 "(--timeout). Check the log of the service."
             )
         await asyncio.sleep(_POLL_S)
@@ -369,7 +374,7 @@ async def _record(client: Client, stream: str, partition: int, offset: int, uid:
 
 
 @click.command(cls=HelpCommand, example="liftpy service query bank 'balance alice' --key alice")
-@click.argument("name")
+@click.argument("name", type=SERVICE)
 @click.argument("text", required=False)
 @click.option(
     "--partition",
@@ -455,7 +460,7 @@ service.add_command(call)
 @click.option(
     "--name", default=None, help="Name of the service. Must be equal on all nodes.  [default: the class name in lower case]"
 )
-@click.option("--stream", required=True, help="Stream whose committed records the service reads.")
+@click.option("--stream", type=STREAM, required=True, help="Stream whose committed records the service reads.")
 @click.option(
     "--partition",
     "partitions",
@@ -467,7 +472,7 @@ service.add_command(call)
         "one instance for each partition. If one instance fails permanently, the process ends."
     ),
 )
-@click.option("--node", required=True, help="Id of the node that the service runs next to.")
+@click.option("--node", type=NODE, required=True, help="Id of the node that the service runs next to.")
 @click.option("--data", required=True, type=click.Path(file_okay=False, path_type=Path), help="Directory for snapshots.")
 @click.option(
     "--output-stream",
@@ -615,7 +620,7 @@ def read_parameters(service: type[Service], given: Sequence[str], file: Path | N
         try:
             found = load_json(file.read_bytes(), unique=True)
         except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(f"Cannot read --settings {file} as JSON: {error}") from None
+            raise ConfigError(f"Cannot read --settings {file} as JSON: {error}. Use a file with one JSON object.") from None
         if not isinstance(found, dict):
             raise ConfigError(f"--settings {file} is not a JSON object. Use names and values.")
         parameters.update(found)
@@ -664,7 +669,7 @@ async def _run(
         first, others = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         if others and not stopping.is_set():
             numbers = ", ".join(map(str, sorted(finding.result()[running.index(task)] for task in first)))
-            logger.error("%s: partition %s ended; stopping all partitions", settings.stream, numbers)
+            logger.error("service instance ended stream=%s partitions=%s: stopping all partitions", settings.stream, numbers)
             failure[0] = f"partition {numbers} of the same process has ended"
         stopping.set()
         if others:
@@ -694,7 +699,7 @@ async def _all_partitions(settings: ServiceSettings, target: Target) -> Sequence
                 )
             except (NotFoundError, UnavailableError) as error:
                 if not announced:
-                    logger.warning("cannot list the partitions: %s; retrying", error)
+                    logger.warning("partitions not listed error=%s: retrying", error)
                     announced = True
                 await asyncio.sleep(_CONNECT_AGAIN_S)
     finally:
@@ -732,6 +737,6 @@ async def _connect(settings: ServiceSettings, target: Target) -> NatsConnection:
             return await open_connection(target.nats, credentials=target.credentials, name=f"liftpy-service-{settings.service}")
         except UnavailableError as error:
             if not announced:
-                logger.warning("%s; trying on", error)
+                logger.warning("NATS connection failed error=%s: retrying", error)
                 announced = True
             await asyncio.sleep(_CONNECT_AGAIN_S)

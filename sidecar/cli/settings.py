@@ -47,7 +47,7 @@ def show(node_id: str, diff: bool, as_json: bool, target: Target) -> None:
     if as_json:
         click.echo(json.dumps({"node": node_id, "settings": rows}))
         return
-    columns = ("setting", "value", "source", "default", "changes")
+    columns = ("setting", "value", "source", "default", "applied by")
     cells = [(row["name"], escape(_value(row)), row["source"], escape(_text(row["default"])), row["applies"]) for row in rows]
     Console().print(table(columns, cells, folds=("value", "default")))
 
@@ -72,7 +72,10 @@ def reload(node_id: str, as_json: bool, target: Target) -> None:
     if as_json:
         click.echo(json.dumps({"node": node_id, **said}))
         return
-    click.echo(f"{node_id}: applied now: {', '.join(said['applied']) or 'nothing new'}")
+    if said["applied"]:
+        click.echo(f"{node_id}: applied now: {', '.join(said['applied'])}")
+    elif not said["wait"]:
+        click.echo(f"{node_id}: no setting has changed")
     if said["wait"]:
         click.echo(f"{node_id}: applied at the next restart: {', '.join(said['wait'])}")
 
@@ -154,7 +157,7 @@ def node_session(session_s: float | None, lease_s: float | None, wait: bool, as_
     if as_json:
         click.echo(json.dumps(None if times is None else {**asdict(times), "settled": times.is_settled}))
     else:
-        click.echo("the settings of each node: the cluster is new" if times is None else times.words)
+        click.echo("each node uses its own settings, because the cluster is new" if times is None else times.words)
 
 
 async def _wait_until_settled(client: Client, times: SessionTimes) -> SessionTimes:

@@ -142,7 +142,7 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
     if code == EXIT_TO_REPAIR:
         cancel_exit()
         in_a_row = count_restart(restarts_in_a_row(), time.monotonic() - began)
-        logger.warning("starting again in %g s", pause_s(in_a_row))
+        logger.warning("node stopped restarts=%d: starting again in %g s", in_a_row, pause_s(in_a_row))
         time.sleep(pause_s(in_a_row))
         arguments = [sys.executable, *sys.orig_argv[1:]]
         os.execve(sys.executable, arguments, restarted_environment(in_a_row))  # the same process for its supervisor

@@ -18,6 +18,7 @@ from liftpy.core.metadata.image import INSUFFICIENT_NODES
 from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.core.observe.cluster_health import why_offline
 from liftpy.core.observe.verdicts import Reason
+from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.node_reports import NodeReports, ask_nodes, judge_cluster, unknown_data, unknown_streams
 from sidecar.cli.options import connection_options, json_option
@@ -28,7 +29,7 @@ from sidecar.runtime.settings import Target
 
 
 @click.command(cls=HelpCommand, example="liftpy status --stream orders")
-@click.option("--stream", "only", default=None, help="Show only this stream.  [default: all]")
+@click.option("--stream", "only", type=STREAM, default=None, help="Show only this stream.  [default: all]")
 @json_option
 @connection_options
 def status(only: str | None, as_json: bool, target: Target) -> None:

@@ -33,7 +33,7 @@ from liftpy.errors import ConfigError, LiftError, NotFoundError, StaleRequestErr
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.options import BYTES, NOTHING_DONE, Duration, connection_options, dry_run_option, internal_option, json_option
-from sidecar.cli.output import table
+from sidecar.cli.output import count_of, table
 from sidecar.cli.reassignment import follow, move_timeout_option, same_stream, wait_option
 from sidecar.cli.session import with_client
 from sidecar.cli.stream_settings import (
@@ -129,7 +129,7 @@ def purge(
         for one in found:  # what was shown, whatever was published since
             await client.admin.purge(name, one.partition, subjects=subjects, keys=keys, before=one.end_offset, uid=one.uid)
         if wait:
-            await _wait_for_purges(client, name, {one.partition for one in found}, timeout_s)
+            await _wait_for_purges(client, name, {one.partition for one in found}, timeout_s, quiet=as_json)
 
     async def at_once(client: Client) -> list[_PurgeCount]:
         found = await plan(client)
@@ -142,7 +142,7 @@ def purge(
         purged = with_client(target, plan)
         if not dry_run:
             for one in purged:
-                click.echo(f"{name}/{one.partition}: matching records below {one.end_offset}: {one.words}", err=True)
+                click.echo(f"{name}/{one.partition}: {one.words} below offset {one.end_offset} match", err=True)
             click.confirm(f"delete these records of stream {name} permanently?", abort=True, err=True)
             with_client(target, lambda client: carry_out(client, purged))
     if as_json:
@@ -155,9 +155,9 @@ def purge(
         ]  # fmt: skip
         click.echo(json.dumps({"stream": name, "dry_run": dry_run, "waited": wait and not dry_run, "purged": found}))
         return
-    how = "would be deleted" if dry_run else "are deleted" if wait else "will be deleted"
+    how = "would be deleted" if dry_run else "are deleted on every replica" if wait else "will be deleted"
     for one in purged:
-        click.echo(f"{name}/{one.partition}: matching records {how} below {one.end_offset}: {one.words}")
+        click.echo(f"{name}/{one.partition}: {one.words} below offset {one.end_offset} match and {how}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,19 +208,24 @@ def _where(before: str | None) -> int | datetime | None:
     return where.replace(tzinfo=UTC) if isinstance(where, datetime) and where.tzinfo is None else where
 
 
-async def _wait_for_purges(client: Client, name: str, numbers: set[int], timeout_s: float) -> None:
-    """Wait until no purge of the partitions ``numbers`` is in progress. Raises UnavailableError after ``timeout_s`` seconds."""
-    until = time.monotonic() + timeout_s
+async def _wait_for_purges(client: Client, name: str, numbers: set[int], timeout_s: float, *, quiet: bool) -> None:
+    """Wait until no purge of the partitions ``numbers`` is in progress, and print the nodes that it waits for.
+
+    ``quiet``: True to print nothing. Raises UnavailableError after ``timeout_s`` seconds.
+    """
+    until, printed = time.monotonic() + timeout_s, ""
     while True:
         partitions = [p for p in (await client.stream(name)).partitions if p.partition in numbers and p.state.purges]
         if not partitions:
             return
+        who = ", ".join(sorted({node for p in partitions for purge in p.state.purges for node in waits_for(p.state, purge)}))
+        if who and who != printed and not quiet:
+            click.echo(f"{count_of(len(partitions), 'partition')} of {name} to purge, waiting for {who}", err=True)
+            printed = who
         if time.monotonic() >= until:
-            waits = sorted({node for p in partitions for purge in p.state.purges for node in waits_for(p.state, purge)})
-            who = ", ".join(waits)
             raise UnavailableError(
-                f"Stream {name}: {who} did not finish within {timeout_s:g} s (--timeout). The deletion continues in "
-                "the background."
+                f"The purge of stream {name} did not finish on {who} within {timeout_s:g} s (--timeout). It continues in the "
+                f"background: `liftpy stream show {name}` shows the progress."
             )
         await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -291,7 +296,10 @@ def delete_records(
         deletions = with_client(target, plan)
         if not dry_run:
             for one in deletions:
-                click.echo(f"{name}/{one.partition} would begin with the batch of {one.first}: {one.words} would go", err=True)
+                click.echo(
+                    f"{name}/{one.partition} would begin with the batch of offset {one.first}: {one.words} would be deleted",
+                    err=True,
+                )
             click.confirm(f"delete {_sum(deletions)} of stream {name} permanently?", abort=True, err=True)
             with_client(target, lambda client: carry_out(client, deletions))
     else:
@@ -313,8 +321,8 @@ def delete_records(
         click.echo(json.dumps({"stream": name, "dry_run": dry_run, "begins": rows}))
         return
     for one in deletions:
-        begins, goes = ("would begin", "would go") if dry_run else ("begins", "went")
-        click.echo(f"{name}/{one.partition} {begins} with the batch of {one.first}: {one.words} {goes}")
+        begins, deleted = ("would begin", "would be deleted") if dry_run else ("begins", "are deleted")
+        click.echo(f"{name}/{one.partition} {begins} with the batch of offset {one.first}: {one.words} {deleted}")
 
 
 def deletion_point_of(text: str) -> int | datetime | FromEnd | None:
@@ -456,8 +464,9 @@ def _show(before: StreamInfo, stream: StreamInfo, factor: int | None, settings: 
     rows = [(str(p.partition), " ".join(p.replicas), " ".join(p.target)) for p in stream.partitions if p.target]
     if rows:
         console.print(table(("partition", "replicas", "then"), rows, folds=("replicas", "then"), title=stream.name))
-    end = NOTHING_DONE if dry_run else f"replication factor {factor}"
-    console.print(f"{len(rows)} partitions change; {end}", highlight=False)
+    end = NOTHING_DONE if dry_run else f"the new number of replicas is {factor}"
+    change = "partition changes" if len(rows) == 1 else "partitions change"
+    console.print(f"{len(rows)} {change}; {end}", highlight=False)
 
 
 _PARTITIONS = click.option(
@@ -516,7 +525,7 @@ def _pause_show(image: StreamInfo, partitions: tuple[int, ...], as_json: bool) -
         click.echo(json.dumps({"stream": image.name, "uid": image.uid, "partitions": found}))
         return
     for p in about:
-        state = f"is paused {p.pause.words}" if p.pause.takes_nothing else "takes publishes"
+        state = f"is paused {p.pause.words}" if p.pause.takes_nothing else "accepts publishes"
         click.echo(f"{image.name}/{p.partition} {state}")
 
 
@@ -582,16 +591,16 @@ def create(
         return
     count = made.replica_count
     click.echo(
-        f"stream {made.name} on {made.subject}: {_count(made.partition_count, 'partition')}, {_count(count, 'replica')} each"
+        f"stream {made.name} on {made.subject}: {count_of(made.partition_count, 'partition')}, {count_of(count, 'replica')} each"
     )
     if made.waiting:
-        click.echo(f"it waits, {INSUFFICIENT_NODES}: {why}. The cluster places it when more nodes join")
+        click.echo(f"stream {made.name} waits ({INSUFFICIENT_NODES}): {why}. The cluster places it when more nodes join")
     elif replicas is None and not placement.assignment and count < DEFAULT_REPLICAS:
         click.echo(
-            f"note: only {_count(count, 'node')} in the cluster, so {_count(count, 'replica')} instead of {DEFAULT_REPLICAS}"
+            f"note: only {count_of(count, 'node')} in the cluster, so {count_of(count, 'replica')} instead of {DEFAULT_REPLICAS}"
         )
     if config.min_isr > count:
-        click.echo(f"note: --min-isr {config.min_isr} counts as {count}: a partition has {_count(count, 'replica')}")
+        click.echo(f"note: --min-isr {config.min_isr} counts as {count}: a partition has {count_of(count, 'replica')}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -648,7 +657,7 @@ def add_partitions(
         )
         return
     made = with_client(target, lambda client: client.admin.add_partitions(name, total or 0, placement=placement))
-    click.echo(json.dumps(stream_json(made)) if as_json else f"stream {name} has {_count(len(made.partitions), 'partition')}")
+    click.echo(json.dumps(stream_json(made)) if as_json else f"stream {name} has {count_of(len(made.partitions), 'partition')}")
 
 
 @stream.command(name="list", example="liftpy stream list")
@@ -697,7 +706,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
         console.print(f"by the cluster's default quota: {by_default.words}", highlight=False)
     if found.waiting:
         console.print(
-            f"{_count(found.waiting, 'partition')} of {_count(found.replica_count, 'replica')}: {INSUFFICIENT_NODES}: {why}"
+            f"{count_of(found.waiting, 'partition')} of {count_of(found.replica_count, 'replica')}: {INSUFFICIENT_NODES}: {why}"
         )
         return
     columns = ("partition", "subject", "status", "leader", "leader epoch", "epoch", "replicas", "ISR")
@@ -730,9 +739,7 @@ def delete(name: str, dry_run: bool, yes: bool, as_json: bool, target: Target) -
         await client.admin.delete_stream(name, uid)  # the stream that was confirmed, not one made since under its name
 
     found, records = with_client(target, look)
-    what = (
-        f"{'all' if records is None else f'its {records} of {records}'} records in {_count(len(found.partitions), 'partition')}"
-    )
+    what = f"{'all' if records is None else f'its {records}'} records in {count_of(len(found.partitions), 'partition')}"
     if not dry_run:
         if not yes:
             click.confirm(f"delete stream {name} and {what} permanently?", abort=True, err=True)
@@ -791,7 +798,3 @@ def _purge_json(partition: PartitionState, wish: Purge) -> dict[str, Any]:
 
 def _partitions(image: StreamInfo) -> str:
     return f"{image.waiting} ({INSUFFICIENT_NODES})" if image.waiting else str(len(image.partitions))
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

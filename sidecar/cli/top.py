@@ -275,15 +275,15 @@ def _detail(row: NodeRow) -> list[Text]:
         lines += [
             f"version {glance.version or '?'}, incarnation {glance.incarnation}, up {glance.uptime_s:,.0f} s"
             + (", a controller" if glance.is_controller else ""),
-            f"in  {_rate(row.records_in_s)}/s, {_size(row.bytes_in_s)}/s; all in all {glance.records_in:,} records",
-            f"out {_rate(row.records_out_s)}/s, {_size(row.bytes_out_s)}/s; all in all {glance.records_out:,} records",
+            f"in  {_rate(row.records_in_s)}/s, {_size(row.bytes_in_s)}/s; total {glance.records_in:,} records",
+            f"out {_rate(row.records_out_s)}/s, {_size(row.bytes_out_s)}/s; total {glance.records_out:,} records",
             f"acks p50 {_ms(row.ack_p50_s)}, p99 {_ms(row.ack_p99_s)}; event loop late p99 {_ms(row.loop_p99_s)}",
-            f"leads {glance.leads:,} of {glance.replicas:,} copies; slowest: {glance.lag_records:,} records, {glance.lag_s:.1f} s",
+            f"leads {glance.leads:,} of {glance.replicas:,} replicas; slowest: {glance.lag_records:,} records, {glance.lag_s:.1f} s",
             f"under-replicated {glance.under_replicated:,}, at min_isr {glance.at_min_isr:,}, under it {glance.under_min_isr:,}, "
-            f"failed {glance.failed:,}, services that stand {glance.services_blocked:,}",
-            f"services that have ended {glance.services_ended:,}" + "".join(f"; {one}" for one in glance.ended_services),
+            f"failed {glance.failed:,}, services blocked {glance.services_blocked:,}",
+            f"services ended {glance.services_ended:,}" + "".join(f"; {one}" for one in glance.ended_services),
             f"disk {1 - glance.disk_free:.0%} used, room for publishes {glance.queued:.0%} used, "
-            f"NATS {'connected' if glance.nats_connected else 'away'}",
+            f"NATS {'connected' if glance.nats_connected else 'disconnected'}",
         ]
     return [Text(line) for line in lines]
 

@@ -149,7 +149,7 @@ def check(level: int | None, as_json: bool, target: Target) -> int:
     if not levels.reasons:
         higher = wanted > levels.level
         lines.append(
-            f"[+] level {wanted}: can be finalized" if higher else f"[+] level {levels.level} holds, nothing to finalize"
+            f"[+] level {wanted}: can be finalized" if higher else f"[+] level {levels.level} is active, nothing to finalize"
         )
     is_well = not any(line.startswith("[-]") for line in lines)
     if as_json:
@@ -256,10 +256,10 @@ def report(as_json: bool, target: Target) -> None:
         click.echo(json.dumps(said))
         return
     console = Console()
-    rows = [(str(f.level), "holds" if f.level == levels.level else "", f.version, f.description) for f in FEATURES]
-    console.print(table(("level", "", "since", "what it brings"), rows))
+    rows = [(str(f.level), "active" if f.level == levels.level else "", f.version, f.description) for f in FEATURES]
+    console.print(table(("level", "state", "since", "what it adds"), rows))
     shown = [
-        (node_id, str(row["version"] or "?"), str(levels.spoken[node_id] or "not heard")) for node_id, row in nodes.items()
+        (node_id, str(row["version"] or "?"), str(levels.spoken[node_id] or "no answer")) for node_id, row in nodes.items()
     ]
-    console.print(table(("node", "version", "speaks"), shown))
-    click.echo("back to the level before: " + ("nothing is in the way" if not back else "; ".join(back)))
+    console.print(table(("node", "version", "supported levels"), shown))
+    click.echo("return to the previous level: " + ("possible" if not back else "not possible. " + "; ".join(back)))

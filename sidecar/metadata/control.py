@@ -44,7 +44,7 @@ _TURNS = 4
 
 So a sender with many requests does not delay other senders.
 """
-NO_TURN = f"{REFUSED}control request, no turn"
+NO_TURN = f"{REFUSED}control request that waited too long"
 """Name of the counter of requests that waited too long and were not logged."""
 
 
@@ -226,7 +226,7 @@ class ControlHandler:
         except AdmissionTimeoutError:
             self.counters[NO_TURN] += 1
             answer = error_response(
-                request, pb.ControlResponse.UNAVAILABLE, "too many others of its kind are asked for at once"
+                request, pb.ControlResponse.UNAVAILABLE, "The request waited too long, because too many others are in progress."
             )
         reply(answer)
 

@@ -13,8 +13,15 @@ from typing import Protocol
 from weakref import WeakSet
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.replication.effects import ConfirmQuiet, Effect, SetDeadline
-from liftpy.core.replication.events import DeadlineReached, Event, MetadataHeard, NoticeReceived, QuietFetchReceived, WokenUp
+from liftpy.core.replication.effects import ConfirmQuiescence, Effect, SetDeadline
+from liftpy.core.replication.events import (
+    DeadlineReached,
+    Event,
+    LeaseExtended,
+    NoticeReceived,
+    NotificationReceived,
+    QuiescentFetchReceived,
+)
 from liftpy.core.replication.replica import Replica
 from liftpy.errors import InvariantError
 from sidecar.runtime import clock
@@ -30,9 +37,12 @@ _FEWEST_STEPS = 8
 _MOST_OF_A_STEP = 500
 """Maximum length of a printed step, in characters."""
 
-_NEWEST_COUNTS = (MetadataHeard, NoticeReceived, WokenUp)
+_NEWEST_COUNTS = (LeaseExtended, NoticeReceived, NotificationReceived)
 """Events that arrive regularly. A newer waiting event of the same kind replaces an older one."""
-_ROUTINE, _LOOKS = frozenset({MetadataHeard, DeadlineReached, QuietFetchReceived}), frozenset({SetDeadline, ConfirmQuiet})
+_ROUTINE, _LOOKS = (
+    frozenset({LeaseExtended, DeadlineReached, QuiescentFetchReceived}),
+    frozenset({SetDeadline, ConfirmQuiescence}),
+)
 """Events of idle partitions. A step with such an event changes no metric if its only effects are in ``_LOOKS``."""
 
 Step = tuple[int, Event, list[Effect]]
@@ -116,7 +126,7 @@ class ReplicaDriver:
             while queue and not self._held:
                 event, now_ns = queue.popleft(), clock.now_ns()
                 effects = step(event, now_ns)
-                if effects or type(event) is not MetadataHeard:
+                if effects or type(event) is not LeaseExtended:
                     remember((now_ns, event, effects))
                     if type(event) not in _ROUTINE or any(type(effect) not in _LOOKS for effect in effects):
                         self.touched()

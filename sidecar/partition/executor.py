@@ -137,13 +137,13 @@ class Executor(PartitionShell):
         if is_first and self.on_failure is not None:
             self.on_failure(error)
 
-    def cut_log(self, effect: do.CutLog) -> None:
+    def truncate_log(self, effect: do.TruncateLog) -> None:
         logger.info("%s: log truncated log_end=%d", self.key, effect.end_offset)
-        super().cut_log(effect)
+        super().truncate_log(effect)
 
-    def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
+    def reset_log(self, effect: do.ResetLog) -> None:
         logger.warning("%s: discarding the local log, fetching it again from=%d", self.key, effect.start_offset)
-        super().start_log_afresh(effect)
+        super().reset_log(effect)
 
     def run_alone(self, work: Callable[[], None]) -> None:
         """Run ``work``, which changes files of the log. If a slow flush is running, run it after the flush.
@@ -176,13 +176,13 @@ class Executor(PartitionShell):
     def send_fetch(self, effect: do.SendFetch) -> None:
         self._t.fetches.send_fetch(effect, self._t.incarnation)
 
-    def wait_quietly(self, effect: do.WaitQuietly) -> None:
+    def quiesce(self, effect: do.Quiesce) -> None:
         self._t.quiet.wait(self.key, effect, self._t.feed)
 
-    def stop_waiting(self, _: do.StopWaiting) -> None:
+    def end_quiescence(self, _: do.EndQuiescence) -> None:
         self._t.quiet.stop(self.key)
 
-    def confirm_quiet(self, effect: do.ConfirmQuiet) -> None:
+    def confirm_quiescence(self, effect: do.ConfirmQuiescence) -> None:
         self._t.quiet.confirm(effect)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
@@ -192,15 +192,15 @@ class Executor(PartitionShell):
         self._t.replication.send_response(effect, self.log, self._t.high_watermark())
         self.ingest.settle()
 
-    def keep_fetch(self, effect: do.KeepFetch) -> None:
+    def park_fetch(self, effect: do.ParkFetch) -> None:
         self._t.replication.keep(effect)
         self.ingest.settle()
 
-    def answer_waiter(self, effect: do.AnswerWaiter) -> None:
-        self._t.replication.answer_waiter(effect, self.log, self._t.high_watermark())
+    def answer_parked_fetch(self, effect: do.AnswerParkedFetch) -> None:
+        self._t.replication.answer_parked_fetch(effect, self.log, self._t.high_watermark())
 
-    def tell_waiter(self, effect: do.TellWaiter) -> None:
-        self._t.replication.tell_waiter(effect, self._t.high_watermark())
+    def send_high_watermark(self, effect: do.SendHighWatermark) -> None:
+        self._t.replication.send_high_watermark(effect, self._t.high_watermark())
 
     def send_fetch_refusal(self, effect: do.SendFetchRefusal) -> None:
         self._t.replication.send_refusal(effect)

@@ -99,7 +99,7 @@ class Flusher:
 
     @property
     def under_way_s(self) -> float:
-        """Time since which the running flush or checkpoint runs, in seconds. 0: none is running."""
+        """Age of the oldest running flush or checkpoint, in seconds. 0: none is running."""
         running = [self._began_s] if self._commit.running is not None else []
         running += [self._checkpoint_began_s] if self._checkpoint is not None else []
         return time.monotonic() - min(running) if running else 0.0

@@ -94,14 +94,14 @@ class FetchCombiner:
         self._ending.close()
 
     # ---- the followers' side ------------------------------------------------------------------------------------------
-    def wait(self, key: PartitionKey, effect: do.WaitQuietly, feed: Feed) -> None:
+    def wait(self, key: PartitionKey, effect: do.Quiesce, feed: Feed) -> None:
         """Include the waiting fetch of the partition ``key`` in the questions to its leader's node, until ``stop``.
 
-        If the fetch no longer waits there, ``feed`` gets QuietEnded.
+        If the fetch no longer waits there, ``feed`` gets QuiescenceEnded.
         """
         now_ns = clock.now_ns()
         if not self._quiet.add(IdleFetch(key, effect.leader_epoch, effect.request_id), effect.leader, now_ns):
-            feed(events.QuietEnded(heard_ns=None))
+            feed(events.QuiescenceEnded(heard_ns=None))
             return
         self._feeds[key] = feed
         if not self._is_ticking:
@@ -168,7 +168,7 @@ class FetchCombiner:
     def _end_one(self, ended: tuple[IdleFetch, int]) -> None:
         feed = self._feeds.pop(ended[0].key, None)
         if feed is not None:
-            feed(events.QuietEnded(heard_ns=ended[1]))
+            feed(events.QuiescenceEnded(heard_ns=ended[1]))
 
     # ---- the leaders' side --------------------------------------------------------------------------------------------
     def answer_question(self, reply: bytes, body: memoryview) -> None:
@@ -200,7 +200,7 @@ class FetchCombiner:
         count = len(question.fetches)
         self._confirmed.clear()
         first, self._next_token = self._next_token, self._next_token + count
-        received = partial(events.QuietFetchReceived, replica=question.replicaID, incarnation=question.incarnation)
+        received = partial(events.QuiescentFetchReceived, replica=question.replicaID, incarnation=question.incarnation)
         for token, fetch in enumerate(question.fetches, first):
             asked = received(token=token, leader_epoch=fetch.leaderEpoch, request_id=fetch.requestId)
             self._deliver(fetch.stream, fetch.partition, fetch.streamUid, asked)
@@ -216,6 +216,6 @@ class FetchCombiner:
     def _inbox_of(self, question: pb.QuietFetches) -> str:
         return f"{self._subjects.inbox(question.replicaID)}."
 
-    def confirm(self, effect: do.ConfirmQuiet) -> None:
+    def confirm(self, effect: do.ConfirmQuiescence) -> None:
         """Note that a leader on this node has confirmed a fetch of the question that is being answered."""
         self._confirmed.add(effect.token)

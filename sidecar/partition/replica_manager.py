@@ -26,7 +26,7 @@ from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
-from liftpy.core.replication.events import DataPathChanged, Event, MetadataHeard
+from liftpy.core.replication.events import DataPathChanged, Event, LeaseExtended
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
@@ -85,7 +85,7 @@ class Partitions:
         """Partitions whose state in the image has changed while they were opened or stopped."""
         self._departures = DataDeletion(node.settings.node_id)
         self._leading: dict[PartitionKey, PartitionWorker] = {}
-        self._heard: MetadataHeard | None = None
+        self._heard: LeaseExtended | None = None
         """Last answered heartbeat. None: there was none."""
         self._passed_on_ns = 0
         self._own_lease_ns = round(node.settings.replication.lease_s * NS_PER_S)
@@ -188,7 +188,7 @@ class Partitions:
         The image must be as new as the answer. ``sent_ns``: monotonic time at which the heartbeat was sent. ``lease_ns``:
         granted length of the lease, 0 for the length in the settings.
         """
-        self._heard = MetadataHeard(sent_ns=sent_ns, lease_ns=lease_ns)
+        self._heard = LeaseExtended(sent_ns=sent_ns, lease_ns=lease_ns)
         if sent_ns - self._passed_on_ns < self._pass_on_every_ns:
             return
         self._passed_on_ns = sent_ns

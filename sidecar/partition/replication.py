@@ -34,7 +34,7 @@ from liftpy.errors import DamagedBatchError, LiftError, ProtocolError, StorageEr
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.runtime import clock
 from sidecar.runtime.logs import LogRateLimit
-from sidecar.transport.connection import Buffer, BusConnection, Listener, send_answer
+from sidecar.transport.connection import Buffer, BusConnection, Listener
 
 logger = logging.getLogger("liftpy.replication")
 
@@ -59,8 +59,8 @@ _seldom = LogRateLimit()
 class ReplyDestination:
     """Destination of an answer to a follower.
 
-    ``reply``: reply subject. ``held``: part of a large batch that the follower has. ``request_id``: id that the answer repeats,
-    None for an older version.
+    ``reply``: reply subject, which was checked [A5]. ``held``: part of a large batch that the follower has. ``request_id``: id
+    that the answer repeats, None for an older version.
     """
 
     reply: str
@@ -85,7 +85,7 @@ class ReplicationHandler:
         self._bus = bus
         self._key = key
         self._subjects = subjects
-        self._inboxes = inboxes
+        self._inbox_rules = (inboxes.allows,)
         self._feed = feed
         self._counters = counters
         self._does_not_fit = -1
@@ -129,18 +129,18 @@ class ReplicationHandler:
             del self._tokens[next(iter(self._tokens))]
         return token
 
-    def _is_own(self, reply: bytes, replica: str, request_id: int | None) -> bool:
-        """Return whether ``reply`` is the reply subject of ``replica`` for the request ``request_id``.
+    def _own_reply(self, reply: bytes, replica: str, request_id: int | None) -> str | None:
+        """Return ``reply`` as text if it is the reply subject of ``replica`` for the request ``request_id``. Else return None.
 
         Without this check, a sender could copy a request and redirect the answer.
         """
         if request_id is not None and not reply.endswith(b".%d" % request_id):
             self._counters[REPLY] += 1
-            return False
-        return reply_to(reply, (self._inboxes,), self._counters, f"{self._subjects.inbox(replica)}.") is not None
+            return None
+        return reply_to(reply, self._inbox_rules, self._counters, f"{self._subjects.inbox(replica)}.")
 
     def _send(self, asker: ReplyDestination, pieces: Sequence[Buffer]) -> None:
-        send_answer(self._bus, (self._inboxes,), self._counters, asker.reply, pieces)
+        self._bus.send(asker.reply, pieces)  # the reply subject was checked when the request arrived
 
     def _fetch_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         try:
@@ -149,10 +149,12 @@ class ReplicationHandler:
         except ProtocolError as error:
             self._counters[counter_name(error)] += 1
             return
-        if not self._is_own(reply, request.replicaID, _named_id(request)):
+        request_id = _named_id(request)
+        reply_subject = self._own_reply(reply, request.replicaID, request_id)
+        if reply_subject is None:
             return
         held = PartialBatch(request.position, request.batchCrc) if request.HasField("position") else None
-        token = self._token(ReplyDestination(reply.decode(), held, _named_id(request)))
+        token = self._token(ReplyDestination(reply_subject, held, request_id))
         self._feed(messages.FETCH_RECEIVED.from_pb(request, token=token))
 
     def _offset_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
@@ -168,7 +170,10 @@ class ReplicationHandler:
         except ProtocolError as error:
             self._counters[counter_name(error)] += 1
             return
-        if self.giver is None or not self._is_own(reply, request.replicaID, _named_id(request)):
+        if self.giver is None:
+            return
+        reply_subject = self._own_reply(reply, request.replicaID, _named_id(request))
+        if reply_subject is None:
             return
         room = min(request.maxBytes, self._bus.max_payload) - _STATE_OVERHEAD_BYTES
         piece = self.giver.read_piece(StatePieceRequest(request.endOffset, request.position), max(1, min(room, PIECE_BYTES)))
@@ -179,7 +184,7 @@ class ReplicationHandler:
             answer.endOffset, answer.totalBytes = piece.end_offset, piece.total_bytes
             answer.position, answer.data = piece.position, piece.data
         self._counters["pieces of derived states sent"] += piece is not None
-        self._send(ReplyDestination(reply.decode()), (frames.seal(answer),))
+        self._send(ReplyDestination(reply_subject), (frames.seal(answer),))
 
     def _epoch_query_arrived(self, reply: bytes, payload: bytes) -> None:
         try:
@@ -188,9 +193,11 @@ class ReplicationHandler:
         except ProtocolError as error:
             self._counters[counter_name(error)] += 1
             return
-        if not self._is_own(reply, request.replicaID, _named_id(request)):
+        request_id = _named_id(request)
+        reply_subject = self._own_reply(reply, request.replicaID, request_id)
+        if reply_subject is None:
             return
-        token = self._token(ReplyDestination(reply.decode(), request_id=_named_id(request)))
+        token = self._token(ReplyDestination(reply_subject, request_id=request_id))
         self._feed(messages.EPOCH_QUERY_RECEIVED.from_pb(request, token=token))
 
     def send_response(self, effect: do.SendFetchResponse, log: Log, high_watermark: int) -> None:
@@ -206,20 +213,20 @@ class ReplicationHandler:
         else:
             self._send_batches(effect, asker, log, high_watermark)
 
-    def keep(self, effect: do.KeepFetch) -> None:
+    def keep(self, effect: do.ParkFetch) -> None:
         """Store the reply subject of a fetch that waits for records."""
         asker = self._tokens.pop(effect.token, None)
         if asker is not None:
             self._kept[effect.replica] = asker
 
-    def answer_waiter(self, effect: do.AnswerWaiter, log: Log, high_watermark: int) -> None:
+    def answer_parked_fetch(self, effect: do.AnswerParkedFetch, log: Log, high_watermark: int) -> None:
         """Answer the waiting fetch of a follower with the new records and the HW."""
         self._hold()
         asker = self._kept.pop(effect.replica, None)
         if asker is not None and effect.from_offset < log.log_end_offset:
             self._send_batches(effect, asker, log, high_watermark)
 
-    def tell_waiter(self, effect: do.TellWaiter, high_watermark: int) -> None:
+    def send_high_watermark(self, effect: do.SendHighWatermark, high_watermark: int) -> None:
         """Send only the HW to a follower whose fetch waits. The fetch continues to wait for records."""
         self._hold()
         asker = self._kept.get(effect.replica)
@@ -246,7 +253,7 @@ class ReplicationHandler:
         return b"" if asker.request_id is None else address(self._key.uid, self._key.partition, asker.request_id)
 
     def _send_batches(
-        self, effect: do.SendFetchResponse | do.AnswerWaiter, asker: ReplyDestination, log: Log, high_watermark: int
+        self, effect: do.SendFetchResponse | do.AnswerParkedFetch, asker: ReplyDestination, log: Log, high_watermark: int
     ) -> None:
         """Send complete batches, or a piece of the first batch if it is larger than a NATS message."""
         room = room_bytes(self._bus.max_payload, frames.PIECE_OVERHEAD_BYTES, effect.max_bytes)
@@ -436,7 +443,8 @@ class FetchClient:
             return
         try:
             kind, to, body = envelope.decode_addressed(payload)
-            check_answer_address(to, lambda: address(self._key.uid, self._key.partition, request_id))
+            if to:  # older versions send no address
+                check_answer_address(to, address(self._key.uid, self._key.partition, request_id))
             if kind is MessageType.STATE_RESPONSE:
                 answer = frames.parse(body, pb.StateResponse)
                 check_partition_address(answer, self._key.partition, streamUid=self._key.uid, requestId=request_id)
@@ -506,7 +514,10 @@ class FetchClient:
         if batches:
             self.fetched[token] = FetchedBatches(response.batches, batches)
         spans = tuple(
-            events.BatchSpan(base_offset=b.base_offset, last_offset=b.last_offset, leader_epoch=b.leader_epoch) for b in batches
+            [
+                events.BatchSpan(base_offset=b.base_offset, last_offset=b.last_offset, leader_epoch=b.leader_epoch)
+                for b in batches
+            ]
         )
         return events.FetchAnswered(
             token=token,

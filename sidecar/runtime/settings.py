@@ -180,7 +180,7 @@ class NodeSettings:
         for controller in self.controllers:
             check_node_or_principal(controller, "controllers:")
         if len(set(self.controllers)) != len(self.controllers):
-            raise ConfigError("controllers names a node twice. Name each node once.")
+            raise ConfigError("The list controllers contains a node twice. Name each node once.")
         if self.rack:
             check_name(self.rack, "rack")
         if not 0 <= self.scrub_bytes_per_s <= 1 << 34:
@@ -201,7 +201,7 @@ class NodeSettings:
             raise ConfigError(f"log_level = {self.log_level!r} is invalid. Use one of {', '.join(_LOG_LEVELS)}.")
         if self.memory_limit_bytes and not LEAST_LIMIT_BYTES <= self.memory_limit_bytes <= 1 << 44:
             raise ConfigError(
-                f"memory_limit_bytes = {self.memory_limit_bytes} is invalid. Use 0 (no limit) or a value from "
+                f"memory_limit_bytes = {self.memory_limit_bytes} is invalid. Use 0 (25 % of the memory) or a value from "
                 f"{LEAST_LIMIT_BYTES} to {1 << 44}."
             )
         if self.log_format not in ("text", "json"):
@@ -475,10 +475,12 @@ def _read_file(config_file: Path | None) -> dict[str, Any]:
             raise ConfigError(f"Cannot parse the settings file {config_file}: {error}. The file must be TOML.") from None
         raise ConfigError(f"Cannot read the settings file: {error}. Check --config.") from None
     except RecursionError:
-        raise ConfigError(f"The settings file {config_file} is nested too deeply. Use sections of settings only.") from None
+        raise ConfigError(f"The settings file {config_file} is nested too deeply. Use only sections with settings.") from None
     for name in _SECTIONS:
         if not isinstance(table.get(name, {}), dict):
-            raise ConfigError(f"{config_file}: {name} must be a section, [{name}].")
+            raise ConfigError(
+                f"{name} in the settings file {config_file} is not a section. Put its settings below a line [{name}]."
+            )
     return table
 
 
@@ -548,10 +550,11 @@ def _convert(name: str, raw: Any, field: Any) -> Any:
             return _number(raw, type(default))
         return _text(raw)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise ConfigError(f"{name} = {_value_text(name, raw)} is not a {_KINDS[type(default)]}: {error}.") from None
+        why = f": {error}" if str(error) else ""
+        raise ConfigError(f"{name} = {_value_text(name, raw)} is not a {_KINDS[type(default)]}{why}.") from None
 
 
-_KINDS = {str: "text", tuple: "list of texts", bool: "truth value", int: "whole number", float: "number"}
+_KINDS = {str: "string", tuple: "list of strings", bool: "boolean", int: "whole number", float: "number"}
 _SECRET = ("password", "token")
 _MAX_SHOWN = 80
 
@@ -569,22 +572,23 @@ def _value_text(name: str, raw: Any) -> str:
 def _text(raw: Any) -> str:
     if isinstance(raw, (str, int, float)) and not isinstance(raw, bool):
         return str(raw)
-    raise ValueError("use text")
+    raise ValueError("use a string in quotes")
 
 
 def _number(raw: Any, kind: type[int] | type[float]) -> int | float:
-    """Convert ``raw`` to a number of the type ``kind``. Raises ValueError.
+    """Convert ``raw`` to a number of the type ``kind``. Raises ValueError, without a text if the type says enough.
 
     A text may contain only ASCII digits, although Python also accepts the digits of other scripts.
     """
     if isinstance(raw, str):
         if not raw.isascii() or "_" in raw:
             raise ValueError("use the digits 0 to 9")
-        return kind(raw)
-    if not isinstance(raw, (int, float)):
-        raise ValueError("use a number")
-    if kind is int and raw != int(raw):
-        raise ValueError("use a whole number")
+        try:
+            return kind(raw)
+        except ValueError:
+            raise ValueError from None
+    if not isinstance(raw, (int, float)) or (kind is int and isinstance(raw, float) and not raw.is_integer()):
+        raise ValueError
     return kind(raw)
 
 

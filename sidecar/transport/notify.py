@@ -106,7 +106,7 @@ class Notifications:
             kind, body = envelope.decode(payload)
             if kind is MessageType.PARTITION_NOTIFICATION:
                 wake = frames.parse(body, pb.PartitionNotification)
-                self._deliver(wake.stream, wake.partition, wake.streamUid, events.WokenUp())
+                self._deliver(wake.stream, wake.partition, wake.streamUid, events.NotificationReceived())
                 return
             if kind is MessageType.QUIET_FETCHES:
                 self._requests.quiet_fetches(reply, body)

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from sidecar.bench.systems import DelayRelay, NatsCluster
+from sidecar.bench.systems import DelayRelay, HostNetwork, NatsCluster
 
 pytestmark = pytest.mark.processes
 
@@ -45,7 +45,7 @@ def received(connection: socket.socket, size_bytes: int) -> bytes:
 
 def test_delay_relay_delays_both_directions_and_passes_all_bytes_in_order(echo: int) -> None:
     sent = b"".join(b"%07d\n" % number for number in range(100_000))
-    relay = DelayRelay(DELAY_S)
+    relay = DelayRelay(HostNetwork(DELAY_S))
     try:
         (port,) = relay.ports([echo])
         with socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S) as connection:
@@ -59,10 +59,25 @@ def test_delay_relay_delays_both_directions_and_passes_all_bytes_in_order(echo: 
         relay.stop()
 
 
+def test_delay_relay_with_a_bandwidth_passes_no_more_bytes_per_second(echo: int) -> None:
+    """The echo sends back while more bytes arrive, so both directions are busy at the same time."""
+    bytes_per_s, sent = 2e6, bytes(1_000_000)
+    relay = DelayRelay(HostNetwork(bytes_per_s=bytes_per_s))
+    try:
+        (port,) = relay.ports([echo])
+        with socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S) as connection:
+            began = time.monotonic()
+            threading.Thread(target=connection.sendall, args=(sent,), daemon=True).start()
+            assert received(connection, len(sent)) == sent
+            assert time.monotonic() - began >= len(sent) / bytes_per_s
+    finally:
+        relay.stop()
+
+
 def test_delay_relay_closes_the_connection_if_nobody_listens_on_the_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = server.getsockname()[1]
-    relay = DelayRelay(DELAY_S)
+    relay = DelayRelay(HostNetwork(DELAY_S))
     try:
         (port,) = relay.ports([closed])
         with socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S) as connection:
@@ -101,7 +116,7 @@ def seen_after_s(publisher: int, subscriber: int) -> float:
 
 
 def test_nats_cluster_with_a_delay_delays_clients_and_the_links_between_servers() -> None:
-    with NatsCluster(3, delay_s=DELAY_S) as cluster:
+    with NatsCluster(3, network=HostNetwork(DELAY_S)) as cluster:
         beside = [server.port for server in cluster.servers]
         assert [f"nats://127.0.0.1:{port}" for port in beside] == cluster.node_urls, "a node is on the host of its server"
         assert seen_after_s(beside[0], beside[1]) >= DELAY_S
@@ -110,6 +125,6 @@ def test_nats_cluster_with_a_delay_delays_clients_and_the_links_between_servers(
 
 
 def test_nats_cluster_of_one_server_with_a_delay_delays_the_nodes() -> None:
-    with NatsCluster(1, delay_s=DELAY_S) as cluster:
+    with NatsCluster(1, network=HostNetwork(DELAY_S)) as cluster:
         assert cluster.node_urls == [f"nats://127.0.0.1:{cluster.ports[0]}"]
         assert cluster.ports[0] != cluster.servers[0].port

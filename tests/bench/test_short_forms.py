@@ -19,6 +19,8 @@ from tests.bench.peer import consume
 from tests.bench.placement.__main__ import plans as placement_plans
 from tests.bench.placement.__main__ import rows as placement_rows
 from tests.bench.raft.__main__ import rows as raft_rows
+from tests.bench.settings.__main__ import CASES as SETTINGS
+from tests.bench.settings.__main__ import measure as measure_settings
 from tests.bench.spark import __main__ as spark_bench
 
 ROOT = Path(__file__).parents[2]
@@ -196,3 +198,10 @@ def test_trace_bench_reports_ratios_with_tracing_on_and_off() -> None:
     assert told[:-1] == ["off / bare"] * 8 + ["on / off"] * 8 + ["off"]
     assert 0.0 <= float(re.findall(r"([0-9.]+)% of what", lines[-2])[0]) < 0.5, "where nothing is traced"
     assert told[-1].startswith("the client made ")
+
+
+@pytest.mark.processes
+def test_settings_bench_reports_all_figures_of_a_changed_setting() -> None:
+    case = next(case for case in SETTINGS if case.name == "workers = 2")
+    found = measure_settings(case, 0.1, idle_s=0.3)
+    assert min(found[name] for name in ("p50_ms", "per_s_64", "per_s_4000", "cpu_us", "memory_mib")) > 0

@@ -131,7 +131,7 @@ class Audit:
             case ev.LogFlushed():
                 end_offset = min(event.end_offset, self.log.log_end_offset)  # a cut may come between: the replica knows of it
                 self._check("3", self._on_disk_through(end_offset - 1), event, "is not on the disk")
-            case ev.LogCut():
+            case ev.LogTruncated():
                 self._check("5", self._is_cut_to(event.end_offset), event, "is not on the disk")
             case ev.LeaderEpochPersisted():
                 left = decode_promises(self._promises().crash().load(PROMISES_NAME))
@@ -178,7 +178,7 @@ class Audit:
 
     def sends_batches(self, high_watermark: int, batches: bytes | memoryview) -> None:
         """A ReplicationResponse left; without batches it says that there are none."""
-        if not batches and isinstance(self._doing, do.SendFetchResponse | do.AnswerWaiter):
+        if not batches and isinstance(self._doing, do.SendFetchResponse | do.AnswerParkedFetch):
             at_end = self._doing.from_offset >= self.log.log_end_offset
             self._check("4", at_end, self._doing, "is answered by nothing there, the log ends at", self.log.log_end_offset)
         written = batches_in(self._storage())

@@ -127,7 +127,7 @@ async def test_truncation_during_a_hanging_flush_waits_without_blocking_the_even
             t.metadata("n2", 2)
         assert (n1.worker.replica.phase, n1.log.log_end_offset) == ("FOLLOWER_CUT", 2), "it waits"
         heard = [type(event) for event in n1.worker._driver._queue]
-        assert (heard.count(ev.MetadataHeard), heard.count(ev.PartitionChanged)) == (1, 4), "none of the changes is left out"
+        assert (heard.count(ev.LeaseExtended), heard.count(ev.PartitionChanged)) == (1, 4), "none of the changes is left out"
         assert not n1.worker.flusher.checkpoint(), "nothing begins beside what waits"
         n1.flushes.set()
         again = t.publish(b"again")
@@ -225,7 +225,7 @@ def _answers_a_failed_read(patch: pytest.MonkeyPatch) -> None:
 def _says_cut_first(patch: pytest.MonkeyPatch) -> None:
     def cut(self: Executor, act: Callable[[], object]) -> None:
         self._t.flusher._loop.call_soon(act)
-        self._t.feed(ev.LogCut(end_offset=self._t.log.log_end_offset - 1))
+        self._t.feed(ev.LogTruncated(end_offset=self._t.log.log_end_offset - 1))
 
     patch.setattr(Executor, "_cut", cut)
 
@@ -405,7 +405,7 @@ def _sim_answers_without_reading(patch: pytest.MonkeyPatch) -> None:
 def _sim_says_cut_first(patch: pytest.MonkeyPatch) -> None:
     def cut(self: SimReplica, act: Callable[[], Any], *_: Any, **__: Any) -> None:
         self.later(0, act)
-        self.feed(ev.LogCut(end_offset=self.log.log_end_offset - 1))
+        self.feed(ev.LogTruncated(end_offset=self.log.log_end_offset - 1))
 
     patch.setattr(SimReplica, "_cut", cut)
 

@@ -271,7 +271,7 @@ class TwoWorkers:
         live = {name: number for number, name in enumerate(NODES, 1)}
         for node in self.nodes.values():
             node.worker.update(held, live)
-            node.worker.feed(ev.MetadataHeard(sent_ns=clock.now_ns()))
+            node.worker.feed(ev.LeaseExtended(sent_ns=clock.now_ns()))
 
     def publish(self, payload: bytes) -> str:
         """A message on the data subject; where its answer goes."""

@@ -17,6 +17,7 @@ from liftpy.core.groups.coordinator import answer_query
 from liftpy.core.groups.machine import GroupMachine
 from liftpy.core.services.sessions import Effect, ReplicaView, SendToService, ServiceSessions
 from liftpy.core.wire._pb import group_pb2, service_pb2
+from tests.freeze.recorded_names import with_recorded_names
 from tests.fuzz.mutate import message_of
 
 _NAMES = ("s1", "s2", "orders", "u1")
@@ -44,22 +45,6 @@ def _group_history(run: Callable[[int], Counter[str]], seed: int) -> str:
     return found.hexdigest()[:16]
 
 
-_RECORDED_NAMES = {
-    "ServicesReplayed": "Replayed",
-    "ServiceEnded": "Ended",
-    "SendToService": "Tell",
-    "ServiceHealth": "Wellbeing",
-}
-"""Class -> its name when the digests were recorded."""
-
-
-def _recorded_repr(value: object) -> str:
-    text = repr(value)
-    for name, recorded in _RECORDED_NAMES.items():
-        text = text.replace(f"{name}(", f"{recorded}(")
-    return text
-
-
 def _service_history(seed: int) -> str:
     """Return a digest of all orders and rejections that services of one replica get, and of its status."""
     rng, found, now_ns, seen = random.Random(seed), hashlib.sha256(), 0, list[service_pb2.JoinLog]()
@@ -74,7 +59,7 @@ def _service_history(seed: int) -> str:
                 if isinstance(effect.message, service_pb2.JoinLog):
                     seen.append(effect.message)
             else:
-                found.update(_recorded_repr(effect).encode())
+                found.update(with_recorded_names(repr(effect)).encode())
 
     for _ in range(400):
         now_ns += rng.randrange(1_000_000_000)
@@ -103,9 +88,11 @@ def _service_history(seed: int) -> str:
             sessions.report(50),
             sessions.missing_services(50, now_ns),
             sessions.held_from(),
-            _recorded_repr(sessions.states()),
+            with_recorded_names(repr(sessions.states())),
         ]
-        found.update(json.dumps([*state, repr(sessions.digests()), _recorded_repr(sessions.condition(name))]).encode())
+        found.update(
+            json.dumps([*state, repr(sessions.digests()), with_recorded_names(repr(sessions.condition(name)))]).encode()
+        )
     return found.hexdigest()[:16]
 
 

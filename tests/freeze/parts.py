@@ -21,6 +21,8 @@ from typing import Any
 
 import click
 
+from tests.freeze.recorded_names import with_recorded_names
+
 REPLICA_EVENTS = 600
 WHOLE_EVENTS = 600
 Values = dict[str, str]
@@ -39,7 +41,7 @@ def _replica_seed(seed: int) -> str:
 
     outcome = run_seed(seed, REPLICA_EVENTS, trace=True)
     assert outcome.trace is not None
-    return digest("\n".join([*outcome.trace.lines, outcome.violation or ""]))
+    return digest(with_recorded_names("\n".join([*outcome.trace.lines, outcome.violation or ""])))
 
 
 def _whole_seed(seed: int) -> str:
@@ -48,7 +50,7 @@ def _whole_seed(seed: int) -> str:
 
     outcome = run_seed(seed, WHOLE_EVENTS, trace=True)
     assert outcome.trace is not None
-    return digest("\n".join([*outcome.trace.lines, outcome.violation or ""]))
+    return digest(with_recorded_names("\n".join([*outcome.trace.lines, outcome.violation or ""])))
 
 
 def _raft_seed(seed: int) -> str:

@@ -131,7 +131,7 @@ def test_settings_commands_show_and_reload_the_settings_of_a_running_node(run: R
     assert code == 0
     assert "node_id" in out
     assert "log_format" not in out
-    assert run("settings", "reload", "n2")[:2] == (0, "n2: applied now: nothing new\n")
+    assert run("settings", "reload", "n2")[:2] == (0, "n2: no setting has changed\n")
     assert run("settings", "show", "n9")[0] == 1
 
 

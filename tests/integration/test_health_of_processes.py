@@ -54,7 +54,7 @@ def check_upgrade(capsys: pytest.CaptureFixture[str], *url: str) -> None:
     """A new cluster is at the newest level: there is nothing to finalize, and no way back from the first level."""
     level = SPOKEN.most
     code, said = command(capsys, "upgrade", "check", *url)
-    assert (code, said.count("[+]"), f"level {level} holds, nothing to finalize" in said) == (0, 5, True), said
+    assert (code, said.count("[+]"), f"level {level} is active, nothing to finalize" in said) == (0, 5, True), said
     assert command(capsys, "upgrade", "finalize", *url) == (0, f"The current level is already {level}.\n")
     code, said = command(capsys, "upgrade", "finalize", "--level", str(level + 1), "--json", *url)
     assert (code, json.loads(said)["done"], json.loads(said)["level"]) == (1, False, level)
@@ -78,7 +78,7 @@ def test_health_endpoints_report_a_node_without_quorum_as_live_but_not_ready(
             until(lambda node=node: row(cluster, node) == (200, 200, 200), "all is well")
         code, said = command(capsys, "health", "--synced", "--cluster", "--probe", *url)
         assert (code, said.count("[+]")) == (0, 7), said
-        assert command(capsys, "node", "can-stop", "n1", *url) == (0, "n1 may stop\n")
+        assert command(capsys, "node", "can-stop", "n1", *url) == (0, "n1 can stop\n")
         port = cluster.nodes["n2"].status_url.rpartition(":")[2]
         assert command(capsys, "health", "--live", "--status-port", port)[0] == 0
 

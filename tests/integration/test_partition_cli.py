@@ -100,7 +100,7 @@ def test_partition_transfer_command_moves_the_leadership_to_the_given_node(clust
 @pytest.mark.parametrize(
     ("words", "exit_code", "text"),
     [
-        (["transfer", "moves", "--node", "n9"], 2, "'n9' is not among"),
+        (["transfer", "moves", "--node", "n9"], 2, "n9 has no replica of moves/0"),
         (["transfer", "moves", "7"], 1, "Its partitions are 0 to 2"),
         (["transfer", "nothing"], 1, "no stream"),
         (["elect", "moves"], 2, "already has a leader"),

@@ -71,7 +71,7 @@ async def test_resign_request_whose_reply_subject_is_not_an_inbox_is_rejected(be
     request = replication_pb2.StepAside(stream=stream_name, partition=0, leaderEpoch=partition.leader_epoch)
 
     async def refused() -> int:
-        return int((await bench.client.admin.node_status(partition.leader))["refused"].get("reply subject", 0))
+        return int((await bench.client.admin.node_status(partition.leader))["refused"].get("invalid reply subject", 0))
 
     before = await refused()
     await bench.nc.publish(f"liftpy.notify.{partition.leader}", frames.encode(request), reply=f"data.{stream_name}")

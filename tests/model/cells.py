@@ -429,15 +429,15 @@ class Shell:
         self.cell.log = self.cell.log + self._fetched
         check(effect.last_offset == len(self.cell.log) - 1, "D15", effect, "but the log ends at", len(self.cell.log))
 
-    def cut_log(self, effect: do.CutLog) -> None:
+    def truncate_log(self, effect: do.TruncateLog) -> None:
         cell = self.cell
         check(cell.replica is not None and cell.replica.role != "LEADER", "D25", cell.name, effect)
         cell.log, cell.durable = cell.log[: effect.end_offset], min(cell.durable, effect.end_offset)
-        self.feed(ev.LogCut(end_offset=effect.end_offset))
+        self.feed(ev.LogTruncated(end_offset=effect.end_offset))
 
-    def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
+    def reset_log(self, effect: do.ResetLog) -> None:
         self.cell.log, self.cell.durable = (), 0
-        self.feed(ev.LogCut(end_offset=effect.start_offset))
+        self.feed(ev.LogTruncated(end_offset=effect.start_offset))
 
     def persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
         self.cell.persisted = effect.leader_epoch
@@ -470,16 +470,16 @@ class Shell:
         self.cell.kept = tuple(pair for pair in self.cell.kept if pair[0] != name)
         self._send_records(name, rid, effect.from_offset, effect.leader_epoch)
 
-    def keep_fetch(self, effect: do.KeepFetch) -> None:
+    def park_fetch(self, effect: do.ParkFetch) -> None:
         name, rid = self._asker
         others = tuple(pair for pair in self.cell.kept if pair[0] != name)
         self.cell.kept = tuple(sorted((*others, (name, rid))))
         assert self.cell.replica is not None
         self._send_records(
             name, rid, len(self.cell.log), self.cell.replica._role.leader_epoch
-        )  # TellWaiter's, which may come at once
+        )  # SendHighWatermark's, which may come at once
 
-    def answer_waiter(self, effect: do.AnswerWaiter) -> None:
+    def answer_parked_fetch(self, effect: do.AnswerParkedFetch) -> None:
         for name, rid in self.cell.kept:
             if name == effect.replica:
                 self.cell.kept = tuple(pair for pair in self.cell.kept if pair[0] != name)
@@ -512,15 +512,15 @@ class Shell:
         if effect.finished:
             self.sent.append(("promoted", self.cell.name, "M", self.cell.incarnation, effect.leader_epoch, effect.epoch))
 
-    def wait_quietly(self, effect: do.WaitQuietly) -> None:
+    def quiesce(self, effect: do.Quiesce) -> None:
         raise AssertionError("quiet fetches are not in this model")
 
 
 _ACTS: dict[type, Any] = {
     do.AppendBatch: Shell.append_batch,
     do.AppendFetched: Shell.append_fetched,
-    do.CutLog: Shell.cut_log,
-    do.StartLogAfresh: Shell.start_log_afresh,
+    do.TruncateLog: Shell.truncate_log,
+    do.ResetLog: Shell.reset_log,
     do.PersistLeaderEpoch: Shell.persist_leader_epoch,
     do.ReplayLog: Shell.replay_log,
     do.StartServing: Shell.start_serving,
@@ -529,13 +529,13 @@ _ACTS: dict[type, Any] = {
     do.SendFetch: Shell.send_fetch,
     do.SendEpochQuery: Shell.send_epoch_query,
     do.SendFetchResponse: Shell.send_fetch_response,
-    do.KeepFetch: Shell.keep_fetch,
-    do.AnswerWaiter: Shell.answer_waiter,
+    do.ParkFetch: Shell.park_fetch,
+    do.AnswerParkedFetch: Shell.answer_parked_fetch,
     do.SendEpochAnswer: Shell.send_epoch_answer,
     do.SendFetchRefusal: Shell.send_fetch_refusal,
     do.ProposeIsr: Shell.propose_isr,
     do.ReportLeader: Shell.report_leader,
     do.ReportPromotion: Shell.report_promotion,
-    do.WaitQuietly: Shell.wait_quietly,
+    do.Quiesce: Shell.quiesce,
 }
 """Every other effect wakes somebody, tells somebody what the next request tells it, or is for people."""

@@ -458,7 +458,7 @@ def failed_replica_stays() -> Patches:
 
 
 def any_quiet_fetch_is_confirmed() -> Patches:
-    def confirm(self: FetchHandler, event: ev.QuietFetchReceived, now_ns: int) -> bool:
+    def confirm(self: FetchHandler, event: ev.QuiescentFetchReceived, now_ns: int) -> bool:
         self.followers[event.replica].still_waits(now_ns)
         return True
 

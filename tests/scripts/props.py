@@ -26,7 +26,7 @@ from tests.sim.messages import (
 
 KINDS: dict[type, str] = {
     Publish: "publish", AckFrame: "ack", FetchRequest: "fetch", FetchResponse: "data", SendFetchRefusal: "refusal",
-    EpochRequest: "epoch query", SendEpochAnswer: "epoch answer", ev.NoticeReceived: "notice", ev.WokenUp: "wake",
+    EpochRequest: "epoch query", SendEpochAnswer: "epoch answer", ev.NoticeReceived: "notice", ev.NotificationReceived: "wake",
     ReadFrame: "read", ReadAnswer: "read answer", QuietQuestion: "quiet question", frozenset: "quiet answer",
 }  # fmt: skip
 """What ``hold`` calls a message of the data path. On the metadata path it is the request's field name in ``ControlRequest``

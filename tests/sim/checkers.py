@@ -255,7 +255,7 @@ class Checkers:
         check(core.high_watermark == log.high_watermark, "D7", where, core.high_watermark, log.high_watermark)
         check(log.log_end_offset == shadow.log_end_offset, "D15", where, "lost track of", log.log_end_offset)
         shadow.durable_end_offset = max(shadow.durable_end_offset, log.flushed_end_offset)
-        if isinstance(event, ev.PartitionChanged | ev.LogCut | ev.LogStartMoved | ev.LogOpened | ev.FetchAnswered):
+        if isinstance(event, ev.PartitionChanged | ev.LogTruncated | ev.LogStartMoved | ev.LogOpened | ev.FetchAnswered):
             check(core.epochs.entries == log.epochs.entries, "D13", where, core.epochs.entries, log.epochs.entries)
             check(log.epochs.entries == shadow.scan(), "D13", where, log.epochs.entries, "scan", shadow.scan())
         if replica.replica.role is RoleName.LEADER:

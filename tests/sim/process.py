@@ -327,7 +327,7 @@ class Process:
             replica = self.replicas.get(fetch.key)
             if replica is not None:
                 replica.feed(
-                    ev.QuietFetchReceived(
+                    ev.QuiescentFetchReceived(
                         token=index,
                         replica=question.replica,
                         incarnation=question.incarnation,
@@ -350,7 +350,7 @@ class Process:
             return
         for fetch in ended.fetches:
             self.cluster.counters["quiet fetch over"] += 1
-            self.replicas[fetch.key].feed(ev.QuietEnded(heard_ns=ended.heard_ns))
+            self.replicas[fetch.key].feed(ev.QuiescenceEnded(heard_ns=ended.heard_ns))
 
     def _questioned(self, question: failure_reports.LeaderCheck, reply: Callable[[ProbeResult], None]) -> None:
         replica = self.replicas.get(question.key)
@@ -469,7 +469,7 @@ class Process:
     def _extend(self, granted: LeaseGrant | None) -> None:
         if granted is not None:
             for replica in self.replicas.values():
-                replica.feed(ev.MetadataHeard(sent_ns=granted.sent_ns, lease_ns=granted.lease_ns))
+                replica.feed(ev.LeaseExtended(sent_ns=granted.sent_ns, lease_ns=granted.lease_ns))
 
     def _checkpoint(self) -> None:
         for replica in self.replicas.values():

@@ -348,16 +348,16 @@ class SimReplica(PartitionShell, Asking):
         """Check the appended batches."""
         self.cluster.checkers.appended(self, data, led=leads)
 
-    def cut_log(self, effect: do.CutLog) -> None:
+    def truncate_log(self, effect: do.TruncateLog) -> None:
         self.counters["truncation"] += 1
         self._behind_deletes = False
-        super().cut_log(effect)
+        super().truncate_log(effect)
 
-    def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
+    def reset_log(self, effect: do.ResetLog) -> None:
         self._behind_deletes = effect.deletes_end > 0
         self.counters["started afresh behind deletes"] += self._behind_deletes
         self.counters["fresh start"] += 1
-        super().start_log_afresh(effect)
+        super().reset_log(effect)
 
     def log_was_cut(self, *, afresh: bool) -> None:
         """Check the truncated log."""
@@ -533,15 +533,15 @@ class SimReplica(PartitionShell, Asking):
         )  # fmt: skip
         self._request(f"{self.subject}.replicate", request, effect.request_id)
 
-    def wait_quietly(self, effect: do.WaitQuietly) -> None:
+    def quiesce(self, effect: do.Quiesce) -> None:
         fetch = IdleFetch(self.key, effect.leader_epoch, effect.request_id)
         if not self.process.node.awaits_more or not self.process.quiet.add(fetch, effect.leader, self.now_ns()):
-            self.feed(ev.QuietEnded(heard_ns=None))
+            self.feed(ev.QuiescenceEnded(heard_ns=None))
 
-    def stop_waiting(self, effect: do.StopWaiting) -> None:
+    def end_quiescence(self, effect: do.EndQuiescence) -> None:
         self.process.quiet.remove(self.key)
 
-    def confirm_quiet(self, effect: do.ConfirmQuiet) -> None:
+    def confirm_quiescence(self, effect: do.ConfirmQuiescence) -> None:
         self.process.confirmed.add(effect.token)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
@@ -645,24 +645,24 @@ class SimReplica(PartitionShell, Asking):
         self._send_batches(effect, request, reply)
         self.publishers.ingest.settle()
 
-    def keep_fetch(self, effect: do.KeepFetch) -> None:
+    def park_fetch(self, effect: do.ParkFetch) -> None:
         request, reply = self._tokens.pop(effect.token)
         self.cluster.checkers.fetch_accepted(self, request)
         self._kept[effect.replica] = (request, reply)
         self.publishers.ingest.settle()
 
-    def answer_waiter(self, effect: do.AnswerWaiter) -> None:
+    def answer_parked_fetch(self, effect: do.AnswerParkedFetch) -> None:
         request, reply = self._kept.pop(effect.replica)
         if effect.from_offset < self.log.log_end_offset:
             self.cluster.counters["second answer"] += 1
             self._send_batches(effect, request, reply)
 
-    def tell_waiter(self, effect: do.TellWaiter) -> None:
+    def send_high_watermark(self, effect: do.SendHighWatermark) -> None:
         _, reply = self._kept[effect.replica]
         self.cluster.counters["HW told to a waiter"] += 1
         reply(FetchResponse(effect.leader_epoch, self.log.high_watermark, b""))
 
-    def _send_batches(self, effect: do.SendFetchResponse | do.AnswerWaiter, request: FetchRequest, reply: Reply) -> None:
+    def _send_batches(self, effect: do.SendFetchResponse | do.AnswerParkedFetch, request: FetchRequest, reply: Reply) -> None:
         room = room_bytes(self.cluster.network.max_payload_bytes, _OVERHEAD_BYTES, effect.max_bytes)
         try:
             end_offset, held = self.log.log_end_offset, request.held
@@ -682,7 +682,7 @@ class SimReplica(PartitionShell, Asking):
         reply(effect)
 
     def notify_replica(self, effect: do.NotifyReplica) -> None:
-        self.cluster.network.publish(self.host, f"notify.{effect.replica}.{self.subject}", ev.WokenUp())
+        self.cluster.network.publish(self.host, f"notify.{effect.replica}.{self.subject}", ev.NotificationReceived())
 
     def probe_replica(self, effect: do.ProbeReplica) -> None:
         replica = effect.replica

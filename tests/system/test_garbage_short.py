@@ -38,7 +38,7 @@ def test_garbage_on_every_subject_changes_no_leader_and_loses_no_record() -> Non
         "no envelope",
         "message type",
         "version",
-        "reply subject",
+        "invalid reply subject",
         "metadata: subject",
     } <= outcome.refused.keys()
 
@@ -53,12 +53,15 @@ SHORT_PER_S = 800
 def test_flood_of_valid_control_requests_is_limited_and_counted() -> None:
     outcome = send_floods({name: flood.short for name, flood in FLOODS.items()}, per_s=SHORT_PER_S)
     assert outcome.wrong() == [], outcome.text()
-    assert outcome.refused["metadata: control request, too many"] > 0
+    assert outcome.refused["metadata: control request above the rate limit of the controller"] > 0
     assert outcome.refused["metadata: control request"] >= FLOODS["large-requests"].short
     made = FLOODS["streams"].short + FLOODS["ghosts"].short
     done = outcome.described - 4 - 2
     assert 0 < done <= made
-    late = sum(outcome.refused.get(f"metadata: control request, {why}", 0) for why in ("no turn", "too fast"))
+    late = sum(
+        outcome.refused.get(f"metadata: control request {why}", 0)
+        for why in ("that waited too long", "above the rate limit of operators")
+    )
     assert done + late >= made, "what was whole was done or counted, and the cluster can still say so"
 
 

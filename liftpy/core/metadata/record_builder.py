@@ -39,9 +39,9 @@ def refuse(error: pb.ControlResponse.Error, detail: str, partition: PartitionSta
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Settings that affect decisions.
+    """Settings of a controller that it uses when it applies requests.
 
-    A new group stores the first two settings in its image. After that, the values in the image apply.
+    A new metadata group stores ``namespace`` and ``elections`` in its image. Later, controllers use the stored values of these two.
     """
 
     namespace: str = "liftpy"

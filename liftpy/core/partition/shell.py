@@ -174,10 +174,10 @@ class PartitionShell(ABC):
         self.fetched.pop(effect.token, None)
         self.counters[f"dropped answer: {effect.why}"] += 1
 
-    def cut_log(self, effect: do.CutLog) -> None:
+    def truncate_log(self, effect: do.TruncateLog) -> None:
         self._cut(lambda: self.log.truncate_to(effect.end_offset))
 
-    def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
+    def reset_log(self, effect: do.ResetLog) -> None:
         self._cut(lambda: self.log.start_afresh(effect.start_offset, effect.deletes_end), afresh=True)
 
     def _cut(self, cut: Callable[[], object], *, afresh: bool = False) -> None:
@@ -188,7 +188,7 @@ class PartitionShell(ABC):
                 self.log_failed(error)
                 return
             self.log_was_cut(afresh=afresh)
-            self.feed(events.LogCut(end_offset=self.log.log_end_offset))
+            self.feed(events.LogTruncated(end_offset=self.log.log_end_offset))
 
         self.run_alone(cut_and_report)
 

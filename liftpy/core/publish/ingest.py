@@ -72,13 +72,13 @@ from liftpy.core.wire.subjects import InboxRule, has_wildcards, matcher
 
 UNINDEXED = Rejection(
     RejectReason.OVERLOADED,
-    "the index of this stream's last sequences per subject is not complete yet: try again",
+    "The index of the last sequences per subject is not complete yet. Try again.",
     (503, 10008),
 )
 _FULL = Rejection(
     RejectReason.NO_SPACE,
-    "insufficient resources: the subjects of this partition need more memory than partition_subject_index_bytes. Increase it, or "
-    "publish without an expected last sequence per subject",
+    "insufficient resources: the subjects of this partition need more memory than partition_subject_index_bytes. Increase this "
+    "setting, or publish without an expected last sequence per subject.",
     (503, 10023),
 )
 _TOO_MANY = Rejection(
@@ -88,8 +88,7 @@ _TOO_MANY = Rejection(
 )
 _TOO_OFTEN = Rejection(
     RejectReason.OVERLOADED,
-    "too many publishes at a time have an expected last sequence with wildcards: try again, or name a "
-    "subject without wildcards",
+    "Too many publishes at a time have an expected last sequence with wildcards. Try again, or name a subject without wildcards.",
     (503, 10008),
 )
 
@@ -214,9 +213,7 @@ def index_key(wanted: PublishConditions, own: str) -> str:
     return "" if has_wildcards(subject) else subject
 
 
-_UNDECIDED = Rejection(
-    RejectReason.NOT_LEADER, "The leader changed before the publish was stored. It is not stored: send it again."
-)
+_UNDECIDED = Rejection(RejectReason.NOT_LEADER, "The leader changed before it stored the publish. Send it again.")
 INGEST_OVERFLOW = "ingest_overflow"
 """Reason in the counter of publishes that the connection dropped before they reached a partition."""
 _BATCH_OVERHEAD_BYTES = 4096
@@ -774,7 +771,9 @@ class Ingest:
                 self._submit_piece(messages[:half])
                 self._submit_piece(messages[half:])
             else:
-                detail = f"{error.size_bytes} bytes as a record, at most {MAX_BATCH_BYTES} are stored"
+                detail = (
+                    f"The stored record has {error.size_bytes} bytes, the maximum is {MAX_BATCH_BYTES}. Send a smaller message."
+                )
                 self._refuse(columns.publishers, Rejection(RejectReason.TOO_LARGE, detail))
             return None
 

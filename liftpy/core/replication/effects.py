@@ -8,15 +8,15 @@ records count as on disk. ``tests/conformance/test_ordering_contract.py`` checks
    event. An event that an effect causes waits for the end of the list.
 2. ``AppendBatch`` and ``AppendFetched`` have written, but not flushed, when the next effect is carried out. A flush
    begins by the stream's policy. Followers may receive these records at once: ``SendFetchResponse`` and
-   ``AnswerWaiter`` read up to the log end. Publishers, readers of committed records and the metadata group do not see
+   ``AnswerParkedFetch`` read up to the log end. Publishers, readers of committed records and the metadata group do not see
    them yet.
 3. Positions that this replica reports are on disk. ``LogFlushed`` is fed when everything below its end offset is on
    disk. ``SendFetch.offset``, ``SendAcks.through_offset``, ``ReportPromotion.newest_offset``,
    ``ReportLeader.newest_offset`` and ``RaiseHighWatermark.high_watermark`` name nothing beyond it.
-4. ``SendFetchResponse``, ``AnswerWaiter`` and ``TellWaiter`` contain the high watermark at the time of sending. After a
+4. ``SendFetchResponse``, ``AnswerParkedFetch`` and ``SendHighWatermark`` contain the high watermark at the time of sending. After a
    failed read, the shell sends no answer, because an empty response would mean "caught up". It sends nothing after the
    role has changed.
-5. ``CutLog`` and ``StartLogAfresh`` are on disk before ``LogCut`` is fed. The core fetches nothing in between.
+5. ``TruncateLog`` and ``ResetLog`` are on disk before ``LogTruncated`` is fed. The core fetches nothing in between.
 6. ``PersistLeaderEpoch`` is on disk before ``LeaderEpochPersisted`` is fed.
 7. ``RaiseHighWatermark`` is applied to the log before any later read is served. Its checkpoint may come later, and is
    never above the records on disk.
@@ -153,16 +153,16 @@ class DropFetched:
 
 
 @value
-class CutLog:
-    """Follower: truncate the log. Feed LogCut when the truncation is durable."""
+class TruncateLog:
+    """Follower: truncate the log. Feed LogTruncated when the truncation is durable."""
 
     end_offset: int
     """Log end after the truncation, exclusive. The log becomes shorter if this offset is inside a batch."""
 
 
 @value
-class StartLogAfresh:
-    """Discard the local log and begin an empty one. Feed LogCut when the new log is on disk.
+class ResetLog:
+    """Discard the local log and begin an empty one. Feed LogTruncated when the new log is on disk.
 
     There are four reasons. The log ends before the leader's log start [D26]. It has no records in common with the
     leader's log. It was compacted by records that will be truncated. It lacks tombstones that the leader has deleted
@@ -223,11 +223,11 @@ class SendFetch:
 
 
 @value
-class WaitQuietly:
+class Quiesce:
     """Follower: send no more fetches while the leader's node confirms that this replica's last fetch still waits there.
 
-    The node asks about the fetches of many partitions in one message (``quiescence.py``). The shell feeds QuietEnded when the
-    wait ends, unless StopWaiting comes first.
+    The node asks about the fetches of many partitions in one message (``quiescence.py``). The shell feeds QuiescenceEnded when the
+    wait ends, unless EndQuiescence comes first.
     """
 
     request_id: int
@@ -239,16 +239,16 @@ class WaitQuietly:
 
 
 @value
-class StopWaiting:
-    """Follower: end WaitQuietly. The shell no longer asks the leader's node about the fetch of this replica."""
+class EndQuiescence:
+    """Follower: end Quiesce. The shell no longer asks the leader's node about the fetch of this replica."""
 
 
 @value
-class ConfirmQuiet:
+class ConfirmQuiescence:
     """Leader: confirm to a follower's node that the follower's fetch still waits. The confirmation replaces a fetch."""
 
     token: int
-    """Token of the QuietFetchReceived."""
+    """Token of the QuiescentFetchReceived."""
 
 
 @value
@@ -283,7 +283,7 @@ class SendFetchResponse:
 
 
 @value
-class KeepFetch:
+class ParkFetch:
     """Leader: keep the reply subject of the fetch ``token``. The fetch is answered later, when there are records to send."""
 
     token: int
@@ -293,7 +293,7 @@ class KeepFetch:
 
 
 @value
-class AnswerWaiter:
+class AnswerParkedFetch:
     """Leader: answer the waiting fetch of ``replica``, because there are new records.
 
     If the reply subject is unknown or the log cannot be read, the shell sends nothing. The follower fetches when its
@@ -311,10 +311,10 @@ class AnswerWaiter:
 
 
 @value
-class TellWaiter:
+class SendHighWatermark:
     """Leader: send the raised HW to ``replica``, whose fetch waits at the log end.
 
-    The shell answers the fetch once more, with only the HW. The fetch still waits for AnswerWaiter. If the reply
+    The shell answers the fetch once more, with only the HW. The fetch still waits for AnswerParkedFetch. If the reply
     subject is unknown, the shell sends nothing, and the next fetch returns the HW.
     """
 
@@ -566,22 +566,22 @@ Effect = (
     | DropPendingAcks
     | AppendFetched
     | DropFetched
-    | CutLog
-    | StartLogAfresh
+    | TruncateLog
+    | ResetLog
     | RaiseHighWatermark
     | RecheckLog
     | SendFetch
-    | WaitQuietly
-    | StopWaiting
-    | ConfirmQuiet
+    | Quiesce
+    | EndQuiescence
+    | ConfirmQuiescence
     | SendEpochQuery
     | SendFetchResponse
-    | KeepFetch
+    | ParkFetch
     | SendFetchRefusal
     | SendEpochAnswer
     | NotifyReplica
-    | AnswerWaiter
-    | TellWaiter
+    | AnswerParkedFetch
+    | SendHighWatermark
     | ProbeReplica
     | SendNotice
     | ProposeIsr
@@ -619,22 +619,22 @@ class EffectHandler(Protocol):
     def drop_pending_acks(self, effect: DropPendingAcks, /) -> None: ...
     def append_fetched(self, effect: AppendFetched, /) -> None: ...
     def drop_fetched(self, effect: DropFetched, /) -> None: ...
-    def cut_log(self, effect: CutLog, /) -> None: ...
-    def start_log_afresh(self, effect: StartLogAfresh, /) -> None: ...
+    def truncate_log(self, effect: TruncateLog, /) -> None: ...
+    def reset_log(self, effect: ResetLog, /) -> None: ...
     def raise_high_watermark(self, effect: RaiseHighWatermark, /) -> None: ...
     def recheck_log(self, effect: RecheckLog, /) -> None: ...
     def send_fetch(self, effect: SendFetch, /) -> None: ...
-    def wait_quietly(self, effect: WaitQuietly, /) -> None: ...
-    def stop_waiting(self, effect: StopWaiting, /) -> None: ...
-    def confirm_quiet(self, effect: ConfirmQuiet, /) -> None: ...
+    def quiesce(self, effect: Quiesce, /) -> None: ...
+    def end_quiescence(self, effect: EndQuiescence, /) -> None: ...
+    def confirm_quiescence(self, effect: ConfirmQuiescence, /) -> None: ...
     def send_epoch_query(self, effect: SendEpochQuery, /) -> None: ...
     def send_fetch_response(self, effect: SendFetchResponse, /) -> None: ...
-    def keep_fetch(self, effect: KeepFetch, /) -> None: ...
+    def park_fetch(self, effect: ParkFetch, /) -> None: ...
     def send_fetch_refusal(self, effect: SendFetchRefusal, /) -> None: ...
     def send_epoch_answer(self, effect: SendEpochAnswer, /) -> None: ...
     def notify_replica(self, effect: NotifyReplica, /) -> None: ...
-    def answer_waiter(self, effect: AnswerWaiter, /) -> None: ...
-    def tell_waiter(self, effect: TellWaiter, /) -> None: ...
+    def answer_parked_fetch(self, effect: AnswerParkedFetch, /) -> None: ...
+    def send_high_watermark(self, effect: SendHighWatermark, /) -> None: ...
     def probe_replica(self, effect: ProbeReplica, /) -> None: ...
     def send_notice(self, effect: SendNotice, /) -> None: ...
     def propose_isr(self, effect: ProposeIsr, /) -> None: ...

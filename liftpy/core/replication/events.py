@@ -73,7 +73,7 @@ class PartitionChanged:
 
 
 @value
-class MetadataHeard:
+class LeaseExtended:
     """The metadata leader answered a heartbeat that was SENT at ``sent_ns``. The lease begins then [D22].
 
     The shell feeds it only when the local image has reached the index in the answer, and after all its PartitionChanged
@@ -127,7 +127,7 @@ class FetchReceived:
     """A follower's fetch (ReplicationRequest) arrived on ``.replicate``. The core checks all its fields before use."""
 
     token: int
-    """Handle of the request. SendFetchResponse, SendFetchRefusal or KeepFetch names it in this step."""
+    """Handle of the request. SendFetchResponse, SendFetchRefusal or ParkFetch names it in this step."""
     replica: str
     """Node id of the sender."""
     offset: int
@@ -297,8 +297,8 @@ class LogFlushed:
 
 
 @value
-class LogCut:
-    """The truncation of CutLog is durable, or the new log of StartLogAfresh.
+class LogTruncated:
+    """The truncation of TruncateLog is durable, or the new log of ResetLog.
 
     The remaining records need not be flushed. The shell feeds LogFlushed when they are.
     """
@@ -328,7 +328,7 @@ class StorageFailed:
 
 
 @value
-class WokenUp:
+class NotificationReceived:
     """A PartitionNotification of the leader arrived: the leader has records that this follower can fetch."""
 
 
@@ -354,11 +354,11 @@ class NoticeReceived:
 
 
 @value
-class QuietFetchReceived:
+class QuiescentFetchReceived:
     """A follower's node asks whether the follower's fetch ``request_id`` still waits. The message asks about many partitions."""
 
     token: int
-    """Handle of the part of the request about this fetch. ConfirmQuiet names it."""
+    """Handle of the part of the request about this fetch. ConfirmQuiescence names it."""
     replica: str
     """Node id of the follower that asks."""
     incarnation: int
@@ -370,8 +370,8 @@ class QuietFetchReceived:
 
 
 @value
-class QuietEnded:
-    """The wait that WaitQuietly began has ended. The follower must send its own fetches again."""
+class QuiescenceEnded:
+    """The wait that Quiesce began has ended. The follower must send its own fetches again."""
 
     heard_ns: int | None
     """Monotonic time of the last answer of the leader's node, in nanoseconds.
@@ -466,7 +466,7 @@ Event = (
     LogOpened
     | LogCompacted
     | PartitionChanged
-    | MetadataHeard
+    | LeaseExtended
     | DataPathChanged
     | PublishesReceived
     | DuplicateReceived
@@ -478,13 +478,13 @@ Event = (
     | RequestFailed
     | EpochQueryAnswered
     | LogFlushed
-    | LogCut
+    | LogTruncated
     | LogStartMoved
     | StorageFailed
-    | WokenUp
+    | NotificationReceived
     | NoticeReceived
-    | QuietFetchReceived
-    | QuietEnded
+    | QuiescentFetchReceived
+    | QuiescenceEnded
     | IsrChangeAnswered
     | DeadlineReached
     | ReplicaAbsent

@@ -16,16 +16,16 @@ from dataclasses import dataclass
 
 from liftpy.core.log.leader_epochs import NO_EPOCH
 from liftpy.core.replication.effects import (
-    AnswerWaiter,
-    KeepFetch,
+    AnswerParkedFetch,
     NotifyReplica,
+    ParkFetch,
     RecheckLog,
     SendEpochAnswer,
     SendFetchRefusal,
     SendFetchResponse,
-    TellWaiter,
+    SendHighWatermark,
 )
-from liftpy.core.replication.events import EpochQueryReceived, FetchReceived, QuietFetchReceived, RefusalReason
+from liftpy.core.replication.events import EpochQueryReceived, FetchReceived, QuiescentFetchReceived, RefusalReason
 from liftpy.core.replication.isr import FollowerProgress
 from liftpy.core.replication.role import Effects, ReplicaContext
 
@@ -122,7 +122,7 @@ class FetchHandler:
             self.waiters.forget(event.replica)
         return None
 
-    def still_waits(self, event: QuietFetchReceived, now_ns: int) -> bool:
+    def still_waits(self, event: QuiescentFetchReceived, now_ns: int) -> bool:
         """Return whether the waiting fetch that a follower asks about is still valid. If it is, record it as a new fetch.
 
         It must be the last valid fetch of a live ISR member in this LeaderEpoch, be at the log end, and have a reply subject.
@@ -182,7 +182,7 @@ class FetchHandler:
         counts = event.incarnation == progress.incarnation and event.request_id == progress.last_request_id
         if counts and self.awaits_answer(event.replica):
             progress.mark_stale(now_ns)
-            out.append(KeepFetch(token=event.token, replica=event.replica))
+            out.append(ParkFetch(token=event.token, replica=event.replica))
             return True
         if counts or not self.awaits_answer(event.replica):
             progress.record_sent_high_watermark(self._log.high_watermark)
@@ -239,7 +239,7 @@ class FetchHandler:
     def send_high_watermark(self, replica: str, out: Effects) -> None:
         """Answer the waiting fetch of ``replica`` with only the HW. It then still waits for records."""
         self.followers[replica].record_sent_high_watermark(self._log.high_watermark)
-        out.append(TellWaiter(replica=replica, leader_epoch=self._leader_epoch))
+        out.append(SendHighWatermark(replica=replica, leader_epoch=self._leader_epoch))
 
     def awaits_answer(self, replica: str) -> bool:
         """Return whether ``replica`` has an open fetch, which waits for records and can be answered."""
@@ -259,7 +259,7 @@ class FetchHandler:
             if waiter.max_bytes:
                 self.followers[waiter.replica].record_sent_high_watermark(self._log.high_watermark)
                 out.append(
-                    AnswerWaiter(
+                    AnswerParkedFetch(
                         replica=waiter.replica,
                         from_offset=waiter.end_offset,
                         max_bytes=waiter.max_bytes,

@@ -54,14 +54,14 @@ from liftpy.core.log.leader_epochs import NO_EPOCH
 from liftpy.core.replication.catchup_throttle import LearnerCopy
 from liftpy.core.replication.effects import (
     AppendFetched,
-    CutLog,
     DropFetched,
+    EndQuiescence,
+    Quiesce,
     ReportLeader,
+    ResetLog,
     SendEpochQuery,
     SendFetch,
-    StartLogAfresh,
-    StopWaiting,
-    WaitQuietly,
+    TruncateLog,
 )
 from liftpy.core.replication.events import (
     Deadline,
@@ -70,7 +70,7 @@ from liftpy.core.replication.events import (
     FetchPieceArrived,
     FetchRefused,
     NoticeReceived,
-    QuietEnded,
+    QuiescenceEnded,
     RefusalReason,
     RequestFailed,
 )
@@ -209,7 +209,7 @@ class FollowerRole(ReplicaRole):
     def leave(self, out: Effects) -> None:
         super().leave(out)
         if self.phase is FollowerPhase.QUIET:
-            out.append(StopWaiting())
+            out.append(EndQuiescence())
         if self._copy is not None:
             self._copy.let_go()
 
@@ -300,7 +300,7 @@ class FollowerRole(ReplicaRole):
         if cut.end_offset < self.log.log_end_offset:
             self._waits_for(FollowerPhase.CUTTING)
             self.log.cut(cut.end_offset)
-            out.append(CutLog(end_offset=cut.end_offset))
+            out.append(TruncateLog(end_offset=cut.end_offset))
         else:
             self._cut_done(now_ns, out)
 
@@ -317,9 +317,9 @@ class FollowerRole(ReplicaRole):
         self._deletes_end = deletes_end
         self._waits_for(FollowerPhase.CUTTING)
         self.log.start_afresh(start_offset, deletes_end)
-        out.append(StartLogAfresh(start_offset=start_offset, deletes_end=deletes_end))
+        out.append(ResetLog(start_offset=start_offset, deletes_end=deletes_end))
 
-    def log_cut(self, now_ns: int, out: Effects) -> None:
+    def log_truncated(self, now_ns: int, out: Effects) -> None:
         if self.phase is FollowerPhase.CUTTING:
             self._cut_done(now_ns, out)
 
@@ -480,7 +480,7 @@ class FollowerRole(ReplicaRole):
             self._waits_for(FollowerPhase.QUIET)
             self.shared.deadlines.cancel(Deadline.FETCH, out)
             self.shared.deadlines.cancel(Deadline.LEADER, out)  # whether it is there is seen for all of its partitions at once
-            out.append(WaitQuietly(request_id=self._idle_request_id, leader=self.leader, leader_epoch=self.leader_epoch))
+            out.append(Quiesce(request_id=self._idle_request_id, leader=self.leader, leader_epoch=self.leader_epoch))
             return
         self._waits_for(FollowerPhase.IDLE)
         self.shared.deadlines.set(Deadline.FETCH, now_ns + self._idle_wait_ns(), out)
@@ -518,13 +518,13 @@ class FollowerRole(ReplicaRole):
         """
         if self.phase is not FollowerPhase.QUIET:
             return
-        out.append(StopWaiting())
+        out.append(EndQuiescence())
         self._waits_for(FollowerPhase.IDLE)
         self._quiet_rounds, self._heard_ns = 0, heard_ns
         timeout_ns = self._leader_timeout_ns()
         self.shared.deadlines.set(Deadline.LEADER, max(heard_ns + timeout_ns, now_ns + timeout_ns // 2), out)
 
-    def quiet_ended(self, event: QuietEnded, now_ns: int, out: Effects) -> None:
+    def quiescence_ended(self, event: QuiescenceEnded, now_ns: int, out: Effects) -> None:
         """Send own fetches again, because the partition is no longer part of the combined fetches of this node.
 
         Fetch at once if ``event.heard_ns`` is set, because the leader's node answered. Otherwise fetch after the idle wait.
@@ -541,7 +541,7 @@ class FollowerRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.FETCH, now_ns + self._idle_wait_ns(), out)
         self.shared.deadlines.set(Deadline.LEADER, now_ns + self._leader_timeout_ns(), out)
 
-    def woken_up(self, now_ns: int, out: Effects) -> None:
+    def notification_received(self, now_ns: int, out: Effects) -> None:
         """Send a fetch, because the leader notified this replica about new records.
 
         If a fetch is open, send the next one after its answer.
@@ -608,7 +608,7 @@ class FollowerRole(ReplicaRole):
         if first_sign:
             self._resend_request(now_ns, out)
         if self.agrees and event.high_watermark > self.log.high_watermark:
-            self.woken_up(now_ns, out)
+            self.notification_received(now_ns, out)
 
     def _resend_request(self, now_ns: int, out: Effects) -> None:
         """Send the open fetch or epoch query again, once per leadership, because the new leader is ready to answer.

@@ -32,7 +32,7 @@ from liftpy.core.replication import isr
 from liftpy.core.replication.effects import (
     AppendBatch,
     CloseSubject,
-    ConfirmQuiet,
+    ConfirmQuiescence,
     DropPendingAcks,
     DropPublishes,
     GiveUpLeadership,
@@ -55,7 +55,7 @@ from liftpy.core.replication.events import (
     FetchReceived,
     IsrChangeAnswered,
     PublishesReceived,
-    QuietFetchReceived,
+    QuiescentFetchReceived,
     ReplicaAbsent,
 )
 from liftpy.core.replication.fetch_handler import FetchHandler
@@ -472,13 +472,13 @@ class LeaderRole(ReplicaRole):
     def _commits_by_quorum(self) -> bool:
         return self.shared.held.config.commit_policy is CommitPolicy.QUORUM
 
-    def quiet_fetch_received(self, event: QuietFetchReceived, now_ns: int, out: Effects) -> None:
+    def quiescent_fetch_received(self, event: QuiescentFetchReceived, now_ns: int, out: Effects) -> None:
         """Confirm to a follower's node that the follower's fetch still waits, and record it as a new fetch.
 
         If it does not wait, send nothing. The follower then fetches again.
         """
         if self.handler.still_waits(event, now_ns):
-            out.append(ConfirmQuiet(token=event.token))
+            out.append(ConfirmQuiescence(token=event.token))
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
         self.handler.epoch_query_received(event, now_ns, out)

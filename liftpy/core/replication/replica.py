@@ -421,9 +421,9 @@ class Replica:
                 role.publishes_received(event, now_ns, out)
             case ev.DuplicateReceived():
                 role.duplicate_received(event.last_offset, now_ns, out)
-            case ev.WokenUp():
-                role.woken_up(now_ns, out)
-            case ev.MetadataHeard():
+            case ev.NotificationReceived():
+                role.notification_received(now_ns, out)
+            case ev.LeaseExtended():
                 self._shared.lease.extend(event.sent_ns, event.lease_ns)
                 role.heartbeat_answered(now_ns, out)
             case ev.DataPathChanged():
@@ -432,10 +432,10 @@ class Replica:
                 late_ns = self._shared.deadlines.take_reached(event.kind, now_ns, out)
                 if late_ns is not None:
                     role.deadline_reached(event.kind, late_ns, now_ns, out)
-            case ev.QuietFetchReceived():
-                role.quiet_fetch_received(event, now_ns, out)
-            case ev.QuietEnded():
-                role.quiet_ended(event, now_ns, out)
+            case ev.QuiescentFetchReceived():
+                role.quiescent_fetch_received(event, now_ns, out)
+            case ev.QuiescenceEnded():
+                role.quiescence_ended(event, now_ns, out)
             case ev.FetchPieceArrived():
                 role.fetch_piece_arrived(event, now_ns, out)
             case ev.FetchRefused():
@@ -452,7 +452,7 @@ class Replica:
                 role.notice_received(event, now_ns, out)
             case ev.IsrChangeAnswered():
                 role.isr_change_answered(event, now_ns, out)
-            case ev.LogCut():
+            case ev.LogTruncated():
                 self._log_cut(event, now_ns, out)
             case ev.ReplayProgressed() | ev.ReplayFinished():
                 role.replay_progressed(event.end_offset, isinstance(event, ev.ReplayFinished), now_ns, out)
@@ -492,9 +492,9 @@ class Replica:
             shared.data_path_down_ns = now_ns
             self._role.data_path_lost(now_ns, out)
 
-    def _log_cut(self, event: ev.LogCut, now_ns: int, out: Effects) -> None:
+    def _log_cut(self, event: ev.LogTruncated, now_ns: int, out: Effects) -> None:
         self._shared.log.was_cut(event.end_offset)
-        self._role.log_cut(now_ns, out)
+        self._role.log_truncated(now_ns, out)
 
     def _log_start_moved(self, event: ev.LogStartMoved) -> None:
         if event.log_start_offset > self._shared.log.log_start_offset:

@@ -42,8 +42,8 @@ from liftpy.core.replication.events import (
     IsrChangeAnswered,
     NoticeReceived,
     PublishesReceived,
-    QuietEnded,
-    QuietFetchReceived,
+    QuiescenceEnded,
+    QuiescentFetchReceived,
     RefusalReason,
     ReplicaAbsent,
     RequestFailed,
@@ -243,7 +243,7 @@ class ReplicaRole:
     # ---- the log ---------------------------------------------------------------------------------------------------
     def log_flushed(self, now_ns: int, out: Effects) -> None: ...
 
-    def log_cut(self, now_ns: int, out: Effects) -> None: ...
+    def log_truncated(self, now_ns: int, out: Effects) -> None: ...
 
     def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None: ...
 
@@ -290,19 +290,19 @@ class ReplicaRole:
 
     def data_path_lost(self, now_ns: int, out: Effects) -> None: ...
 
-    def woken_up(self, now_ns: int, out: Effects) -> None: ...
+    def notification_received(self, now_ns: int, out: Effects) -> None: ...
 
     def notice_received(self, event: NoticeReceived, now_ns: int, out: Effects) -> None: ...
 
     def replica_absent(self, event: ReplicaAbsent, now_ns: int, out: Effects) -> None: ...
 
-    def quiet_fetch_received(self, event: QuietFetchReceived, now_ns: int, out: Effects) -> None:
+    def quiescent_fetch_received(self, event: QuiescentFetchReceived, now_ns: int, out: Effects) -> None:
         """Handle the question of a follower's node whether the follower's last fetch still waits at this replica.
 
         Without a confirmation, the follower fetches again.
         """
 
-    def quiet_ended(self, event: QuietEnded, now_ns: int, out: Effects) -> None: ...
+    def quiescence_ended(self, event: QuiescenceEnded, now_ns: int, out: Effects) -> None: ...
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None: ...
 

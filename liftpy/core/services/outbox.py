@@ -245,10 +245,10 @@ class Outbox:
         self.outputs_committed(max(log_start_offset, min(end_offset, self._began_at)))
 
     def proof_at(self, log_start_offset: int, end_offset: int) -> int | None:
-        """Return the offset of the last output before the start of the state. Its digest proves that the state is right.
+        """Return the offset of the output whose digest verifies the restored state: the last output before the snapshot position.
 
-        None: no proof is needed, or the output stream does not have this output (any more). In the second case, the first output
-        after it proves the state later. The stream has offsets from ``log_start_offset`` to ``end_offset`` (exclusive).
+        None: the state needs no verification, or the output stream lacks this output. In the second case, the next output
+        verifies the state. The stream has offsets from ``log_start_offset`` to ``end_offset`` (exclusive).
         """
         proof = self._began_at - 1
         return proof if not self._proven and log_start_offset <= proof < end_offset else None

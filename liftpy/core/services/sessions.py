@@ -436,9 +436,10 @@ class ServiceSessions:
 
     # ---- events of the replica ---------------------------------------------------------------------------------------------
     def replay(self, view: ReplicaView, now_ns: int) -> list[Effect]:
-        """Order the services of a candidate to replay the log. Return the messages to send.
+        """Request that the services of a candidate replay the log. Return the messages that send this request.
 
-        When all of them are done, a method returns the effect Replayed. Without services it is returned at once.
+        When the last service has replayed the log, the method that handles its answer returns the effect Replayed. If there are
+        no services, this method returns the effect.
         """
         stop_position = view.high_watermark + 1
         names = frozenset(name for name, s in self._sessions.items() if s.has_caught_up and not (s.excused or s.failing))

@@ -429,11 +429,12 @@ class Difference:
     def __str__(self) -> str:
         whose = ", ".join(self.nodes)
         if self.position == BEGINNING:
-            how = "this one stops: start it with theirs" if self.diverged else "give all nodes the same"
-            return f"the service's parameters are not those beside {whose}; {how}"
-        if self.diverged:
-            return f"the state at {self.position} is not the one beside {whose}: this service has diverged"
-        return f"the state at {self.position} is not the one beside {whose}: one of them is not deterministic"
+            how = "this instance stops: start it with their parameters" if self.diverged else "use the same ones on all nodes"
+            return f"the parameters of the service differ from those on {whose}; {how}"
+        differs = f"the state at position {self.position} differs from the state on {whose}"
+        return (
+            f"{differs}, and this instance is in the minority" if self.diverged else f"{differs}: the code is not deterministic"
+        )
 
 
 @dataclass(slots=True)

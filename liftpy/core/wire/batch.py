@@ -66,14 +66,15 @@ def decompress(stored: memoryview, codec: Codec, size_bytes: int) -> bytes:
         if codec is Codec.LZ4:
             if size_bytes > len(stored) * _LZ4_RATIO + _LZ4_SLACK_BYTES:
                 raise CorruptionError(
-                    f"{len(stored)} bytes of LZ4 data cannot expand to {size_bytes} bytes. The node repairs it from another replica."
+                    f"{len(stored)} bytes of LZ4 data cannot expand to {size_bytes} bytes. The node repairs the batch from another "
+                    "replica."
                 )
             body = bytes(lz4.block.decompress(stored, uncompressed_size=size_bytes))
         else:
             body = _zstd(stored, size_bytes)
     except (lz4.block.LZ4BlockError, zstandard.ZstdError, ValueError, MemoryError) as error:
         raise CorruptionError(
-            f"The batch is damaged, it cannot be decompressed: {error}. The node repairs it from another replica."
+            f"The compressed data is damaged: {error}. The node repairs the batch from another replica."
         ) from None
     if len(body) != size_bytes:
         raise CorruptionError(
@@ -292,7 +293,9 @@ class RecordBatch:
         try:
             return memoryview(decompress(stored, self.header.codec, self.header.body_size_bytes))
         except CorruptionError as error:
-            raise CorruptionError(f"The batch at offset {self.base_offset} ({len(stored)} bytes) is damaged: {error}") from None
+            raise CorruptionError(
+                f"Cannot decompress the batch at offset {self.base_offset} ({len(stored)} bytes). {error}"
+            ) from None
 
     def offsets(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         deltas = self.columns.deltas

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from liftpy.errors import LiftError, ProtocolError
 
 REFUSED = "refused: "
-REPLY = f"{REFUSED}reply subject"
+REPLY = f"{REFUSED}invalid reply subject"
 """The reply subject is not an inbox, or not the sender's own."""
 IMPLAUSIBLE = f"{REFUSED}implausible request id"
 """A fetch whose request id cannot be the next one of its follower: the id is too old or too large."""

@@ -9,7 +9,7 @@ payload is 8 bytes LeaderEpoch, 8 bytes HW (big endian, two's complement) and th
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -306,10 +306,7 @@ def _short_text(value: object) -> str:
     return quote(value) if isinstance(value, str) else str(value)
 
 
-def check_answer_address(found: bytes, expected: Callable[[], bytes]) -> None:
-    """Raise MisdirectedError unless ``found``, the address in an answer, is the expected one.
-
-    ``expected``: returns the address of the request. ``found`` b"": the answer has no address and is accepted.
-    """
-    if found and found != expected():
+def check_answer_address(found: bytes, expected: bytes) -> None:
+    """Raise MisdirectedError unless ``found``, the address in an answer, is ``expected``, the address of the request."""
+    if found != expected:
         raise MisdirectedError("Received the answer to another fetch request. It is dropped.")

@@ -104,8 +104,10 @@ def reply_to(reply: bytes | str, rules: Sequence[Allows], counters: Counter[str]
     One of ``rules`` must allow it, and it must begin with ``under``. ``counters``: gets the number of rejected reply subjects.
     """
     subject = reply if isinstance(reply, bytes) else reply.encode("utf-8", "surrogateescape")
-    if subject.startswith(under.encode()) and any(rule(subject) for rule in rules):
-        return subject.decode()
+    if not under or subject.startswith(under.encode()):
+        for rule in rules:
+            if rule(subject):
+                return subject.decode()
     counters[REPLY] += 1
     return None
 

@@ -116,7 +116,7 @@ class MemoryNode:
         if self._group is not None and self._image.index >= self._group.changed_index:
             times = self._image.session_times
             lease_ns = 0 if times is None else times.lease_ms * NS_PER_MS
-            replica.feed(ev.MetadataHeard(sent_ns=self.now_ns(), lease_ns=lease_ns))
+            replica.feed(ev.LeaseExtended(sent_ns=self.now_ns(), lease_ns=lease_ns))
 
     def keep_house(self, dirty_ratio: float | None = None) -> None:
         """Run retention and compaction of all logs of the node.

@@ -146,13 +146,13 @@ class Peers:
         )  # fmt: skip
         self.feed(answer)
 
-    def wait_quietly(self, effect: do.WaitQuietly) -> None:
-        self.feed(ev.QuietEnded(heard_ns=None))  # it is asked for alone
+    def quiesce(self, effect: do.Quiesce) -> None:
+        self.feed(ev.QuiescenceEnded(heard_ns=None))  # it is asked for alone
 
-    def stop_waiting(self, effect: do.StopWaiting) -> None:
+    def end_quiescence(self, effect: do.EndQuiescence) -> None:
         pass
 
-    def confirm_quiet(self, effect: do.ConfirmQuiet) -> None:
+    def confirm_quiescence(self, effect: do.ConfirmQuiescence) -> None:
         pass
 
     def asked_by(self, peer: FellowReplica, request_id: int) -> int:
@@ -176,18 +176,18 @@ class Peers:
             self._send_batches(asker, effect.leader_epoch, effect.from_offset, effect.max_bytes)
         self.publishers.ingest.settle()
 
-    def keep_fetch(self, effect: do.KeepFetch) -> None:
+    def park_fetch(self, effect: do.ParkFetch) -> None:
         asker = self._askers.pop(effect.token, None)
         if asker is not None:
             self._kept[effect.replica] = asker
         self.publishers.ingest.settle()
 
-    def answer_waiter(self, effect: do.AnswerWaiter) -> None:
+    def answer_parked_fetch(self, effect: do.AnswerParkedFetch) -> None:
         asker = self._kept.pop(effect.replica, None)
         if asker is not None and effect.from_offset < self.log.log_end_offset:
             self._send_batches(asker, effect.leader_epoch, effect.from_offset, effect.max_bytes)
 
-    def tell_waiter(self, effect: do.TellWaiter) -> None:
+    def send_high_watermark(self, effect: do.SendHighWatermark) -> None:
         asker = self._kept.get(effect.replica)
         if asker is not None:
             self._send(asker, effect.leader_epoch, b"")
@@ -219,7 +219,7 @@ class Peers:
             asker.peer.later(lambda: asker.peer.feed(answered))
 
     def notify_replica(self, effect: do.NotifyReplica) -> None:
-        self._send_event(effect.replica, ev.WokenUp())
+        self._send_event(effect.replica, ev.NotificationReceived())
 
     def send_notice(self, effect: do.SendNotice) -> None:
         notice = received_from(ev.NoticeReceived, effect, leader=self.node_id)

@@ -30,7 +30,7 @@ def main(flush_ms: float, delay_ms: float, relay: str) -> None:
     """Start three nodes, create the stream, print the port and the process ids, and wait."""
     settings = {"PYTHONPATH": str(SLOW_DISK), "BENCH_FLUSH_MS": str(flush_ms)} if flush_ms else {}
     with NatsServer() as server:
-        words = [sys.executable, relay, str(delay_ms), str(server.port)]
+        words = [sys.executable, relay, str(delay_ms), "0", str(server.port)]
         relaying = subprocess.Popen(words, stdout=subprocess.PIPE, text=True) if delay_ms else None
         try:
             port = server.port

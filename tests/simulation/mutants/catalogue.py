@@ -24,7 +24,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import follower, leader
 from liftpy.core.replication import isr as commit
 from liftpy.core.replication import isr as lag
-from liftpy.core.replication.events import MetadataHeard, RefusalReason
+from liftpy.core.replication.events import LeaseExtended, RefusalReason
 from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.follower import FollowerRole, Truncation
 from liftpy.core.replication.isr import FollowerProgress, IsrChange
@@ -53,7 +53,7 @@ def truncate_by_high_watermark() -> Patches:
         _go(self, FollowerPhase.CUTTING)
         if end_offset < self.log.log_end_offset:
             self.log.cut(end_offset)
-            out.append(do.CutLog(end_offset=end_offset))
+            out.append(do.TruncateLog(end_offset=end_offset))
         else:
             self._cut_done(now_ns, out)
 
@@ -70,7 +70,7 @@ def truncate_by_high_watermark_when_nobody_answers() -> Patches:
             self._asks_again = False
             _go(self, FollowerPhase.CUTTING)
             self.log.cut(end_offset)
-            out.append(do.CutLog(end_offset=end_offset))
+            out.append(do.TruncateLog(end_offset=end_offset))
         else:
             failed(self, now_ns, out)
 
@@ -399,7 +399,7 @@ def lease_from_the_answer() -> Patches:
     real = Replica.step
 
     def step(self: Replica, event: Any, now_ns: int) -> list:
-        return real(self, MetadataHeard(sent_ns=now_ns) if isinstance(event, MetadataHeard) else event, now_ns)
+        return real(self, LeaseExtended(sent_ns=now_ns) if isinstance(event, LeaseExtended) else event, now_ns)
 
     return [method(Replica, "step", step)]
 

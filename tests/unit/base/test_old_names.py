@@ -179,7 +179,7 @@ def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize("old", COMMANDS)
 def test_cli_command_with_an_old_name_is_rejected_with_the_new_name(old: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command_of(COMMANDS[old].split()) is not None
-    assert f"liftpy {old} is now called liftpy {COMMANDS[old]}" in said(old.split(), capsys)
+    assert f"The command liftpy {old} was renamed. Use liftpy {COMMANDS[old]}." in said(old.split(), capsys)
 
 
 @pytest.mark.parametrize("old", OPTIONS)
@@ -190,4 +190,4 @@ def test_cli_option_with_an_old_name_is_rejected_with_the_new_name(old: str, cap
     known = {name for param in command.params for name in param.opts}
     assert OPTIONS[old].split()[0] in known
     assert option not in known
-    assert f"the option {option} is now called {OPTIONS[old]}" in said([*words, option], capsys)
+    assert f"The option {option} was renamed. Use {OPTIONS[old]}." in said([*words, option], capsys)

@@ -139,12 +139,16 @@ class Scripted:
     def __init__(self, at_once: bool) -> None:
         self.sent: list[tuple[bytes, bytes | None, tuple[tuple[str, bytes], ...]]] = []
         self.at_once = at_once
+        self.answers: list[asyncio.Future[PublishAck]] = []
 
     async def __aenter__(self) -> Scripted:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.sleep(0)
+        await self.flush()
+
+    async def flush(self) -> None:
+        await asyncio.wait(self.answers)
 
     async def send(
         self, line: bytes, *, key: bytes | None, headers: tuple[tuple[str, bytes], ...], ack: AckPolicy
@@ -152,6 +156,7 @@ class Scripted:
         answer: asyncio.Future[PublishAck] = asyncio.get_running_loop().create_future()
         offset = len(self.sent)
         self.sent.append((line, key, headers))
+        self.answers.append(answer)
 
         def done() -> None:
             if line == b"no":

@@ -220,11 +220,11 @@ def test_exit_codes_equal_the_documented_numbers() -> None:
         ({"leader": False, "connected": False, "applied_index": 5}, ("n1", "silent", "3", "41", "5", "2")),
         (
             {"leader": False, "connected": True, "applied_index": 5, "learner": True},
-            ("n1", "connected, catches up", "3", "41", "5", "2"),
+            ("n1", "connected, catching up", "3", "41", "5", "2"),
         ),
         (
             {"leader": True, "connected": True, "applied_index": 5, "leaving": True},
-            ("n1", "leader, is to go", "3", "41", "5", "2"),
+            ("n1", "leader, leaving", "3", "41", "5", "2"),
         ),
     ],
 )

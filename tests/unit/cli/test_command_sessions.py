@@ -258,7 +258,7 @@ async def test_controllers_gather_returns_the_change_in_progress_and_the_lag_of_
 
     found = await controllers.gather(SimpleNamespace(admin=SimpleNamespace(describe_cluster=describe_cluster)))  # type: ignore[arg-type]
     members = [{"node_id": "n1", "lag": 1, "waits_for": "n3 is not heard"}, {"node_id": "n2", "lag": 0, "waits_for": ""}]
-    under_way = "the controllers are n1, n2; n3 becomes one as soon as it has caught up; it waits: n3 is not heard"
+    under_way = "the controllers are n1, n2; n3 becomes a controller when it has caught up; the change waits: n3 is not heard"
     assert found == {"metadata_leader": "n2", "index": 9, "changed_at": 7, "under_way": under_way, "controllers": members}
 
 

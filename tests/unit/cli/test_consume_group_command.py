@@ -385,7 +385,7 @@ def test_queue_show_lists_workers_with_pending_records(
             main(["group", "show", f"q-{name}"])
         said = capsys.readouterr().out.split()
         row = said.index(worker[:12])
-        assert said[row - 1 : row + 5] == [f"{name}/{jobs[0].key.partition}", worker[:12], "7", "0", "1", "x"]
+        assert said[row - 1 : row + 4] == [f"{name}/{jobs[0].key.partition}", worker[:12], "7", "0", "1"]
         with pytest.raises(SystemExit, match="0"):
             main(["group", "show", f"q-{name}", "--json"])
         (shown,) = json.loads(capsys.readouterr().out)["queues"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.shell_completion import ShellComplete
 
+from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.nats.credentials import Credentials
 from liftpy.testing.memory import MemoryCluster, memory_cluster
@@ -75,7 +76,7 @@ def test_context_file_with_a_password_is_readable_only_by_its_owner(
     theirs = {"url": "nats://a:4222", "user": "ann", "password": "pass-1", "token": "", "nsc": "nsc://x", "description": "old"}
     (home / "nats" / "context" / "old.one.json").write_text(json.dumps(theirs))
     code, _, error = run("context", "add", "mine", "--from-nats", "old.one", "--select")
-    assert (code, error) == (0, "Not taken over from the NATS context: nsc.\n")
+    assert (code, error) == (0, "liftpy does not support these settings of the NATS context and ignores them: nsc.\n")
     path = home / "liftpy" / "contexts.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert target(home).credentials == Credentials(user="ann", password="pass-1")
@@ -114,7 +115,7 @@ def test_context_file_that_is_damaged_exits_with_2_and_is_not_changed(run: Run, 
         (["add", "a", "--user", "ann"], "user and password belong together"),
         (["add", "a", "--from-nats", "../x"], "is not a valid name of a NATS context"),
         (["add", "a", "--from-nats", "none"], "Cannot read the NATS context"),
-        (["add", "kept", "--nats", "nats://b:1"], "There is a context 'kept' already"),
+        (["add", "kept", "--nats", "nats://b:1"], "Context 'kept' exists already"),
         (["select", "none"], "There is no context 'none'"),
         (["remove", "none"], "There is no context 'none'"),
         (["select"], "Give the name of a context"),
@@ -153,8 +154,9 @@ def test_command_with_an_unknown_option_exits_with_2_and_prints_the_reason(run: 
 def cluster() -> Iterator[MemoryCluster]:
     with memory_cluster() as made:
         with made.sync_client() as client:
-            client.create_stream("orders", "shop.orders")
+            uid = client.create_stream("orders", "shop.orders").uid
             client.create_stream("owners", "shop.owners")
+            client.cursors.set("batch", {PartitionKey("orders", uid, 0): 0})
         yield made
 
 
@@ -166,6 +168,9 @@ def cluster() -> Iterator[MemoryCluster]:
         (["stream"], "del", {"delete", "delete-records"}),
         (["node", "drain"], "", {"n1", "n2", "n3"}),
         (["consume", "orders"], "--part", {"--partition"}),
+        (["partition", "transfer", "orders", "--node"], "n", {"n1", "n2", "n3"}),
+        (["status", "--stream"], "ord", {"orders"}),
+        (["cursor", "show"], "", {"batch"}),
     ],
 )
 def test_shell_completion_suggests_names_from_the_cluster(
@@ -176,6 +181,16 @@ def test_shell_completion_suggests_names_from_the_cluster(
     names = {item.value for item in items}
     assert names
     assert names <= found
+
+
+@pytest.mark.parametrize(
+    "words", [["--context"], ["stream", "list", "--context"], ["context", "select"], ["context", "remove"]]
+)
+def test_shell_completion_suggests_contexts(run: Run, words: list[str]) -> None:
+    run("context", "add", "prod", "--nats", NOWHERE)
+    run("context", "add", "test", "--nats", NOWHERE)
+    items = ShellComplete(liftpy, {}, "liftpy", "_LIFTPY_COMPLETE").get_completions(words, "pr")
+    assert [item.value for item in items] == ["prod"]
 
 
 def test_shell_completion_without_a_cluster_suggests_no_names(home: Path) -> None:

@@ -86,7 +86,7 @@ def test_node_drain_with_wait_ends_when_the_node_has_no_replicas(run: Cli) -> No
     run.moved.driver.create(partitions=10, replicationFactor=3)
     code, said = run("node", "drain", "b", "--wait")
     assert code == 0
-    assert "b is drained of 6 replicas" in said
+    assert "draining b: 6 replicas to move" in said
     assert "partitions move" in said
     assert said.endswith("b holds no replicas. Stop it, then run liftpy node remove b\n")
     assert run.moved.held("b") == 0
@@ -119,7 +119,7 @@ def test_node_drain_of_leaderless_partitions_prints_the_partitions_and_the_elect
     """Before, a drain of a dead node that held the last replica was waited for for a day, without a word why."""
     run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["b"]) for n in range(5)])
     run.moved.down("b")
-    why = "orders/0, orders/1, orders/2 and 2 more: offline, and nobody who is there holds all that was committed"
+    why = "orders/0, orders/1, orders/2 and 2 more: offline, because no live node has all committed records"
     code, said = run("node", "drain", "b")
     assert (code, said.count(why), said.count("liftpy partition elect --unclean")) == (0, 1, 1)
     code, said = run("node", "drain", "b", "--wait", "--timeout", "0.2")
@@ -150,7 +150,7 @@ def test_stream_alter_with_more_replicas_adds_a_replica_to_each_partition(run: C
     assert "every partition" not in said
     code, said = run("stream", "alter", "orders", "--replicas", "3")
     assert code == 0
-    assert "4 partitions change; replication factor 3" in said
+    assert "4 partitions change; the new number of replicas is 3" in said
     assert "every partition of orders has 3 replicas" in said
     assert [list(p.replicas) for _, p in run.moved.partitions()] == [p["target"] for p in planned["partitions"]]
     altered = run.json("stream", "alter", "orders", "--replicas", "1")
@@ -184,7 +184,7 @@ def test_rebalance_command_makes_the_moves_that_its_dry_run_listed(run: Cli) -> 
     code, said = run("rebalance")
     assert code == 0
     assert "12 moves (minimum: 12)." in said
-    assert said.endswith("done\n")
+    assert said.endswith("all moves are complete\n")
     assert {node_id: run.moved.held(node_id) for node_id in "abcde"} == planned["held"]
     assert run.json("rebalance")["moves"] == []
 
@@ -312,7 +312,7 @@ def test_move_time_estimate_without_measured_progress_is_none() -> None:
     assert estimate.seconds(2.0, 500) == 2.0
     assert estimate.seconds(3.0, 2000) is None
     assert sentence(MoveProgress(partitions=3, copying=1, remaining_bytes=2_500_000), 7.4) == (
-        "3 partitions move, 1 are being copied, 2.5 MB left, about 7 s"
+        "3 partitions move, 1 is being copied, 2.5 MB left, about 7 s"
     )
     assert "nothing moves yet" in sentence(MoveProgress(partitions=0, copying=0, remaining_bytes=0), None)
 

@@ -54,7 +54,7 @@ def test_stream_show_after_stream_pause_lists_the_paused_partitions(
     assert (code, json.loads(out)) == (0, {"stream": "orders", "uid": uid, "partitions": about})
     run(capsys, "stream", "pause", "orders", "--resume-all", "--partition", "0", "--partition", "1")
     code, out, _ = run(capsys, "stream", "resume", "orders", "--partition", "0")
-    assert (code, out) == (0, "orders/0 takes publishes\n")
+    assert (code, out) == (0, "orders/0 accepts publishes\n")
     assert run(capsys, "stream", "resume", "orders", "--json")[1].count("ending") == 2
     assert cluster.asked == [
         ("pause", "orders", (1,), False, False), ("pause", "orders", None, True, False), ("pause", "orders", (0, 1), True, True),

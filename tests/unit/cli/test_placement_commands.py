@@ -181,7 +181,7 @@ def test_placement_plan_that_is_inconsistent_is_rejected() -> None:
 def test_stream_without_enough_nodes_is_shown_with_the_reason_in_each_command(run: Printed) -> None:
     code, said = run(*CREATE, "--replicas", "8", "--partitions", "3")
     assert code == 0
-    assert "it waits, insufficient-nodes: not enough nodes: 2 more needed" in said
+    assert "waits (insufficient-nodes): not enough nodes: 2 more needed" in said
     assert "insufficient-nodes: not enough nodes: 2 more needed" in run("stream", "show", "orders")[1]
     shown = run.json("stream", "show", "orders")
     assert (shown["status"], shown["waiting"], shown["partitions"]) == ("insufficient-nodes", 3, [])

@@ -85,7 +85,7 @@ def test_move_progress_sentence_contains_partitions_copies_left_bytes_and_time()
     assert sentence(now, None) == "3 partitions move, 2 are being copied, 12.3 MB left"
     assert sentence(now, 0.4) == "3 partitions move, 2 are being copied, 12.3 MB left, about 0 s"
     nothing = MoveProgress(partitions=0, copying=0, remaining_bytes=5)
-    assert sentence(nothing, 3.0) == "nothing moves yet: the move waits for nodes that may take the replicas"
+    assert sentence(nothing, 3.0) == "nothing moves yet: the move waits for nodes that can take the replicas"
 
 
 class Looked(FlatClient):
@@ -133,8 +133,8 @@ async def test_move_follow_checks_once_per_second_and_prints_only_changed_progre
     assert looked.slept == [1.0, 1.0, 1.0]
     assert looked.asked == [["a", "b", "c", "d"]] * 3
     assert capsys.readouterr().out.splitlines() == [
-        "1 partitions move, 0 are being copied, 2.0 MB left",
-        "1 partitions move, 1 are being copied, 2.0 MB left",
+        "1 partition moves, 0 are being copied, 2.0 MB left",
+        "1 partition moves, 1 is being copied, 2.0 MB left",
     ]
     looked = Looked(monkeypatch, COPIES, DONE, a=2_000_000)
     await looked.follow(lambda found: True, quiet=True)
@@ -153,8 +153,8 @@ async def test_move_follow_estimates_the_time_from_the_rate_so_far(
     monkeypatch.setattr(reassignment, "ask_nodes", ask)
     await looked.follow(lambda found: True)
     assert capsys.readouterr().out.splitlines() == [
-        "1 partitions move, 1 are being copied, 8.0 MB left",
-        "1 partitions move, 1 are being copied, 6.0 MB left, about 3 s",
+        "1 partition moves, 1 is being copied, 8.0 MB left",
+        "1 partition moves, 1 is being copied, 6.0 MB left, about 3 s",
     ]
 
 
@@ -175,7 +175,7 @@ async def test_move_follow_timeout_raises_unavailable_with_the_remaining_moves(m
     with pytest.raises(UnavailableError) as failed:
         await looked.follow(lambda found: True, 2.5)
     assert str(failed.value) == (
-        "The move is not complete after 2.5 s (--timeout): 1 partitions move, 0 are being copied, 1.0 MB left. It continues in the background: `liftpy status` shows the progress."  # noqa: E501
+        "The move is not complete after 2.5 s (--timeout): 1 partition moves, 0 are being copied, 1.0 MB left. It continues in the background: `liftpy status` shows the progress."  # noqa: E501
     )
     assert looked.slept == [1.0, 1.0, 0.5]
     late = Looked(monkeypatch, THERE, DONE)
@@ -397,7 +397,7 @@ def test_node_drain_prints_three_names_of_streams_that_no_other_node_can_host() 
         return replace(made, nodes=made.nodes.set("b", leaving).set("d", other))
 
     assert _reasons_that_replicas_stay(image(5), "b") == [], "a, c and d"
-    end = ": more replicas than the 2 other nodes that may take them: they stay until there are more nodes"
+    end = ": more replicas than the 2 other nodes that may take them. They stay until there are more nodes"
     assert _reasons_that_replicas_stay(image(5, weight=0.0), "b") == [f"s0, s1, s2 and 2 more{end}"]
     assert _reasons_that_replicas_stay(image(3, fenced=True), "b") == [f"s0, s1, s2{end}"]
     assert _reasons_that_replicas_stay(image(4, leaving=True), "b") == [f"s0, s1, s2 and 1 more{end}"]
@@ -413,9 +413,9 @@ def test_stream_alter_replicas_prints_only_changed_partitions(
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["1", "a", "b", "c", "a", "b", "d"] in lines
     assert not any(words[:1] == ["0"] for words in lines)
-    assert lines[-1] == ["1", "partitions", "change;", "nothing", "was", "done:", "this", "is", "a", "dry", "run"]
+    assert lines[-1] == ["1", "partition", "changes;", "nothing", "was", "done:", "this", "is", "a", "dry", "run"]
     alter._show(a_stream(), a_stream(), 3, {}, False)
-    assert capsys.readouterr().out == "0 partitions change; replication factor 3\n"
+    assert capsys.readouterr().out == "0 partitions change; the new number of replicas is 3\n"
     config = StreamConfig(read_only=True, retention_age_s=60.0)
     settled = replace(a_stream(), config=config, config_version=7)
     alter._show(a_stream(), settled, None, {"read_only": True, "retention_age_s": 60.0}, False)

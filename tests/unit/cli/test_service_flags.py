@@ -191,7 +191,9 @@ async def test_service_run_stops_all_partitions_when_one_partition_fails(
     with pytest.raises(ConfigError, match="wrong"):
         await service._run(nothing, settings, (2, 4, 7), nothing)
     assert ran == {2: "told to stop", 4: "runs", 7: "told to stop"}
-    assert [r.getMessage() for r in caplog.records] == ["in: partition 4 ended; stopping all partitions"]
+    assert [r.getMessage() for r in caplog.records] == [
+        "service instance ended stream=in partitions=4: stopping all partitions"
+    ]
 
 
 async def test_service_run_on_sigterm_stops_all_partitions_without_an_error(
@@ -280,7 +282,7 @@ async def test_service_run_of_all_partitions_waits_until_the_stream_exists(
     target: Any = SimpleNamespace(namespace="ns")
     found = await service._all_partitions(ServiceSettings("s", "in", "n1", Path("d")), target)
     assert (list(found), slept, closed) == ([0, 1, 2], [0.5] * 3, ["closed"])
-    assert [r.getMessage() for r in caplog.records] == ["cannot list the partitions: no stream in; retrying"]
+    assert [r.getMessage() for r in caplog.records] == ["partitions not listed error=no stream in: retrying"]
 
 
 # ---- what an operator says -----------------------------------------------------------------------------------------------------

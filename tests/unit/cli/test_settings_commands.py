@@ -132,7 +132,7 @@ def test_settings_node_session_command_waits_until_the_new_session_time_is_settl
     assert code != 0
     assert "The change continues. Do not repeat the command." in err
     client.times, client.set_to = None, None
-    assert run(capsys, *words) == (0, "the settings of each node: the cluster is new\n", "")
+    assert run(capsys, *words) == (0, "each node uses its own settings, because the cluster is new\n", "")
     assert run(capsys, *words, "--json") == (0, "null\n", "")
 
 

@@ -179,7 +179,7 @@ def test_log_dump_text_contains_segments_checkpoint_and_leader_epochs(
     size = segment.stat().st_size
     first = [
         "segment bytes records offsets newest index state",
-        f"{segment.name} {size} 5 0..4 2023-11-14T22:13:20.002+00:00 missing right",
+        f"{segment.name} {size} 5 0..4 2023-11-14T22:13:20.002+00:00 missing intact",
     ]
     rest = ["checkpoint: high watermark 3, log start 0, leader epoch 0", "leader epochs (epoch: first offset): 1: 0, 4: 2"]
     assert of_log(capsys, "dump", str(folder)) == [*first, *rest]
@@ -192,7 +192,7 @@ def test_log_dump_text_contains_segments_checkpoint_and_leader_epochs(
         " timestamp_ns=1700000000002000000",
     ]
     assert of_log(capsys, "dump", "--batches", str(folder)) == [*first, *rest, "other files: notes.txt", *batches]
-    assert of_log(capsys, "verify", str(folder)) == ["no damage: 1 segments, 5 records, log end offset 5"]
+    assert of_log(capsys, "verify", str(folder)) == ["no damage: 1 segment, 5 records, log end offset 5"]
     segment.write_bytes(segment.read_bytes()[:-5])
     row = f"{segment.name} {size - 5} 2 0..1 2023-11-14T22:13:20.000+00:00 missing torn tail at {at}"
     assert row in of_log(capsys, "dump", str(folder))

@@ -73,7 +73,7 @@ def test_upgrade_finalize_of_a_healthy_cluster_sets_the_next_feature_level(run: 
     assert run(client, "finalize") == (0, {"level": 6, "to": 6, "reasons": [], "done": True})
     assert client.set == [6]
     assert run(FakeClient(6), "finalize", as_json=False) == (0, "The current level is already 6.\n")
-    assert run(FakeClient(6), "check", as_json=False)[1].endswith("[+] level 6 holds, nothing to finalize\n")
+    assert run(FakeClient(6), "check", as_json=False)[1].endswith("[+] level 6 is active, nothing to finalize\n")
 
 
 def test_upgrade_finalize_with_an_unsupported_node_lists_the_reasons_and_sets_no_level(run: Any) -> None:
@@ -110,6 +110,6 @@ def test_upgrade_report_lists_node_versions_feature_levels_and_disk_formats(run:
     assert [found["disk_formats"][name]["writes"] for name in ("image", "record batch")] == [2, 1]
     assert [row["level"] for row in found["known_here"]] == [feature.level for feature in FEATURES]
     _, shown = run(FakeClient(5, b=None), "report", as_json=False)
-    assert "not heard" in shown
+    assert "no answer" in shown
     assert "5 to 6" in shown
-    assert shown.endswith("back to the level before: There is no level before 5.\n")
+    assert shown.endswith("return to the previous level: not possible. There is no level before 5.\n")

@@ -561,7 +561,8 @@ async def test_publisher_permission_denial_fails_only_messages_of_the_denied_sub
 
 
 def test_publish_options_with_values_out_of_range_raise_config_error() -> None:
-    for wrong in ({"window": 0}, {"timeout_s": 0.0}, {"patience_s": -1.0}, {"window_bytes": 0}, {"window": (1 << 20) + 1}):
+    wrong_times = ({"timeout_s": 0.0}, {"patience_s": -1.0}, {"overload_patience_s": 3601})
+    for wrong in ({"window": 0}, *wrong_times, {"window_bytes": 0}, {"window": (1 << 20) + 1}):
         with pytest.raises(ConfigError, match=f"{next(iter(wrong))} = .* is outside"):
             PublishOptions(**wrong)
     assert PublishOptions(window=1, timeout_s=0.01, patience_s=0, window_bytes=1).window == 1

@@ -109,6 +109,16 @@ async def test_publisher_retries_a_message_after_a_retryable_rejection(transport
     assert len(leader.stored) == 1
 
 
+async def test_publisher_with_overload_patience_waits_until_the_leader_has_room(transport: Transport, leader: Leader) -> None:
+    leader.script = [_Ack(ackError=_Ack.OVERLOADED)] * 4
+    async with publisher(transport, leader, patience_s=0.2, overload_patience_s=30) as p:
+        futures = [await p.send(b"%d" % number) for number in range(8)]
+        assert sorted([(await future).offset for future in futures]) == list(range(8))
+        leader.script = [_Ack(ackError=_Ack.OVERLOADED)] * 1000
+        with pytest.raises(PublishRejectedError, match="OVERLOADED"):
+            await p.publish(b"x", timeout_s=0.2)
+
+
 async def test_publisher_raises_a_final_rejection_with_its_reason(transport: Transport, leader: Leader) -> None:
     leader.script = [_Ack(ackError=_Ack.READ_ONLY, detail="retired")]
     async with publisher(transport, leader) as p:

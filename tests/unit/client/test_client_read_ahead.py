@@ -229,5 +229,5 @@ async def test_service_command_that_is_already_answered_is_not_sent_again() -> N
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     answer.set_result(reply(b"late"))
     transport: Any = wire
-    found = await _once(transport, Address("shop.commands", "u1"), COMMAND, "id-1", 2.0, ("inbox.0", answer))
+    found = await _once(transport, Address("shop.commands", "u1"), COMMAND, "id-1", 2.0, ("inbox.0", answer), 2.0)
     assert (found, wire.sent, wire.expected) == (CommandAnswer(b"late", 17, "n2"), [], [])

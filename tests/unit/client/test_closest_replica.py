@@ -138,7 +138,7 @@ def test_read_options_near_with_another_replica_choice_raise_config_error(given:
         ReadOptions(nearest=True, **given)
 
 
-async def test_admin_nodes_near_requests_pages_until_the_first_page_with_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_admin_nodes_near_stops_requesting_pages_after_the_last_page_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests_module, "this_host", lambda: "h/1")
     asked: list[cluster_pb2.DescribeCluster] = []
 

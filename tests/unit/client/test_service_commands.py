@@ -218,6 +218,11 @@ async def test_service_command_without_an_answer_raises_timeout_with_the_service
     assert {timeout_s for _, timeout_s in wire.expected} == {0.02}
 
 
+async def test_service_command_with_several_attempts_names_the_total_timeout_in_the_error() -> None:
+    with pytest.raises(RequestTimeoutError, match=r"within 2\.1 s"):
+        await Wire(*[(ack(), None)] * 100).call(timeout_s=2.1)
+
+
 async def test_service_command_to_a_missing_stream_raises_not_found_and_sends_nothing() -> None:
     wire = Wire()
 

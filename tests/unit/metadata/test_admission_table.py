@@ -52,13 +52,13 @@ def breaks(*rules: str) -> RequestContext:
 
 AT_ARRIVAL = [
     "reply subject", "flood", "envelope", "leader", "operator rate", "inbox subjects", "size", "known fields", "sender name",
-    "reserved stream name", "stream name like an option", "internal stream", "subject of the kind", "in progress",
+    "reserved stream name", "stream name like an option", "internal stream", "subject of the kind", "pause value", "in progress",
 ]  # fmt: skip
 AFTERWARDS = [
     "feature level", "new leader of a new cluster", "new leader", "new cluster", "feature level of the node", "node id in use",
     "node is alive", "node is a controller", "halted",
 ]  # fmt: skip
-TOGETHER = [name for name in AT_ARRIVAL if name not in ("known fields", "internal stream")]
+TOGETHER = [name for name in AT_ARRIVAL if name not in ("known fields", "internal stream", "pause value")]
 CREATE_ONLY = {"inbox subjects", "reserved stream name", "stream name like an option"}
 OTHER_TEXT = {
     ("reserved stream name", "stream name like an option"),
@@ -88,6 +88,26 @@ def test_request_admission_of_a_request_that_breaks_two_rules_returns_the_error_
     both, one = first_rejection(ARRIVAL, breaks(first, second)), first_rejection(ARRIVAL, breaks(first))
     assert one is not None
     assert both == one
+
+
+def test_request_admission_of_an_invalid_pause_value_returns_the_valid_values() -> None:
+    def admit(pause: int) -> str:
+        request = pb.ControlRequest(pausePartitions=pb.PausePartitions(stream="orders", pause=pause))  # type: ignore[arg-type]
+        arrival = RequestContext(acl=RequestAcl.ADMIN, sender="alice", payload=frames.encode(request))
+        rejection = first_rejection(ARRIVAL, arrival)
+        if rejection is None:
+            return ""
+        assert rejection.response is not None
+        assert rejection.response.error == pb.ControlResponse.INVALID
+        return rejection.response.detail
+
+    for pause in (pb.ENDING, 9):
+        assert admit(pause) == (
+            f"Invalid pause = {pause}. Use one of 0 (NOT_PAUSED), 1 (UNTIL_RESUMED), 2 (UNTIL_PUBLISH), 4 (UNTIL_PUBLISH_TO_ANY). "
+            "Check that the client and the nodes have compatible versions."
+        )
+    for pause in (pb.NOT_PAUSED, pb.UNTIL_RESUMED, pb.UNTIL_PUBLISH, pb.UNTIL_PUBLISH_TO_ANY):
+        assert admit(pause) == ""
 
 
 def test_request_admission_rejection_without_reply_increments_a_counter() -> None:

@@ -73,7 +73,7 @@ GUARDED: list[dict[str, Any]] = [
 def test_internal_stream_change_without_the_internal_flag_is_rejected(asked: dict[str, Any]) -> None:
     ((kind, message),) = asked.items()
     said = refusal(RequestAcl.ADMIN, "", pb.ControlRequest(**asked))
-    assert f"stream '_x' is internal, the cluster's own: {kind} needs" in said
+    assert f"Stream '_x' is internal. Only the cluster uses it. To send {kind} anyway, set --internal." in said
     assert "--internal" in said
     assert refusal(RequestAcl.ADMIN, "", pb.ControlRequest(internal=True, **asked)) == ""
     for door in (RequestAcl.INFO, RequestAcl.NODE):

@@ -38,7 +38,7 @@ def test_node_stop_check_allows_one_of_three_replicas() -> None:
 
 
 def test_node_stop_check_lists_a_partition_that_could_not_commit_afterwards() -> None:
-    assert asked(Image(replace(ONLINE, isr=("a", "b")))) == ["s/0 would have 1 in-sync replicas of 2 that it needs"]
+    assert asked(Image(replace(ONLINE, isr=("a", "b")))) == ["s/0 would have 1 of the 2 in-sync replicas that it needs"]
     assert asked(Image(ONLINE, down="c"), "b", {"a": True, "b": True, "c": True}) != [], "one that is fenced does not count"
     assert asked(Image(replace(ONLINE, isr=("a", "b"))), "c") == [], "it is not in the ISR: nobody waits for it"
     assert asked(Image(replace(ONLINE, isr=("a", "b")), min_isr=1)) == []
@@ -54,4 +54,4 @@ def test_node_stop_check_rejects_a_stop_that_leaves_no_controller_majority() -> 
     assert reason == "the metadata group would have 1 of its 3 members, and needs 2"
     assert asked(Image(), "c", {"a": True, "b": True, "c": False}) == []
     assert asked(Image(), "a", {"a": True}) == [], "a single controller is its owner's choice"
-    assert asked(Image(), "x") == ["x is not known"]
+    assert asked(Image(), "x") == ["there is no node 'x'"]

@@ -41,7 +41,7 @@ def test_request_table_has_one_row_per_kind_of_control_request() -> None:
 def test_control_request_without_a_kind_is_rejected_on_each_subject(name: str, door: RequestAcl) -> None:
     request = asked(name)
     getattr(request, name).MergeFromString(bytes.fromhex("c23e0161"))
-    assert refusal(door, "n1", request).startswith("UNSUPPORTED: the request holds fields")
+    assert refusal(door, "n1", request).startswith("UNSUPPORTED: the request has a field or a kind")
 
 
 def test_control_request_is_accepted_only_on_the_subject_of_its_kind() -> None:
@@ -141,7 +141,7 @@ def test_create_stream_with_a_reserved_name_is_rejected(internal: bool) -> None:
     )
     probed = pb.ControlRequest(createStream=pb.CreateStream(name="_liftpy-probe"), internal=internal)
     assert (refusal(RequestAcl.ADMIN, "", probed) == "") is internal, "operators probe with it"
-    assert said == "stream '_liftpy-mine' can't be made: names that begin with _liftpy are the cluster's own"
+    assert said == "Cannot create stream '_liftpy-mine': names that begin with _liftpy are reserved. Use another name."
     assert refusal(RequestAcl.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name="liftpy"))) == ""
 
 

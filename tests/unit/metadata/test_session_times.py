@@ -200,7 +200,7 @@ def ends_ns(sessions: NodeSessions, node: str, from_ns: int, every_ns: int = 50 
     raise AssertionError("never")
 
 
-def test_node_sessions_use_the_image_times_and_not_the_settings() -> None:
+def test_node_session_and_lease_times_come_from_the_cluster_image_not_from_the_settings() -> None:
     driver = a_driver("a", "b")
     sessions = leading(driver)
     assert beat(sessions, driver, "a", START) == 900

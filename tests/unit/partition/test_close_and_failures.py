@@ -418,7 +418,10 @@ def test_partition_worker_passes_its_components_to_the_effect_executor() -> None
     parts = {name: object() for name in PARTS}
     counters, aside, log = Counter[str](), object(), object()
     node: Any = SimpleNamespace(
-        incarnation=41, counters=counters, step_aside=aside, **{name: parts[name] for name in parts.keys() - of_worker}
+        incarnation=41,
+        counters=counters,
+        step_aside=aside,
+        **{name: parts[name] for name in parts.keys() - of_worker},
     )
     one: Any = worker(
         log=log, leader_epoch=6, state=SimpleNamespace(epoch=8), replica=SimpleNamespace(high_watermark=9),
@@ -426,7 +429,13 @@ def test_partition_worker_passes_its_components_to_the_effect_executor() -> None
     )  # fmt: skip
     tools = PartitionWorker._tools(one, node)
     assert {name: getattr(tools, name) for name in PARTS} == parts
-    assert (tools.key, tools.incarnation, tools.log, tools.counters, tools.step_aside) == (KEY, 41, log, counters, aside)
+    assert (tools.key, tools.incarnation, tools.log, tools.counters, tools.step_aside) == (
+        KEY,
+        41,
+        log,
+        counters,
+        aside,
+    )
     assert (tools.feed, tools.high_watermark(), tools.leader()) == (one.feed, 9, ("n1", 6, 8))
     one.state = None
     assert tools.leader() == ("n1", 6, 0), "before the metadata has shown it"

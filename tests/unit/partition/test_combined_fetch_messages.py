@@ -67,12 +67,12 @@ class Side:
 
     def _deliver(self, stream: str, partition: int, uid: str, event: ev.Event) -> None:
         self.events.append((stream, partition, event))
-        if isinstance(event, ev.QuietFetchReceived) and partition in self.waits:
-            self.talk.confirm(do.ConfirmQuiet(token=event.token))
+        if isinstance(event, ev.QuiescentFetchReceived) and partition in self.waits:
+            self.talk.confirm(do.ConfirmQuiescence(token=event.token))
 
     def wait(self, partition: int, leader: str = "n1") -> PartitionKey:
         key = PartitionKey("orders", "u1", partition)
-        effect = do.WaitQuietly(request_id=100 + partition, leader=leader, leader_epoch=3)
+        effect = do.Quiesce(request_id=100 + partition, leader=leader, leader_epoch=3)
         self.talk.wait(key, effect, lambda event: self.events.append(("orders", partition, event)))
         return key
 
@@ -96,7 +96,7 @@ class Side:
             self.bus.answer(reply, answer_of(to, frame, reply))
 
     def ended(self) -> dict[int, int | None]:
-        return {partition: event.heard_ns for _, partition, event in self.events if isinstance(event, ev.QuietEnded)}
+        return {partition: event.heard_ns for _, partition, event in self.events if isinstance(event, ev.QuiescenceEnded)}
 
 
 def answer_of(leader: Side, frame: bytes, reply: str) -> bytes:
@@ -135,7 +135,7 @@ async def test_combined_fetch_of_a_follower_is_confirmed_by_its_leader(follower:
     assert set(follower.ended()) == {2}
     assert len(follower.talk) == 5
     event = next(event for _, partition, event in leader.events if partition == 4)
-    assert event == ev.QuietFetchReceived(token=event.token, replica="n2", incarnation=7, leader_epoch=3, request_id=104)
+    assert event == ev.QuiescentFetchReceived(token=event.token, replica="n2", incarnation=7, leader_epoch=3, request_id=104)
     await follower.asked_for({0, 1, 3, 4, 5}, leader)
     assert set(follower.ended()) == {2}
 
@@ -233,9 +233,9 @@ async def test_combined_fetch_confirmation_of_an_earlier_request_is_ignored(lead
     earlier: list[int] = []
 
     def deliver(stream: str, partition: int, uid: str, event: ev.Event) -> None:
-        assert isinstance(event, ev.QuietFetchReceived)
+        assert isinstance(event, ev.QuiescentFetchReceived)
         for token in earlier:
-            leader.talk.confirm(do.ConfirmQuiet(token=token))
+            leader.talk.confirm(do.ConfirmQuiescence(token=token))
         earlier.append(event.token)
 
     leader.talk._deliver = deliver
@@ -278,5 +278,5 @@ async def test_combined_fetch_requests_use_distinct_tokens(leader: Side) -> None
         question.fetches.add(stream="orders", streamUid="u1", partition=partition, leaderEpoch=3, requestId=100)
     assert leader.talk.over(question) == [0, 1, 2]
     assert leader.talk.over(question) == [0, 1, 2]
-    tokens = [event.token for _, _, event in leader.events if isinstance(event, ev.QuietFetchReceived)]
+    tokens = [event.token for _, _, event in leader.events if isinstance(event, ev.QuiescentFetchReceived)]
     assert len(set(tokens)) == 6

@@ -82,15 +82,15 @@ def test_effect_executor_on_a_full_disk_feeds_a_no_space_event_with_the_publish_
 @pytest.mark.parametrize(
     ("effect", "cut"),
     [
-        (do.CutLog(end_offset=5), ["log.truncate_to", "derived.cut"]),
-        (do.StartLogAfresh(start_offset=5), ["log.start_afresh", "derived.started_afresh"]),
+        (do.TruncateLog(end_offset=5), ["log.truncate_to", "derived.cut"]),
+        (do.ResetLog(start_offset=5), ["log.start_afresh", "derived.started_afresh"]),
     ],
 )
 def test_effect_executor_truncation_waits_for_the_flush_and_reports_the_new_end(effect: do.Effect, cut: list[str]) -> None:
     runner, calls, fed = executor()
     runner.execute(effect)
     assert calls == ["flusher.alone", *cut, "standby.cut"]
-    assert fed == [events.LogCut(end_offset=5)]
+    assert fed == [events.LogTruncated(end_offset=5)]
 
 
 def test_effect_executor_raises_the_high_watermark_in_the_log_before_it_wakes_readers() -> None:
@@ -173,9 +173,9 @@ def test_replica_driver_on_hold_merges_repeated_wake_ups() -> None:
     driver.hold()
     driver.feed("before")  # type: ignore[arg-type]
     for _ in range(100):
-        driver.feed(events.WokenUp())
+        driver.feed(events.NotificationReceived())
     driver.go_on(lambda: None)
-    assert taken == ["before", events.WokenUp()]
+    assert taken == ["before", events.NotificationReceived()]
 
 
 def test_replica_driver_calls_its_step_end_callback_after_each_step_with_effects() -> None:
@@ -205,7 +205,7 @@ def test_replica_driver_exception_report_contains_the_last_steps(caplog: pytest.
     driver.execute = lambda effect: None
     for n in range(100):
         driver.feed(f"event {n}")  # type: ignore[arg-type]
-        driver.feed(events.MetadataHeard(sent_ns=n))
+        driver.feed(events.LeaseExtended(sent_ns=n))
     assert len(driver.story) == STORY_STEPS
     driver.feed("bug")  # type: ignore[arg-type]
     (record,) = [record for record in caplog.records if record.levelname == "CRITICAL"]
@@ -213,7 +213,7 @@ def test_replica_driver_exception_report_contains_the_last_steps(caplog: pytest.
     assert "event 99 -> ['effect 99']" in lines[-2]
     assert lines[-1].endswith("bug"), "what was being taken, and was not done"
     assert "event 36 -> " in lines[1], "the last 64 steps, heartbeats that changed nothing left out"
-    assert not any("MetadataHeard" in line for line in lines)
+    assert not any("LeaseExtended" in line for line in lines)
 
 
 def test_replica_driver_on_a_node_with_many_partitions_stores_fewer_past_steps(monkeypatch: pytest.MonkeyPatch) -> None:

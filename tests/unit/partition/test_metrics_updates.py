@@ -20,9 +20,9 @@ from tests.unit.partition.test_partition_worker_wiring import Wired
 from tests.unit.publish.test_standby import Bench as StandbyBench
 from tests.unit.services.test_service_endpoint import World as ServiceBench
 
-_LOOK, _RETRY = do.SetDeadline(kind=ev.Deadline.LAG, at_ns=1), do.ConfirmQuiet(token=1)
-_REACHED, _HEARD = ev.DeadlineReached(kind=ev.Deadline.LEASE), ev.MetadataHeard(sent_ns=1)
-_QUIET = ev.QuietFetchReceived(token=1, replica="n2", incarnation=1, leader_epoch=1, request_id=1)
+_LOOK, _RETRY = do.SetDeadline(kind=ev.Deadline.LAG, at_ns=1), do.ConfirmQuiescence(token=1)
+_REACHED, _HEARD = ev.DeadlineReached(kind=ev.Deadline.LEASE), ev.LeaseExtended(sent_ns=1)
+_QUIET = ev.QuiescentFetchReceived(token=1, replica="n2", incarnation=1, leader_epoch=1, request_id=1)
 _ROLE = do.RoleChanged(role=RoleName.LEADER, phase="x", leader_epoch=1)
 
 
@@ -44,7 +44,8 @@ def test_partition_change_in_any_component_marks_the_partition_for_a_metrics_upd
     ("event", "effects", "times"),
     [
         (_HEARD, [], 0), (_HEARD, [_LOOK], 0), (_HEARD, [_LOOK, _ROLE], 1), (_REACHED, [], 0), (_REACHED, [_LOOK], 0),
-        (_REACHED, [_ROLE], 1), (_QUIET, [], 0), (_QUIET, [_RETRY], 0), (ev.WokenUp(), [], 1), (ev.LogFlushed(end_offset=1), [], 1),
+        (_REACHED, [_ROLE], 1), (_QUIET, [], 0), (_QUIET, [_RETRY], 0), (ev.NotificationReceived(), [], 1),
+        (ev.LogFlushed(end_offset=1), [], 1),
     ],
 )  # fmt: skip
 def test_replica_driver_step_without_changes_does_not_mark_the_partition_for_metrics(

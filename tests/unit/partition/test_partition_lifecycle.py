@@ -150,8 +150,8 @@ class FullLog:
     "effect",
     [
         do.AppendFetched(token=4, last_offset=9, leader_high_watermark=3, leader_epoch=2),
-        do.CutLog(end_offset=3),
-        do.StartLogAfresh(start_offset=3),
+        do.TruncateLog(end_offset=3),
+        do.ResetLog(start_offset=3),
     ],
     ids=lambda effect: type(effect).__name__,
 )
@@ -169,7 +169,13 @@ def test_effect_executor_reports_a_failed_log_change_and_skips_the_rest_of_the_e
         "flusher": flusher,
         "fetches": SimpleNamespace(fetched=fetched),
     }
-    tools |= {"counters": Counter(), "feed": fed.append, "high_watermark": int, "leader": tuple, "step_aside": None}
+    tools |= {
+        "counters": Counter(),
+        "feed": fed.append,
+        "high_watermark": int,
+        "leader": tuple,
+        "step_aside": None,
+    }
     executor = Executor(Tools(**tools))
     executor.on_failure = failed.append
     for _ in range(2):
@@ -506,7 +512,10 @@ def test_effect_executor_calls_the_components_with_the_values_of_each_effect() -
 
     tools: dict[str, Any] = {name: part(name) for name in ("log", *PARTS)}
     tools |= {"key": KEY, "incarnation": 41, "counters": Counter(), "feed": list, "high_watermark": lambda: 42}
-    tools |= {"leader": lambda: ("n9", 43), "step_aside": lambda key, epoch, done: calls.append(("aside", key, epoch))}
+    tools |= {
+        "leader": lambda: ("n9", 43),
+        "step_aside": lambda key, epoch, done: calls.append(("aside", key, epoch)),
+    }
     executor = Executor(Tools(**tools))
     reason = do.RejectReason.BELOW_MIN_ISR
     query = do.SendEpochQuery(leader="n2", request_id=9, asked_epoch=3, current_epoch=5)
@@ -541,7 +550,7 @@ async def test_combined_fetches_without_responders_end_and_count_no_rejection() 
     router, timers = AnswerRouter(bus), Timers()  # type: ignore[arg-type]
     asker = FetchSender("n1", 7)
     talk = FetchCombiner(router, Subjects(), asker, InboxRule(("_INBOX.",)), ReplicationConfig(), timers, pytest.fail, counters)
-    talk.wait(KEY, do.WaitQuietly(leader="n2", leader_epoch=2, request_id=1), fed.append)
+    talk.wait(KEY, do.Quiesce(leader="n2", leader_epoch=2, request_id=1), fed.append)
     talk._turn()
     ((subject, frame, reply),) = bus.sent
     assert subject == Subjects().notify("n2")
@@ -552,7 +561,7 @@ async def test_combined_fetches_without_responders_end_and_count_no_rejection() 
     assert named == (KEY.stream, KEY.uid, KEY.partition, 2, 1)
     bus.arrived(reply.encode(), b"", b"", b"NATS/1.0 503\r\n\r\n")
     await until(lambda: fed)
-    assert [type(event) for event in fed] == [events.QuietEnded]
+    assert [type(event) for event in fed] == [events.QuiescenceEnded]
     assert counters == {}, "the server's word is no frame of ours"
     bus.arrived(reply.encode(), b"", b"garbage", b"")
     assert counters == {}, "an answer to a question that is over"

@@ -12,7 +12,7 @@ import pytest
 import sidecar.partition.replica_manager as module
 from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.replication.events import MetadataHeard
+from liftpy.core.replication.events import LeaseExtended
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import StorageError
 from sidecar.partition.deletions import Deletions
@@ -229,7 +229,7 @@ async def test_replica_manager_applies_new_metadata_before_it_extends_a_lease(mo
     for worker in made:
         current = group.fsm.image.streams["s"].partitions[worker.key.partition].leader_epoch
         assert current > old
-        heard = [epoch for epoch, event in worker.fed if isinstance(event, MetadataHeard) and event.sent_ns == 10**12]
+        heard = [epoch for epoch, event in worker.fed if isinstance(event, LeaseExtended) and event.sent_ns == 10**12]
         assert heard
         assert set(heard) == {current}, "never while it was told of the old leadership only"
     assert await partitions.stop()

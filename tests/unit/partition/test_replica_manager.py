@@ -13,7 +13,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.replication import events
-from liftpy.core.replication.events import MetadataHeard
+from liftpy.core.replication.events import LeaseExtended
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.errors import StorageError
 from sidecar.partition import replica_manager as partitions_module
@@ -123,7 +123,7 @@ async def test_replica_manager_passes_heartbeats_to_leaders_only(monkeypatch: py
     monkeypatch.setattr(node, "_find_in_image", lambda key: (held, SimpleNamespace()))
     node.heartbeat_answered(7)
     node._update_worker(one)
-    assert one.events == ["told", MetadataHeard(sent_ns=7)], "a new leader knows its lease at once"
+    assert one.events == ["told", LeaseExtended(sent_ns=7)], "a new leader knows its lease at once"
     one.leads = False
     node._update_worker(one)
     assert one.events[2:] == ["told"]
@@ -145,7 +145,7 @@ async def test_replica_manager_passes_a_lease_to_its_replicas_twice_per_lease_le
         return len(one.events) - before
 
     assert await heard(1000, 400) == 1
-    assert one.events[-1] == MetadataHeard(sent_ns=1_000_000_000, lease_ns=400_000_000)
+    assert one.events[-1] == LeaseExtended(sent_ns=1_000_000_000, lease_ns=400_000_000)
     assert await heard(1199, 400) == 0
     assert await heard(1200, 5000) == 1, "whatever the settings say"
     assert await heard(3699, 400) == 0

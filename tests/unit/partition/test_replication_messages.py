@@ -108,7 +108,7 @@ async def test_read_subject_of_the_partition_is_subscribed_only_while_the_replic
     assert bus.queues[shared] == shared
     bus.listening[own](own.encode(), b"orders", b"garbage", b"")
     assert bus.sent == []
-    assert counters == {"refused: reply subject": 1}
+    assert counters == {"refused: invalid reply subject": 1}
     source.log, source.high_watermark, source.leader_epoch, source.compacted, source.leader = (
         ReplicationBench().log,
         0,
@@ -129,7 +129,7 @@ async def test_combined_fetch_confirmation_of_an_earlier_request_is_ignored() ->
     def deliver(stream: str, partition: int, uid: str, event: Any) -> None:
         delivered.append((partition, event))
         if partition in confirm:
-            talk.confirm(do.ConfirmQuiet(token=event.token))
+            talk.confirm(do.ConfirmQuiescence(token=event.token))
 
     talk = FetchCombiner(
         AnswerRouter(bus),

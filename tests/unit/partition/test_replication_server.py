@@ -37,9 +37,9 @@ def fetch(bench: ReplicationBench, replica: str, kept_for: str) -> bytes:
     event = bench.fetches.pop()
     assert event.awaits_more
     if kept_for:
-        bench.replication.keep(do.KeepFetch(token=event.token, replica=kept_for))
+        bench.replication.keep(do.ParkFetch(token=event.token, replica=kept_for))
         assert bench.bus.take(f"liftpy.inbox.{replica}") == []
-        bench.replication.tell_waiter(do.TellWaiter(replica=kept_for, leader_epoch=1), bench.log.high_watermark)
+        bench.replication.send_high_watermark(do.SendHighWatermark(replica=kept_for, leader_epoch=1), bench.log.high_watermark)
     else:
         effect = do.SendFetchResponse(token=event.token, from_offset=event.offset + 1, max_bytes=1 << 20, leader_epoch=1)
         bench.replication.send_response(effect, bench.log, bench.log.high_watermark)
@@ -48,8 +48,8 @@ def fetch(bench: ReplicationBench, replica: str, kept_for: str) -> bytes:
 
 
 def more(bench: ReplicationBench, replica: str, from_offset: int) -> list[bytes]:
-    bench.replication.answer_waiter(
-        do.AnswerWaiter(replica=replica, from_offset=from_offset, max_bytes=1 << 20, leader_epoch=1),
+    bench.replication.answer_parked_fetch(
+        do.AnswerParkedFetch(replica=replica, from_offset=from_offset, max_bytes=1 << 20, leader_epoch=1),
         bench.log,
         bench.log.high_watermark,
     )
@@ -97,15 +97,15 @@ async def test_replication_server_sends_a_higher_high_watermark_to_a_waiting_fet
     bench = ReplicationBench()
     fetch(bench, "n2", "n2")
     for high_watermark in (4, 5):
-        bench.replication.tell_waiter(do.TellWaiter(replica="n2", leader_epoch=1), high_watermark)
+        bench.replication.send_high_watermark(do.SendHighWatermark(replica="n2", leader_epoch=1), high_watermark)
         (answer,) = bench.bus.take("liftpy.inbox.n2")
         told = frames.decode_replication_response(answer)
         assert (told.leader_epoch, told.high_watermark, bytes(told.batches)) == (1, high_watermark, b"")
     bench.publish(b"one")
     await bench.turn()
     assert more(bench, "n2", 0)
-    bench.replication.tell_waiter(do.TellWaiter(replica="n2", leader_epoch=1), 6)
-    bench.replication.tell_waiter(do.TellWaiter(replica="n4", leader_epoch=1), 6)
+    bench.replication.send_high_watermark(do.SendHighWatermark(replica="n2", leader_epoch=1), 6)
+    bench.replication.send_high_watermark(do.SendHighWatermark(replica="n4", leader_epoch=1), 6)
     assert bench.bus.take("liftpy.inbox.n2") == bench.bus.take("liftpy.inbox.n4") == []
 
 
@@ -138,7 +138,7 @@ async def test_replication_server_answers_a_replica_only_in_its_own_inbox(reply:
     ):
         bench.bus.deliver(subject, frames.encode(request), reply)
     assert bench.fetches == []
-    assert bench.counters["refused: reply subject"] == 2
+    assert bench.counters["refused: invalid reply subject"] == 2
 
 
 async def test_replication_server_ignores_a_request_whose_reply_subject_has_another_request_id() -> None:
@@ -153,7 +153,7 @@ async def test_replication_server_ignores_a_request_whose_reply_subject_has_anot
         bench.bus.deliver(subject, frames.seal(request), "liftpy.inbox.n2.1.7")
         assert len(bench.fetches) == 1
         bench.fetches.clear()
-    assert bench.counters["refused: reply subject"] == 4
+    assert bench.counters["refused: invalid reply subject"] == 4
 
 
 async def test_replication_server_counts_rejected_fetches_by_reason() -> None:
@@ -221,8 +221,8 @@ async def test_replication_server_response_contains_its_partition_address_if_req
         fetched, queried = asked(bench, **fields)
         assert isinstance(fetched, events.FetchReceived)
         assert isinstance(queried, events.EpochQueryReceived)
-        bench.replication.keep(do.KeepFetch(token=fetched.token, replica="n2"))
-        bench.replication.tell_waiter(do.TellWaiter(replica="n2", leader_epoch=1), 3)
+        bench.replication.keep(do.ParkFetch(token=fetched.token, replica="n2"))
+        bench.replication.send_high_watermark(do.SendHighWatermark(replica="n2", leader_epoch=1), 3)
         bench.replication.send_epoch_answer(
             do.SendEpochAnswer(token=queried.token, leader_epoch=1, last_offset=4, current_epoch=1, log_start_offset=0)
         )

@@ -159,17 +159,17 @@ def test_replication_server_with_an_unreadable_log_counts_the_failed_read_and_se
 
 def test_replication_server_answers_a_waiting_fetch_once_per_replica() -> None:
     leader = Leader()
-    leader.bench.keep(do.KeepFetch(token=leader.fetch(), replica="n2"))
+    leader.bench.keep(do.ParkFetch(token=leader.fetch(), replica="n2"))
     assert leader.bus.take(REPLY) == []
     add(leader.log, 2)
-    again = do.AnswerWaiter(replica="n2", from_offset=0, max_bytes=1 << 20, leader_epoch=8)
-    leader.bench.tell_waiter(do.TellWaiter(replica="n2", leader_epoch=8), 33)
+    again = do.AnswerParkedFetch(replica="n2", from_offset=0, max_bytes=1 << 20, leader_epoch=8)
+    leader.bench.send_high_watermark(do.SendHighWatermark(replica="n2", leader_epoch=8), 33)
     assert leader.bus.take(REPLY) == [frames.replication_response_header(8, 33, (), address("u1", 3, 5))]
-    leader.bench.answer_waiter(again, leader.log, 44)
+    leader.bench.answer_parked_fetch(again, leader.log, 44)
     (answer,) = leader.bus.take(REPLY)
     found = frames.decode_replication_response(answer)
     assert (found.leader_epoch, found.high_watermark, len(found.batches) > 0) == (8, 44, True)
-    leader.bench.answer_waiter(again, leader.log, 44)
+    leader.bench.answer_parked_fetch(again, leader.log, 44)
     assert leader.bus.take(REPLY) == []
 
 

@@ -52,7 +52,7 @@ async def test_replica_manager_passes_the_last_heartbeat_to_a_new_leader() -> No
     )
     node._update_worker(one)
     assert (one.events, node._leading) == (["told"], {KEY: one})
-    node._heard = events.MetadataHeard(sent_ns=5)
+    node._heard = events.LeaseExtended(sent_ns=5)
     node._update_worker(one)
     assert one.events == ["told", "told", node._heard]
     one.leads = False

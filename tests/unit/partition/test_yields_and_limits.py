@@ -129,7 +129,7 @@ async def test_replica_driver_logs_its_steps_only_at_debug_level(
     made.feed("event")  # type: ignore[arg-type]
     assert asked == (["debug", "effect"] if level == logging.DEBUG else ["effect"])
     assert caplog.messages == (["orders/3: event -> ['effect']"] if level == logging.DEBUG else [])
-    made.feed(events.MetadataHeard(sent_ns=1))
+    made.feed(events.LeaseExtended(sent_ns=1))
     assert len(made.story) == 1, "a heartbeat that changes nothing is no part of the story"
 
 

@@ -234,7 +234,7 @@ async def test_conditional_publish_above_the_indexing_wait_limit_is_rejected_wit
     bench.derived.read_beside(1)
     (answer,) = bench.answers()
     assert answer[:2] == (503, 10008)
-    assert "try again" in answer[2]
+    assert "Try again" in answer[2]
     assert bench.ingest.idle
     assert bench.derived.index_wait.share.size_bytes == 0
 

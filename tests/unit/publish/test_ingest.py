@@ -166,7 +166,7 @@ async def test_ingest_rejects_a_message_larger_than_any_batch() -> None:
     await turn()
     assert bench.counts() == [1, 1]
     assert b'"err_code": 10054' in bench.bus.lines[0]
-    assert b"at most 67108864 are stored" in bench.bus.lines[0]
+    assert b"the maximum is 67108864" in bench.bus.lines[0]
 
 
 async def test_ingest_stores_the_largest_allowed_message_alone() -> None:

@@ -475,7 +475,7 @@ def test_standby_subscribes_only_while_its_replica_may_lead_next() -> None:
     assert values(bench.leads()) == [b"b"]
 
 
-def test_standby_of_a_streams_first_leader_appends_nothing() -> None:
+def test_standby_of_a_node_that_already_leads_has_no_backlog_to_append() -> None:
     bench = Bench()
     bench.leads()
     bench.standby.review()

@@ -61,7 +61,7 @@ class Stepped:
         )
 
     def heard(self) -> list[do.Effect]:
-        return self.step(ev.MetadataHeard(sent_ns=self.now_ns))
+        return self.step(ev.LeaseExtended(sent_ns=self.now_ns))
 
     def only(self, kind: type[E]) -> E:
         found = [effect for effect in self.out if isinstance(effect, kind)]

@@ -37,8 +37,8 @@ def deadlines(stepped: Stepped) -> set[Deadline]:
 
 def test_idle_follower_joins_combined_fetches_and_sets_no_timer() -> None:
     follower = quiet_follower()
-    asked = follower.only(do.WaitQuietly)
-    assert asked == do.WaitQuietly(request_id=follower.replica._role._idle_request_id, leader="a", leader_epoch=1)
+    asked = follower.only(do.Quiesce)
+    assert asked == do.Quiesce(request_id=follower.replica._role._idle_request_id, leader="a", leader_epoch=1)
     assert follower.replica.phase == "FOLLOWER_QUIET"
     assert deadlines(follower) == set()
     assert follower.replica.may_serve_committed()
@@ -76,7 +76,7 @@ def test_follower_leaves_combined_fetches_after_new_records_a_wake_up_or_a_lost_
         assert follower.has(do.SendFetch)
 
     def wake(follower: Stepped) -> None:
-        follower.step(ev.WokenUp())
+        follower.step(ev.NotificationReceived())
         assert follower.has(do.SendFetch)
 
     def notice(follower: Stepped) -> None:
@@ -92,7 +92,7 @@ def test_follower_leaves_combined_fetches_after_new_records_a_wake_up_or_a_lost_
     for end in (more, piece, wake, notice, back):
         follower = quiet_follower()
         end(follower)
-        assert follower.has(do.StopWaiting), end
+        assert follower.has(do.EndQuiescence), end
         assert Deadline.LEADER in deadlines(follower), end
         assert not follower.has(do.ReportLeader)
 
@@ -116,25 +116,25 @@ def test_follower_leaves_combined_fetches_when_its_leader_changes_or_its_replica
     ):
         follower = quiet_follower()
         follower.step(event)
-        assert follower.has(do.StopWaiting)
+        assert follower.has(do.EndQuiescence)
 
 
 def test_follower_whose_combined_fetch_is_not_confirmed_fetches_at_once() -> None:
     follower = quiet_follower()
-    follower.step(ev.QuietEnded(heard_ns=follower.now_ns), after_s=50)
-    assert follower.has(do.StopWaiting)
+    follower.step(ev.QuiescenceEnded(heard_ns=follower.now_ns), after_s=50)
+    assert follower.has(do.EndQuiescence)
     fetch = follower.only(do.SendFetch)
     assert (fetch.offset, fetch.offset_epoch, fetch.leader_epoch) == (2, 1, 1)
     follower.answered([], hw=2, request=fetch.request_id)
     assert follower.replica.phase == "FOLLOWER_IDLE", "it takes new idle waits"
-    follower.step(ev.QuietEnded(heard_ns=follower.now_ns))
+    follower.step(ev.QuiescenceEnded(heard_ns=follower.now_ns))
     assert follower.sent() == [], "one that came too late"
 
 
 def test_follower_in_combined_fetches_reports_a_silent_leader() -> None:
     follower = quiet_follower()
     heard_ns = follower.now_ns
-    follower.step(ev.QuietEnded(heard_ns=heard_ns), after_s=3)
+    follower.step(ev.QuiescenceEnded(heard_ns=heard_ns), after_s=3)
     assert not follower.has(do.ReportLeader), "it is asked first"
     follower.fire(Deadline.LEADER)
     assert follower.has(do.ReportLeader)
@@ -143,7 +143,7 @@ def test_follower_in_combined_fetches_reports_a_silent_leader() -> None:
 
 def test_follower_in_combined_fetches_does_not_report_an_answering_leader() -> None:
     follower = quiet_follower()
-    follower.step(ev.QuietEnded(heard_ns=follower.now_ns), after_s=3)
+    follower.step(ev.QuiescenceEnded(heard_ns=follower.now_ns), after_s=3)
     follower.answered([], hw=2)
     follower.fire(Deadline.LEADER)
     assert not follower.has(do.ReportLeader)
@@ -151,15 +151,15 @@ def test_follower_in_combined_fetches_does_not_report_an_answering_leader() -> N
 
 def test_follower_without_combined_fetches_sends_single_fetches_at_long_intervals() -> None:
     follower = quiet_follower()
-    follower.step(ev.QuietEnded(heard_ns=None))
-    assert follower.sent() == [do.StopWaiting()]
+    follower.step(ev.QuiescenceEnded(heard_ns=None))
+    assert follower.sent() == [do.EndQuiescence()]
     assert follower.replica.phase == "FOLLOWER_IDLE"
     before = follower.now_ns
     follower.fire(Deadline.FETCH)
     assert follower.has(do.SendFetch)
     assert follower.now_ns - before == 3 * S
     follower.answered([], hw=2)
-    assert follower.has(do.WaitQuietly), "it tries again each time"
+    assert follower.has(do.Quiesce), "it tries again each time"
 
 
 # ---- a leader ------------------------------------------------------------------------------------------------------------
@@ -173,15 +173,15 @@ def leader_with_a_quiet_follower() -> Stepped:
     return leader
 
 
-def asked(**other: object) -> ev.QuietFetchReceived:
-    question = ev.QuietFetchReceived(token=9, replica="b", incarnation=1, leader_epoch=2, request_id=80)
+def asked(**other: object) -> ev.QuiescentFetchReceived:
+    question = ev.QuiescentFetchReceived(token=9, replica="b", incarnation=1, leader_epoch=2, request_id=80)
     return replace(question, **other)  # type: ignore[arg-type]
 
 
-def confirms(leader: Stepped, question: ev.QuietFetchReceived, after_s: float = 0.0) -> bool:
+def confirms(leader: Stepped, question: ev.QuiescentFetchReceived, after_s: float = 0.0) -> bool:
     leader.step(question, after_s)
-    assert leader.sent() in ([do.ConfirmQuiet(token=question.token)], [])
-    return leader.has(do.ConfirmQuiet)
+    assert leader.sent() in ([do.ConfirmQuiescence(token=question.token)], [])
+    return leader.has(do.ConfirmQuiescence)
 
 
 def test_combined_fetch_confirmed_by_the_leader_counts_as_a_fetch() -> None:
@@ -271,7 +271,7 @@ def test_fetch_of_a_follower_after_an_hour_of_combined_fetches_is_accepted() -> 
     for _ in range(1200):
         assert confirms(leader, asked(), after_s=3)
     leader.fetch("b", 2, request_id=80 + 3600 * S, awaits_more=True)
-    assert leader.has(do.KeepFetch)
+    assert leader.has(do.ParkFetch)
     assert leader.replica._role.handler.followers["b"].last_request_id == 80 + 3600 * S
 
 

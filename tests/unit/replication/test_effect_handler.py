@@ -21,5 +21,5 @@ def test_effect_handler_passes_each_effect_to_its_method() -> None:
             return lambda effect: f"{name} {effect}"
 
     acts = acts_of(Handler())  # type: ignore[arg-type]
-    assert acts[do.CutLog]("this") == "cut_log this"
+    assert acts[do.TruncateLog]("this") == "truncate_log this"
     assert set(acts) == set(get_args(do.Effect))

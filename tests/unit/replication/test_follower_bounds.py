@@ -36,7 +36,7 @@ def test_follower_ignores_a_fetch_rejection_of_another_epoch(reason: RefusalReas
     follower = following()
     request = follower.only(do.SendFetch).request_id
     follower.step(ev.FetchRefused(request_id=request, reason=reason, leader_epoch=7, log_start_offset=100))
-    assert not any(isinstance(effect, do.CutLog | do.StartLogAfresh) for effect in follower.out)
+    assert not any(isinstance(effect, do.TruncateLog | do.ResetLog) for effect in follower.out)
     assert follower.replica.log.log_end_offset == 5
     waits_on = reason is RefusalReason.UNKNOWN
     assert follower.replica.phase == ("FOLLOWER_FETCH" if waits_on else "FOLLOWER_FETCH_BACKOFF")
@@ -62,7 +62,7 @@ def test_follower_resets_its_log_only_if_the_leader_log_starts_after_its_end(log
             log_start_offset=log_start,
         )
     )
-    assert follower.has(do.StartLogAfresh) is afresh
+    assert follower.has(do.ResetLog) is afresh
 
 
 @pytest.mark.parametrize(("sender", "epoch", "heard"), [("a", 1, True), ("c", 1, False), ("a", 2, False)])

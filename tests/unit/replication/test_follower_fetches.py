@@ -66,7 +66,7 @@ def test_follower_drops_a_response_to_another_request() -> None:
 
 def test_caught_up_follower_sends_no_fetch_until_a_wake_up() -> None:
     follower = idle()
-    follower.step(ev.WokenUp())
+    follower.step(ev.NotificationReceived())
     assert follower.only(do.SendFetch).offset == 2
 
 
@@ -164,7 +164,7 @@ def test_idle_follower_sends_a_fetch_after_each_idle_timeout() -> None:
 def test_follower_woken_before_its_empty_response_sends_one_fetch_after_the_response() -> None:
     follower = Stepped("b").follows()
     request = follower.only(do.SendFetch).request_id
-    follower.step(ev.WokenUp())
+    follower.step(ev.NotificationReceived())
     assert not follower.has(do.SendFetch)
     follower.answered([], -1, request=request)
     assert follower.has(do.SendFetch)
@@ -175,7 +175,7 @@ def test_follower_woken_before_its_empty_response_sends_one_fetch_after_the_resp
 def test_follower_woken_during_a_flush_sends_a_fetch() -> None:
     follower = Stepped("b").follows()
     follower.answered([(0, 2, 1)], 0)
-    follower.step(ev.WokenUp())
+    follower.step(ev.NotificationReceived())
     follower.step(ev.LogFlushed(end_offset=3))
     assert follower.has(do.SendFetch)
 

@@ -143,7 +143,7 @@ def test_follower_in_an_election_stops_fetching_and_reports_its_position() -> No
     follower.told(state(leader="", status=PartitionStatus.ELECTION, epoch=2))
     assert follower.replica.role == "WAITING"
     assert follower.only(do.ReportLeader).newest_offset == 2
-    follower.step(ev.WokenUp())
+    follower.step(ev.NotificationReceived())
     assert follower.out == []
 
 

@@ -50,11 +50,11 @@ def test_follower_invalid_phase_change_raises_with_the_recent_phases(monkeypatch
     monkeypatch.setitem(phases.FOLLOWS_ON, FollowerPhase.IDLE, frozenset({FollowerPhase.FLUSHING}))
     follower = idle_follower()
     with pytest.raises(InvariantError, match="from IDLE to FETCHING; its way: RECONCILING -> FETCHING -> IDLE"):
-        follower.step(ev.WokenUp())
+        follower.step(ev.NotificationReceived())
 
 
 def test_follower_phase_change_that_the_table_lacks_raises_invariant_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mistake: whoever is woken waits for a cut that nobody began."""
-    monkeypatch.setattr(FollowerRole, "woken_up", lambda self, now_ns, out: self._waits_for(FollowerPhase.CUTTING))
+    monkeypatch.setattr(FollowerRole, "notification_received", lambda self, now_ns, out: self._waits_for(FollowerPhase.CUTTING))
     with pytest.raises(InvariantError, match="IDLE to CUTTING"):
-        idle_follower().step(ev.WokenUp())
+        idle_follower().step(ev.NotificationReceived())

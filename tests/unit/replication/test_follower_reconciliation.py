@@ -23,15 +23,15 @@ def test_restarted_follower_sends_an_epoch_query_before_its_first_fetch() -> Non
     follower.step(
         ev.EpochQueryAnswered(request_id=query.request_id, leader_epoch=2, last_offset=11, current_epoch=5, log_start_offset=0)
     )
-    assert follower.only(do.CutLog).end_offset == 10
+    assert follower.only(do.TruncateLog).end_offset == 10
     assert not follower.has(do.SendFetch)
-    follower.step(ev.LogCut(end_offset=10))
+    follower.step(ev.LogTruncated(end_offset=10))
     query = follower.only(do.SendEpochQuery)
     assert query.asked_epoch == 1
     follower.step(
         ev.EpochQueryAnswered(request_id=query.request_id, leader_epoch=1, last_offset=7, current_epoch=5, log_start_offset=0)
     )
-    follower.step(ev.LogCut(end_offset=8))
+    follower.step(ev.LogTruncated(end_offset=8))
     fetch = follower.only(do.SendFetch)
     assert (fetch.offset, fetch.offset_epoch) == (7, 1)
 
@@ -41,7 +41,7 @@ def test_follower_without_an_epoch_query_response_never_truncates() -> None:
     follower.told(state(leader_epoch=5))
     for _ in range(5):
         follower.step(ev.RequestFailed(request_id=follower.only(do.SendEpochQuery).request_id, reason="no responders"))
-        assert not follower.has(do.CutLog)
+        assert not follower.has(do.TruncateLog)
         follower.fire(Deadline.FETCH)
     assert follower.replica.log.log_end_offset == 14
 
@@ -58,7 +58,7 @@ def test_follower_ignores_an_epoch_query_response_of_another_leader_epoch() -> N
             log_start_offset=0,
         )
     )
-    assert not follower.has(do.CutLog)
+    assert not follower.has(do.TruncateLog)
     assert follower.replica.phase == "FOLLOWER_RECONCILE_BACKOFF"
 
 
@@ -82,7 +82,7 @@ def test_follower_flushes_its_unflushed_records_before_the_first_fetch() -> None
 
 def test_follower_whose_fetch_is_rejected_as_diverged_sends_an_epoch_query() -> None:
     follower = idle()
-    follower.step(ev.WokenUp())
+    follower.step(ev.NotificationReceived())
     follower.step(
         ev.FetchRefused(
             request_id=follower.only(do.SendFetch).request_id, reason=RefusalReason.DIVERGED, leader_epoch=1, log_start_offset=0
@@ -94,7 +94,7 @@ def test_follower_whose_fetch_is_rejected_as_diverged_sends_an_epoch_query() -> 
 
 def test_follower_behind_the_leaders_log_start_resets_its_log() -> None:
     follower = idle()
-    follower.step(ev.WokenUp())
+    follower.step(ev.NotificationReceived())
     follower.step(
         ev.FetchRefused(
             request_id=follower.only(do.SendFetch).request_id,
@@ -103,8 +103,8 @@ def test_follower_behind_the_leaders_log_start_resets_its_log() -> None:
             log_start_offset=40,
         )
     )
-    assert follower.only(do.StartLogAfresh).start_offset == 40
-    follower.step(ev.LogCut(end_offset=40))
+    assert follower.only(do.ResetLog).start_offset == 40
+    follower.step(ev.LogTruncated(end_offset=40))
     fetch = follower.only(do.SendFetch)
     assert (fetch.offset, fetch.offset_epoch) == (39, 0)
     follower.answered([(40, 44, 1)], 44)
@@ -114,7 +114,7 @@ def test_follower_behind_the_leaders_log_start_resets_its_log() -> None:
 
 def test_follower_whose_log_reaches_the_leaders_log_start_does_not_reset_its_log() -> None:
     follower = idle()
-    follower.step(ev.WokenUp())
+    follower.step(ev.NotificationReceived())
     follower.step(
         ev.FetchRefused(
             request_id=follower.only(do.SendFetch).request_id,
@@ -123,7 +123,7 @@ def test_follower_whose_log_reaches_the_leaders_log_start_does_not_reset_its_log
             log_start_offset=2,
         )
     )
-    assert not follower.has(do.StartLogAfresh)
+    assert not follower.has(do.ResetLog)
 
 
 def test_follower_truncates_below_its_high_watermark_after_an_unclean_election() -> None:
@@ -154,7 +154,7 @@ def test_follower_without_an_unclean_election_never_truncates_committed_records(
         )
     )
     assert follower.only(do.ReportLeader).leader_lacks
-    assert not follower.has(do.CutLog)
+    assert not follower.has(do.TruncateLog)
     assert follower.replica.log.log_end_offset == 14
     follower.step(ev.DeadlineReached(kind=ev.Deadline.FETCH), 2)
     follower.step(
@@ -166,7 +166,7 @@ def test_follower_without_an_unclean_election_never_truncates_committed_records(
             log_start_offset=0,
         )
     )
-    assert follower.only(do.CutLog).end_offset == 13, "what lies above HW may go"
+    assert follower.only(do.TruncateLog).end_offset == 13, "what lies above HW may go"
 
 
 def test_replica_with_an_emptied_log_reports_the_epoch_of_its_deleted_records() -> None:
@@ -199,4 +199,4 @@ def test_follower_with_a_compacted_log_first_queries_the_epoch_of_its_compaction
             assert (second.asked_epoch, second.current_epoch) == (2, 5), "of its log's end"
             assert second.request_id != first.request_id
         else:
-            assert follower.only(do.StartLogAfresh) == do.StartLogAfresh(start_offset=2)
+            assert follower.only(do.ResetLog) == do.ResetLog(start_offset=2)

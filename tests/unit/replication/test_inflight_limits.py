@@ -67,8 +67,8 @@ def test_leader_sends_a_fetch_response_before_it_appends_queued_publishes() -> N
         publish(leader)
     leader.fetch("b", 2, awaits_more=True)
     leader.fetch("c", 2, awaits_more=True)
-    kinds = [type(effect) for effect in leader.sent() if isinstance(effect, do.AppendBatch | do.KeepFetch)]
-    assert kinds[0] is do.KeepFetch
+    kinds = [type(effect) for effect in leader.sent() if isinstance(effect, do.AppendBatch | do.ParkFetch)]
+    assert kinds[0] is do.ParkFetch
     assert do.AppendBatch in kinds
 
 

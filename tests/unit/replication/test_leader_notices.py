@@ -62,7 +62,7 @@ def test_leader_sends_a_higher_high_watermark_to_each_idle_follower_once() -> No
     stepped.fetch("c", 4, 2)
     assert stepped.replica.high_watermark == 4
     stepped.fire(ev.Deadline.NOTICE)
-    assert stepped.only(do.TellWaiter) == do.TellWaiter(replica="b", leader_epoch=4)
+    assert stepped.only(do.SendHighWatermark) == do.SendHighWatermark(replica="b", leader_epoch=4)
     assert not stepped.has(do.SendNotice), "the answer to c's own fetch had it"
     stepped.publish()
     stepped.fetch("b", 5, 4, awaits_more=True)
@@ -70,13 +70,13 @@ def test_leader_sends_a_higher_high_watermark_to_each_idle_follower_once() -> No
     stepped.fetch("c", 5, 4)
     assert stepped.replica.high_watermark == 5
     stepped.fire(ev.Deadline.NOTICE)
-    assert [e for e in stepped.out if not isinstance(e, do.SetDeadline)] == [do.TellWaiter(replica="b", leader_epoch=4)]
+    assert [e for e in stepped.out if not isinstance(e, do.SetDeadline)] == [do.SendHighWatermark(replica="b", leader_epoch=4)]
     stepped.publish()
     stepped.fetch("c", 6, 4)
     stepped.fetch("b", 6, 4, awaits_more=True)
     stepped.fire(ev.Deadline.NOTICE)
     assert [e for e in stepped.out if not isinstance(e, do.SetDeadline)] == [
-        do.TellWaiter(replica="b", leader_epoch=4),
+        do.SendHighWatermark(replica="b", leader_epoch=4),
         do.SendNotice(replicas=("c",), leader_epoch=4, epoch=9, epoch_start_offset=5, high_watermark=6, log_start_offset=1),
     ]
 
@@ -101,7 +101,7 @@ def test_waiting_fetch_of_a_follower_without_the_high_watermark_is_answered_at_t
     stepped.fetch("b", 4, 2, awaits_more=True)
     assert stepped.replica.high_watermark == 2, "c has not fetched"
     stepped.fire(ev.Deadline.NOTICE)
-    assert stepped.only(do.TellWaiter) == do.TellWaiter(replica="b", leader_epoch=4)
+    assert stepped.only(do.SendHighWatermark) == do.SendHighWatermark(replica="b", leader_epoch=4)
 
 
 def test_leader_sends_the_high_watermark_with_the_next_records_or_shortly_after() -> None:
@@ -111,7 +111,7 @@ def test_leader_sends_the_high_watermark_with_the_next_records_or_shortly_after(
         stepped.fetch(follower, -1, awaits_more=True)
     for offset in range(5):
         stepped.publish(1, flush=False)
-        told = [effect.replica for effect in stepped.out if isinstance(effect, do.AnswerWaiter)]
+        told = [effect.replica for effect in stepped.out if isinstance(effect, do.AnswerParkedFetch)]
         assert sorted(told) == ["b", "c"]
         stepped.step(ev.LogFlushed(end_offset=offset + 1))
         for follower in "bc":
@@ -119,10 +119,10 @@ def test_leader_sends_the_high_watermark_with_the_next_records_or_shortly_after(
         stepped.now_ns += 2_000_000 * 2 // 3
         if stepped.replica._shared.deadlines._at_ns[ev.Deadline.NOTICE] <= stepped.now_ns:
             stepped.step(ev.DeadlineReached(kind=ev.Deadline.NOTICE))
-            assert not stepped.has(do.TellWaiter)
+            assert not stepped.has(do.SendHighWatermark)
             assert stepped.replica._shared.deadlines._at_ns[ev.Deadline.NOTICE] > stepped.now_ns
     stepped.fire(ev.Deadline.NOTICE)
-    assert {effect.replica for effect in stepped.out if isinstance(effect, do.TellWaiter)} == {"b", "c"}
+    assert {effect.replica for effect in stepped.out if isinstance(effect, do.SendHighWatermark)} == {"b", "c"}
     with pytest.raises(KeyError):
         stepped.fire(ev.Deadline.NOTICE)  # everybody knows all there is
 
@@ -226,7 +226,7 @@ def test_leader_sends_nothing_to_a_removed_replica_and_drops_its_position() -> N
         stepped.fetch(replica, 4, 2, awaits_more=True)
     stepped.told(state(epoch=10, leader_epoch=4, isr="ab", replicas="ab"))
     stepped.publish()
-    told = [effect.replica for effect in stepped.out if isinstance(effect, do.AnswerWaiter | do.NotifyReplica)]
+    told = [effect.replica for effect in stepped.out if isinstance(effect, do.AnswerParkedFetch | do.NotifyReplica)]
     assert "c" not in told
     stepped.told(state(epoch=11, leader_epoch=4, isr="ab"))
     assert stepped.replica.snapshot(stepped.now_ns).followers[-1].position is None

@@ -207,16 +207,16 @@ def test_leader_wakes_an_idle_follower_once_per_idle_wait() -> None:
 def test_waiting_fetch_is_answered_when_records_arrive() -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1, awaits_more=True, max_bytes=500)
-    assert leader.only(do.KeepFetch).replica == "b"
+    assert leader.only(do.ParkFetch).replica == "b"
     assert not leader.has(do.SendFetchResponse)
     leader.publish(2, flush=False)
-    assert leader.only(do.AnswerWaiter) == do.AnswerWaiter(replica="b", from_offset=0, max_bytes=500, leader_epoch=2)
+    assert leader.only(do.AnswerParkedFetch) == do.AnswerParkedFetch(replica="b", from_offset=0, max_bytes=500, leader_epoch=2)
     assert not leader.has(do.NotifyReplica)
     leader.publish(1, flush=False)
-    assert not leader.has(do.AnswerWaiter), "one for one fetch"
+    assert not leader.has(do.AnswerParkedFetch), "one for one fetch"
     leader.fetch("b", 1, awaits_more=True)
     assert leader.only(do.SendFetchResponse).from_offset == 2
-    assert not leader.has(do.KeepFetch), "this answer is not empty"
+    assert not leader.has(do.ParkFetch), "this answer is not empty"
 
 
 @pytest.mark.parametrize("other", [{"incarnation": 0}, {"request_id": 1}, {"incarnation": 0, "offset": -1, "offset_epoch": 0}])
@@ -224,9 +224,9 @@ def test_waiting_fetch_repeated_by_another_sender_is_answered_only_to_the_follow
     leader = Stepped("a").leads()
     leader.fetch("b", -1, request_id=1, awaits_more=True)
     leader.fetch(**{"replica": "b", "offset": -1, "request_id": 1, "awaits_more": True, **other})
-    assert not leader.has(do.KeepFetch), "the answer is for the follower's own reply subject"
+    assert not leader.has(do.ParkFetch), "the answer is for the follower's own reply subject"
     leader.publish(1, flush=False)
-    assert leader.only(do.AnswerWaiter).replica == "b"
+    assert leader.only(do.AnswerParkedFetch).replica == "b"
 
 
 def test_waiting_fetch_of_a_fenced_follower_is_dropped() -> None:
@@ -236,7 +236,7 @@ def test_waiting_fetch_of_a_fenced_follower_is_dropped() -> None:
     leader.fetch("b", -1, awaits_more=True)
     assert leader.has(do.SendFetchResponse)
     leader.publish(1, flush=False)
-    assert not leader.has(do.AnswerWaiter)
+    assert not leader.has(do.AnswerParkedFetch)
 
 
 def test_leader_does_not_commit_records_that_only_followers_have_flushed() -> None:
@@ -267,12 +267,12 @@ def test_waiting_fetch_still_waits_for_records_after_it_was_sent_a_higher_high_w
     leader.fetch("b", 0, awaits_more=True)
     leader.fetch("c", 0, awaits_more=True)
     leader.fire(Deadline.NOTICE)
-    assert [effect for effect in leader.out if isinstance(effect, do.TellWaiter)] == [
-        do.TellWaiter(replica=replica, leader_epoch=2) for replica in "bc"
+    assert [effect for effect in leader.out if isinstance(effect, do.SendHighWatermark)] == [
+        do.SendHighWatermark(replica=replica, leader_epoch=2) for replica in "bc"
     ]
     assert not leader.has(do.SendNotice), "it need not fetch to know"
     leader.publish(1, flush=False)
-    assert {effect.replica for effect in leader.out if isinstance(effect, do.AnswerWaiter)} == {"b", "c"}
+    assert {effect.replica for effect in leader.out if isinstance(effect, do.AnswerParkedFetch)} == {"b", "c"}
 
 
 def test_silent_follower_counts_for_commits_until_the_metadata_shows_the_smaller_isr() -> None:

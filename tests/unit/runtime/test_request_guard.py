@@ -89,7 +89,7 @@ async def test_status_endpoint_sends_no_answer_to_subjects_outside_inboxes(subje
         bus.listening[subject](subject.encode(), reply, payload, b"")
         await asyncio.sleep(0)
     assert bus.sent == []
-    assert counters["refused: reply subject"] == 4
+    assert counters["refused: invalid reply subject"] == 4
 
 
 async def test_status_endpoint_answers_a_settings_reload_that_raises_with_an_error(status: Any) -> None:

@@ -257,7 +257,7 @@ def test_service_endpoint_ends_a_service_whose_state_digest_differs_from_two_nod
     reported("n2", b"b")
     world.services._report.fire()
     (report,) = world.services.report()
-    assert "one of them is not deterministic" in str(report["problem"])
+    assert "the code is not deterministic" in str(report["problem"])
     reported("n3", b"b")
     world.sent.clear()
     world.services._report.fire()

@@ -313,12 +313,12 @@ def test_service_sessions_diverged_service_is_refused_with_the_diverged_position
     assert s.differs("bank", Difference(40, ("n2",), False)) == []
     [row] = s.report(9)
     assert (row["differs"], row["problem"]) == (
-        True, "the state at 40 is not the one beside n2: one of them is not deterministic",
+        True, "the state at position 40 differs from the state on n2: the code is not deterministic",
     )  # fmt: skip
     (tell,) = s.differs("bank", Difference(40, ("n2", "n3"), True))
     wanted = pb.ServiceRefusal(
         reason=pb.ServiceRefusal.DIVERGED, position=40, node="n1", service="bank", stream="s", partition=0, instance=7,
-        detail="the state at 40 is not the one beside n2, n3: this service has diverged",
+        detail="the state at position 40 differs from the state on n2, n3, and this instance is in the minority",
     )  # fmt: skip
     assert tell == SendToService("_INBOX.a", wanted)
     assert (s.differs("bank", None), s.report(9)[0]["problem"], s.differs("nobody", None)) == ([], "", [])
@@ -431,7 +431,7 @@ def test_service_sessions_report_the_highest_position_of_an_ended_service() -> N
     s.hello(hello(position=7, problem="slow"), "_INBOX.a", FOLLOWS, 0)
     s.differs("bank", Difference(4, ("n2",), False))
     s.hello(hello(position=5, leaving=True, problem="slow"), "_INBOX.a", FOLLOWS, 1)
-    differed = "the state at 4 is not the one beside n2: one of them is not deterministic"
+    differed = "the state at position 4 differs from the state on n2: the code is not deterministic"
     assert [(g["position"], g["problem"]) for g in s.missing_services(9, 0)] == [(7, differed)]
 
 

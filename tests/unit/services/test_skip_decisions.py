@@ -132,7 +132,7 @@ async def test_service_snapshot_command_waits_for_a_new_snapshot_of_each_service
         await store_now(cluster, "other", "in", 1, (), 30, "ns")
     cluster.transport.publish = lambda *_: _nothing()
     cluster.position = 20
-    with pytest.raises(UnavailableError, match=r"No snapshot next to n1 after 0\.01 s \(--timeout\)"):
+    with pytest.raises(UnavailableError, match=r"no snapshot on n1 within 0\.01 s \(--timeout\)"):
         await store_now(cluster, "bank", "in", 1, (), 0.01, "ns")
 
 

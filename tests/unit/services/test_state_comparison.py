@@ -23,7 +23,7 @@ def test_service_state_comparison_of_one_state_against_two_reports_divergence() 
     made = agreement(n1={10: A, 20: A}, n2={10: A, 20: A}, n3={10: A, 20: B})
     assert made.difference("n3") == Difference(20, ("n1", "n2"), diverged=True)
     assert made.difference("n1") is None
-    assert "this service has diverged" in str(made.difference("n3"))
+    assert "this instance is in the minority" in str(made.difference("n3"))
 
 
 def test_service_state_comparison_of_two_different_states_reports_a_difference_without_divergence() -> None:
@@ -60,9 +60,11 @@ def test_service_state_comparison_of_different_service_parameters_reports_diverg
     made = agreement(n1={0: A} | same, n2={0: A} | same, n3={0: B} | same)
     found = made.difference("n3")
     assert found == Difference(BEGINNING, ("n1", "n2"), diverged=True)
-    assert str(found) == "the service's parameters are not those beside n1, n2; this one stops: start it with theirs"
+    assert str(found) == (
+        "the parameters of the service differ from those on n1, n2; this instance stops: start it with their parameters"
+    )
     assert made.difference("n1") is None
-    assert "give all nodes the same" in str(agreement(n1={0: A}, n2={0: B}).difference("n1"))
+    assert "use the same ones on all nodes" in str(agreement(n1={0: A}, n2={0: B}).difference("n1"))
 
 
 def test_service_state_comparison_agreed_digest_is_the_digest_of_most_other_nodes() -> None:

@@ -137,7 +137,7 @@ async def test_control_endpoint_with_too_many_requests_in_progress_answers_unava
     for _ in range(3):
         await controller.receive(Message(REQUEST))
     assert [response.error for _, response in controller.replies] == [pb.ControlResponse.UNAVAILABLE]
-    assert controller.handler.counters == {"control requests over the bound": 1}
+    assert controller.handler.counters == {"control requests above the limit of requests in progress": 1}
     controller.may_decide.set()
     await controller.settled()
     assert [response.index for _, response in controller.replies[1:]] == [7, 7]
@@ -157,7 +157,7 @@ async def test_control_endpoint_request_with_invalid_bytes_or_reply_subject_gets
     await controller.settled()
     assert controller.replies == []
     assert controller.handler.counters == {
-        "refused: no envelope" if message.data in (b"junk", b"") else "refused: reply subject": 1
+        "refused: no envelope" if message.data in (b"junk", b"") else "refused: invalid reply subject": 1
     }
 
 
@@ -413,12 +413,14 @@ async def test_control_endpoint_rejects_an_operator_above_the_rate_limit_with_a_
         21,
         b"o" * 16,
     )
-    assert refused[0].detail == "more than 50 requests a second of 'alice', or 200 in all: again in 21 ms"
+    assert refused[0].detail == (
+        "The request is above the rate limit of 50 requests per second for 'alice', or of 200 for all senders. Retry in 21 ms."
+    )
     assert controller.handler.counters[admission.TOO_FAST] == 10
     assert await told(5, "space.control.admin.bob") == []
     assert await told(100, "space.info") == [], "readers change nothing"
     assert len(await told(260, "space.control.admin")) == 10
-    assert "of operators without a name" in (await told(1, "space.control.admin"))[0].detail
+    assert "for all senders without a principal" in (await told(1, "space.control.admin"))[0].detail
 
 
 def order(name: str) -> bytes:

@@ -69,7 +69,7 @@ async def test_control_endpoint_answered_request_frees_its_bytes_in_the_limit(
 async def test_control_endpoint_request_with_an_invalid_reply_subject_gets_no_answer(handler: Controller, reply: str) -> None:
     await handler.receive(Message(REQUEST, reply))
     await handler.settled()
-    assert (handler.replies, handler.decided, handler.handler.counters) == ([], [], {"refused: reply subject": 1})
+    assert (handler.replies, handler.decided, handler.handler.counters) == ([], [], {"refused: invalid reply subject": 1})
 
 
 async def test_control_endpoint_request_on_the_wrong_subject_increments_a_counter(handler: Controller) -> None:

@@ -137,7 +137,7 @@ def test_notify_subject_counts_an_invalid_message(node: Node, said: bytes) -> No
 
 def test_wake_up_is_delivered_to_its_partition_until_the_subscription_is_closed(node: Node) -> None:
     node.hears(pb.PartitionNotification(stream="orders", partition=2, streamUid="uid-1"), b"")
-    assert node.delivered == [("orders", 2, "uid-1", ev.WokenUp())]
+    assert node.delivered == [("orders", 2, "uid-1", ev.NotificationReceived())]
     assert (node.asked, node.sent(), node.counters, node.bus.subject) == ([], [], {}, "liftpy.notify.n1")
     closed: list[str] = []
     node.notifications._listener = SimpleNamespace(close=lambda: closed.append("closed"))  # type: ignore[assignment]

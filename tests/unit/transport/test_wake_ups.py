@@ -52,4 +52,7 @@ def test_wake_up_with_a_stream_uid_is_delivered_only_to_that_stream() -> None:
     )
     bus.sink(b"", b"", frame, b"")
     bus.sink(b"", b"", frames.seal(pb.PartitionNotification(stream="orders", partition=2)), b"")
-    assert delivered == [("orders", 2, "uid-1", events.WokenUp()), ("orders", 2, "", events.WokenUp())], "'': an older node's"
+    assert delivered == [
+        ("orders", 2, "uid-1", events.NotificationReceived()),
+        ("orders", 2, "", events.NotificationReceived()),
+    ], "'': an older node's"

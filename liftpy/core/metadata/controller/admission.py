@@ -36,6 +36,7 @@ from typing import Any, Generic, TypeVar
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.ids import PROBE_STREAM, is_internal, quote
 from liftpy.core.metadata.controller.nodes import still_a_controller, unsupported_level_of
+from liftpy.core.metadata.controller.partitions import REQUESTED_PAUSES
 from liftpy.core.metadata.controller.requests import RequesterKind, changes_nothing, kind_of
 from liftpy.core.metadata.controller.streams import MAX_PARTITIONS_PER_STREAM, with_partition_count
 from liftpy.core.metadata.controller_list import GroupView
@@ -196,12 +197,12 @@ class RequestLimits:
 
 
 # ---- arrival ---------------------------------------------------------------------------------------------------------------
-FLOODED = f"{REFUSED}control request, too many"
-TOO_FAST = f"{REFUSED}control request, too fast"
+FLOODED = f"{REFUSED}control request above the rate limit of the controller"
+TOO_FAST = f"{REFUSED}control request above the rate limit of operators"
 """Name of the counter of operator requests that exceed the rate limit. The answer contains the time to wait."""
 NOT_ALLOWED = f"{REFUSED}control request"
-"""Name of the counter of requests that are too large, or that their subject does not accept."""
-OVERLOADED = "control requests over the bound"
+"""Name of the counter of requests that are too large or invalid, or that their subject does not accept."""
+OVERLOADED = "control requests above the limit of requests in progress"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -271,8 +272,11 @@ def _operator_rate(arrival: RequestContext) -> Rejection | None:
     wait_ms = arrival.limits.rates.wait_ms(arrival.sender, arrival.now_ns)
     if not wait_ms:
         return None
-    of = f"of {quote(arrival.sender)}" if arrival.sender else "of operators without a name of their own"
-    detail = f"more than {PER_PRINCIPAL} requests a second {of}, or {IN_ALL} in all: again in {wait_ms} ms"
+    of = quote(arrival.sender) if arrival.sender else "all senders without a principal"
+    detail = (
+        f"The request is above the rate limit of {PER_PRINCIPAL} requests per second for {of}, or of {IN_ALL} for all senders. "
+        f"Retry in {wait_ms} ms."
+    )
     response = error_response(arrival.request, _ERROR.UNAVAILABLE, detail)
     response.retryAfterMs = wait_ms
     return Rejection(response, TOO_FAST)
@@ -285,7 +289,7 @@ def _inbox_subjects(arrival: RequestContext) -> str:
     subject, detail = arrival.request.createStream.subject, ""
     for prefix in arrival.inbox_prefixes:
         if overlaps_inbox(subject, MAX_PARTITIONS_PER_STREAM, prefix):  # it may get more partitions at any time
-            detail = f"subject {quote(subject)} would overlap with the inboxes under {prefix}: choose another"
+            detail = f"Subject {quote(subject)} overlaps with the inboxes under {prefix}. Choose another subject."
     return detail
 
 
@@ -296,26 +300,32 @@ def _size(arrival: RequestContext) -> str:
 def _known_fields(arrival: RequestContext) -> str:
     if not has_unknown_fields(arrival.request):
         return ""
-    return f"{UNSUPPORTED}the request holds fields, or is of a kind, that the metadata leader's version does not know"
+    return (
+        f"{UNSUPPORTED}the request has a field or a kind that the version of the metadata leader does not know. Upgrade the nodes, "
+        "or use an older client."
+    )
 
 
 def _sender_name(arrival: RequestContext) -> str:
     if arrival.acl is RequestAcl.INFO or arrival.sender not in PARTITION_WORDS:
         return ""
-    return f"nobody is called {arrival.sender!r}: who may read may publish on this subject as well"
+    return (
+        f"The sender name {arrival.sender!r} is not allowed, because clients with read permissions may publish on its subject. Use "
+        "another name."
+    )
 
 
 def _reserved_name(arrival: RequestContext) -> str:
     name = arrival.request.createStream.name
     if not name.startswith(RESERVED) or name == PROBE_STREAM:
         return ""
-    return f"stream {quote(name)} can't be made: names that begin with {RESERVED} are the cluster's own"
+    return f"Cannot create stream {quote(name)}: names that begin with {RESERVED} are reserved. Use another name."
 
 
 def _option_name(arrival: RequestContext) -> str:
     name = arrival.request.createStream.name
     return (
-        f"stream {quote(name)} can't be made: a name that begins with - reads as an option of commands"
+        f"Cannot create stream {quote(name)}: commands read a name that begins with - as an option. Use another name."
         if name.startswith("-")
         else ""
     )
@@ -339,11 +349,22 @@ def _subject_of_kind(arrival: RequestContext) -> str:
     return "" if acl is RequestAcl.ADMIN and asked_by is RequesterKind.OPERATORS else _elsewhere(request, acl)
 
 
+def _pause_value(arrival: RequestContext) -> str:
+    if not arrival.request.HasField("pausePartitions"):
+        return ""
+    pause = arrival.request.pausePartitions.pause
+    if pause in REQUESTED_PAUSES:
+        return ""
+    known = ", ".join(f"{value} ({pb.Pause.Name(value)})" for value in REQUESTED_PAUSES)
+    return f"Invalid pause = {pause}. Use one of {known}. Check that the client and the nodes have compatible versions."
+
+
 def _in_progress(arrival: RequestContext) -> Rejection | None:
     limits, size_bytes = arrival.limits, len(arrival.payload)
     if limits.in_progress < MAX_IN_PROGRESS and limits.in_progress_bytes + size_bytes <= MAX_IN_PROGRESS_BYTES:
         return None
-    return Rejection(error_response(arrival.request, _ERROR.UNAVAILABLE, "the metadata leader is overloaded"), OVERLOADED)
+    detail = "The metadata leader has too many requests in progress."
+    return Rejection(error_response(arrival.request, _ERROR.UNAVAILABLE, detail), OVERLOADED)
 
 
 RECEPTION: tuple[Check[RequestContext], ...] = (
@@ -365,6 +386,7 @@ CONTENTS: tuple[Check[RequestContext], ...] = (
     Check("inbox subjects", _invalid(_inbox_subjects)),
     Check("size", _invalid(_size)),
     *PERMISSIONS,
+    Check("pause value", _invalid(_pause_value)),
 )
 ARRIVAL: tuple[Check[RequestContext], ...] = (*RECEPTION, *CONTENTS, Check("in progress", _in_progress))
 WITHOUT_LIMITS: tuple[Check[RequestContext], ...] = (
@@ -386,7 +408,7 @@ def refusal(acl: RequestAcl, sender: str, request: pb.ControlRequest) -> str:
 # ---- permissions of subjects --------------------------------------------------------------------------------------------
 RESERVED = "_liftpy"
 """Prefix of the names of internal streams. Only the cluster creates them, except the stream that operators use as a probe."""
-_NO_KIND = "a request of an unknown kind"
+_NO_KIND = "The request has no known kind. Check that the sender and the nodes have compatible versions."
 
 
 def _needs_confirmation(request: pb.ControlRequest) -> str:
@@ -396,7 +418,7 @@ def _needs_confirmation(request: pb.ControlRequest) -> str:
         field = kind_of(part).names_stream
         stream = getattr(getattr(part, name), field) if field else ""
         if is_internal(stream):
-            return f"stream {quote(stream)} is internal, the cluster's own: {name} needs to say that it is meant (--internal)"
+            return f"Stream {quote(stream)} is internal. Only the cluster uses it. To send {name} anyway, set --internal."
     return ""
 
 
@@ -406,7 +428,7 @@ def _of_node(who: str, request: pb.ControlRequest) -> str:
         return _elsewhere(request, RequestAcl.NODE)
     named = getattr(getattr(request, name), kind.asker) if kind.asker else who
     if named != who:
-        return f"{name} speaks for {quote(named)} on the subject of {quote(who)}"
+        return f"{name} names node {quote(named)}, but arrived on the subject of node {quote(who)}. Use the subject of the named node."
     return ""
 
 
@@ -416,17 +438,21 @@ def _of_operator(request: pb.ControlRequest) -> str:
 
 
 def _elsewhere(request: pb.ControlRequest, door: RequestAcl) -> str:
-    name = request.WhichOneof("request") or _NO_KIND
+    name = request.WhichOneof("request")
+    if name is None:
+        return _NO_KIND
     match kind_of(request).asked_by:
         case RequesterKind.OPERATORS:
-            return f"{name} is asked for on <namespace>.{RequestAcl.ADMIN.value}, not on .{door.value}"
+            return (
+                f"{name} arrived on <namespace>.{door.value}. Operators must send it on <namespace>.{RequestAcl.ADMIN.value}."
+            )
         case RequesterKind.NODES:
-            return f"{name} is asked for by nodes, on <namespace>.{RequestAcl.NODE.value}.<id>, not on .{door.value}"
-    return f"{name} is not asked for by anybody"
+            return f"{name} arrived on <namespace>.{door.value}. Only nodes may send it, on <namespace>.{RequestAcl.NODE.value}.<id>."
+    return f"{name} arrived on <namespace>.{door.value}. Only the metadata leader may propose it."
 
 
 # ---- leader ----------------------------------------------------------------------------------------------------------------
-_NEW = "the metadata leader has only just been elected"
+_NEW = "The metadata leader was elected a moment ago, and is not ready yet."
 
 
 @dataclass(frozen=True, slots=True)
@@ -509,11 +535,12 @@ def _node_id_in_use(facts: SessionFacts) -> Rejection | None:
     if not facts.sessions.may_still_run(asked.nodeId, facts.now_ns):
         return None
     detail = (
-        f"node {known.node_id!r} runs as incarnation {known.incarnation} (start {known.start} of folder {quote(known.folder_id)}): "
-        f"start {asked.start} of folder {quote(asked.folderId)} can't take its place before it has ended"
+        f"Node {known.node_id!r} runs already, as incarnation {known.incarnation} (start {known.start} of data directory "
+        f"{quote(known.folder_id)}). Start {asked.start} of data directory {quote(asked.folderId)} can register when that process "
+        "has stopped. Give each node its own id."
     )
     response = error_response(facts.request, _ERROR.EXISTS, detail)
-    return Rejection(response, "registrations in the place of a node that runs")
+    return Rejection(response, "registrations with the id of a running node")
 
 
 def _node_is_alive(facts: SessionFacts) -> Rejection | None:

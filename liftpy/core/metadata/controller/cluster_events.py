@@ -163,7 +163,9 @@ def event_text(event: dict[str, Any], *, named: bool = True) -> str:
     change = f"{event.get('was') or 'none'} -> {event.get('now') or 'none'}" if "was" in event or "now" in event else ""
     if event.get("kind") == "request":
         what, where = f"{event.get('request')} {event.get('outcome')}", where or "the cluster"
-        change = f"by {event.get('sender') or 'nobody proven'}" + (f", {event['error']}" if "error" in event else "")
+        change = f"by {event.get('sender') or 'an unauthenticated sender'}" + (
+            f", {event['error']}" if "error" in event else ""
+        )
     return " ".join(part for part in (what.replace("_", " "), where, change, str(event.get("detail", ""))) if part)
 
 
@@ -337,7 +339,8 @@ def _record_events(
         match record:
             case StreamCreated(stream):
                 partitions.update({(stream.uid, one.partition): one for one in stream.partitions})
-                detail = f"{stream.partition_count} partitions on {stream.subject}"
+                count = stream.partition_count
+                detail = f"{count} partition{'' if count == 1 else 's'} on {stream.subject}"
                 waits = f", waits for nodes: {why_it_waits(before, stream)}" if stream.waiting else ""
                 yield "stream_created", {"stream": stream.name, "detail": (detail + waits)[:MOST_DETAIL_CHARS]}
             case StreamDeleted(name, _):

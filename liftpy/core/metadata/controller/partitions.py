@@ -112,12 +112,13 @@ def _why_not_join(draft: RecordBuilder, request: pb.ChangeIsr, node_id: str) -> 
     return "" if seen == node.incarnation else f"node {node_id!r} is incarnation {node.incarnation} now, not {seen}"
 
 
-_ASKED_FOR = {
+REQUESTED_PAUSES = {
     pb.NOT_PAUSED: Pause.ENDING,
     pb.UNTIL_RESUMED: Pause.UNTIL_RESUMED,
     pb.UNTIL_PUBLISH: Pause.UNTIL_PUBLISH,
     pb.UNTIL_PUBLISH_TO_ANY: Pause.UNTIL_PUBLISH_TO_ANY,
 }
+"""Value of ``pause`` in a request -> state of the partition after it. A request cannot have another value."""
 
 
 def pause_partitions(draft: RecordBuilder, request: pb.PausePartitions) -> Steps[Decision]:
@@ -129,7 +130,7 @@ def pause_partitions(draft: RecordBuilder, request: pb.PausePartitions) -> Steps
     if held is None or request.uid not in ("", held.uid):
         detail = f"there is no stream {request.stream!r}" + (f" of the id {request.uid!r}" if held is not None else "")
         return refuse(pb.ControlResponse.NOT_FOUND, detail)
-    asked_for = _ASKED_FOR.get(request.pause)
+    asked_for = REQUESTED_PAUSES.get(request.pause)
     if asked_for is None:
         return refuse(pb.ControlResponse.INVALID, f"pause = {request.pause}: nobody asks for that")
     if request.HasField("configVersion") and request.configVersion != held.config_version:

@@ -91,7 +91,7 @@ def reasons_to_keep_running(image: ClusterImage, node_id: str, controllers: dict
     ``controllers``: each voter of the metadata group, True if it is connected.
     """
     if node_id not in image.nodes:
-        return [f"{node_id} is not known"]
+        return [f"there is no node {node_id!r}"]
     reasons = []
     for stream, partition in image.partitions_of(node_id):
         name = f"{stream.name}/{partition.partition}"
@@ -103,7 +103,7 @@ def reasons_to_keep_running(image: ClusterImage, node_id: str, controllers: dict
         left = [node for node in partition.isr if node != node_id and image.is_live(node)]
         least = partition.min_isr(stream.config)
         if node_id in partition.isr and len(left) < least:
-            reasons.append(f"{name} would have {len(left)} in-sync replicas of {least} that it needs")
+            reasons.append(f"{name} would have {len(left)} of the {least} in-sync replicas that it needs")
     if node_id in controllers:
         left_count = sum(connected for name, connected in controllers.items() if name != node_id)
         majority = len(controllers) // 2 + 1

@@ -130,7 +130,8 @@ class ClusterFsm:
             return _ApplyResult(after, (), _finish(response, b"", index), refused=1)
         if has_unknown_fields(request):
             raise IncompatibleVersionError(
-                f"{UNSUPPORTED}entry {index} of the metadata group's log is of a newer version than this one"
+                f"{UNSUPPORTED}this version cannot apply entry {index} of the metadata log, because a newer version wrote it. Start "
+                "that version."
             )
         now_ns = request.timeNs if 0 < request.timeNs < MAX_TIME_NS else before.time_ns
         try:
@@ -172,8 +173,9 @@ class ClusterFsm:
             return _ApplyResult(image, (), repeated_answer(image, held))
         if image.feature_level == NO_LEVEL and not request.HasField("setFeatureLevel"):
             raise IncompatibleVersionError(
-                f"{UNSUPPORTED}entry {image.index} of the metadata group's log decides something, and the cluster has no feature level "
-                f"that this version speaks ({self.spoken}): start the version that wrote it, and run liftpy upgrade finalize there"
+                f"{UNSUPPORTED}this version ({self.spoken}) cannot apply entry {image.index} of the metadata log, because the cluster "
+                "has no feature level yet. Start the version that wrote the log, and run `liftpy upgrade finalize` with it. Then "
+                "upgrade."
             )
         after, (records, response), failures = yield from self._decide(image, request)
         answer = _finish(response, request.operationId, image.index)

@@ -29,7 +29,7 @@ _REPLACED = (
     (r"\b2\d{7}T\d{6}Z-[0-9a-f]{8}\b", "<backup>"),
     (r"\b[0-9a-f]{32}\b", "<id>"),
     (r"\b[\w-]{16}(?=\.\d+\b)", "<message>"),
-    (r"((?:leader|connected|silent|is to go|catches up)\s+)\d+\s+\d+\s+(?:\d+|\?)\s+\d+", r"\1<measured>"),
+    (r"((?:leader|connected|silent|leaving|catching up)\s+)\d+\s+\d+\s+(?:\d+|\?)\s+\d+", r"\1<measured>"),
     (r"(<time>  )\d+\.", r"\1<index>."),
     (r"\b\d+(\s+)\d+(\s+)[0-9a-f]{16}\b", r"<term>\1<index>\2<digest>"),
     (r"\b\d+\.\d+ (ms|s)\b", r"<measured> \1"),

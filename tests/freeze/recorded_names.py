@@ -1,0 +1,32 @@
+"""Names of classes when the digests were recorded. A class that is only renamed keeps its digests."""
+
+from __future__ import annotations
+
+import re
+
+_RECORDED_NAMES = {
+    "AnswerParkedFetch": "AnswerWaiter",
+    "ConfirmQuiescence": "ConfirmQuiet",
+    "EndQuiescence": "StopWaiting",
+    "LeaseExtended": "MetadataHeard",
+    "LogTruncated": "LogCut",
+    "NotificationReceived": "WokenUp",
+    "ParkFetch": "KeepFetch",
+    "Quiesce": "WaitQuietly",
+    "QuiescenceEnded": "QuietEnded",
+    "QuiescentFetchReceived": "QuietFetchReceived",
+    "ResetLog": "StartLogAfresh",
+    "SendHighWatermark": "TellWaiter",
+    "SendToService": "Tell",
+    "ServiceEnded": "Ended",
+    "ServiceHealth": "Wellbeing",
+    "ServicesReplayed": "Replayed",
+    "TruncateLog": "CutLog",
+}
+"""Class -> its name when the digests were recorded."""
+_CALL = re.compile(rf"\b({'|'.join(_RECORDED_NAMES)})\(")
+
+
+def with_recorded_names(text: str) -> str:
+    """Return ``text``, which contains representations of objects, with the recorded names of their classes."""
+    return _CALL.sub(lambda found: f"{_RECORDED_NAMES[found[1]]}(", text)
