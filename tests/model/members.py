@@ -32,7 +32,7 @@ from sidecar.metadata.member_log import MemberDirectory, MemberEnvironment, Memb
 from sidecar.quorum.codec import seal, unseal
 from sidecar.quorum.driver import tick_once
 from sidecar.quorum.journal import GroupJournal
-from sidecar.quorum.library import SETTLED_APPEND_EVERY_S, TICK_S, Node, RaftCore, check_library
+from sidecar.quorum.library import SETTLED_APPEND_EVERY_S, Node, RaftCore, check_library
 from sidecar.quorum.peer_sessions import _FRAME, Peer
 from sidecar.quorum.probation import DirectoryLineage, Probation
 from sidecar.quorum.transport import SessionTransport
@@ -142,7 +142,8 @@ _CORE_FIXED = (
     "properies", "enabledCodeVersion",
 )  # fmt: skip
 _CORE_OWN = (
-    "_machine", "failure", "_turned", "rest_s", "_late", "_late_at", "_applied_bytes", "_uncompacted_bytes", "_applied_at", "_goes_on", "compactions",
+    "_machine", "failure", "_turned", "rest_s", "_late", "_late_at",
+    "_applied_bytes", "_uncompacted_bytes", "_applied_at", "_goes_on", "compactions",
     "on_probation", "retired", "pre_vote", "_by_log", "controllers", "followed", "members", "dismissed_at", "_node_id",
     "_link", "_poller", "_methodToID", "_idToMethod", "_idToConsumer",
 )  # fmt: skip
@@ -258,7 +259,6 @@ class Member:
         core._SyncObj__raftLeader = core._SyncObj__selfNode if attributes[0] == _LEADER else None
         core._SyncObj__numOneSecondDumps = 1 << 60
         core._SyncObj__commandsWaitingCommit.clear()
-        core._turned, core.rest_s, core._late, core._late_at = NOW, TICK_S, False, -math.inf
         core._uncompacted_bytes, core.failure, core.on_probation = 0, None, not probation[0]
         core.pre_vote._granted, core.pre_vote.asks = set(asked[0]), asked[1]
         for name, value in zip(_JOURNAL, journal, strict=True):

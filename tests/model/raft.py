@@ -240,6 +240,8 @@ class RaftModel:
             return stepped
         if stepped.settled and (why := self._lacks(world, i, stepped.cell)):
             return Broken(why)
+        if event == ("beat",) and not stepped.settled:
+            self._count("heartbeats at the shorter interval")
         if event == ("propose", _BARRIER):
             world = self._barrier_asked(world, self.members.view(stepped.cell).entries[-1])
         queues = self._queues_of(world)

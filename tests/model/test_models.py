@@ -142,9 +142,8 @@ def test_raft_model_search_reaches_settled_and_unsettled_leaders() -> None:
 
     model = RaftModel(Budget(campaigns=0, commands=1, crashes=1), led=1)
     Search(model, Bounds(states=400)).run()
-    heartbeats = [stepped for (_, event), stepped in model.members._steps.items() if event == ("beat",)]
-    assert {stepped.settled for stepped in heartbeats if not isinstance(stepped, Broken)} == {True, False}
     assert model.counted["longer intervals taken"]
+    assert model.counted["heartbeats at the shorter interval"]
 
 
 def test_raft_model_member_step_repeated_in_another_order_gives_the_same_result() -> None:

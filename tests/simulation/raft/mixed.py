@@ -11,7 +11,6 @@ is behind: then all three differ, no majority agrees, and a person has to say wh
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,7 +30,7 @@ from liftpy.core.metadata.record_builder import Decision, RecordBuilder
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import IncompatibleVersionError, StorageError
-from sidecar.quorum.library import TICK_S
+from sidecar.quorum.library import TICK_S, RaftCore
 from sidecar.quorum.probation import MARK, mark_diverged
 from tests.born import BOTH, NEXT
 from tests.simulation.raft.asking import Asking
@@ -61,6 +60,12 @@ def decides(*, guarded: bool) -> Iterator[None]:
 
     with patch.dict(REQUESTS, {"setNode": replace(REQUESTS["setNode"], decide=decide)}):
         yield
+
+
+class _OldCore(RaftCore):
+    """Raft node of the version before. Its group is never settled."""
+
+    _is_settled = False
 
 
 class MixedMember(SimMember):
@@ -107,7 +112,7 @@ class MixedRun(Run):
         """Set the time to the next tick. A process of the old version rests less, and never sends append messages less often."""
         rest_s = super().rest_s(member)
         if isinstance(member, MixedMember) and member.is_old:
-            member.log.core.rest_s, member.log.core._late_at = TICK_S, math.inf
+            member.log.core.rest_s, member.log.core.__class__ = TICK_S, _OldCore
             rest_s = min(rest_s, _OLD_REST_S)
         return rest_s
 
