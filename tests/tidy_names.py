@@ -72,6 +72,7 @@ UNREFERENCED = {
     "sidecar.cli.help.HelpCommand.invoke": _CLICK,
     "sidecar.cli.options.OutputFile.shell_complete": _CLICK,
     "sidecar.dev.under_test.ClusterUnderTest.restart_nats": _FAULTS,
+    "sidecar.quorum.library.RaftCore._SyncObj__sendAppendEntries": _PYSYNCOBJ,
     "sidecar.quorum.journal.GroupJournal._destroy": _PYSYNCOBJ,
     "sidecar.quorum.journal.GroupJournal.getRaftCommitIndex": _PYSYNCOBJ,
     "sidecar.quorum.journal.GroupJournal.getVotedForNodeId": _PYSYNCOBJ,

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
 import nats.errors
-from nats.aio.client import Client
 
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.metadata.controller.admission import (
@@ -99,6 +98,7 @@ class ControlHandler:
         decide: Decides a request.
         alone: Answers a request without a leader, or returns None.
         is_known: Returns whether a node is registered.
+        answer_heartbeat: Answers a heartbeat at once, or returns None.
     """
 
     def __init__(
@@ -111,8 +111,10 @@ class ControlHandler:
         alone: Callable[[pb.ControlRequest], pb.ControlResponse | None],
         is_known: Callable[[str], bool],
         config: ReplicationConfig,
+        answer_heartbeat: Callable[[pb.ControlRequest], pb.ControlResponse | None] = lambda _: None,
     ) -> None:
         self.counters: Counter[str] = Counter()
+        self._answer_heartbeat = answer_heartbeat
         self._connection = connection
         self._subjects = subjects
         self._node_inboxes = InboxRule((subjects.inboxes(),))
@@ -170,6 +172,9 @@ class ControlHandler:
             if rejection.counter:
                 self.counters[rejection.counter] += 1
             reply(rejection.response)
+            return
+        if arrival.request.HasField("heartbeat") and (answer := self._answer_heartbeat(arrival.request)) is not None:
+            reply(answer)
             return
         asker = (
             f"node {arrival.sender}" if arrival.is_registered else acl.value
@@ -249,15 +254,27 @@ class ControlHandler:
 # Forwarder: sends a request of any node to the metadata leader (``liftpy.core.metadata.forwarding``).
 
 
+NO_RESPONDERS = b" 503"
+"""Part of the header block of a message by which NATS reports no responders."""
+_MAX_UNANSWERED = 16
+"""Maximum number of heartbeats without an answer whose answers are still processed."""
+Answered = Callable[[pb.ControlResponse], None]
+"""Callback with the answer of the metadata leader."""
 DecideHere = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse | None]]
 
 
 class Forwarder:
     """Sends requests of this node to the metadata leader, on ``<ns>.control.node.<node_id>``."""
 
-    def __init__(self, connection: Client, subjects: Subjects, node_id: str) -> None:
+    def __init__(self, connection: BusConnection, subjects: Subjects, node_id: str) -> None:
+        self.counters: Counter[str] = Counter()
         self._connection = connection
         self._subject = subjects.control_node(node_id)
+        self._inbox = f"{subjects.inbox(node_id)}.{secrets.token_hex(11)}.heartbeats"
+        self._listener: Listener | None = None
+        self._sent: dict[bytes, Answered] = {}
+        """Operation id of an unanswered heartbeat -> callback for its answer, oldest first."""
+        self._guard = RequestGuard("heartbeat answer", self.counters)
         self._leadership = ("", 0)
         self._changed = asyncio.Event()
 
@@ -271,6 +288,35 @@ class Forwarder:
             self._leadership = (node_id, term)
             self._changed.set()
             self._changed = asyncio.Event()
+
+    def send_heartbeat(self, request: pb.ControlRequest, answered: Answered) -> None:
+        """Send ``request`` once, without waiting. ``answered``: called with the answer. Without responders, it is UNAVAILABLE."""
+        if self._listener is None:
+            self._listener = self._connection.listen(self._inbox, self._guard.handler(self._answer_arrived))
+        if len(self._sent) >= _MAX_UNANSWERED:
+            del self._sent[next(iter(self._sent))]
+        self._sent[request.operationId] = answered
+        self._connection.send(self._subject, (frames.seal(request),), self._inbox)
+
+    def _answer_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        if not payload and NO_RESPONDERS in headers:
+            if self._sent:
+                _, answered = self._sent.popitem()
+                answered(pb.ControlResponse(error=pb.ControlResponse.UNAVAILABLE, detail="no controller can be reached"))
+            return
+        try:
+            response = frames.decode(payload, pb.ControlResponse)
+        except LiftError:
+            return
+        found = self._sent.pop(response.operationId, None)
+        if found is not None:
+            found(response)
+
+    def close(self) -> None:
+        """Drop the answers to heartbeats that arrive from now on."""
+        if self._listener is not None:
+            self._listener.close()
+        self._sent.clear()
 
     async def until_decided(
         self, request: pb.ControlRequest, timeout_s: float, here: DecideHere | None = None

@@ -27,6 +27,7 @@ from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.publish_queue import PublishQueue, unsubscribe
 from sidecar.runtime import clock
 from sidecar.runtime.tasks import report_failure, spawn
+from sidecar.transport.connection import BusConnection
 
 _REQUEST_TIMEOUT_S = 1.0
 _POLL_S = 0.05
@@ -93,7 +94,7 @@ class FeedPublisher:
 class FeedSubscriber(MetadataGroup):
     """Metadata group on a node that is not a controller: it follows the feed, and sends requests to the controllers."""
 
-    def __init__(self, node_id: str, connection: Client, subjects: Subjects) -> None:
+    def __init__(self, node_id: str, connection: BusConnection, subjects: Subjects) -> None:
         super().__init__()
         self._subscription = FeedSubscription(node_id)
         self._connection = connection
@@ -115,7 +116,7 @@ class FeedSubscriber(MetadataGroup):
 
     @property
     def counters(self) -> dict[str, int]:
-        found = {**self._refused, "images fetched anew": self._subscription.resync_count}
+        found = {**self._refused, **self._forwarder.counters, "images fetched anew": self._subscription.resync_count}
         return {what: count for what, count in found.items() if count}
 
     def distrust(self) -> None:
@@ -128,8 +129,19 @@ class FeedSubscriber(MetadataGroup):
             await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> None:
+        """End the subscription to the feed."""
+        self._forwarder.close()
         await unsubscribe(self._subscriptions)
         await end_tasks([self._task])
+
+    def send_heartbeat(self, request: pb.ControlRequest, answered: Callable[[pb.ControlResponse], None]) -> None:
+        """Send a heartbeat to the metadata leader once. ``answered``: called with the answer."""
+
+        def arrived(response: pb.ControlResponse) -> None:
+            self._leader = response.metadataLeader or self._leader
+            answered(response)
+
+        self._forwarder.send_heartbeat(request, arrived)
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
         response = await self._forwarder.until_decided(request, timeout_s)

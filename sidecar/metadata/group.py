@@ -29,6 +29,8 @@ class MetadataGroup(ABC):
 
     def __init__(self) -> None:
         self._watchers: list[Watcher] = []
+        self.ticked: Callable[[], None] = lambda: None
+        """Callback after each Raft tick of a controller. Messages that it sends leave in one write with those of the tick."""
 
     @property
     @abstractmethod
@@ -100,6 +102,13 @@ class MetadataGroup(ABC):
         under this id until the deadline, and is applied once. UNAVAILABLE: nothing changed. OUTCOME_UNKNOWN: the request may be
         applied. Propose it again with the same operation id.
         """
+
+    def send_heartbeat(self, request: pb.ControlRequest, answered: Callable[[pb.ControlResponse], None]) -> None:
+        """Send a heartbeat to the metadata leader once, without waiting. ``answered``: called with the answer, if one arrives.
+
+        Without responders on NATS, the answer is UNAVAILABLE. Only a process with its own backend sends heartbeats.
+        """
+        raise NotImplementedError
 
     async def barrier(self, timeout_s: float = 5.0) -> bool:
         """Return True when the local image has everything that was committed before the call [M12]. False: time ran out."""

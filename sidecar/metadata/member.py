@@ -133,6 +133,7 @@ class RaftMember(MetadataGroup):
             self._describe_alone,
             lambda node_id: node_id in self.image.nodes,
             config,
+            self._answer_heartbeat,
         )
         self._listener: Listener | None = None
         self._listens_since = time.monotonic()
@@ -151,6 +152,7 @@ class RaftMember(MetadataGroup):
 
     # ---- every tick ----------------------------------------------------------------------------------------------------
     def _send(self, receiver: str, frame: bytes) -> None:
+        self._connection.hold()
         self._outgoing.put(self._subjects.raft(receiver, self.node_id), seal(receiver, self.node_id, frame))
 
     def _process_tick(self) -> None:
@@ -164,6 +166,9 @@ class RaftMember(MetadataGroup):
             self._notify(before, image)
         self._orders.run_due()
         self._events.publish_new()
+        self._connection.hold()
+        self.ticked()
+        self._connection.release()
 
     def _rest_s(self) -> float:
         return self._member.time_to_next_duty_ns(clock.now_ns()) / NS_PER_S
@@ -225,7 +230,7 @@ class RaftMember(MetadataGroup):
     @property
     def counters(self) -> dict[str, int]:
         found: Counter[str] = self._log.transport.sessions.counters + self._outgoing.counters + self._handler.counters
-        found.update(self._feed.counters + self._member.counters + self._events.counters)
+        found.update(self._feed.counters + self._member.counters + self._events.counters + self._forwarder.counters)
         if self._event_writer is not None:
             found.update(self._event_writer.counters)
         if self._driver.frames_lost:
@@ -324,6 +329,7 @@ class RaftMember(MetadataGroup):
         await end_tasks([self._asking])
         if self._listener is not None:
             self._listener.close()
+        self._forwarder.close()
         await self._feed.close()
         await self._handler.close()
         await self._events.close()
@@ -333,6 +339,21 @@ class RaftMember(MetadataGroup):
         except StorageError as error:
             logger.error("closing the journal: %s", error)
         self._log.core.destroy()
+
+    def send_heartbeat(self, request: pb.ControlRequest, answered: Callable[[pb.ControlResponse], None]) -> None:
+        """Send a heartbeat to the metadata leader, which may be this member. ``answered``: called with the answer."""
+        response = self._answer_heartbeat(request)
+        if response is None:
+            self._forwarder.send_heartbeat(request, answered)
+        else:
+            answered(response)
+
+    def _answer_heartbeat(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
+        """As the active metadata leader, answer a heartbeat. None: this member is not the active leader."""
+        if self._driver.stopped or not self._member.is_active:
+            return None
+        decided = self._member.request(request, 0, clock.now_ns())
+        return None if isinstance(decided, ProposedEntry) else self._with_members(decided)
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
         return await self._forwarder.until_decided(request, timeout_s, self._decide_here)

@@ -13,17 +13,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, NamedTuple
 
 from nats.aio.client import Client
 
 from liftpy import __version__
 from liftpy.client.closest_replica import this_host
-from liftpy.config import SessionTimes
+from liftpy.config import NS_PER_S, SessionTimes
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.forwarding import PAUSE_NS, UNDECIDED
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import (
     DEFAULT_WAIT_S,
@@ -47,6 +50,13 @@ Answered = Callable[[int, pb.ControlResponse], None]
 """Callback on the node's event loop with (monotonic sending time of the heartbeat in nanoseconds, answer)."""
 
 
+_EARLY_SHARE = 0.75
+"""Share of the heartbeat interval after which a heartbeat leaves with the messages of a Raft tick."""
+_WAIT_FOR_TICK = 1.2
+"""Time until a heartbeat leaves without a tick, as a multiple of the interval, if the last one left with a tick."""
+_ID_BYTES = 16
+
+
 class HeartbeatPace(NamedTuple):
     """Heartbeat interval and session time of a node."""
 
@@ -57,7 +67,8 @@ class HeartbeatPace(NamedTuple):
 class Heartbeats:
     """Sends the heartbeats of this node to the metadata leader. ``run`` runs on the event loop of ``role``.
 
-    ``answered``: called with each answer, on the event loop of the creator. ``pace``: interval and session time.
+    On a controller, a heartbeat leaves with the messages of a Raft tick, so that it costs no wake-up. Without a tick, a timer
+    sends it. ``answered``: called with each answer, on the event loop of the creator. ``pace``: interval and session time.
     """
 
     def __init__(self, role: GroupRole, heartbeat: pb.Heartbeat, pace: HeartbeatPace, answered: Answered) -> None:
@@ -68,19 +79,54 @@ class Heartbeats:
         self._home = asyncio.get_running_loop()
         self._home_turned = time.monotonic()
         self._asked_home = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._sent_s = 0.0
+        """Time of the last heartbeat."""
+        self._leader = ""
+        """Metadata leader to which it was sent."""
 
     async def run(self) -> None:
-        while True:
-            started = time.monotonic()
-            if started - self._home_turned < self.pace.session_s:
-                await self._one_beat()
-            self._ask_home()
-            await asyncio.sleep(max(0.0, started + self.pace.every_s - time.monotonic()))
+        """Send heartbeats until the call is canceled."""
+        try:
+            self._beat()
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self._role.current.ticked = lambda: None
+            if self._timer is not None:
+                self._timer.cancel()
 
-    async def _one_beat(self) -> None:
-        request = pb.ControlRequest(heartbeat=self._heartbeat)
-        sent_ns = clock.now_ns()
-        response = await self._role.current.propose(request, self.pace.session_s / 2)
+    def _beat(self) -> None:
+        """Send a heartbeat, without a tick of the metadata group, and set the timer for the next one."""
+        self._role.current.ticked = self._ticked
+        self._one_beat(self.pace.every_s)
+
+    def _ticked(self) -> None:
+        """Send a heartbeat with the messages of a tick if it is almost due, or at once to a new metadata leader."""
+        leader = self._role.current.leader
+        is_new = bool(leader) and leader != self._leader
+        if is_new or time.monotonic() - self._sent_s >= _EARLY_SHARE * self.pace.every_s:
+            self._one_beat(self.pace.every_s * _WAIT_FOR_TICK)
+
+    def _one_beat(self, next_s: float) -> None:
+        """Send a heartbeat, unless the event loop of the node has stood still for a session. ``next_s``: time of the next one."""
+        now_s = time.monotonic()
+        self._sent_s, self._leader = now_s, self._role.current.leader
+        self._set_timer(next_s)
+        if now_s - self._home_turned < self.pace.session_s:
+            request = pb.ControlRequest(heartbeat=self._heartbeat, operationId=secrets.token_bytes(_ID_BYTES))
+            self._role.current.send_heartbeat(request, partial(self._response_arrived, clock.now_ns()))
+        if now_s - self._home_turned >= 2 * self.pace.every_s:
+            self._ask_home()
+
+    def _set_timer(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._beat)
+
+    def _response_arrived(self, sent_ns: int, response: pb.ControlResponse) -> None:
+        if response.error in UNDECIDED:
+            self._set_timer(PAUSE_NS / NS_PER_S)
+            return
         self._asked_home = True
         with contextlib.suppress(RuntimeError):  # the node's loop has ended
             self._home.call_soon_threadsafe(self._process_answer, sent_ns, response)

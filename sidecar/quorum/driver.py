@@ -15,18 +15,15 @@ from collections.abc import Callable, Sequence
 from liftpy.errors import IncompatibleVersionError, MetadataDivergedError, StorageError, UnknownFormatError
 from sidecar.disk.flush_thread import FlushTimes
 from sidecar.quorum.journal import GroupJournal
-from sidecar.quorum.library import FAIL_REASON, RaftCore
+from sidecar.quorum.library import FAIL_REASON, TICK_S, RaftCore
 from sidecar.quorum.transport import SessionTransport
 
 logger = logging.getLogger("liftpy.quorum")
 
-TICK_S = 0.05
-"""Time between two ticks of a member that neither leads nor has a leader, in seconds."""
-REST_S = 0.12
+REST_S = 0.3
 """Maximum time between two ticks, in seconds.
 
-It is longer than the interval of a leader's append messages, so that a follower ticks when a frame arrives. It is
-shorter than ``LATE_S``, after which a tick counts as late.
+It is longer than the interval of a leader's append messages, so that a follower ticks when a frame arrives.
 """
 _PAST_S = 0.001
 """Time by which a timer fires after its deadline, in seconds. The event loop rounds times to milliseconds."""
@@ -37,7 +34,7 @@ _FRAMES_PER_TICK = 2_000
 LATE_TICK_S = 0.05
 """Delay of a tick from which it is counted as late, in seconds."""
 _TICKS_KEPT = 1200
-"""Number of tick delays that are kept, for about one minute."""
+"""Number of tick delays that are kept, for one to three minutes."""
 
 Answer = tuple[bytes | None, int]
 """Result of a proposal: (answer of the state machine, or None; FAIL_REASON of the library)."""
@@ -65,6 +62,21 @@ def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal
         ) from core.failure
     transport.sync()
     journal.sync()
+
+
+def time_to_next_tick_s(core: RaftCore, transport: SessionTransport, duty_s: float) -> float:
+    """Return the time in seconds until the next tick, if no frame arrives. The simulator also calls it.
+
+    A leader ticks when its next append message is due. A follower that hears no leader counts the silence in short steps. It
+    ticks at its own election deadline, so that two followers seldom start an election at the same time. ``duty_s``: time
+    until the next duty of the member.
+    """
+    duty_s = max(duty_s, _PAST_S)
+    if core.leads:
+        return min(max(core.until_append_s(), 0.0) + _PAST_S, REST_S, duty_s)
+    rest_s = REST_S if transport.hears_a_leader(REST_S) else TICK_S
+    election_s = core.until_election_s()
+    return min(rest_s, election_s + _PAST_S if election_s > 0 else rest_s, duty_s)
 
 
 class GroupDriver:
@@ -165,17 +177,9 @@ class GroupDriver:
         """Set the timer for the next tick to the next deadline. Received frames and ``wake`` make a tick run earlier."""
         if self._timer is not None:
             self._timer.cancel()
-        self._due_s = self._loop.time() + min(self._rest_of_core_s(), max(self._rest_s(), _PAST_S))
+        self._core.rest_s = time_to_next_tick_s(self._core, self._transport, self._rest_s())
+        self._due_s = self._loop.time() + self._core.rest_s
         self._timer = self._loop.call_at(self._due_s, self._on_timer)
-
-    def _rest_of_core_s(self) -> float:
-        """Return the time in seconds until the library needs the next tick, if no frame arrives.
-
-        A leader sends its next append then. A follower that hears no leader counts the silence in short steps.
-        """
-        if self._core.leads:
-            return min(max(self._core.until_append_s(), 0.0) + _PAST_S, REST_S)
-        return REST_S if self._transport.hears_a_leader(REST_S) else TICK_S
 
     def _tick(self) -> None:
         frames = [self._inbox.popleft() for _ in range(min(len(self._inbox), _FRAMES_PER_TICK))]

@@ -53,8 +53,20 @@ COMPACT_AT_ONCE_BYTES = 16 * COMPACT_AFTER_BYTES
 """Applied bytes since the last snapshot after which a snapshot does not wait for an idle time."""
 LULL_S = 1.0
 """Time without applied entries that counts as idle, in seconds."""
-LATE_S = 0.15
-"""Time between two ticks from which a tick counts as late, in seconds. Silence of the leader before a late tick does not count."""
+APPEND_EVERY_S = 0.1
+"""Interval of the leader's append messages while the group is not settled, in seconds."""
+SETTLED_APPEND_EVERY_S = 0.25
+"""Interval of the leader's append messages while the group is settled, in seconds.
+
+It is at most half of the shortest election timeout. It is below the time within which a majority must confirm a leader that
+grants leases.
+"""
+CALM_S = 5.0
+"""Time after a late tick for which the leader sends append messages at the shorter interval, in seconds."""
+TICK_S = 0.05
+"""Time between two ticks of a member that neither leads nor has a leader, in seconds."""
+LATE_S = 0.1
+"""Delay of a tick from which it counts as late, in seconds. Silence of the leader before a late tick does not count."""
 HOLD_S = 0.5
 """Maximum delay of an election after a late tick, in seconds. It equals the shortest election timeout."""
 _REGULAR = b"\x00"
@@ -203,7 +215,7 @@ def settings(
         autoTickPeriod=0.02,
         appendEntriesUseBatch=True,
         appendEntriesBatchSizeBytes=MAX_APPEND_BYTES,
-        appendEntriesPeriod=0.1,
+        appendEntriesPeriod=APPEND_EVERY_S,
         raftMinTimeout=0.5,
         raftMaxTimeout=1.0,
         leaderFallbackTimeout=1.5,
@@ -240,8 +252,12 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         """Error of applying or loading, after which this process must stop. None: no error. The library itself would continue."""
         self._turned = pysyncobj.syncobj.monotonicTime()
         """Time when the last tick began, by the clock of the library."""
+        self.rest_s = TICK_S
+        """Planned time from the last tick to the next one, in seconds."""
         self._late = False
         """True if the last tick was late."""
+        self._late_at = -math.inf
+        """Time of the last late tick, by the clock of the library."""
         self._by_log = by_log or LogControllers(first_list(members))
         self.controllers = self._by_log.newest(conf.journalFile.changes)
         """Controllers by the end of this member's log, committed or not. Majorities are counted among its voters."""
@@ -439,9 +455,35 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         assert isinstance(journal, GroupJournal)
         return journal
 
+    def _SyncObj__sendAppendEntries(self) -> None:
+        super()._SyncObj__sendAppendEntries()
+        if self._is_settled:
+            self._SyncObj__newAppendEntriesTime = pysyncobj.syncobj.monotonicTime() + SETTLED_APPEND_EVERY_S
+
+    @property
+    def _is_settled(self) -> bool:
+        """True if all voters have answered lately that they have all entries, and the ticks of this leader are on time.
+
+        Then a member that hears no leader can wait as long as before: its election timeout does not change.
+        """
+        last, now = self.log.last_index, pysyncobj.syncobj.monotonicTime()
+        if self.raftLastApplied < last or self.members != self.controllers.members or now - self._late_at < CALM_S:
+            return False
+        answered_s, connected = self._SyncObj__lastResponseTime, self._SyncObj__connectedNodes
+        return all(
+            node in connected
+            and self._SyncObj__raftMatchIndex[node] == last
+            and now - answered_s[node] <= SETTLED_APPEND_EVERY_S + LATE_S
+            for node in self._others
+        )
+
     def until_append_s(self) -> float:
         """As the leader, return the time until the next append message, in seconds. It is negative if the message is due."""
         return float(self._SyncObj__newAppendEntriesTime - pysyncobj.syncobj.monotonicTime())
+
+    def until_election_s(self) -> float:
+        """Return the time until this member asks for votes, in seconds. It is negative if the time has passed."""
+        return float(self._SyncObj__raftElectionDeadline - pysyncobj.syncobj.monotonicTime())
 
     def next_index(self, node: Node) -> int:
         return int(self._SyncObj__raftNextIndex.get(node, 0))
@@ -489,7 +531,10 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         """
         now = pysyncobj.syncobj.monotonicTime()
         away_s, self._turned = now - self._turned, now
-        self._late = away_s > LATE_S and not self._late
+        is_late = away_s > self.rest_s + LATE_S
+        if is_late:
+            self._late_at = now
+        self._late = is_late and not self._late
         if self._late:
             self.hold_election(now + min(away_s, HOLD_S))
 

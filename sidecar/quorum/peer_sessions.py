@@ -32,9 +32,11 @@ _OVERHEAD_BYTES = 256
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 HELLO_PERIOD_S = 0.25
 """Interval of hellos without a session, in seconds. With a session, they are half as frequent."""
+_EARLY_S = 0.05
+"""Time by which a hello in a session may be early, in seconds, so that it leaves in the tick of an append message."""
 SELDOM_HELLO_S = 2.0
 """Interval of unchanged hellos in a session with messages, in seconds. The messages show that both sides live."""
-_DATA_FLOWS_S = 0.25
+_DATA_FLOWS_S = 0.4
 """Time after the last message of a peer for which the peer counts as alive without a hello, in seconds."""
 _REPEATED_HELLOS = 3
 """Number of equal hellos that are sent before they become less frequent. A hello may be lost."""
@@ -188,7 +190,7 @@ class PeerSessions:
         for peer in self.peers.values():
             if peer.up and now - peer.received_at > SILENCE_S:
                 self._end(peer, "silence")
-            if now - max(peer.hello_at, peer.no_hello_at) > (2 * HELLO_PERIOD_S if peer.up else HELLO_PERIOD_S):
+            if now - max(peer.hello_at, peer.no_hello_at) > (2 * HELLO_PERIOD_S - _EARLY_S if peer.up else HELLO_PERIOD_S):
                 self._hello_if_needed(peer, now)
 
     def _hello_if_needed(self, peer: Peer, now: float) -> None:
@@ -306,13 +308,15 @@ class PeerSessions:
 
     def _hello(self, peer: Peer, now: float, known: int = 0) -> None:
         """Send a hello to the peer. ``known``: epoch to confirm, or 0 for the epoch that the peer has proved."""
+        is_to_stranger = known != 0
         known = known or peer.epoch
         peer.hello_at = now
         content = self._hello_content(peer)
         peer.said_count = peer.said_count + 1 if peer.up and content == peer.said else 0
         peer.said = content
-        head = _FRAME.pack(_MEMBERS, 0, peer.own_epoch, known, self.by_log(), self.term())
-        self.outbox.append((peer.node_id, head + self._list))  # before the hello, which may begin the session
+        if is_to_stranger or peer.said_count < _REPEATED_HELLOS:  # before the hello, which may begin the session
+            head = _FRAME.pack(_MEMBERS, 0, peer.own_epoch, known, self.by_log(), self.term())
+            self.outbox.append((peer.node_id, head + self._list))
         flags = _NEW if self.is_new() else 0
         frame = _FRAME.pack(_HELLO, flags, peer.own_epoch, known, 0, self.term())
         self.outbox.append((peer.node_id, frame + self.tail_for(peer.node_id)))

@@ -33,8 +33,9 @@ logger = logging.getLogger("liftpy.quorum")
 VOTE_AGAIN_S = 0.4
 """Time after an append message for which a follower votes for no member, in seconds.
 
-It is at least ``confirmed_within_s`` of the nodes' sessions, and at most the shortest election timeout minus the
-interval of append messages. Otherwise a failover would need a second election.
+It is at least ``confirmed_within_s`` of the nodes' sessions. It is 0.1 s below the shortest election timeout, because the last
+append message of a leader may reach one follower later than another. After a larger difference, the first pre-vote of a
+failover may fail. The next pre-vote follows within one election timeout.
 """
 _GIVE_WAY_S = 0.1
 """Time after a granted vote for which this member does not campaign, in seconds. Two candidates would split the votes."""

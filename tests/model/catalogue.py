@@ -232,5 +232,7 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
         ),
         Mutant("the journal ends with the snapshot", "a death in a snapshot", mutants.journal_ends_with_the_snapshot),
         Mutant("a barrier of any time", "a lost folder, two lead", mutants.barrier_of_any_time),
+        Mutant("a leader rests whatever is missing", "a question first", mutants.leaders_rest_whatever_is_missing),
+        Mutant("entries of the session before count", "a lost folder", mutants.entries_of_the_session_before_count),
     ),
 }

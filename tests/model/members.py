@@ -6,7 +6,9 @@ is kept as what its objects hold; a step puts that into objects again, which are
 here: one that somebody adds is an error, and not left out.
 
 Time stands still, and nothing is due but what the event says: a heartbeat, an election, a leadership that nobody has confirmed for too
-long. So what holds here holds for every clock; leases, which are about time alone, are the lease model's.
+long. So what holds here holds for every clock; leases, which are about time alone, are the lease model's. So the planned time of a tick
+and the time of the last late tick decide nothing either: a heartbeat may come at any time, and a question that a late tick does not
+grant is one that is lost. What a step does show is whether a leader takes the longer interval for its next append messages.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from sidecar.metadata.member_log import MemberDirectory, MemberEnvironment, Memb
 from sidecar.quorum.codec import seal, unseal
 from sidecar.quorum.driver import tick_once
 from sidecar.quorum.journal import GroupJournal
-from sidecar.quorum.library import Node, RaftCore, check_library
+from sidecar.quorum.library import SETTLED_APPEND_EVERY_S, Node, RaftCore, check_library
 from sidecar.quorum.peer_sessions import _FRAME, Peer
 from sidecar.quorum.probation import DirectoryLineage, Probation
 from sidecar.quorum.transport import SessionTransport
@@ -82,6 +84,8 @@ class Stepped(NamedTuple):
     cell: int
     sent: tuple[tuple[str, Frames], ...]
     moments: tuple[int, ...]
+    settled: bool = False
+    """It leads, and has taken the longer interval for its next append messages."""
 
 
 class Machine:
@@ -138,7 +142,8 @@ _CORE_FIXED = (
     "properies", "enabledCodeVersion",
 )  # fmt: skip
 _CORE_OWN = (
-    "_machine", "failure", "_turned", "_late", "_applied_bytes", "_uncompacted_bytes", "_applied_at", "_goes_on", "compactions",
+    "_machine", "failure", "_turned", "rest_s", "_late", "_late_at",
+    "_applied_bytes", "_uncompacted_bytes", "_applied_at", "_goes_on", "compactions",
     "on_probation", "retired", "pre_vote", "_by_log", "controllers", "followed", "members", "dismissed_at", "_node_id",
     "_link", "_poller", "_methodToID", "_idToMethod", "_idToConsumer",
 )  # fmt: skip
@@ -307,6 +312,11 @@ class Member:
             assert kind in ("start", "tick"), kind
         tick_once(core, self.log.transport, self.log.journal, frames)
         self.log.probation.end_if_complete()
+
+    @property
+    def settled(self) -> bool:
+        """Whether it leads and waits for the longer interval. Without append messages in its last tick, it waits for ever."""
+        return self.log.core.leads and math.isclose(self.log.core.until_append_s(), SETTLED_APPEND_EVERY_S, rel_tol=1e-6)
 
     def _coming(self, sender: str, batch: Frames) -> tuple[tuple[str, bytes], ...]:
         """Numbered as the session that they are of begins with their tick's: nothing else was under way."""
@@ -500,7 +510,7 @@ class Members:
             else:
                 member.become(cell.process, disk)
             member.take(event)
-            sent, after = member.sent(), member.view()
+            sent, after, settled = member.sent(), member.view(), member.settled
             process = member.held()
             if disk_open := member.log.journal._descriptor:
                 assert disk_open >= 0
@@ -516,7 +526,7 @@ class Members:
         shown = (before.term, before.vote) if before.counts else (0, "")
         started = cell._replace(starts=starts)
         moments = tuple(self._down(started, files, shown) for files in middle if files not in ends) if cell.process else ()
-        return Stepped(number, sent, moments)
+        return Stepped(number, sent, moments, settled)
 
     def _form(self, files: Files) -> tuple[Any, ...]:
         return tuple((name, self._contents.said(name, content)) for name, content in files)

@@ -244,6 +244,16 @@ def barrier_of_any_time() -> Patches:
     return [method(Probation, "end_if_complete", look)]
 
 
+def leaders_rest_whatever_is_missing() -> Patches:
+    """A leader takes the longer interval, whatever its followers lack."""
+    return [method(RaftCore, "_is_settled", property(lambda self: True))]
+
+
+def entries_of_the_session_before_count() -> Patches:
+    """What a process had acknowledged counts for the next one on its folder."""
+    return [method(RaftCore, "forget_match", lambda self, node: None)]
+
+
 def sessions_shrink_below_what_was_granted() -> Patches:
     """A heartbeat that comes after a change of the times counts by the shorter session alone."""
 

@@ -238,6 +238,10 @@ class RaftModel:
         stepped = self.members.step(world[i], event)
         if isinstance(stepped, Broken):
             return stepped
+        if stepped.settled and (why := self._lacks(world, i, stepped.cell)):
+            return Broken(why)
+        if event == ("beat",) and not stepped.settled:
+            self._count("heartbeats at the shorter interval")
         if event == ("propose", _BARRIER):
             world = self._barrier_asked(world, self.members.view(stepped.cell).entries[-1])
         queues = self._queues_of(world)
@@ -255,6 +259,17 @@ class RaftModel:
             if not isinstance(reached, Broken):
                 reached = self._new_session(reached, i, NODES.index(receiver))
         return reached
+
+    def _lacks(self, world: World, i: int, cell: int) -> str:
+        """Who hears a leader that takes the longer interval, and lacks an entry of it; '' nobody."""
+        self._count("longer intervals taken")
+        leader = self.members.view(cell)
+        for j in range(3):
+            view = self.members.view(world[j])
+            hears = j != i and view.up and view.term <= leader.term
+            if hears and view.entries[0][0] <= leader.entries[-1][0] and leader.entries[-1] not in view.entries:
+                return f"M15: {NODES[i]} takes the longer interval with {_log_shown(leader)}, {NODES[j]} has {_log_shown(view)}"
+        return ""
 
     def _barrier_asked(self, world: World, entry: Entry) -> World:
         cells = list(world[:3])

@@ -137,6 +137,15 @@ def test_raft_model_search_reaches_elections_commits_truncations_and_restarts() 
     assert forgets.counted["snapshots taken or installed"], forgets.counted
 
 
+def test_raft_model_search_reaches_settled_and_unsettled_leaders() -> None:
+    from tests.model.raft import Budget, RaftModel
+
+    model = RaftModel(Budget(campaigns=0, commands=1, crashes=1), led=1)
+    Search(model, Bounds(states=400)).run()
+    assert model.counted["longer intervals taken"]
+    assert model.counted["heartbeats at the shorter interval"]
+
+
 def test_raft_model_member_step_repeated_in_another_order_gives_the_same_result() -> None:
     """Its objects take one cell after another: whatever of them is left from the one before would decide with it."""
     from tests.model.raft import Budget, RaftModel

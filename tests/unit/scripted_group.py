@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -36,3 +37,10 @@ class ScriptedGroup(MetadataGroup):
         copy.CopyFrom(request)
         self.asked.append((copy, timeout_s))
         return self.answers.pop(0) if self.answers else pb.ControlResponse()
+
+    def send_heartbeat(self, request: pb.ControlRequest, answered: Callable[[pb.ControlResponse], None]) -> None:
+        """Note the heartbeat, and answer it at once."""
+        copy = pb.ControlRequest()
+        copy.CopyFrom(request)
+        self.asked.append((copy, 0.0))
+        answered(self.answers.pop(0) if self.answers else pb.ControlResponse())

@@ -10,7 +10,8 @@ ATTEMPT_NS = NS_PER_S
 """Maximum time of one attempt over NATS, in nanoseconds."""
 PAUSE_NS = NS_PER_S // 20
 """Pause between two attempts, in nanoseconds."""
-_AGAIN = (pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.OUTCOME_UNKNOWN, pb.ControlResponse.NOT_METADATA_LEADER)
+UNDECIDED = (pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.OUTCOME_UNKNOWN, pb.ControlResponse.NOT_METADATA_LEADER)
+"""Errors after which the sender repeats a request."""
 
 
 def error_response(request: pb.ControlRequest, error: pb.ControlResponse.Error, detail: str) -> pb.ControlResponse:
@@ -40,7 +41,7 @@ class ForwardedRequest:
     def response_received(self, response: pb.ControlResponse) -> bool:
         """Process the response to an attempt. Return whether it is the final decision."""
         self._last = response
-        self.decided = response.error not in _AGAIN
+        self.decided = response.error not in UNDECIDED
         self._maybe_applied = self._maybe_applied or response.error == pb.ControlResponse.OUTCOME_UNKNOWN
         return self.decided
 

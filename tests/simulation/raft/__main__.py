@@ -1,6 +1,7 @@
 """``python -m tests.simulation.raft [--seeds N] [--first S]``: the metadata group under N seeds; exit code 1 on any violation.
 
-``--mixed``: controllers of two versions, which come and go until a level is finalized; ``--diverged``: images that turn (``mixed.py``).
+In seeds from 10,000 on controllers tick at deadlines, as shipped. ``--mixed``: controllers of two versions, which come and go until a
+level is finalized; ``--diverged``: images that turn (``mixed.py``).
 ``--mutants [--only TEXT]``: each mutant of ``mutants.py`` under at most N seeds; exit code 1 if one survives.
 """
 

@@ -12,6 +12,10 @@ In seeds from ``CHANGES_FROM`` on clients change who forms the group, among all 
 replaced, in any order, whatever is dead; at the end the change that is under way has come to its end, and exactly those who are
 controllers run as such [M10].
 
+In seeds from ``DEADLINES_FROM`` on controllers tick as the shipped driver does: when a frame arrives, and at the deadline that
+``time_to_next_tick_s`` computes. So followers rest while they hear a leader, the leader of a settled group sends append messages less
+often, and some ticks are late. In all other seeds controllers tick every 0.03 s.
+
 Faults that matter only together come as plots (``plots.py``), each aimed at one rule. Checked while it runs: ``checks.py``, the ghost,
 and on nodes (``nodes.py``) that none is fenced while its lease runs, nor believes a lease on an image from before it was [D22]. At the
 end, healed: every acknowledged operation is on every member [M4], all hold the same image, the nodes are live, hold leases and the same
@@ -40,7 +44,8 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.placement import POLICIES
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import StorageError
-from sidecar.quorum.library import MAX_APPEND_BYTES, Node, check_library
+from sidecar.quorum.driver import time_to_next_tick_s
+from sidecar.quorum.library import APPEND_EVERY_S, MAX_APPEND_BYTES, Node, check_library
 from tests.born import born_image
 from tests.simulation.raft.asking import Asking
 from tests.simulation.raft.checks import Checks
@@ -55,12 +60,16 @@ CHANGES_FROM = 1000
 """Seeds from here on."""
 LEVELS_FROM = 5000
 """Seeds from here on begin as new groups do, and decide the feature level first. Those before begin with an image that has a level."""
+DEADLINES_FROM = 10_000
+"""Seeds from here on."""
 TICK_S = 0.03
 CHAOS_S = 12.0
 PEACE_S = 40.0
 MAX_FRAMES_PER_TICK = 500
 """More is a busy loop: as shipped, thousands while a snapshot is asked for and not ready."""
 _CLIENT_TIMEOUT_NS = 2 * NS_PER_S
+_WAKE_S = 1e-4
+"""Time from an arrival to the tick that it causes, in seconds."""
 
 
 class Run:
@@ -114,6 +123,13 @@ class Run:
         self._streams = 0
         self._weights = 0
         self.checks = Checks(self)
+        self._has_deadlines = seed >= DEADLINES_FROM
+        self._barrier_rate = draws["barriers beside deadlines"].choice((0.6, 0.05, 0.0)) if self._has_deadlines else 0.6
+        """Share of the leader's turns with barriers. Without entries, the group is settled more often."""
+        self._late_rate = draws["rate of late ticks"].choice((0.0, 0.001, 0.01))
+        self._due: dict[str, float] = {}
+        """Time of the next tick of each controller, in seconds. Only with deadlines."""
+        self._chaos = True
         self._next_tick = {name: self.now + draws["ticks"].random() * TICK_S for name in self.members}
         self.disk = FaultyDisk()
         self.up: dict[str, SimMember] = {}
@@ -207,6 +223,7 @@ class Run:
     def _until(self, end: float, *, chaos: bool) -> None:
         while self.now < end:
             name = min(self._next_tick, key=lambda n: (self._next_tick[n], n))
+            self._chaos = chaos
             while self._queue and self._queue[0][0] <= self._next_tick[name]:
                 at, _, callback = heapq.heappop(self._queue)
                 self.now = max(self.now, at)
@@ -226,7 +243,7 @@ class Run:
             elif member.paused_until <= self.now:
                 member.resume()
                 if name in self.up:
-                    self._tick(member, chaos)
+                    self._turn(member, chaos)
 
     def _start(self, name: str, joins: ControllerList | None = None) -> None:
         try:
@@ -236,17 +253,76 @@ class Run:
                 self._no_role(name)
                 return
             self.up[name] = member
+            self._due.pop(name, None)
+            self.wake(name)
             self.faults.started(name)
             self.checks.started(self.up[name])
         except StorageError:
             self.seen["starts that the disk refused"] += 1  # and tries again
 
     # ---- a controller's tick ---------------------------------------------------------------------------------------------
-    def _tick(self, member: SimMember, chaos: bool) -> None:
+    def _turn(self, member: SimMember, chaos: bool) -> None:
+        """What clients ask of the controller and whether it dies, and the tick if ticks have no deadlines."""
+        if not self._has_deadlines:
+            self._tick(member, chaos)
+            return
+        self._befall(member, chaos)
+        if member.node_id not in self._due:
+            self.wake(member.node_id)
+
+    def _befall(self, member: SimMember, chaos: bool) -> None:
         self._work(member, chaos)
-        frames, member.inbox = member.inbox, []
         if chaos:
             self.faults.draw_death(member)
+
+    def wake(self, name: str) -> None:
+        """Let a controller tick at once."""
+        if self._has_deadlines:
+            self._tick_at(name, self.now + _WAKE_S)
+
+    def _tick_at(self, name: str, at: float) -> None:
+        if self._due.get(name, at + 1) > at:
+            self._due[name] = at
+            self._at(at, partial(self._deadline, name, at))
+
+    def _deadline(self, name: str, at: float) -> None:
+        """The time of a tick has come, unless the tick has run earlier."""
+        if self._due.get(name) != at:
+            return
+        del self._due[name]
+        member = self.up.get(name)
+        if member is None:
+            return
+        if member.paused_until > self.now:
+            self._tick_at(name, member.paused_until)
+            return
+        member.resume()
+        if self.up.get(name) is not member:
+            return
+        self._tick(member, self._chaos)
+        if self.up.get(name) is not member or name in self._due:
+            return
+        if member.inbox or member.log.core.behind:
+            self.wake(name)
+            return
+        rest_s, draw = self.rest_s(member), self.draws["late ticks"]
+        late_s = draw.random() * 0.4 if draw.random() < self._late_rate else draw.random() * 0.002
+        self._tick_at(name, self.now + rest_s + late_s)
+
+    def rest_s(self, member: SimMember) -> float:
+        """Set the time to the next tick as the driver does, and return it."""
+        core = member.log.core
+        duty_s = member.member.time_to_next_duty_ns(self.now_ns()) / NS_PER_S
+        core.rest_s = time_to_next_tick_s(core, member.log.transport, duty_s)
+        if core.leads:
+            self.seen["ticks of a settled leader"] += core.until_append_s() > APPEND_EVERY_S
+        self.seen["late ticks"] += core.turn_is_late
+        return core.rest_s
+
+    def _tick(self, member: SimMember, chaos: bool) -> None:
+        if not self._has_deadlines:
+            self._befall(member, chaos)
+        frames, member.inbox = member.inbox, []
         disk = DiskBefore(self.folder / member.node_id) if member.death == "within" else None
         if member.death == "before":
             member.log.journal.sync = lambda: None  # type: ignore[method-assign]
@@ -298,6 +374,7 @@ class Run:
     def _arrived(self, sender: str, receiver: str, frame: bytes) -> None:
         if receiver in self.up:
             self.up[receiver].inbox.append((sender, frame))
+            self.wake(receiver)
 
     def travel(self, sender: str, receiver: str, arrive: Callable[[], None]) -> None:
         """One message beside the group's own frames."""
@@ -342,7 +419,7 @@ class Run:
     def _work(self, member: SimMember, chaos: bool) -> None:
         draw = self.draws["work"]
         quiet = self.faults.plots.is_quiet
-        if member.log.leads and draw.random() < 0.6:
+        if member.log.leads and draw.random() < self._barrier_rate:
             for _ in range(draw.randint(1, 4)):
                 request = pb.ControlRequest(barrier=pb.Barrier(), operationId=draw.randbytes(16), sender=self.barrier_sender)
                 if not quiet:

@@ -217,6 +217,7 @@ class SimMember:
             lambda answer, reason: self._answers.append((order, done, answer, reason)),
             change=order.changes_controllers,
         )
+        self.run_.wake(self.node_id)
         late = partial(self._order_ended, order, EntryOutcome.UNKNOWN, None, done)
         self.run_.later(order.timeout_ns, lambda: self.run(late))
 

@@ -30,6 +30,7 @@ from liftpy.core.metadata.record_builder import Decision, RecordBuilder
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import IncompatibleVersionError, StorageError
+from sidecar.quorum.library import TICK_S, RaftCore
 from sidecar.quorum.probation import MARK, mark_diverged
 from tests.born import BOTH, NEXT
 from tests.simulation.raft.asking import Asking
@@ -38,35 +39,46 @@ from tests.simulation.raft.group_simulation import CHAOS_S, Run
 from tests.simulation.raft.member import SimMember
 
 _TIMEOUT_NS = 2 * NS_PER_S
+_OLD_REST_S = 0.12
+"""Maximum time between two ticks of the version before, in seconds, in seeds with deadlines."""
 _PERSON_S = 5.0
 """So long no majority has agreed, with all controllers up, before a person comes."""
 
 
 @contextmanager
 def decides(*, guarded: bool) -> Iterator[None]:
-    """The new version rounds weights up, from level 6 on; not ``guarded``: whatever the level is."""
+    """The new version adds 1 to weights, from level 6 on; not ``guarded``: whatever the level is."""
 
     def decide(draft: RecordBuilder, request: pb.SetNode) -> Decision:
         level = draft.image.feature_level if guarded else draft.features[-1].level
         if level >= NEXT.level and request.HasField("weight"):
-            rounded = pb.SetNode()
-            rounded.CopyFrom(request)
-            rounded.weight = float(int(request.weight) + 1)
-            request = rounded
+            raised = pb.SetNode()
+            raised.CopyFrom(request)
+            raised.weight = request.weight + 1  # each weight stays another one: a request that changes nothing needs no entry
+            request = raised
         return set_node(draft, request)
 
     with patch.dict(REQUESTS, {"setNode": replace(REQUESTS["setNode"], decide=decide)}):
         yield
 
 
+class _OldCore(RaftCore):
+    """Raft node of the version before. Its group is never settled."""
+
+    _is_settled = False
+
+
 class MixedMember(SimMember):
     """Of one of the two versions."""
+
+    is_old = False
 
     def state_machine(self) -> CheckedFsm:
         """As the run says."""
         run = self.run_
         assert isinstance(run, MixedRun)
         features = run.version_of(self.node_id)
+        self.is_old = features is FEATURES
         return CheckedFsm(run.ghost, self.node_id, self._steps, features)
 
 
@@ -95,6 +107,14 @@ class MixedRun(Run):
         old = self.draws["versions"].random() < self._old_share and name not in self._ended
         self.seen[f"processes of the {'old' if old else 'new'} version"] += 1
         return FEATURES if old else BOTH
+
+    def rest_s(self, member: SimMember) -> float:
+        """Set the time to the next tick. A process of the old version rests less, and never sends append messages less often."""
+        rest_s = super().rest_s(member)
+        if isinstance(member, MixedMember) and member.is_old:
+            member.log.core.rest_s, member.log.core.__class__ = TICK_S, _OldCore
+            rest_s = min(rest_s, _OLD_REST_S)
+        return rest_s
 
     def _work(self, member: SimMember, chaos: bool) -> None:
         super()._work(member, chaos)

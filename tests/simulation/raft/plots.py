@@ -67,6 +67,8 @@ class Plots:
         """One follower hears the leader no more while nothing is logged: it lacks nothing, campaigns, and another one that does hear
         the leader could elect it."""
         run = self._run
+        if len(run.group) < 2:
+            return 0
         deaf, length_s = draw.choice([name for name in run.group if name != leader]), 1 + draw.random()
         self._quiet_until = run.now + 0.3 + length_s
         self._after(0.3, lambda: self._faults.cut_link(leader, deaf, run.now + length_s))
@@ -97,6 +99,8 @@ class Plots:
         """A node and a follower are away together for so long that the follower needs a snapshot: what it held before is no way from
         the node's image to its own."""
         run = self._run
+        if len(run.group) < 2:
+            return 0
         follower = draw.choice([name for name in run.group if name != leader])
         node, length_s, longer_s = draw.choice(sorted(run.nodes)), 1 + draw.random() * 2, 0.4 + draw.random() * 0.8
         self._faults.cut_off(follower, run.now + length_s)
@@ -107,6 +111,8 @@ class Plots:
         """A follower was away, and comes back on a slow link: it says several times what it lacks before the first of it arrives;
         as often it is sent that, in several messages of which some are lost."""
         run = self._run
+        if len(run.group) < 2:
+            return 0
         follower = draw.choice([name for name in run.group if name != leader])
         length_s, slow_s = 0.4 + draw.random() * 0.6, 1 + draw.random()
         self._faults.cut_link(leader, follower, run.now + length_s)

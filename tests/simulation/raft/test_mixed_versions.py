@@ -20,7 +20,9 @@ _NO_MAJORITY = (25, 78, 84, 122)
 """In which no majority agrees until a member on probation counts; until members that were sent a snapshot have told a digest; in which
 a member on probation agrees with one that counts, and the group would die of putting the third one aside; and in which one was sent a
 snapshot, and agrees, in the session in which it had differed."""
-_A_PERSON = (216, 238)
+_WITH_DEADLINES = (10_001, 10_007)
+"""In which controllers of both versions tick at deadlines, and leaders of settled groups send append messages less often."""
+_A_PERSON = (234, 238)
 """In which a second image turns while a member is behind: all three differ for good."""
 
 
@@ -31,6 +33,16 @@ def test_controllers_of_mixed_versions_decide_the_same_at_each_feature_level() -
     wanted = (*wanted, "born at level 5", "born at level 6", "old versions that met the level and ended")
     with decides(guarded=True):
         assert [run_seed(seed, seen, MixedRun) for seed in (_FINALIZES, _MEETS)] == [""] * 2
+    assert [what for what in wanted if not seen[what]] == []
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", sampled(_WITH_DEADLINES, 1))
+def test_controllers_of_mixed_versions_agree_when_ticks_have_deadlines(seed: int) -> None:
+    seen: Counter[str] = Counter()
+    with decides(guarded=True):
+        assert run_seed(seed, seen, MixedRun) == ""
+    wanted = ("processes of the old version", "processes of the new version", "ticks of a settled leader", "late ticks")
     assert [what for what in wanted if not seen[what]] == []
 
 

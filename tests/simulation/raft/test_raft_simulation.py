@@ -29,6 +29,9 @@ ONE_IS_LEFT = 1000
 SEEDS = (2, 4, 5, 11, ONE_IS_LEFT)
 """The cheapest seeds that together show every state of ``test_raft_simulation_seeds_break_no_invariant``."""
 
+WITH_DEADLINES = 10_004
+"""A seed in which controllers tick at deadlines."""
+
 _TRACE = """
 import hashlib, logging, sys, tempfile
 from pathlib import Path
@@ -70,6 +73,14 @@ def test_raft_simulation_seeds_break_no_invariant() -> None:
     )
     assert [what for what in wanted if not seen[what]] == []
     assert seen["operations acknowledged"] > 2_000
+
+
+@pytest.mark.timeout(200)
+def test_raft_simulation_with_tick_deadlines_breaks_no_invariant() -> None:
+    seen, failures = run_seeds([WITH_DEADLINES])
+    assert failures == []
+    wanted = ("ticks of a settled leader", "late ticks", "controllers paused", "leaders elected", "snapshots installed")
+    assert [what for what in wanted if not seen[what]] == []
 
 
 @pytest.mark.timeout(200)

@@ -68,6 +68,7 @@ class ControllerRun(Run):
         self.roles = set(controllers)
         self.nodes = {}
         self.changes = True
+        self._has_deadlines = False
         self.faults = Links(self)
         self.faults.rates["drop"] = group.loss
         self._next_tick = {}

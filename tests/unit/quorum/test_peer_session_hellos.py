@@ -117,9 +117,9 @@ def test_raft_hellos_are_sent_four_times_a_second_and_half_as_often_in_a_session
         due += [(to, step) for to, data in side.sent() if data[0] == HELLO]
     assert due == [("b", 100), ("c", 100), ("b", 126), ("c", 126), ("b", 152), ("c", 152), ("b", 178), ("c", 178)]
     side.connected(2.0)
-    side.core.poll(2.5)
+    side.core.poll(2.44)
     assert [to for to, data in side.sent() if data[0] == HELLO] == ["c"]
-    side.core.poll(2.51)
+    side.core.poll(2.46)
     assert [to for to, data in side.sent() if data[0] == HELLO] == ["b"], "the peer may have missed the one before"
 
 
@@ -178,6 +178,14 @@ def test_raft_hellos_return_to_the_short_interval_when_messages_end() -> None:
     first, second, *_ = busy.hellos(1.4, silent=True)
     assert first - began < 0.8
     assert second - began < SILENCE_S
+
+
+def test_raft_hello_to_a_new_process_of_the_peer_contains_the_controller_list() -> None:
+    """The new process may have another list in its settings. In a session, repeated hellos omit the list."""
+    busy = BusySide()
+    busy.hellos(5.0)
+    busy.side.hear(frame(HELLO, epoch=71, own=0, body=b"tail"), busy.now)
+    assert [data[0] for to, data in busy.side.sent() if to == "b"] == [MEMBERS, HELLO]
 
 
 def test_raft_session_ends_one_and_a_half_seconds_after_the_last_frame() -> None:

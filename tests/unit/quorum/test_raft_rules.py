@@ -306,6 +306,9 @@ class Ticking:
     def __getattr__(self, name: str) -> Any:
         return lambda *args: self.order.append(name if name != "receive" else f"receive {len(args[1])}")
 
+    def until_election_s(self) -> float:
+        return 1.0
+
     def propose(self, command: bytes, callback: Any, *, change: bool) -> None:
         self.answers.append(callback)
 

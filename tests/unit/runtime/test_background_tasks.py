@@ -120,7 +120,7 @@ LOOPS: dict[str, tuple[type, str, str]] = {
     "retention": (Housekeeping, "_retention", "housekeeping"),
     "compaction": (Housekeeping, "_compact", "housekeeping"),
     "the space check": (Housekeeping, "_check_space", "housekeeping"),
-    "heartbeats": (Heartbeats, "_one_beat", "heartbeats"),
+    "heartbeats": (Heartbeats, "_one_beat", "self._one_beat("),
     "a checkpoint in its thread": (Log, "checkpoint", "_checkpoint_ended"),
 }
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import nats.errors
 import pytest
@@ -87,47 +88,86 @@ async def test_metadata_group_link_retries_until_connected_and_closes_its_parts_
     assert third.calls == ["group", "flush", "close"]
 
 
+class Beating:
+    """Heartbeats with a virtual clock, whose timer the test fires. ``home``: calls for the event loop of the node."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.home: list[Any] = []
+        self.answered: list[Any] = []
+        self.group = ScriptedGroup(*(pb.ControlResponse(index=number) for number in range(1, 100)))
+        monkeypatch.setattr(membership, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(membership, "clock", SimpleNamespace(now_ns=lambda: round(self.now * NS)))
+        self.beat = pb.Heartbeat(nodeId="n1", incarnation=2)
+        role, pace = cast(Any, SimpleNamespace(current=self.group)), membership.HeartbeatPace(0.5, 3.0)
+        self.beats = membership.Heartbeats(role, self.beat, pace, lambda *what: self.answered.append(what))
+        self.beats._home = cast(
+            Any, SimpleNamespace(call_soon_threadsafe=lambda call, *given: self.home.append((call, *given)))
+        )
+        loop = SimpleNamespace(call_later=self._call_later, create_future=asyncio.get_running_loop().create_future)
+        monkeypatch.setattr(membership, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
+        self.running = self.beats.run()
+        self.running.send(None)
+
+    def _call_later(self, seconds: float, callback: Callable[[], None]) -> Any:
+        timer = (self.now + seconds, callback)
+        self.timers.append(timer)
+        return SimpleNamespace(cancel=lambda: timer in self.timers and self.timers.remove(timer))
+
+    def run(self, seconds: float) -> None:
+        """Fire the timer as often as it is due within ``seconds``."""
+        end = self.now + seconds
+        while self.timers and self.timers[0][0] <= end:
+            self.now, fire = self.timers.pop(0)
+            fire()
+        self.now = end
+
+    def turn_home(self) -> None:
+        """Run the calls for the event loop of the node."""
+        home, self.home[:] = list(self.home), []
+        for call, *given in home:
+            call(*given)
+
+
 async def test_node_heartbeats_are_sent_at_the_interval_and_stop_while_the_node_loop_is_blocked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now = [100.0]
-    slept: list[float] = []
-    monkeypatch.setattr(membership, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(membership, "clock", SimpleNamespace(now_ns=lambda: round(now[0] * NS)))
-    group = ScriptedGroup(*(pb.ControlResponse(index=number) for number in range(1, 100)))
-    answered: list[Any] = []
-    beat = pb.Heartbeat(nodeId="n1", incarnation=2)
-    role: Any = SimpleNamespace(current=group)
-    running = membership.Heartbeats(role, beat, membership.HeartbeatPace(0.5, 3.0), lambda *what: answered.append(what))
-    home: list[Any] = []
-    loop: Any = SimpleNamespace(call_soon_threadsafe=lambda call, *given: home.append((call, *given)))
-    running._home = loop
+    running = Beating(monkeypatch)
+    running.run(9.0)
+    assert [request.heartbeat for request, _ in running.group.asked] == [running.beat] * 6, "for as long as a session"
+    assert len({request.operationId for request, _ in running.group.asked}) == 6
+    assert running.answered == [], "the loop is blocked"
+    running.turn_home()
+    times_ns = [round((100 + n / 2) * NS) for n in range(6)]
+    assert [(sent_ns, response.index) for sent_ns, response in running.answered] == list(
+        zip(times_ns, range(1, 7), strict=True)
+    )
+    running.run(0.5)
+    assert len(running.group.asked) == 7, "it goes on when the loop turns"
 
-    class Over(Exception):
-        pass
 
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        now[0] += 0.5
-        if len(slept) == 8:
-            raise Over
+async def test_node_heartbeat_leaves_with_a_tick_that_comes_shortly_before_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = Beating(monkeypatch)
+    for after_s, count in ((0.3, 1), (0.1, 2), (0.3, 2), (0.1, 3)):
+        running.run(after_s)
+        running.turn_home()
+        running.group.ticked()
+        assert len(running.group.asked) == count
+    running.run(0.59)
+    assert len(running.group.asked) == 3, "the next tick may come a little later than the interval"
+    running.run(0.02)
+    assert len(running.group.asked) == 4
+    running.run(0.5)
+    assert len(running.group.asked) == 5, "without ticks, the interval applies"
 
-    monkeypatch.setattr(membership, "asyncio", SimpleNamespace(sleep=sleep))
-    with pytest.raises(Over):
-        await running.run()
-    assert [request.heartbeat for request, _ in group.asked] == [beat] * 6, "for as long as a session"
-    assert {timeout_s for _, timeout_s in group.asked} == {1.5}
-    assert slept == [0.5] * 8
-    assert answered == [], "the loop is blocked"
-    call, *first = home[0]
-    call(*first)
-    assert answered == [tuple(first)]
-    told = [tuple(given) for _, *given in home]
-    assert [(sent_ns, response.index) for sent_ns, response in told] == [(round((100 + n / 2) * NS), n + 1) for n in range(6)]
-    slept.clear()
-    with pytest.raises(Over):
-        await running.run()
-    assert len(group.asked) == 12, "it goes on when the loop turns"
+
+async def test_node_heartbeat_is_sent_at_once_to_a_new_metadata_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = Beating(monkeypatch)
+    monkeypatch.setattr(ScriptedGroup, "leader", "n2")
+    running.group.ticked()
+    running.group.ticked()
+    assert len(running.group.asked) == 2
 
 
 def a_membership(group: Any, told: list[Any]) -> membership.Membership:

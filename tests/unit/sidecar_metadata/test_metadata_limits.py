@@ -16,7 +16,7 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
-from sidecar.metadata import control, feed, membership
+from sidecar.metadata import control, feed
 from sidecar.metadata.control import Forwarder
 from sidecar.metadata.feed import FeedPublisher, FeedSubscriber
 from tests.unit.sidecar_metadata.test_control_endpoint import DELETE, REQUEST, Controller, Message
@@ -155,32 +155,6 @@ async def test_request_forwarder_request_sent_before_a_leader_change_returns_an_
         await asyncio.sleep(0.001)
     now[0] = 1001 * S
     assert (await deciding).error == UNKNOWN
-
-
-# ---- heartbeats ----------------------------------------------------------------------------------------------------------
-async def test_node_heartbeats_after_a_slow_answer_shorten_the_next_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, slept, takes = [100.0], list[float](), [0.2, 0.9, 0.0]
-    monkeypatch.setattr(membership, "time", SimpleNamespace(monotonic=lambda: now[0]))
-
-    class Slow:
-        async def propose(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
-            now[0] += takes[len(slept)]
-            return pb.ControlResponse()
-
-    class Over(Exception):
-        pass
-
-    async def sleep(seconds: float) -> None:
-        slept.append(round(seconds, 6))
-        if len(slept) == len(takes):
-            raise Over
-
-    role: Any = SimpleNamespace(current=Slow())
-    running = membership.Heartbeats(role, pb.Heartbeat(), membership.HeartbeatPace(0.5, 2.0), lambda *_: None)
-    monkeypatch.setattr(membership, "asyncio", SimpleNamespace(sleep=sleep))
-    with pytest.raises(Over):
-        await running.run()
-    assert slept == [0.3, 0.0, 0.5]
 
 
 # ---- the feed ------------------------------------------------------------------------------------------------------------

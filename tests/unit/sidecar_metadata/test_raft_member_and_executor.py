@@ -147,7 +147,7 @@ class Made:
     """Provide one of three members with a new directory. No task of the member runs."""
 
     def __init__(self, folder: Path) -> None:
-        self.connection: Any = SimpleNamespace(is_connected=True, max_payload=4096)
+        self.connection: Any = SimpleNamespace(is_connected=True, max_payload=4096, hold=lambda: None, release=lambda: None)
         opened = MemberDirectory("a", ("a", "b", "c"), folder)
         self.fatal: list[Exception] = []
         self.member = RaftMember(

@@ -60,14 +60,14 @@ def a_member(**log: Any) -> tuple[Any, list[Any]]:
     made._handler = part("handler", counters=Counter({"handler": 1}), close=lambda: closed("handler"))
     made._orders = part("orders", close=lambda: closed("orders"))
     made._outgoing = part("outgoing", counters=Counter({"not sent: x": 5}))
-    made._connection = part("connection", max_payload=77)
+    made._connection, made._forwarder = part("connection", max_payload=77), part("forwarder", counters=Counter({"answers": 8}))
     made._listener, made._asking = part("listener"), None
     return made, calls
 
 
 def test_raft_member_counters_include_the_counters_of_all_parts() -> None:
     made, _ = a_member()
-    wanted = {"stale": 2, "not sent: x": 5, "handler": 1, "asked": 1, "looked": 4, "events": 7}
+    wanted = {"stale": 2, "not sent: x": 5, "handler": 1, "asked": 1, "looked": 4, "events": 7, "answers": 8}
     assert made.counters == wanted | {f"{REFUSED}too many frames at once": 6, "entries refused": 3}
     made._driver.frames_lost = made._log.fsm.refused_count = 0
     assert made.counters == wanted
@@ -192,6 +192,7 @@ async def test_raft_member_stop_closes_all_parts_once_in_order(fails: bool) -> N
         "member.leave",
         "driver.stop",
         "listener.close",
+        "forwarder.close",
         "feed.close",
         "handler.close",
         "events.close",

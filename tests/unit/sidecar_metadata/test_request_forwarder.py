@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import nats.errors
@@ -10,6 +11,7 @@ import pytest
 
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata import control
 from sidecar.metadata.control import Forwarder
@@ -79,3 +81,58 @@ async def test_request_forwarder_ignores_an_answer_to_another_request_and_retrie
     assert response.error == pb.ControlResponse.OK
     assert len(bus.asked) == 2
     assert bus.asked[0].operationId == bus.asked[1].operationId == response.operationId
+
+
+class Plain:
+    """Stand in for a connection: note what is sent, and pass messages to the subscription."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, bytes, str]] = []
+        self.sinks: dict[str, Any] = {}
+
+    def listen(self, subject: str, sink: Any) -> Any:
+        self.sinks[subject] = sink
+        return SimpleNamespace(close=lambda: self.sinks.pop(subject))
+
+    def send(self, subject: str, pieces: tuple[bytes, ...], reply: str) -> None:
+        self.sent.append((subject, b"".join(pieces), reply))
+
+    def answer(self, payload: bytes, headers: bytes = b"") -> None:
+        for subject, sink in list(self.sinks.items()):
+            sink(subject.encode(), b"", payload, headers)
+
+
+def test_forwarder_passes_the_answer_to_the_heartbeat_with_its_operation_id() -> None:
+    bus, answered = Plain(), list[tuple[int, pb.ControlResponse]]()
+    made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
+    requests = [pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="n1"), operationId=bytes([n]) * 16) for n in range(3)]
+    for number, request in enumerate(requests):
+        made.send_heartbeat(request, lambda response, number=number: answered.append((number, response)))  # type: ignore[misc]
+    assert [(subject, frames.decode(data, pb.ControlRequest)) for subject, data, _ in bus.sent] == [
+        ("space.control.node.n1", request) for request in requests
+    ]
+    (inbox,) = {reply for _, _, reply in bus.sent}
+    assert inbox.startswith(f"{Subjects('space').inbox('n1')}."), "only the node receives its answers"
+    found = pb.ControlResponse(operationId=requests[1].operationId, index=7)
+    for payload in (b"no frame", frames.seal(pb.ControlResponse(operationId=b"x" * 16)), *[frames.seal(found)] * 2):
+        bus.answer(payload)
+    assert answered == [(1, found)], "once, and only answers to own requests"
+    bus.answer(b"", b"NATS/1.0 503\r\n\r\n")
+    assert [(number, response.error) for number, response in answered[1:]] == [(2, pb.ControlResponse.UNAVAILABLE)]
+    made.close()
+    assert not bus.sinks
+
+
+def test_forwarder_continues_after_a_heartbeat_answer_that_its_node_cannot_process() -> None:
+    bus, answered = Plain(), list[pb.ControlResponse]()
+    made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
+
+    def fail(_: pb.ControlResponse) -> None:
+        raise ValueError("impossible")
+
+    for number, then in ((1, fail), (2, answered.append)):
+        request = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="n1"), operationId=bytes([number]) * 16)
+        made.send_heartbeat(request, then)
+        bus.answer(frames.seal(pb.ControlResponse(operationId=request.operationId)))
+    assert len(answered) == 1
+    assert made.counters[f"{REFUSED}failed request, heartbeat answer"] == 1
