@@ -237,7 +237,7 @@ async def test_memory_cluster_rejects_a_stream_whose_subject_overlaps_the_inboxe
         answer = await client.transport.request("liftpy.control.admin", frames.seal(request), 30)
         response = frames.decode(answer, cluster_pb2.ControlResponse)
         assert response.error == cluster_pb2.ControlResponse.INVALID
-        assert "overlap with the inboxes" in response.detail
+        assert "overlaps with the inboxes" in response.detail
         assert await client.admin.list_streams() == []
 
 

@@ -36,7 +36,7 @@ def test_forged_registration_of_a_running_node_is_rejected() -> None:
             answers = forge(s, node)
             s.until(lambda answers=answers: bool(answers))
             assert answers[0].error == pb.ControlResponse.EXISTS
-            assert f"node {node!r} runs as incarnation" in answers[0].detail
+            assert f"Node {node!r} runs already, as incarnation" in answers[0].detail
             assert s.cluster.group.image.index == index
         s.publish(3)
         assert s.counted("deposed by another registration") == 0
