@@ -513,16 +513,26 @@ Connection = TypeVar("Connection", bound=BusConnection)
 async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys: Keys | None = None) -> Connection:
     """Open a connection that ``make`` creates, and return it. It reconnects forever.
 
-    The first connect is retried until the caller is canceled. ``keys``: credentials. None: those of ``settings``.
+    The first connect is retried until the caller is canceled. ``keys``: credentials. None: those of ``settings``. Raises
+    ConfigError if the files of the credentials are invalid at the first try. Later, they may be half renewed.
     """
     keys = keys or Keys(settings.credentials)
     check_nats_py()
-    announced = False
+    announced = announced_files = False
     inbox = Subjects(settings.namespace).inbox(settings.node_id)
     while True:
+        try:
+            options: dict[str, Any] = (credentials := keys.credentials).nats_options()
+        except ConfigError as error:
+            if not announced:
+                raise
+            if not announced_files:
+                logger.warning("cannot use the credentials reason=%s: retrying", error)
+                announced_files = True
+            await asyncio.sleep(_RECONNECT_WAIT_S)
+            continue
         connection = make()
         connection.inbox = f"{inbox}.{secrets.token_hex(11)}"
-        options: dict[str, Any] = (credentials := keys.credentials).nats_options()
         try:
             await connection.connect(
                 servers=list(settings.nats),

@@ -163,7 +163,7 @@ async def test_raft_member_stopping_leader_repeats_the_transfer_until_another_me
         await another_leads()
         await handing
     assert calls[0] == ("member.leave",)
-    assert calls.index(("member.resign",)) < calls.index(("core.hand_over",)) < calls.index(("driver.wake",))
+    assert calls.index(("member.transfer_requested",)) < calls.index(("core.hand_over",)) < calls.index(("driver.wake",))
 
 
 async def test_raft_member_stopping_leader_without_live_peers_starts_no_transfer() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import nats.errors
 import pytest
 
 from liftpy.core.replication.inflight_limits import NodeInflight
+from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport import connection as module
@@ -35,6 +36,36 @@ class Attempt:
     async def stop(self) -> None:
         self.stopped += 1
         raise OSError("it was never there")
+
+
+class RenewedKeys:
+    """Credentials whose files are invalid at some attempts."""
+
+    def __init__(self, *is_valid: bool) -> None:
+        self.waiting = list(is_valid)
+
+    @property
+    def credentials(self) -> RenewedKeys:
+        return self
+
+    def nats_options(self) -> dict[str, Any]:
+        if not self.waiting.pop(0):
+            raise ConfigError("Cannot use TLS")
+        return {}
+
+    def add(self, connection: object, credentials: object) -> None:
+        pass
+
+
+async def test_open_bus_retries_while_the_files_of_the_credentials_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_RECONNECT_WAIT_S", 0.0)
+    settings = NodeSettings("n1", Path("unused"), nats=("nats://h:1",))
+    attempts: list[Any] = [Attempt(OSError("the certificate has expired")), Attempt(None)]
+    waiting = list(attempts)
+    keys: Any = RenewedKeys(True, False, False, True)
+    assert await open_bus(settings, lambda: waiting.pop(0), keys) is attempts[1]
+    with pytest.raises(ConfigError):
+        await open_bus(settings, lambda: attempts[1], cast(Any, RenewedKeys(False)))
 
 
 @pytest.mark.parametrize("error", [OSError("refused"), TimeoutError(), nats.errors.NoServersError(), nats.errors.Error("no")])
