@@ -17,6 +17,12 @@ from sidecar.transport.connection import open_bus
 from sidecar.transport.ingest_connection import IngestConnection
 
 
+@pytest.fixture(autouse=True)
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry a connection at once."""
+    monkeypatch.setattr(module, "_RECONNECT_WAIT_S", 0.0)
+
+
 class Attempt:
     """A connection that fails as the test says."""
 
@@ -57,8 +63,7 @@ class RenewedKeys:
         pass
 
 
-async def test_open_bus_retries_while_the_files_of_the_credentials_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_RECONNECT_WAIT_S", 0.0)
+async def test_open_bus_retries_while_the_files_of_the_credentials_are_renewed() -> None:
     settings = NodeSettings("n1", Path("unused"), nats=("nats://h:1",))
     attempts: list[Any] = [Attempt(OSError("the certificate has expired")), Attempt(None)]
     waiting = list(attempts)
@@ -69,10 +74,7 @@ async def test_open_bus_retries_while_the_files_of_the_credentials_are_renewed(m
 
 
 @pytest.mark.parametrize("error", [OSError("refused"), TimeoutError(), nats.errors.NoServersError(), nats.errors.Error("no")])
-async def test_open_bus_retries_until_a_server_accepts_the_node(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module, "_RECONNECT_WAIT_S", 0.0)
+async def test_open_bus_retries_until_a_server_accepts_the_node(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     attempts = [Attempt(error), Attempt(error), Attempt(None)]
     waiting = list(attempts)
     settings = NodeSettings(
@@ -107,10 +109,7 @@ async def test_open_bus_retries_until_a_server_accepts_the_node(
     assert caplog.messages[0].endswith(f"reason={error}: retrying")
 
 
-async def test_open_bus_logs_the_error_that_the_server_reported(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module, "_RECONNECT_WAIT_S", 0.0)
+async def test_open_bus_logs_the_error_that_the_server_reported(caplog: pytest.LogCaptureFixture) -> None:
     waiting = [Attempt(nats.errors.NoServersError()), Attempt(None)]
     waiting[0].last_problem = "NATS server error: 'Authorization Violation'"
     await open_bus(NodeSettings("n1", Path("unused")), lambda: waiting.pop(0))  # type: ignore[arg-type,return-value]
