@@ -32,6 +32,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.nats", "cannot reconnect to NATS connection=%s reason=%s: retrying"): "nats.reconnect_failed",
     ("liftpy.nats", "message processing failed subject=%r error=%r: dropping the "): "nats.message_rejected",
     ("liftpy.nats", "cannot connect to NATS servers=%s reason=%s: retrying"): "nats.connect_failed",
+    ("liftpy.nats", "cannot use the credentials reason=%s: retrying"): "nats.credentials_failed",
     ("liftpy.nats", "standby connection cannot connect to NATS error=%s: retrying"): "nats.standby_connect_failed",
     ("liftpy.nats", "%s"): "nats.permission_denied",
     ("liftpy.nats", "NATS data cannot be decoded: reconnecting"): "nats.unreadable",
