@@ -250,7 +250,7 @@ def leaders_rest_whatever_is_missing() -> Patches:
 
 
 def entries_of_the_session_before_count() -> Patches:
-    """What a process had acknowledged counts for the next one on its folder."""
+    """The leader counts acknowledgments of an earlier process for the next process with the same directory."""
     return [method(RaftCore, "forget_match", lambda self, node: None)]
 
 

@@ -261,7 +261,7 @@ class RaftModel:
         return reached
 
     def _lacks(self, world: World, i: int, cell: int) -> str:
-        """Who hears a leader that takes the longer interval, and lacks an entry of it; '' nobody."""
+        """Return a text about a voter that hears the leader at its longer append interval and lacks an entry of it. '': none does."""
         self._count("longer intervals taken")
         leader = self.members.view(cell)
         for j in range(3):

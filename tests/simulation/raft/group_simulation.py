@@ -262,7 +262,7 @@ class Run:
 
     # ---- a controller's tick ---------------------------------------------------------------------------------------------
     def _turn(self, member: SimMember, chaos: bool) -> None:
-        """What clients ask of the controller and whether it dies, and the tick if ticks have no deadlines."""
+        """Draw the requests of clients to the controller and its death. Tick it, if ticks have no deadlines."""
         if not self._has_deadlines:
             self._tick(member, chaos)
             return

@@ -13,7 +13,7 @@ import pytest
 from tests.simulation.whole.run import Change, WholeCluster, draw_whole_plan, run_seed, run_whole
 
 SEEDS = (4, 19)
-"""In both, a node is lost for good and a replica moves. In the second, the node has a controller."""
+"""Each seed loses a node for good and moves a replica. In the second seed, the lost node is a controller."""
 EVENTS = 9000
 WANTED = (
     "a controller is gone for good", "nodes that become controllers", "controllers that cease to be one",

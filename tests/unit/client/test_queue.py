@@ -451,7 +451,7 @@ async def test_queue_with_start_new_reads_added_partitions_from_their_first_reco
         assert await all_of(queue, 1, Job.ack) == [8]
 
 
-async def test_queue_goes_on_when_its_stream_is_created_again_with_fewer_partitions(client: Client) -> None:
+async def test_queue_of_a_stream_created_again_with_fewer_partitions_delivers_its_records(client: Client) -> None:
     await client.admin.add_partitions("jobs", 3)
     async with client.queue("jobs", "w") as queue:
         await client.publish("jobs", b"0", partition=0)

@@ -147,7 +147,7 @@ async def test_node_heartbeats_are_sent_at_the_interval_and_stop_while_the_node_
     assert len(running.group.asked) == 7, "it goes on when the loop turns"
 
 
-async def test_node_heartbeat_leaves_with_a_tick_that_comes_shortly_before_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_heartbeat_is_sent_with_a_tick_shortly_before_its_due_time(monkeypatch: pytest.MonkeyPatch) -> None:
     running = Beating(monkeypatch)
     for after_s, count in ((0.3, 1), (0.1, 2), (0.3, 2), (0.1, 3)):
         running.run(after_s)
