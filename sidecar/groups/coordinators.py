@@ -10,7 +10,8 @@ requests of members may block the replication of the node.
 
 ``GroupLags`` measures at intervals how many records each group is behind. The node knows the ends of partitions that have
 an in-sync replica on it. It requests the ends of others, and the ages of records that were stored before the first check. It
-does this for at most ``ASKS`` partitions per check, so a scrape of the metrics sends no request. A check uses the event loop for ``SLICE_S``, then pauses for ``PAUSE_S``. With many positions, the values are older.
+does this for at most ``ASKS`` partitions per check, so a scrape of the metrics sends no request. A check uses the event loop
+for ``SLICE_S``, then pauses for ``PAUSE_S``. With many positions, the values are older.
 """
 
 from __future__ import annotations
