@@ -29,7 +29,9 @@ _GROUP = {
 _MEMBER = {"member": str, "client": str, "instance": str, "partitions": int, "streams": str, "session_s": float}
 _POSITION = {
     "stream": str, "partition": int, "member": str, "position": int, "end": int, "lag_records": int, "lag_s": float, "in_flight": int,
+    "returned": int, "dead": int,
 }  # fmt: skip
+_LAG = {"at": int, "lag_records": int, "lag_s": float}
 _SERVICE = {
     "service": str, "stream": str, "instances": int, "leaders": int, "gone": int, "blocked": int, "lag": int, "snapshot_age_s": float,
     "output_backlog": int, "versions": str, "problem": str,
@@ -39,8 +41,8 @@ _INSTANCE = {
     "snapshot_age_s": float, "output_backlog": int, "queries_waiting": int, "version": str, "problem": str,
 }  # fmt: skip
 
-_OPTIONAL = frozenset({"position", "end", "snapshot_age_s"})
-"""Names of the numbers that may be None, because they are not known."""
+_OPTIONAL = frozenset({"position", "end", "snapshot_age_s", "returned", "dead"})
+"""Names of the numbers that may be None or absent, because they are not known."""
 
 
 def groups_question(group: str = "", limit: int = MOST_ROWS, match: str = "") -> dict[str, Any]:
@@ -120,7 +122,7 @@ def joined_groups(parts: Iterable[Mapping[str, Any]], limit: int) -> dict[str, A
 
     ``parts``: the answers of the processes, each with at most ``limit`` rows.
     """
-    found: dict[str, list[Any]] = {"rows": [], "members": [], "positions": []}
+    found: dict[str, list[Any]] = {"rows": [], "members": [], "positions": [], "history": []}
     is_cut = False
     for part in parts:
         is_cut = is_cut or part.get("more") is True
@@ -187,7 +189,7 @@ def _group_problem(row: Mapping[str, Any]) -> str:
 
 
 def shown_group(said: Mapping[str, object]) -> dict[str, Any]:
-    """Return the content of the page of one group: its row (None: not found), its members and its positions.
+    """Return the content of the page of one group: its row (None: not found), its members, its positions and its lag over time.
 
     ``said``: answer of each node, by node.
     """
@@ -197,7 +199,8 @@ def shown_group(said: Mapping[str, object]) -> dict[str, Any]:
     positions = [row for _, row in _rows(told, "positions", _POSITION)]
     positions.sort(key=lambda row: (-row["lag_records"], row["stream"], row["partition"]))
     members = sorted((row for _, row in _rows(told, "members", _MEMBER)), key=lambda row: row["member"])
-    return {"group": own, "members": members, "positions": positions, "more": _has_more(told)}
+    history = sorted((row for _, row in _rows(told, "history", _LAG)), key=lambda row: row["at"])
+    return {"group": own, "members": members, "positions": positions, "history": history, "more": _has_more(told)}
 
 
 def shown_services(said: Mapping[str, object]) -> dict[str, Any]:
