@@ -89,7 +89,7 @@ INSTANCE_COLUMNS = _columns(
     ("node", "node", "text", "node"), ("stream", "stream", "text", "stream"), ("partition", "partition", "int"), ("state", "state"),
     ("problem", "problem"), ("position", "next offset", "int"), ("lag", "lag", "int"), ("snapshot", "snapshot at", "int"),
     ("snapshot_age_s", "snapshot age", "age"), ("output_backlog", "outputs waiting", "int"), ("queries_waiting", "queries waiting", "int"),
-    ("version", "version"),
+    ("timers_waiting", "timers", "int"), ("effects_waiting", "effects waiting", "int"), ("version", "version"),
 )  # fmt: skip
 RECORD_COLUMNS = _columns(
     ("offset", "offset", "int"), ("time", "time, UTC"), ("subject", "subject"), ("key", "key"), ("headers", "headers"), ("value", "value"),

@@ -38,10 +38,11 @@ _SERVICE = {
 }  # fmt: skip
 _INSTANCE = {
     "service": str, "stream": str, "partition": int, "state": str, "position": int, "lag": int, "snapshot": int,
-    "snapshot_age_s": float, "output_backlog": int, "queries_waiting": int, "version": str, "problem": str,
+    "snapshot_age_s": float, "output_backlog": int, "queries_waiting": int, "timers_waiting": int, "effects_waiting": int,
+    "version": str, "problem": str,
 }  # fmt: skip
 
-_OPTIONAL = frozenset({"position", "end", "snapshot_age_s", "returned", "dead"})
+_OPTIONAL = frozenset({"position", "end", "snapshot_age_s", "returned", "dead", "timers_waiting", "effects_waiting"})
 """Names of the numbers that may be None or absent, because they are not known."""
 
 
@@ -89,6 +90,7 @@ def instance_row(stream: str, partition: int, figures: Mapping[str, Any]) -> dic
         "service": str(figures["service"]), "stream": stream, "partition": partition, "state": state, "position": figures["position"],
         "lag": figures["lag"], "snapshot": figures["snapshot"], "snapshot_age_s": age_s,
         "output_backlog": figures.get("output_backlog", 0), "queries_waiting": figures.get("queries_waiting", 0),
+        "timers_waiting": figures.get("timers_waiting"), "effects_waiting": figures.get("effects_waiting"),
         "version": str(figures.get("version", "")), "problem": str(figures["problem"]),
     }  # fmt: skip
 
