@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from liftpy.client import sync
 from liftpy.core.observe.node_events import STUCK_S
 from liftpy.core.observe.verdicts import RUNBOOKS, VERDICTS
-from liftpy.errors import AlreadyExistsError
+from liftpy.errors import AlreadyExistsError, NotFoundError
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.nats_server import NatsServer
 from tests import fork_server
@@ -205,9 +205,9 @@ class Drill:
 
     def _until_well(self, fault: str) -> None:
         give_up_at = time.monotonic() + _PATIENCE_S
-        while not all(row(self.cluster, node) == WELL for node in self.cluster.nodes):
+        while (rows := {node: row(self.cluster, node) for node in self.cluster.nodes}) != dict.fromkeys(rows, WELL):
             if time.monotonic() > give_up_at:
-                raise RuntimeError(f"{fault}: the nodes are not well")
+                raise RuntimeError(f"{fault}: the nodes are not well: {rows}")
             time.sleep(_EVERY_S)
 
     # ---- the faults ----------------------------------------------------------------------------------------------------
@@ -239,6 +239,10 @@ class Drill:
                     client.create_stream(f"full-{number}", f"full-{number}", replicas=1)
 
         self.strike("full disk", "disk-low", fill, ballast.unlink)
+        with sync.connect(self.server.url) as client:  # their only replica would wait for an operator after the next damage
+            for number in range(_REQUESTS):
+                with contextlib.suppress(NotFoundError):
+                    client.delete_stream(f"full-{number}")
 
     def damaged_segment(self) -> None:
         """A bit of an old segment flips, and a reader finds it."""
