@@ -148,8 +148,10 @@ def test_status_report_of_a_node_without_coordinators_has_no_groups_and_no_waiti
     reporter = a_reporter(tmp_path)
     assert ([*reporter.group_rows()], reporter.lags_by_group(), reporter.coordinators()) == ([], {}, [])
     assert reporter.read_budget.used_bytes == 0
-    rows = [{"group": "bills"}]
-    assert [*a_reporter(tmp_path, coordinators=SimpleNamespace(group_rows=lambda: iter(rows))).group_rows()] == rows
+    assert reporter.group_lags() == {}
+    rows, lags = [{"group": "bills"}], SimpleNamespace(of={"bills": 7}, by_group={"bills": 7})
+    leading = a_reporter(tmp_path, coordinators=SimpleNamespace(group_rows=lambda: iter(rows), lags=lags))
+    assert ([*leading.group_rows()], leading.group_lags(), leading.lags_by_group()) == (rows, lags.of, lags.by_group)
 
 
 def test_status_report_has_all_metrics_of_a_partition(tmp_path: Path) -> None:
