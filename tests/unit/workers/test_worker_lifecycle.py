@@ -74,13 +74,14 @@ class Node:
         await self.workers.start(folder, clean_stop=True, flushed_always=False)
 
     async def stop(self) -> bool:
-        """Stop the node. All workers report a clean stop, and then their processes end."""
+        """Stop the node. All workers report a clean stop. The connection of the first one ends with its process."""
         stopping = asyncio.ensure_future(self.workers.stop())
         for process in self.processes:
             while (await self._next(process)).kind is not FrameKind.STOP:
                 pass
             process.send(FrameKind.STOPPED, 1)
-            process.end.shutdown(socket.SHUT_WR)
+            if process is self.processes[0]:
+                process.end.shutdown(socket.SHUT_WR)
         return await asyncio.wait_for(stopping, 30)
 
     @staticmethod
