@@ -270,6 +270,23 @@ async def test_spark_sink_micro_batch_repeated_with_fewer_tasks_raises_tasks_cha
             await commit(same[0])
 
 
+async def test_spark_sink_search_for_records_of_lost_tasks_reads_a_bounded_part_of_the_log(
+    client: Client, task: TASKS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = source().streamWriter(SCHEMA, False)
+    task(part=1)
+    await write(writer, b"row 1")
+    for _ in range(6):
+        await client.publish("out", bytes(600_000))
+    task(part=0)
+    sent = await write(writer, b"row 0")
+    monkeypatch.setattr(sink, "_LOOK_BYTES", 500_000)
+    await asyncio.to_thread(writer.commit, [sent], 0)
+    monkeypatch.setattr(sink, "_LOOK_BYTES", 5_000_000)
+    with pytest.raises(SourceError, match=r"\[TASKS_CHANGED\]"):
+        await asyncio.to_thread(writer.commit, [sent], 0)
+
+
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize(
     ("begun", "now"),
