@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -160,8 +161,12 @@ def test_delete_unknown_that_fails_raises_storage_error_and_a_repetition_complet
     folder.partition_storage(UNKNOWN).create("log").append([b"x"])
     (folder.partition_path(UNKNOWN).parent / "note").write_bytes(b"12")
 
-    def fails(path: Path, **_: Any) -> None:
-        raise PermissionError(13, "no", str(path))
+    remove, whole = shutil.rmtree, folder.partition_path(UNKNOWN).parent
+
+    def fails(path: Path, **more: Any) -> None:
+        if path == whole:
+            raise PermissionError(13, "no", str(path))
+        remove(path, **more)
 
     with monkeypatch.context() as patched:
         patched.setattr(data_folder.shutil, "rmtree", fails)
