@@ -36,14 +36,15 @@ class Worker:
         return 0
 
     async def receive(self, kind: FrameKind) -> Frame:
-        """Return the next frame of the node, which must be of this kind."""
+        """Return the next frame of this kind, and drop those before it."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(30):
-            while not self._heard:
-                self._heard += self._reader.feed(await loop.sock_recv(self.end, 65536))
-        frame = self._heard.pop(0)
-        assert frame.kind is kind
-        return frame
+            while True:
+                while not self._heard:
+                    self._heard += self._reader.feed(await loop.sock_recv(self.end, 65536))
+                frame = self._heard.pop(0)
+                if frame.kind is kind:
+                    return frame
 
     async def ended(self) -> None:
         """Wait until the node has closed the connection."""
@@ -77,18 +78,11 @@ class Node:
         """Stop the node. All workers report a clean stop. The connection of the first one ends with its process."""
         stopping = asyncio.ensure_future(self.workers.stop())
         for process in self.processes:
-            while (await self._next(process)).kind is not FrameKind.STOP:
-                pass
+            await process.receive(FrameKind.STOP)
             process.send(FrameKind.STOPPED, 1)
             if process is self.processes[0]:
                 process.end.shutdown(socket.SHUT_WR)
         return await asyncio.wait_for(stopping, 30)
-
-    @staticmethod
-    async def _next(process: Worker) -> Frame:
-        while not process._heard:
-            process._heard += process._reader.feed(await asyncio.get_running_loop().sock_recv(process.end, 65536))
-        return process._heard.pop(0)
 
 
 async def test_worker_processes_started_by_a_node_receive_their_share_and_are_pinged(monkeypatch: pytest.MonkeyPatch) -> None:
