@@ -38,7 +38,7 @@ from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
 from liftpy.core.groups import commands
 from liftpy.core.groups.coordinator import NO_FIGURES, GroupCoordinator
 from liftpy.core.groups.group import GroupMember
-from liftpy.core.groups.lag import MOST_GROUPS, MOST_PARTITIONS, GroupLabels, GroupLag, LogEnds, read_positions
+from liftpy.core.groups.lag import MOST_GROUPS, MOST_PARTITIONS, GroupLabels, GroupLag, LagHistory, LogEnds, read_positions
 from liftpy.core.groups.machine import GroupRecord
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.services.service import Role
@@ -87,6 +87,8 @@ class GroupLags:
         """Metric label of a group -> lag of the group."""
         self.by_group: dict[str, GroupLag] = {}
         """Name of a group -> its lag."""
+        self._histories: dict[str, LagHistory] = {}
+        """Name of a group -> its lag over time. At most ``MOST_GROUPS`` groups have one."""
 
     async def measure(self, coordinators: Iterator[tuple[GroupCoordinator, bool]], transport: Transport | None) -> None:
         """Measure the lags of all groups of ``coordinators``, and request unknown partition ends from other nodes.
@@ -118,10 +120,25 @@ class GroupLags:
                 if leads:
                     found[name] = lag
         self.by_group = found
+        self._add_to_histories(found)
         self.of = self._labels.lags_by_label(found)
         self._ends.keep(read)
         if transport is not None and (elsewhere or unread):
             await self._ask(transport, elsewhere, unread)
+
+    def history(self, group: str) -> list[dict[str, Any]]:
+        """Return the lag of ``group`` over time, as ``LagHistory.rows`` does."""
+        return history.rows() if (history := self._histories.get(group)) is not None else []
+
+    def _add_to_histories(self, found: dict[str, GroupLag]) -> None:
+        self._histories = {name: history for name, history in self._histories.items() if name in found}
+        now_s = time.time()
+        for name, lag in found.items():
+            if (history := self._histories.get(name)) is None:
+                if len(self._histories) >= MOST_GROUPS:
+                    continue
+                history = self._histories[name] = LagHistory()
+            history.add(now_s, lag)
 
     def lag_at(self, key: PartitionKey, position: int) -> tuple[int | None, int, float]:
         """Return the lag of a reader at ``position``: (end of the partition, unread records, age of the first of them in s).
@@ -409,7 +426,7 @@ class GroupCoordinators:
                     yield _group_row(name, group, self.lags.by_group.get(name))
 
     def group_rows_of(self, name: str) -> dict[str, list[dict[str, Any]]]:
-        """Return the row of the group ``name``, its members and its positions, for the status page.
+        """Return the row of the group ``name``, its members, its positions and its lag over time, for the status page.
 
         All are empty if its coordinator does not lead on this node.
         """
@@ -419,8 +436,9 @@ class GroupCoordinators:
                     "rows": [_group_row(name, group, self.lags.by_group.get(name))],
                     "members": [_member_row(member) for member in group.readers.members.values()],
                     "positions": list(self._position_rows(group)),
+                    "history": self.lags.history(name),
                 }
-        return {"rows": [], "members": [], "positions": []}
+        return {"rows": [], "members": [], "positions": [], "history": []}
 
     def _position_rows(self, group: GroupRecord) -> Iterator[dict[str, Any]]:
         owners, seen = group.readers.owners, set()
@@ -432,11 +450,13 @@ class GroupCoordinators:
             yield {
                 "stream": key.stream, "partition": key.partition, "member": owners.get(place, ""), "position": position, "end": end,
                 "lag_records": records, "lag_s": round(seconds, 3), "in_flight": queue.out_count if queue is not None else 0,
+                "returned": queue.returned_count if queue is not None else None,
+                "dead": queue.dead_count if queue is not None else None,
             }  # fmt: skip
         for stream, partition in owners.keys() - seen:
             yield {
                 "stream": stream, "partition": partition, "member": owners[stream, partition], "position": None, "end": None,
-                "lag_records": 0, "lag_s": 0.0, "in_flight": 0,
+                "lag_records": 0, "lag_s": 0.0, "in_flight": 0, "returned": None, "dead": None,
             }  # fmt: skip
 
     # ---- status and end -----------------------------------------------------------------------------------------------------

@@ -16,10 +16,13 @@ Worked example: the end 10 was seen at 0 s, and 25 at 60 s. A group that has com
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from math import isnan, nan
 from operator import itemgetter
+from typing import Any
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
@@ -33,6 +36,8 @@ MOST_PARTITIONS = 4_000
 """Maximum number of partitions whose ends are kept."""
 MOST_ENDS = 32
 """Maximum number of ends kept per partition."""
+STEP_S, MOST_STEPS = 30, 480
+"""Time between two values in the history of a lag, in seconds, and maximum number of values: 4 hours."""
 MOST_AGES = 16
 """Maximum number of record ages kept per partition."""
 
@@ -188,6 +193,41 @@ class GroupLag:
         records, age_ns = ends.behind(position, now_ns)
         self.records += records
         self.seconds = max(self.seconds, age_ns / NS_PER_S)
+
+
+class LagHistory:
+    """Lag of one group over time: one value per ``STEP_S``, at most ``MOST_STEPS``. Times are wall clock in s."""
+
+    __slots__ = ("_first", "_records", "_seconds")
+
+    def __init__(self) -> None:
+        self._first = 0
+        """Time of the first value, a multiple of ``STEP_S``."""
+        self._records: array[float] = array("d")
+        self._seconds: array[float] = array("f")
+
+    def add(self, now_s: float, lag: GroupLag) -> None:
+        """Add the lag measured at ``now_s``. It replaces an earlier value of the same step. If the clock goes back, start again."""
+        at = int(now_s) // STEP_S * STEP_S
+        place = (at - self._first) // STEP_S
+        if not 0 <= place < 2 * MOST_STEPS or place < len(self._records) - 1:
+            self._first, place = at, 0
+            del self._records[:], self._seconds[:]
+        gap = place + 1 - len(self._records)
+        self._records.extend([nan] * gap)
+        self._seconds.extend([nan] * gap)
+        self._records[place], self._seconds[place] = lag.records, lag.seconds
+        if (beyond := place + 1 - MOST_STEPS) > 0:
+            del self._records[:beyond], self._seconds[:beyond]
+            self._first += beyond * STEP_S
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the known values, oldest first. Each has the time ``at``, and ``lag_records`` and ``lag_s``."""
+        return [
+            {"at": self._first + number * STEP_S, "lag_records": int(records), "lag_s": round(seconds, 3)}
+            for number, (records, seconds) in enumerate(zip(self._records, self._seconds, strict=True))
+            if not isnan(seconds)
+        ]
 
 
 class GroupLabels:

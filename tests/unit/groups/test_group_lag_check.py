@@ -162,8 +162,10 @@ async def test_group_lag_check_drops_deleted_groups_and_skips_cursors(elsewhere:
     groups["c"].cursor = 7
     await lags.measure(coordinators((groups, True)), None)
     assert set(lags.of) == {"g", "h"}
+    assert [row["lag_records"] for row in lags.history("g")] == [15]
     await lags.measure(coordinators(({"h": groups["h"]}, True)), None)
     assert set(lags.of) == {"h"}, "an alert on a group ends with it"
+    assert lags.history("g") == []
     assert len(lags._ends) == 1, "or there is no room for what is read later"
     await lags.measure(coordinators(({"h": groups["h"]}, False)), None)
     assert lags.of == {}, "another leads"

@@ -8,9 +8,12 @@ from liftpy.core.groups.lag import (
     MOST_AGES,
     MOST_ENDS,
     MOST_PARTITIONS,
+    MOST_STEPS,
     OTHERS,
+    STEP_S,
     GroupLabels,
     GroupLag,
+    LagHistory,
     LogEnds,
     PartitionEnds,
     read_positions,
@@ -156,6 +159,30 @@ def test_group_lag_requests_the_ends_of_partitions_in_rotation() -> None:
     assert asked == [wanted[:2], wanted[2:4], [wanted[4], wanted[0]]]
     known.keep(wanted[:2])
     assert known.to_ask(wanted, 3) == wanted[2:], "what nobody reads has no turn"
+
+
+def test_group_lag_history_has_one_value_per_step_and_gaps_where_nothing_was_measured() -> None:
+    history = LagHistory()
+    for now_s, records in ((1000, 5), (1010, 7), (1045, 9), (1200, 2)):
+        history.add(now_s, GroupLag(records, records / 2))
+    assert history.rows() == [
+        {"at": 990, "lag_records": 7, "lag_s": 3.5},
+        {"at": 1020, "lag_records": 9, "lag_s": 4.5},
+        {"at": 1200, "lag_records": 2, "lag_s": 1.0},
+    ]
+    history.add(500, GroupLag(1, 1.0))
+    assert history.rows() == [{"at": 480, "lag_records": 1, "lag_s": 1.0}], "after a step of the clock"
+
+
+def test_group_lag_history_is_bounded_in_length() -> None:
+    history = LagHistory()
+    for number in range(2 * MOST_STEPS):
+        history.add(STEP_S * number, GroupLag(2**30 + number, 0.0))
+    rows = history.rows()
+    assert (len(rows), rows[0]["at"], rows[-1]["at"]) == (MOST_STEPS, STEP_S * MOST_STEPS, STEP_S * (2 * MOST_STEPS - 1))
+    assert rows[-1]["lag_records"] == 2**30 + 2 * MOST_STEPS - 1
+    history.add(10**9, GroupLag())
+    assert len(history.rows()) == 1
 
 
 def test_group_metric_labels_stay_assigned_until_their_group_is_deleted() -> None:
