@@ -10,8 +10,8 @@ The file is rewritten at its opening, and when a snapshot replaces its first ent
 flush of the directory [M8, S12, S4]. After a failed write or flush nothing more is written [S13]. A bad frame before a
 good one is damage. Then the journal does not open, because a controller that lost entries must not vote.
 
-The promises of LeaderEpochs have a journal of their own, because each of them is flushed before ``store`` returns, and
-they wait for room on a full disk instead of ending the process.
+Promises of LeaderEpochs have their own journal, because a promise can wait for room on a full disk, and a failed
+``sync`` of this journal is final.
 """
 
 from __future__ import annotations

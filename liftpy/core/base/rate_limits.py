@@ -1,8 +1,8 @@
 """Rate limits: the token bucket, the limit for log lines, and the wait after repeated failures. Pure.
 
-All limits of a rate use ``TokenBucket``: quotas of publishers, control requests, spans and log lines per event. Two
-further limits are different. ``LogRateLimit`` counts lines in windows, so that one line per window tells how many were
-suppressed. ``CatchupThrottle`` reserves turns for copies, because the size of a copy is known only afterwards.
+Quotas of publishers, control requests, spans and log lines per event use ``TokenBucket``. ``LogRateLimit`` counts lines
+in windows instead, so that one line per window tells how many were suppressed. ``CatchupThrottle`` reserves turns
+instead, because a turn lasts at least as long as the flush of the copied bytes.
 
 Example: a bucket with 10 tokens per second and a burst of 20. A caller takes 20 tokens at once. The next token is there
 after 100 ms.

@@ -11,8 +11,8 @@ promises after it, because their flush had not completed.
 pages after a failed flush are not trusted [S4]. A failed flush is final: this process makes no more promises. The file is
 also rewritten when it has grown to ``_GROWTH`` times its size.
 
-The metadata group has a journal of its own, because its entries have an order: damage before a good frame must stop a
-controller, but costs a candidate only promises that nobody has seen.
+The metadata group has its own journal, because damage before a good frame must stop a controller, and not only end
+the reading.
 """
 
 from __future__ import annotations
