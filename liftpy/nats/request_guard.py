@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from liftpy.core.base.rate_limits import LogRateLimit
 from liftpy.core.wire.decode_errors import REFUSED
 
 logger = logging.getLogger("liftpy.requests")
@@ -40,7 +41,7 @@ class RequestGuard:
         self.kind = kind
         self._counters = counters
         self._reject = reject
-        self._log_at = 0.0
+        self._log_limit = LogRateLimit(_LOG_EVERY_S)
 
     def handler(self, handler: Handler) -> Handler:
         """Return ``handler`` with a guard, for ``BusConnection.listen``. If ``handler`` raises, the request is rejected."""
@@ -105,8 +106,6 @@ class RequestGuard:
 
     def _note(self, error: Exception) -> None:
         self._counters[f"{REFUSED}failed request, {self.kind}"] += 1
-        now = time.monotonic()
-        if now >= self._log_at:  # a sender can repeat such a request a million times, so the log is limited
-            self._log_at = now + _LOG_EVERY_S
+        if self._log_limit.admit(time.monotonic()) is not None:  # a sender can repeat such a request a million times
             shown = repr(error)[:_SHOWN_CHARACTERS]
             logger.error("request failed kind=%s error=%s: request rejected, node continues", self.kind, shown, exc_info=error)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from liftpy.config import NS_PER_S
+from liftpy.core.base.rate_limits import doubled_wait_s
 from liftpy.core.services.effects import Effect, result_headers, tick_headers
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.outbox import MAX_OUTPUT_BYTES
@@ -152,7 +153,7 @@ class EffectRunner:
             one.again_s = time.monotonic() + _APPLIED_WITHIN_S
         except Exception as error:  # the handler may raise any error
             one.failures += 1
-            one.again_s = time.monotonic() + min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2 ** min(one.failures - 1, 10))
+            one.again_s = time.monotonic() + doubled_wait_s(one.failures, _FIRST_WAIT_S, _LONGEST_WAIT_S)
             what = "offer" if effect.is_offer else f"effect {effect.name!r}"
             blame = error.code if isinstance(error, LiftError) else type(error).__name__
             self.problem = f"{what} {effect.id}, try {one.failures}: {blame}: {error}"[:500]

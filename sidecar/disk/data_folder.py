@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import logging
 import os
 import shutil
@@ -28,15 +27,22 @@ from dataclasses import asdict, dataclass, field
 from dataclasses import fields as fields_of
 from pathlib import Path
 
-import crc32c
-
 from liftpy.core.base.ids import PartitionKey, check_name, split_folder
-from liftpy.core.base.strict_json import load_json, whole_number
+from liftpy.core.base.strict_json import whole_number
 from liftpy.core.base.worker_assignment import WorkerShare
 from liftpy.core.log.epoch_promises import PROMISES_NAME, PromiseJournal, decode_promises
 from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.errors import CorruptionError, DataDirectoryLockedError, InvalidNameError, StorageError, UnknownFormatError
-from sidecar.disk.files import DirectoryCreator, DirectoryStorage, OpenMaps, make_folder, replace_file, sync_folder
+from sidecar.disk.files import (
+    DirectoryCreator,
+    DirectoryStorage,
+    OpenMaps,
+    decode_checked_json,
+    encode_checked_json,
+    make_folder,
+    replace_file,
+    sync_folder,
+)
 
 logger = logging.getLogger("liftpy.node")
 
@@ -69,10 +75,7 @@ def _identity_in(data: bytes) -> tuple[object, NodeIdentity | None]:
 
     Raises ValueError, TypeError, KeyError or InvalidNameError if the bytes are damaged.
     """
-    crc, _, body = data.partition(b"\n")
-    if int(crc, 16) != crc32c.crc32c(body):
-        raise ValueError("the checksum does not match")
-    fields = load_json(body)
+    fields = decode_checked_json(data)
     version = fields.pop("format")
     if version != _FORMAT:
         return version, None  # another version may have other fields
@@ -222,8 +225,7 @@ class DataDirectory:
         """Replace the ``node`` file, atomically and durably."""
         said = asdict(identity)
         said |= said.pop("starts")
-        body = json.dumps({"format": _FORMAT, **said}, sort_keys=True).encode()
-        data = f"{crc32c.crc32c(body):08x}\n".encode() + body
+        data = encode_checked_json({"format": _FORMAT, **said})
         if _identity_in(data) != (_FORMAT, identity):
             raise StorageError(
                 f"{self.path / 'node'} differs after the write, so the old file remains. Check the disk."

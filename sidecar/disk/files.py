@@ -11,19 +11,21 @@ others were used more recently. Views keep their map alive.
 from __future__ import annotations
 
 import errno
+import json
 import mmap
 import os
 import resource
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import crc32c
 
+from liftpy.core.base.strict_json import load_json
 from liftpy.core.log.storage import Bytes
 from liftpy.errors import NoSpaceError, StorageError
 
@@ -353,6 +355,20 @@ def _read_back(descriptor: int) -> tuple[int, int]:
     while piece := os.pread(descriptor, _COPY_BYTES, size_bytes):
         crc, size_bytes = crc32c.crc32c(piece, crc), size_bytes + len(piece)
     return size_bytes, crc
+
+
+def encode_checked_json(fields: Mapping[str, object]) -> bytes:
+    """Return the content of a small JSON file: the CRC-32C of the JSON in a line of 8 hexadecimal digits, then the JSON."""
+    body = json.dumps(fields, sort_keys=True).encode()
+    return f"{crc32c.crc32c(body):08x}\n".encode() + body
+
+
+def decode_checked_json(data: bytes) -> Any:
+    """Return the value in ``data``, which ``encode_checked_json`` has encoded. Raises ValueError for damaged bytes."""
+    crc, _, body = data.partition(b"\n")
+    if int(crc, 16) != crc32c.crc32c(body):
+        raise ValueError("the checksum does not match")
+    return load_json(body)
 
 
 class DirectoryCreator:

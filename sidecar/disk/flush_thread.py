@@ -22,6 +22,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from liftpy.core.base.instruments import Histogram
+from liftpy.core.base.rate_limits import LogRateLimit
 from liftpy.core.log.flush import PROBES, FlushScheduler
 
 THREAD_NAME = "liftpy-short-flush"
@@ -168,14 +169,13 @@ class FlushTimes:
 class NodeFlushTimes(FlushTimes):
     """Flush durations of all partitions of a node. ``counters``: counts slow flushes. ``times``: histogram, in seconds."""
 
-    __slots__ = ("_counters", "_slow", "_times", "_warn_at")
+    __slots__ = ("_counters", "_log_limit", "_times")
 
     def __init__(self, counters: Counter[str], times: Histogram | None = None) -> None:
         super().__init__(KEPT_OF_NODE)
         self._times = times or Histogram()
         self._counters = counters
-        self._warn_at = 0.0
-        self._slow = 0
+        self._log_limit = LogRateLimit(WARN_EVERY_S)
 
     def flushed(self, what: object, took_s: float) -> None:
         """Record a flush of ``what`` (a partition) that took ``took_s`` seconds.
@@ -187,13 +187,10 @@ class NodeFlushTimes(FlushTimes):
         if took_s < SLOW_S:
             return
         self._counters["slow flushes"] += 1
-        self._slow += 1
-        now = time.monotonic()
-        if now >= self._warn_at:
-            self._warn_at = now + WARN_EVERY_S
+        suppressed = self._log_limit.admit(time.monotonic())
+        if suppressed is not None:
             text = "%s: a flush took %.1f s; slow ones since the last such line: %d. The disk of this node is slow, and publishers wait"
-            logger.warning(text, what, took_s, self._slow)
-            self._slow = 0
+            logger.warning(text, what, took_s, suppressed + 1)
 
 
 PROBE_NAME = "flush-probe.tmp"

@@ -33,6 +33,7 @@ from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.progress import ReadProgress
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.rate_limits import doubled_wait_s
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
 from liftpy.core.groups import commands
 from liftpy.core.groups.coordinator import NO_FIGURES, GroupCoordinator
@@ -366,7 +367,7 @@ class GroupCoordinators:
                 one.in_a_row = count_restart(one.in_a_row, time.monotonic() - began_s)
                 self._counters["coordinators begun anew"] += 1
                 logger.error("%s: group coordinator ended; restarting it: %s", key, one.problem)
-                await _wait(one.stopping, min(_AGAIN_S * 2 ** min(one.in_a_row - 1, 10), _LONGEST_AGAIN_S))
+                await _wait(one.stopping, doubled_wait_s(one.in_a_row, _AGAIN_S, _LONGEST_AGAIN_S))
 
     def _reader(self, transport: Transport, key: PartitionKey, options: ReadOptions) -> LocalReader:
         return LocalReader(transport, Subjects(self._settings.namespace), key, options, self._reads_of)

@@ -38,13 +38,13 @@ from sidecar.partition.recovery import LogReplay
 from sidecar.partition.replication import FetchClient, ReplicationHandler
 from sidecar.partition.services import PartitionServices
 from sidecar.runtime import clock
-from sidecar.runtime.logs import CHATTER, LogRateLimit
+from sidecar.runtime.logs import CHATTER, WarningLogRateLimit
 from sidecar.runtime.timers import Timer, Timers
 from sidecar.transport.liveness import Probes
 from sidecar.transport.notify import Notifications
 
 logger = logging.getLogger("liftpy.replica")
-_seldom = LogRateLimit()
+_seldom = WarningLogRateLimit()
 _REACHED = {kind.name: events.DeadlineReached(kind=kind) for kind in events.Deadline}
 """Event for each kind of deadline."""
 

@@ -33,7 +33,7 @@ from liftpy.core.wire.subjects import InboxRule, Subjects, reply_to
 from liftpy.errors import DamagedBatchError, LiftError, ProtocolError, StorageError
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.runtime import clock
-from sidecar.runtime.logs import LogRateLimit
+from sidecar.runtime.logs import WarningLogRateLimit
 from sidecar.transport.connection import Buffer, BusConnection, Listener
 
 logger = logging.getLogger("liftpy.replication")
@@ -52,7 +52,7 @@ ASSEMBLING_BYTES = 256 * 1024 * 1024
 """Maximum total size of incomplete batches of all followers of a node, in bytes. Above it, a follower waits and retries."""
 
 Feed = Callable[[events.Event], None]
-_seldom = LogRateLimit()
+_seldom = WarningLogRateLimit()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,17 @@
 """The journal of the metadata group. Every entry, term and vote is on disk before another member can learn of it [M2, M4].
 
 Changes collect in memory until ``sync``, which writes one frame with a checksum and flushes it. So at most the last
-frame can be incomplete. Little endian::
+frame can be incomplete. The frames are those of ``liftpy/core/log/journal_frames.py``. Little endian::
 
-    frame    u32 CRC-32C of the rest   u32 size of the records   records
     record   u8 kind   u64 a   u64 b   u32 n   n bytes
              ENTRY: a index, b term, command   CUT: drop entries from index a on   META: a term, b commit index, vote
 
 The file is rewritten at its opening, and when a snapshot replaces its first entries: temporary file, flush, rename,
 flush of the directory [M8, S12, S4]. After a failed write or flush nothing more is written [S13]. A bad frame before a
 good one is damage. Then the journal does not open, because a controller that lost entries must not vote.
+
+Promises of LeaderEpochs have their own journal, because a promise can wait for room on a full disk, and a failed
+``sync`` of this journal is final.
 """
 
 from __future__ import annotations
@@ -22,19 +24,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import crc32c
-
 from liftpy.core.base.instruments import Histogram
+from liftpy.core.log.journal_frames import FRAME_HEAD_BYTES, frame_at, seal_frame
 from liftpy.core.metadata.controller_list import ControllerList, list_of
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
 from sidecar.disk.files import replace_file, sync_folder
 from sidecar.quorum.codec import MAX_NUMBER, Entry
 
 _MAGIC = b"LFRJ\x01\x00\x00\x00"
-_FRAME = struct.Struct("<II")
 _RECORD = struct.Struct("<BQQI")
 _ENTRY, _CUT, _META = 1, 2, 3
-MAX_FRAME_BYTES = 1 << 30
 _NEW_FRAME_BYTES = 8 << 20
 """Approximate size of one frame in a rewritten file, in bytes."""
 _APPEND_BYTES = 256 << 20
@@ -190,7 +189,7 @@ class GroupJournal:
         self._failed = False
 
     def _append_frame(self) -> None:
-        frame = _frame([*self._pending, self._meta()])
+        frame = seal_frame(b"".join([*self._pending, self._meta()]))
         written = os.write(self._descriptor, frame)
         if written != len(frame):
             raise StorageError(
@@ -226,9 +225,9 @@ class GroupJournal:
             records.append(_RECORD.pack(_ENTRY, index, term, len(command)) + command)
             size += len(records[-1])
             if size > _NEW_FRAME_BYTES:
-                yield _frame(records)
+                yield seal_frame(b"".join(records))
                 records, size = [], 0
-        yield _frame([*records, self._meta()])
+        yield seal_frame(b"".join([*records, self._meta()]))
 
     def _after_write(self) -> None:
         self._pending, self._meta_changed, self.flushed_index = [], False, self.last_index
@@ -282,7 +281,7 @@ class GroupJournal:
         position = len(_MAGIC)
         while (records := _frame_at(data, position)) is not None:
             self._replay_frame(records, position)
-            position += _FRAME.size + len(records)
+            position += FRAME_HEAD_BYTES + len(records)
         if position < len(data) and _frame_behind(data, position):
             raise self._damage(position)
         return True
@@ -329,27 +328,14 @@ def _size_bytes(entries: list[Entry]) -> int:
     return sum(_RECORD.size + len(command) for command, _, _ in entries)
 
 
-def _frame(records: list[bytes]) -> bytes:
-    body = b"".join(records)
-    sized = struct.pack("<I", len(body)) + body
-    return struct.pack("<I", crc32c.crc32c(sized)) + sized
-
-
 def _frame_at(data: bytes, position: int) -> memoryview | None:
     """Return the records of the journal frame at ``position`` of ``data``. None: there is no valid frame."""
-    if position + _FRAME.size > len(data):
-        return None
-    crc, size = _FRAME.unpack_from(data, position)
-    end = position + _FRAME.size + size
-    if not 0 < size <= MAX_FRAME_BYTES or end > len(data):
-        return None
-    view = memoryview(data)
-    return view[position + _FRAME.size : end] if crc32c.crc32c(view[position + 4 : end]) == crc else None
+    return frame_at(data, position) or None  # every frame of this journal has records
 
 
 def _frame_behind(data: bytes, fault: int) -> bool:
     """Return whether a valid journal frame begins in ``data`` after the damage at position ``fault``."""
-    return any(_frame_at(data, position) is not None for position in range(fault + 1, len(data) - _FRAME.size + 1))
+    return any(_frame_at(data, position) is not None for position in range(fault + 1, len(data) - FRAME_HEAD_BYTES + 1))
 
 
 def _records(view: memoryview) -> Iterator[tuple[int, int, int, bytes]]:

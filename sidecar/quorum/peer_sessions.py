@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from liftpy.core.base.rate_limits import LogRateLimit
 from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.errors import ProtocolError
 from sidecar.quorum.codec import MAX_NUMBER
@@ -137,9 +138,9 @@ class PeerSessions:
     peers: dict[str, Peer] = field(init=False)
     first: tuple[str, ...] = field(init=False)
     """Controller list of the settings."""
-    _said_at: float = -1e9
+    _term_log_limit: LogRateLimit = field(default_factory=lambda: LogRateLimit(_SAY_EVERY_S))
     """Time of the last log line about a term that is too high."""
-    _list_said_at: float = -1e9
+    _list_log_limit: LogRateLimit = field(default_factory=lambda: LogRateLimit(_SAY_LIST_EVERY_S))
 
     def __post_init__(self) -> None:
         self.peers = {i: Peer(i, self.draw() | 1) for i in self.peer_ids}
@@ -273,8 +274,7 @@ class PeerSessions:
             peer.beyond_since = now
         if ahead < TERM_REACH * (1 + int(now - peer.beyond_since)):
             return True
-        if now - self._said_at >= _SAY_EVERY_S:
-            self._said_at = now
+        if self._term_log_limit.admit(now) is not None:
             logger.warning("%s says that its term is %d, which can't be true beside %d", peer.node_id, term, self.term())
         return False
 
@@ -296,8 +296,7 @@ class PeerSessions:
         if said == self._list or by_log or self.by_log():
             return True
         self.counters[f"{REFUSED}other lists of controllers"] += 1
-        if now - self._list_said_at >= _SAY_LIST_EVERY_S:
-            self._list_said_at = now
+        if self._list_log_limit.admit(now) is not None:
             logger.error(
                 "the controllers are %s here, and %s in the settings of %s: they refuse each other until the lists are the same",
                 self._list.decode(),

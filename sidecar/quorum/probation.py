@@ -21,7 +21,6 @@ without nonces are trusted.
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import shutil
@@ -29,12 +28,10 @@ import struct
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-import crc32c
-
-from liftpy.core.base.strict_json import load_json, whole_number
+from liftpy.core.base.strict_json import whole_number
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.errors import CorruptionError, ProtocolError, StorageError, UnknownFormatError
-from sidecar.disk.files import replace_file, sync_folder
+from sidecar.disk.files import decode_checked_json, encode_checked_json, replace_file, sync_folder
 from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import RaftCore
 from sidecar.quorum.peer_sessions import Peer
@@ -148,17 +145,13 @@ class DirectoryLineage:
             "known": self.known,
             "known_as": self._known_as,
         }
-        body = json.dumps(said, sort_keys=True).encode()
-        replace_file(self._path, f"{crc32c.crc32c(body):08x}\n".encode() + body)
+        replace_file(self._path, encode_checked_json(said))
         self._changed = False
 
     def _load(self) -> None:
         """Load the nonces from the directory. A new directory, or one of an older version, has none."""
         try:
-            crc, _, body = self._path.read_bytes().partition(b"\n")
-            if int(crc, 16) != crc32c.crc32c(body):
-                raise ValueError("the CRC is wrong")
-            said = load_json(body)
+            said = decode_checked_json(self._path.read_bytes())
             version = said["format"]
             if version == _FORMAT:
                 self.nonce = _nonce(said["nonce"])

@@ -20,7 +20,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.rate_limits import LogRateLimit, TokenBucket, touch_entry
 
 KEY_CHARS = 60
 """Number of characters of a text that identify it in ``EVENTS``."""
@@ -164,7 +166,7 @@ LINES_PER_S = 5.0
 BURST_LINES = 20.0
 MOST_KEYS = 4096
 """Maximum number of distinct (event, partition). Above it, those without log lines for the longest time are forgotten."""
-_LATER_S = 1.0
+_LATER_NS = NS_PER_S
 _OTHER = "other"
 LEVELS = ("debug", "info", "warning", "error")
 _NOISY = ("nats", "pysyncobj", "asyncio")
@@ -187,16 +189,16 @@ def partition_of(record: logging.LogRecord) -> PartitionKey | None:
 class Suppression(logging.Filter):
     """Log filter that limits the rate of lines for each event and partition. Any thread may call it.
 
-    ``say``: function that writes an additional line. ``clock``: monotonic clock, in seconds.
+    ``say``: function that writes an additional line. ``clock``: monotonic clock, in nanoseconds.
     """
 
-    def __init__(self, say: Callable[[logging.LogRecord], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, say: Callable[[logging.LogRecord], None], clock: Callable[[], int] = time.monotonic_ns) -> None:
         super().__init__()
         self._say = say
         self._clock = clock
         self._lock = threading.Lock()
-        self._buckets: dict[tuple[str, PartitionKey | None], tuple[float, float]] = {}
-        """(event, partition) -> (number of lines that are allowed, time of this number)."""
+        self._buckets: dict[tuple[str, PartitionKey | None], TokenBucket] = {}
+        """(event, partition) -> bucket of lines. The most recently used one is last."""
         self._suppressed: dict[tuple[str, PartitionKey | None], tuple[int, logging.LogRecord]] = {}
         """(event, partition) -> (number of suppressed lines, the last of them)."""
         self.messages: Counter[str] = Counter()
@@ -219,13 +221,12 @@ class Suppression(logging.Filter):
         return takes
 
     def _takes(self, key: tuple[str, PartitionKey | None]) -> bool:
-        now = self._clock()
-        left, at = self._buckets.pop(key, (BURST_LINES, now))
-        left = min(BURST_LINES, left + (now - at) * LINES_PER_S)
-        self._buckets[key] = (left - 1, now) if left >= 1 else (left, now)
-        if len(self._buckets) > MOST_KEYS:
-            del self._buckets[next(iter(self._buckets))]
-        return left >= 1
+        bucket = touch_entry(self._buckets, key, MOST_KEYS, lambda: TokenBucket(LINES_PER_S, BURST_LINES))
+        return bucket.take(1, self._clock())
+
+    def _seen_ns(self, key: tuple[str, PartitionKey | None]) -> int:
+        bucket = self._buckets.get(key)
+        return 0 if bucket is None else bucket.seen_ns
 
     def write_counts(self, *, all_of_it: bool = False) -> None:
         """Write a line with the number of suppressed lines, for each event and partition whose last line is older than a second.
@@ -234,9 +235,9 @@ class Suppression(logging.Filter):
         """
         if not self._suppressed:
             return
-        now = self._clock()
+        last_ns = self._clock() - _LATER_NS
         with self._lock:
-            due = [key for key in self._suppressed if all_of_it or now - self._buckets.get(key, (0, 0))[1] >= _LATER_S]
+            due = [key for key in self._suppressed if all_of_it or self._seen_ns(key) <= last_ns]
             told = [self._suppressed.pop(key) for key in due]
         for count, record in told:
             self._write_count(count, record)
@@ -346,43 +347,30 @@ class InfoLogRateLimit:
     """Writes log lines of level ``info``, at most ``lines_per_s`` for all partitions of a process together."""
 
     def __init__(self, lines_per_s: int = MAX_LINES_PER_S) -> None:
-        self._lines_per_s = lines_per_s
-        self._second = 0
-        self._lines = 0
+        self._limit = LogRateLimit(1.0, lines_per_s)
         self.left_out_count = 0
-        self._untold = 0
 
     def info(self, logger: logging.Logger, text: str, *given: object) -> None:
         """Write the line ``text``, or only count it as suppressed if the limit is reached. ``given``: values for the text."""
-        second = int(time.monotonic())
-        if second != self._second:
-            self._second, self._lines = second, 0
-            if self._untold:
-                logger.info("suppressed %d log lines about partitions", self._untold)
-                self._untold = 0
-        if self._lines < self._lines_per_s:
-            self._lines += 1
-            logger.info(text, *given)
-        else:
-            self._untold += 1
+        suppressed = self._limit.admit(time.monotonic())
+        if suppressed is None:
             self.left_out_count += 1
+            return
+        if suppressed:
+            logger.info("suppressed %d log lines about partitions", suppressed)
+        logger.info(text, *given)
 
 
 CHATTER = InfoLogRateLimit()
 
 
-class LogRateLimit:
+class WarningLogRateLimit:
     """Writes each warning at most once per second. The next line with the same text has the number of suppressed ones."""
 
     def __init__(self) -> None:
-        self._said: dict[str, tuple[float, int]] = {}
-        """Text -> (time of the last line, number of lines suppressed since)."""
+        self._limits: dict[str, LogRateLimit] = {}
 
     def warning(self, logger: logging.Logger, text: str, *given: object) -> None:
-        now = time.monotonic()
-        said_at, left_out = self._said.get(text, (now - SELDOM_S, 0))
-        if now - said_at < SELDOM_S:
-            self._said[text] = said_at, left_out + 1
-            return
-        self._said[text] = now, 0
-        logger.warning(text + (f" (and {left_out} more of these)" if left_out else ""), *given)
+        suppressed = self._limits.setdefault(text, LogRateLimit(SELDOM_S)).admit(time.monotonic())
+        if suppressed is not None:
+            logger.warning(text + (f" (and {suppressed} more of these)" if suppressed else ""), *given)

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 
+from liftpy.core.base.rate_limits import doubled_wait_s
 from liftpy.errors import (
     CorruptionError,
     DataDirectoryLockedError,
@@ -61,7 +62,7 @@ def count_restart(before: int, ran_s: float) -> int:
 
 def pause_s(in_a_row: int) -> float:
     """Return the time to wait before a restart, in seconds. ``in_a_row``: number of consecutive restarts, including this one."""
-    return float(min(_FIRST_PAUSE_S * 2 ** min(in_a_row - 1, 16), _LONGEST_PAUSE_S))
+    return doubled_wait_s(in_a_row, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
 
 
 logger = logging.getLogger("liftpy.node")

@@ -3,13 +3,16 @@
 A candidate must store its epoch before it acts [protocol: Promotion]. With one file, an election of thousands of partitions
 needs a few flushes.
 
-Format, little endian: magic ``LFPJ`` and version, then frames. A frame has the CRC-32C of the rest, its length, and for
-each promise the LeaderEpoch, the length of the key, and the key. Reading stops at the first damaged frame. No node has
-acted on the promises after it, because their flush had not completed.
+Format, little endian: magic ``LFPJ`` and version, then frames (``journal_frames.py``). A frame has for each promise the
+LeaderEpoch, the length of the key, and the key. Reading stops at the first damaged frame. No node has acted on the
+promises after it, because their flush had not completed.
 
 ``store`` returns when the frame is flushed. Opening rewrites the file atomically with one promise per partition, because
 pages after a failed flush are not trusted [S4]. A failed flush is final: this process makes no more promises. The file is
 also rewritten when it has grown to ``_GROWTH`` times its size.
+
+The metadata group has its own journal, because damage before a good frame must stop a controller, and not only end
+the reading.
 """
 
 from __future__ import annotations
@@ -17,8 +20,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 
-import crc32c
-
+from liftpy.core.log.journal_frames import FRAME_HEAD_BYTES, frame_at, seal_frame
 from liftpy.core.log.storage import LogFile, Storage
 from liftpy.errors import NoSpaceError, StorageError, UnknownFormatError
 
@@ -26,7 +28,6 @@ PROMISES_NAME = "promises"
 _MAGIC = b"LFPJ"
 _VERSION = 1
 _HEAD = struct.Struct("<4sI")
-_FRAME = struct.Struct("<II")
 _PROMISE = struct.Struct("<QH")
 _LEAST_BYTES = 64 * 1024
 _GROWTH = 4
@@ -35,9 +36,7 @@ _GROWTH = 4
 def encode_promises(promises: Mapping[str, int]) -> bytes:
     """Return ``promises`` (key of a partition -> LeaderEpoch) as one frame of the journal."""
     keys = [(key.encode(), epoch) for key, epoch in promises.items()]
-    body = b"".join(_PROMISE.pack(epoch, len(key)) + key for key, epoch in keys)
-    length = struct.pack("<I", len(body))
-    return _FRAME.pack(crc32c.crc32c(length + body), len(body)) + body
+    return seal_frame(b"".join(_PROMISE.pack(epoch, len(key)) + key for key, epoch in keys))
 
 
 def decode_promises(data: bytes | None) -> dict[str, int]:
@@ -57,15 +56,8 @@ def decode_promises(data: bytes | None) -> dict[str, int]:
             f"but this version reads {_VERSION}. Start the newer version of liftpy."
         )
     position = _HEAD.size
-    while position + _FRAME.size <= len(data):
-        crc, length = _FRAME.unpack_from(data, position)
-        start, position = position + _FRAME.size, position + _FRAME.size + length
-        if (
-            position > len(data)
-            or crc32c.crc32c(data[start - 4 : position]) != crc
-            or not _add_promises(data[start:position], held)
-        ):
-            break
+    while (body := frame_at(data, position)) is not None and _add_promises(bytes(body), held):
+        position += FRAME_HEAD_BYTES + len(body)
     return held
 
 

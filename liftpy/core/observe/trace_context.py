@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from liftpy.config import NS_PER_S
+from liftpy.core.base.rate_limits import TokenBucket
 from liftpy.core.wire.batch_columns import BytesColumn, ColumnSet, HeadersColumn
 from liftpy.core.wire.headers import Pairs
 
@@ -155,9 +155,7 @@ class SpanBudget:
     """
 
     def __init__(self, per_s: float = SPANS_PER_S) -> None:
-        self._per_s = per_s
-        self._tokens = per_s
-        self._at_ns: int | None = None
+        self._bucket = TokenBucket(per_s, per_s)
         self.dropped = 0
         """Number of spans above the limit since the process began. They were not created, or not exported."""
 
@@ -166,18 +164,14 @@ class SpanBudget:
 
         In this case no token is taken, and the spans count as dropped.
         """
-        if not self.has(spans, now_ns):
-            self.dropped += spans
-            return False
-        self._tokens -= spans
-        return True
+        if self._bucket.take(spans, now_ns):
+            return True
+        self.dropped += spans
+        return False
 
     def has(self, spans: int, now_ns: int) -> bool:
         """Return whether there are tokens for ``spans`` spans at ``now_ns`` (monotonic). Take none."""
-        if self._at_ns is not None:
-            self._tokens = min(self._per_s, self._tokens + max(0, now_ns - self._at_ns) * self._per_s / NS_PER_S)
-        self._at_ns = now_ns
-        return self._tokens >= spans
+        return self._bucket.has(spans, now_ns)
 
     def gives_back(self, spans: int) -> None:
-        self._tokens += spans
+        self._bucket.give_back(spans)

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Literal
 
 import numpy as np
 
-from liftpy.config import NS_PER_S, StreamConfig
+from liftpy.config import StreamConfig
+from liftpy.core.base.rate_limits import TokenBucket, touch_entry
 
 BURST_S = 0.25
 MAX_BUCKETS = 10_000
@@ -34,14 +36,9 @@ _Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 _Indices = np.ndarray[tuple[int], np.dtype[np.intp]]
 
 
-class _Bucket:
-    """Two token buckets, for records and bytes. ``left``: amounts that may pass now. Negative ones must be refilled first."""
-
-    __slots__ = ("left", "seen_ns")
-
-    def __init__(self, left: list[float], now_ns: int) -> None:
-        self.left = left
-        self.seen_ns = now_ns
+_Kind = Literal[0, 1]
+"""What a bucket limits. 0: records, 1: bytes."""
+_Limit = tuple[_Kind, TokenBucket]
 
 
 class Quota:
@@ -53,10 +50,9 @@ class Quota:
     def __init__(self, rates: tuple[float, float], by_token: int = 0) -> None:
         self.terms = rates, by_token
         self._rates = rates
-        self._most = [max(rate * BURST_S, 1.0) if rate else 0.0 for rate in rates]
         self._by_token = by_token
-        self._buckets: dict[str, _Bucket] = {}
-        """Buckets by token, the last used one at the end."""
+        self._buckets: dict[str, tuple[_Limit, ...]] = {}
+        """Buckets of each token for the limited kinds, the last used ones at the end."""
 
     @property
     def scope(self) -> str:
@@ -81,48 +77,30 @@ class Quota:
         """
         records, sizes = batch_records or 1, self._sizes(messages)
         if not self._by_token:
-            return self._charge_all(len(messages), records, sizes, self._bucket("", now_ns), forced)
+            return _charge_all(len(messages), records, sizes, self._limits("", now_ns), forced)
         tokens, groups = self._tokens(messages)
-        buckets = [self._bucket(token, now_ns) for token in tokens]
-        if len(buckets) == 1:
-            return self._charge_all(len(messages), records, sizes, buckets[0], forced)
-        costs = [np.full(len(messages), float(records)), np.array(sizes, np.float64)]
+        limits = [self._limits(token, now_ns) for token in tokens]
+        if len(limits) == 1:
+            return _charge_all(len(messages), records, sizes, limits[0], forced)
         waits_ms = np.zeros(len(messages))
-        for kind, rate in enumerate(self._rates):
-            if rate:
-                left = np.array([bucket.left[kind] for bucket in buckets])
-                waits_ms = np.maximum(waits_ms, _waits(_cost_before(costs[kind], groups) - left[groups], rate))
-        if forced or not waits_ms.any():
-            sums = [np.bincount(groups, cost, len(buckets)).tolist() for cost in costs]
-            for bucket, *paid in zip(buckets, *sums, strict=True):
-                self._pay(bucket, paid)
-            return None
-        return _limit_waits(waits_ms)
-
-    def _charge_all(self, count: int, records: int, sizes: list[int], bucket: _Bucket, forced: bool) -> list[int] | None:
-        """Charge ``count`` messages to one bucket. Return None if they are accepted, otherwise the wait of each in milliseconds.
-
-        ``records``: records per message. ``sizes``: size of each message in bytes, [] without a limit. ``forced``: accept all
-        of them.
-        """
-        paid, last = [float(count * records), float(sum(sizes))], (records, sizes[-1] if sizes else 0)
-        if forced or all(not self._rates[kind] or paid[kind] - last[kind] < bucket.left[kind] for kind in (0, 1)):
-            self._pay(bucket, paid)
-            return None
-        waits_ms = np.zeros(count)
-        for kind, rate in enumerate(self._rates):
-            if rate:
-                cost = np.array(sizes, np.float64) if kind else np.full(count, float(records))
-                waits_ms = np.maximum(waits_ms, _waits(np.cumsum(cost) - cost - bucket.left[kind], rate))
-        return _limit_waits(waits_ms)
-
-    def _pay(self, bucket: _Bucket, paid: Sequence[float]) -> None:
-        bucket.left = [left - cost if rate else left for left, cost, rate in zip(bucket.left, paid, self._rates, strict=True)]
+        charges: list[tuple[list[TokenBucket], _Floats]] = []
+        for of_kind in zip(*limits, strict=True):
+            kind, first = of_kind[0]
+            cost, buckets = _costs(kind, len(messages), records, sizes), [bucket for _, bucket in of_kind]
+            left = np.array([bucket.tokens for bucket in buckets])
+            waits_ms = np.maximum(waits_ms, _waits(_cost_before(cost, groups) - left[groups], first.per_s))
+            charges.append((buckets, cost))
+        if not forced and waits_ms.any():
+            return _limit_waits(waits_ms)
+        for charged, cost in charges:
+            for bucket, paid in zip(charged, np.bincount(groups, cost, len(charged)).tolist(), strict=True):
+                bucket.tokens -= paid
+        return None
 
     def _sizes(self, messages: Messages) -> list[int]:
         """Return the size of each message (payload and headers) in bytes. []: there is no limit for bytes."""
         if not self._rates[1]:
-            return [0] * len(messages) if self._by_token else []
+            return []
         _, _, payloads, blocks = zip(*messages, strict=True)
         return list(map(int.__add__, map(len, payloads), map(len, blocks)))
 
@@ -135,20 +113,16 @@ class Quota:
         }
         return list(numbers), np.fromiter(map(of_subject.__getitem__, subjects), np.intp, len(subjects))
 
-    def _bucket(self, token: str, now_ns: int) -> _Bucket:
-        """Return the bucket of the token value ``token``, refilled up to ``now_ns`` (monotonic)."""
-        bucket = self._buckets.pop(token, None)
-        if bucket is None:
-            bucket = _Bucket(list(self._most), now_ns)
-            if len(self._buckets) >= MAX_BUCKETS:
-                del self._buckets[next(iter(self._buckets))]
-        elif now_ns != bucket.seen_ns:
-            passed_s = max(now_ns - bucket.seen_ns, 0) / NS_PER_S
-            filled = zip(bucket.left, self._rates, self._most, strict=True)
-            bucket.left = [min(most, left + passed_s * rate) for left, rate, most in filled]
-            bucket.seen_ns = now_ns
-        self._buckets[token] = bucket
-        return bucket
+    def _limits(self, token: str, now_ns: int) -> tuple[_Limit, ...]:
+        """Return the buckets of the token value ``token``, refilled up to ``now_ns`` (monotonic)."""
+        limits = touch_entry(self._buckets, token, MAX_BUCKETS, self._new_limits)
+        for _, bucket in limits:
+            bucket.refill(now_ns)
+        return limits
+
+    def _new_limits(self) -> tuple[_Limit, ...]:
+        rates: tuple[tuple[_Kind, float], ...] = ((0, self._rates[0]), (1, self._rates[1]))
+        return tuple((kind, TokenBucket(rate, max(rate * BURST_S, 1.0))) for kind, rate in rates if rate)
 
 
 def quota_for(stream: StreamConfig, partitions: int, held: Quota | None) -> Quota | None:
@@ -162,6 +136,28 @@ def quota_for(stream: StreamConfig, partitions: int, held: Quota | None) -> Quot
     share = max(partitions, 1)
     terms = (stream.quota_records_per_s / share, stream.quota_bytes_per_s / share), stream.quota_by_token
     return held if held is not None and held.terms == terms else Quota(*terms)
+
+
+def _charge_all(count: int, records: int, sizes: list[int], limits: Sequence[_Limit], forced: bool) -> list[int] | None:
+    """Charge ``count`` messages to the same buckets. Return None if they are accepted, otherwise the wait of each in milliseconds.
+
+    ``records``: records per message. ``sizes``: size of each message in bytes, [] without a limit. ``forced``: accept all.
+    """
+    paid, last = (count * records, sum(sizes)), (records, sizes[-1] if sizes else 0)
+    if forced or all(paid[kind] - last[kind] < bucket.tokens for kind, bucket in limits):
+        for kind, bucket in limits:
+            bucket.tokens -= paid[kind]
+        return None
+    waits_ms = np.zeros(count)
+    for kind, bucket in limits:
+        cost = _costs(kind, count, records, sizes)
+        waits_ms = np.maximum(waits_ms, _waits(np.cumsum(cost) - cost - bucket.tokens, bucket.per_s))
+    return _limit_waits(waits_ms)
+
+
+def _costs(kind: _Kind, count: int, records: int, sizes: list[int]) -> _Floats:
+    """Return the cost of each of ``count`` messages, in records or bytes."""
+    return np.array(sizes, np.float64) if kind else np.full(count, float(records))
 
 
 def _token(subject: bytes, number: int) -> str:

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from liftpy.core.base.ids import check_name, is_utf8
+from liftpy.core.base.rate_limits import doubled_wait_s
 from liftpy.core.publish.jetstream_headers import asked_for
 from liftpy.core.services.service import ServiceFailedError
 from liftpy.core.wire.batch import Record
@@ -198,7 +199,7 @@ class FailedUnit:
     def record_failure(self, error: BadRecordError, now_s: float) -> None:
         self.error = error
         self.tries += 1
-        self.again_s = now_s + min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(self.tries - 2, 10))
+        self.again_s = now_s + doubled_wait_s(self.tries - 1, FIRST_WAIT_S, LONGEST_WAIT_S)
 
     def next(self, on_error: OnError, *, leads: bool, now_s: float) -> NextStep:
         """Return the next step for the failed unit.

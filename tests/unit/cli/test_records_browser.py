@@ -74,6 +74,8 @@ async def test_records_browser_with_a_start_offset_or_time_shows_records_in_log_
     assert await browsed.offsets(start="27", limit="3") == [27, 28, 29]
     assert await browsed.offsets(start="27") == [27, 28, 29, 30]
     assert await browsed.offsets(start="-5m", key="odd", limit="1") == [1]
+    assert "<h2>Newest first</h2>" in await browsed.get("/records/orders")
+    assert "<h2>Newest first</h2>" not in await browsed.get("/records/orders?start=27")
 
 
 async def test_records_browser_escapes_html_in_record_values(client: Client) -> None:

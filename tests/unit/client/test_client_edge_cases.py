@@ -18,7 +18,7 @@ from liftpy.client.encode_publish import Address
 from liftpy.client.factories import ClientFactories
 from liftpy.client.in_flight import InFlight, PublishOptions
 from liftpy.client.iteration import Iteration, LastItem
-from liftpy.client.progress import _MOST_BEHIND, NotServedError, ReadProgress, bounds_of, check_head, must_agree
+from liftpy.client.progress import _MOST_BEHIND, NotServedError, ReadProgress, check_head, must_agree
 from liftpy.client.publisher import FireAndForget, Publisher
 from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import (
@@ -93,15 +93,6 @@ def test_partition_reader_reports_a_damaged_answer_once() -> None:
     progress.suspect = ("n2", 7)
     assert progress.complaint() == client_pb2.ReadRequest(boundsOnly=True, streamUid="u1", minHighWatermark=-1, badOffset=7)
     assert progress.complaint() is None
-
-
-def test_partition_bounds_contain_the_fields_of_the_read_answer() -> None:
-    head = client_pb2.ReadResponse(
-        streamUid="u", node="n1", leader="n2", leaderEpoch=3, logStartOffset=4, highWatermark=5, compacted=True
-    )
-    found = bounds_of(head)
-    assert (found.uid, found.node, found.leader, found.leader_epoch) == ("u", "n1", "n2", 3)
-    assert (found.log_start_offset, found.high_watermark, found.compacted) == (4, 5, True)
 
 
 @pytest.mark.parametrize(

@@ -482,25 +482,6 @@ async def test_publisher_ack_of_one_message_does_not_shorten_the_quota_delay_of_
     await made.close()
 
 
-async def test_publisher_rejected_by_a_recreated_stream_looks_up_the_address() -> None:
-    made, _, found = publisher()
-    await made.send(b"v")
-    await made._on_ack(ack(0, ackError=_Ack.WRONG_STREAM, streamUid="u2"))
-    await turns()
-    assert (found.asked, made._refused, made.foreign_answers) == (1, {0}, 0)
-    await made.close()
-
-
-async def test_publisher_without_responders_looks_up_the_address_and_retries() -> None:
-    made, _, found = publisher()
-    await made.send(b"v")
-    await made._on_ack(nobody())
-    await turns()
-    assert (found.asked, made._refused) == (1, {0})
-    assert str(made._in_flight[0].refusal) == "No responders on shop.s. s may have no leader: check `liftpy status`."
-    await made.close()
-
-
 @pytest.mark.parametrize(
     ("answer", "why"),
     [

@@ -205,6 +205,12 @@ async def test_jetstream_account_info_contains_the_api_level(client: Client) -> 
     assert (await said(client, "INFO"))["api"]["level"] >= 1
 
 
+async def test_jetstream_stream_info_contains_the_number_of_replicas(client: Client) -> None:
+    await client.create_stream("single", "single", replicas=1)
+    assert (await said(client, "STREAM.INFO.single"))["config"]["num_replicas"] == 1
+    assert (await said(client, "STREAM.INFO.orders"))["config"]["num_replicas"] == 3
+
+
 async def test_jetstream_stream_info_contains_max_msgs_per_subject(client: Client) -> None:
     await client.create_stream("newest", "newest.*", config=StreamConfig(max_per_subject=3))
     assert (await said(client, "STREAM.INFO.newest"))["config"]["max_msgs_per_subject"] == 3

@@ -467,6 +467,7 @@ async def test_service_query_contains_the_arguments_of_the_call(monkeypatch: pyt
 
 def test_publish_address_of_a_partition_has_its_subject_and_stream_uid() -> None:
     assert subject_address("shop.s", "u", False) == Address("shop.s", "u", False)
+    assert subject_address("shop.s").window_s == 0.0, "the stream is unknown, so nothing promises deduplication"
     for subject in ("*", "a.*", ">", "a.>", "a.*.b"):
         with pytest.raises(ConfigError, match=r"wildcards\. Name one subject \(subject="):
             subject_address(subject)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from liftpy.client import Client, GroupOptions, Source
+from liftpy.client.consumed import GroupBatch
 from liftpy.client.group import Group
+from liftpy.client.stream_copy import MOST_IN_HAND, GroupCopy
+from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.partitioner import partition_of
 from liftpy.errors import PublishRejectedError
@@ -222,3 +226,31 @@ async def test_group_into_copies_records_without_key_to_the_partition_number_of_
                     await asyncio.sleep(0.01)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+class LateGroup:
+    """A group member that gets records of a partition only after it has lost the partition."""
+
+    name = "billing"
+
+    def __init__(self, count: int) -> None:
+        self.counters: Counter[str] = Counter()
+        self._left = count
+
+    async def take(self) -> GroupBatch | None:
+        self._left -= 1
+        await asyncio.sleep(0)
+        return GroupBatch(PartitionKey("orders", "u1", 0), 1, None) if self._left >= 0 else None  # type: ignore[arg-type]
+
+    def finished(self, part: GroupBatch) -> None: ...
+
+    def generation_of(self, key: PartitionKey) -> int | None:
+        return None
+
+
+async def test_group_copy_drops_batches_of_lost_partitions_and_goes_on() -> None:
+    group = LateGroup(3 * MOST_IN_HAND)
+    copy = GroupCopy(None, group, "bills", bills, partition_for=None, options=None, session_s=3.0)  # type: ignore[arg-type]
+    async with asyncio.timeout(20):
+        await copy.run()
+    assert copy.in_hand == 0

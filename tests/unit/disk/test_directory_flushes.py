@@ -93,20 +93,3 @@ def test_data_directory_repeats_a_failed_flush_of_a_new_partition(tmp_path: Path
     fails = False
     folder.partition_storage(PartitionKey("s", "uid", 1))
     folder.close()
-
-
-def test_folder_storage_sync_folder_without_a_change_does_not_flush(tmp_path: Path, flushed: Counter[str]) -> None:
-    folder = DataDirectory(tmp_path)
-    storage = folder.partition_storage(PartitionKey("s", "uid", 7))
-    flushed.clear()
-    for change in (lambda: storage.create("a").close(), lambda: storage.rename("a", "b"), lambda: storage.remove("b")):
-        change()
-        before = flushed["7"]
-        storage.sync_folder()
-        storage.sync_folder()
-        assert flushed["7"] == before + 1
-    storage.replace("small", b"x")
-    before = flushed["7"]
-    storage.sync_folder()
-    assert flushed["7"] == before, "the replacement has flushed it"
-    folder.close()

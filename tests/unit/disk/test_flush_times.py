@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.core.base.instruments import Histogram
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
@@ -41,7 +42,8 @@ def test_slow_flushes_are_counted_and_logged_once_per_interval(
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     counters: Counter[str] = Counter()
-    times = NodeFlushTimes(counters)
+    measured = Histogram()
+    times = NodeFlushTimes(counters, measured)
     with caplog.at_level(logging.WARNING, "liftpy.disk"):
         times.flushed("s/0", 0.5)
         assert caplog.records == []
@@ -54,6 +56,7 @@ def test_slow_flushes_are_counted_and_logged_once_per_interval(
     assert said[0].startswith("s/1: a flush took 1.5 s; slow ones since the last such line: 1.")
     assert said[1].startswith("s/2: a flush took 6.0 s; slow ones since the last such line: 5.")
     assert counters == {"slow flushes": 6}
+    assert (sum(measured.counts), measured.total) == (7, pytest.approx(14.0))
 
 
 async def test_flush_time_is_measured_from_the_request_to_the_completion() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import pytest
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.node_identity import DirectoryIdentity
-from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
+from liftpy.errors import CorruptionError, InvalidNameError, StorageError, UnknownFormatError
 from sidecar.disk import data_folder
 from sidecar.disk.data_folder import DataDirectory, NodeIdentity
+from sidecar.disk.files import OpenMaps
 from sidecar.runtime.restarts import momentary
 from tests.unit.disk.recording import FOLDER, Recorder
 
 KEY = PartitionKey("orders", "u1", 0)
+UNKNOWN = PartitionKey("orders", "0a1b2c-3", 0)
 RIGHT: dict[str, Any] = {
     "format": 1, "node_id": "a", "incarnation": 3, "clean_incarnation": 3,
     "folder_id": "f", "starts": 2, "nonce": 11, "registered": 10, "earlier": [10],
@@ -126,6 +129,63 @@ def test_delete_partition_system_error_raises_storage_error(tmp_path: Path, monk
     monkeypatch.setattr(data_folder, "sync_folder", fails)
     with pytest.raises(StorageError):
         folder.delete_partition(KEY)
+    folder.close()
+
+
+@pytest.mark.parametrize("name", ["orders", "-u1", "orders-", "..", "a/b-u1"])
+def test_delete_unknown_of_a_name_that_is_no_stream_directory_removes_nothing(name: str, tmp_path: Path) -> None:
+    folder = DataDirectory(tmp_path / "data")
+    folder.partition_storage(KEY).create("log").append([b"x"])
+    (tmp_path / "data" / "streams" / "orders").mkdir()
+    with pytest.raises((StorageError, InvalidNameError)):
+        folder.delete_unknown(name)
+    assert folder.partition_storage(KEY).names() == ["log"]
+    assert (tmp_path / "data" / "streams" / "orders").exists()
+    folder.close()
+
+
+def test_delete_unknown_removes_the_logs_and_returns_their_size(tmp_path: Path) -> None:
+    folder = DataDirectory(tmp_path)
+    folder.partition_storage(UNKNOWN).create("log").append([b"xyz"])
+    (folder.partition_path(UNKNOWN).parent / "note").write_bytes(b"12")
+    assert folder.delete_unknown("orders-0a1b2c-3") == (["orders-0a1b2c-3/0"], 5)
+    assert not folder.partition_path(UNKNOWN).parent.exists()
+    folder.partition_storage(UNKNOWN).create("log").append([b"y"])
+    folder.close()
+
+
+def test_delete_unknown_that_fails_raises_storage_error_and_a_repetition_completes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = DataDirectory(tmp_path)
+    folder.partition_storage(UNKNOWN).create("log").append([b"x"])
+    (folder.partition_path(UNKNOWN).parent / "note").write_bytes(b"12")
+
+    remove, whole = shutil.rmtree, folder.partition_path(UNKNOWN).parent
+
+    def fails(path: Path, **more: Any) -> None:
+        if path == whole:
+            raise PermissionError(13, "no", str(path))
+        remove(path, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(data_folder.shutil, "rmtree", fails)
+        with pytest.raises(StorageError):
+            folder.delete_unknown("orders-0a1b2c-3")
+    folder.delete_unknown("orders-0a1b2c-3")
+    assert not folder.partition_path(UNKNOWN).parent.exists()
+    folder.close()
+
+
+def test_data_directory_logs_share_the_limit_of_open_maps(tmp_path: Path) -> None:
+    maps = OpenMaps(1)
+    folder = DataDirectory(tmp_path, maps)
+    for number in range(2):
+        file = folder.partition_storage(PartitionKey("orders", "u1", number)).create("log")
+        file.append([b"x"])
+        file.seal()
+        assert bytes(file.read(0, 1)) == b"x"
+    assert (len(maps), maps.opened) == (1, 2)
     folder.close()
 
 

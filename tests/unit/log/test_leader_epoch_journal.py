@@ -145,3 +145,19 @@ def test_leader_epoch_journal_at_its_size_limit_is_rewritten_without_deleted_par
     assert journal.epoch_of(KEYS[0]) == 0
     again = PromiseJournal(storage, lambda key: key in KEYS[:2])
     assert [again.epoch_of(key) for key in KEYS[1:]] == [1996, 0, 0, 0]
+
+
+def test_leader_epoch_journal_bytes_on_disk_are_those_of_earlier_versions() -> None:
+    storage = MemoryStorage()
+    journal = PromiseJournal(storage)
+    journal.store({"orders-u1/0": 7, "orders-u1/1": 1 << 40})
+    journal.store({"orders-u1/0": 9})
+    expected = (
+        "4c46504a01000000c74b674800000000"
+        "9827d7f42a00000007000000000000000b006f72646572732d75312f3000000000000100000b006f72646572732d75312f31"
+        "b73f5a201500000009000000000000000b006f72646572732d75312f30"
+    )
+    assert bytes(storage.files[PROMISES_NAME].data).hex() == expected
+    earlier = MemoryStorage()
+    earlier.replace(PROMISES_NAME, bytes.fromhex(expected))
+    assert held(earlier) == {KEYS[0]: 9, KEYS[1]: 1 << 40}

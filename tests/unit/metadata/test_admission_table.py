@@ -40,7 +40,7 @@ def breaks(*rules: str) -> RequestContext:
     arrival.is_reply_allowed = "reply subject" not in rules
     arrival.leads = "leader" not in rules
     if "flood" in rules:
-        while arrival.limits.allowance.try_acquire(0):
+        while arrival.limits.allowance.take(1, 0):
             pass
     if "operator rate" in rules:
         while not arrival.limits.rates.wait_ms(arrival.sender, 0):

@@ -22,7 +22,7 @@ from liftpy.core.wire.frames import address
 from liftpy.core.wire.subjects import Subjects
 from sidecar.partition import replication
 from sidecar.partition.replication import AnswerRouter, FetchClient
-from sidecar.runtime.logs import LogRateLimit
+from sidecar.runtime.logs import WarningLogRateLimit
 from tests.scripts.replication_bench import ReplicationBench
 
 KEY = PartitionKey("s", "u1", 0)
@@ -185,7 +185,7 @@ def test_fetch_client_ignores_a_response_with_a_wrong_checksum(at: int) -> None:
 def test_fetch_client_logs_repeated_damage_once_per_second(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replication, "_seldom", LogRateLimit())  # another test may have said the same in this second
+    monkeypatch.setattr(replication, "_seldom", WarningLogRateLimit())  # another test may have said the same in this second
     client, heard, _ = follower()
     batch = bytearray(build_batch([b"v" * 50], base_offset=0, leader_epoch=1, timestamp_ns=1))
     batch[-1] ^= 1  # as the leader's disk has it: the envelope is right

@@ -121,6 +121,28 @@ def test_raft_journal_file_of_another_format_is_rejected_and_not_changed(tmp_pat
     assert path.read_bytes() == data
 
 
+def test_raft_journal_bytes_on_disk_are_those_of_earlier_versions(tmp_path: Path) -> None:
+    journal = GroupJournal(tmp_path / "journal")
+    journal.setCurrentTerm(3, "b")
+    journal.add(b"\x00one", 1, 3)
+    journal.sync()
+    journal.add(b"two", 2, 3)
+    journal.setRaftCommitIndex(1)
+    journal.sync()
+    journal.deleteEntriesFrom(1)
+    journal.sync()
+    meta = "030300000000000000010000000000000001000000" + "62"
+    expected = (
+        "4c46524a01000000"
+        "99a68ed42f000000" + "010100000000000000030000000000000004000000" + "006f6e65" + meta + "2df5d8852e000000"
+        "010200000000000000030000000000000003000000" + "74776f" + meta + "416662992b000000"
+        "020200000000000000000000000000000000000000" + meta
+    )
+    assert (tmp_path / "journal").read_bytes().hex() == expected
+    (tmp_path / "earlier").write_bytes(bytes.fromhex(expected))
+    assert _content(GroupJournal(tmp_path / "earlier")) == ([(b"\x00one", 1, 3)], 3, "b")
+
+
 def _framed(records: bytes) -> bytes:
     sized = struct.pack("<I", len(records)) + records
     return b"LFRJ\x01\0\0\0" + struct.pack("<I", crc32c.crc32c(sized)) + sized

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.log.journal_frames import FRAME_HEAD_BYTES, seal_frame
 from liftpy.errors import CorruptionError, ProtocolError, StorageError
 from sidecar.quorum import codec
 from sidecar.quorum import driver as driver_module
 from sidecar.quorum import raft_rules as hardening_module
 from sidecar.quorum.codec import MAX_NUMBER, seal, unseal
 from sidecar.quorum.driver import MAX_INBOX_BYTES, GroupDriver, tick_once
-from sidecar.quorum.journal import _FRAME, _MAGIC, _RECORD, MAX_SPENT_BYTES, GroupJournal, _frame
+from sidecar.quorum.journal import _MAGIC, _RECORD, MAX_SPENT_BYTES, GroupJournal
 from sidecar.quorum.library import FAIL_REASON, Node
 from sidecar.quorum.peer_sessions import SILENCE_S, TERM_REACH, Peer, PeerSessions
 from sidecar.quorum.probation import DirectoryLineage, is_first_start
@@ -257,7 +258,7 @@ def test_raft_journal_with_many_obsolete_bytes_is_rewritten(tmp_path: Path, monk
 
 
 def framed(*records: tuple[int, int, int, bytes]) -> bytes:
-    return _frame([_RECORD.pack(kind, a, b, len(body)) + body for kind, a, b, body in records])
+    return seal_frame(b"".join(_RECORD.pack(kind, a, b, len(body)) + body for kind, a, b, body in records))
 
 
 @pytest.mark.parametrize(
@@ -280,7 +281,7 @@ def test_raft_journal_with_an_invalid_record_raises_corruption_error(records: li
 
 def test_raft_journal_with_a_torn_frame_is_truncated_only_if_no_valid_frame_follows(tmp_path: Path) -> None:
     first, second = framed((1, 1, 1, b"a")), framed((1, 2, 1, b"b"))
-    for torn in (second[:-1], second[: _FRAME.size], b"\0" * 30):
+    for torn in (second[:-1], second[:FRAME_HEAD_BYTES], b"\0" * 30):
         (tmp_path / "journal").write_bytes(_MAGIC + first + torn)
         found = GroupJournal(tmp_path / "journal")
         assert len(found) == 1

@@ -91,7 +91,7 @@ class Said:
     def __init__(self) -> None:
         self.now = 1000.0
         self.lines: list[str] = []
-        self.suppression = Suppression(lambda record: self.lines.append(record.getMessage()), lambda: self.now)
+        self.suppression = Suppression(lambda record: self.lines.append(record.getMessage()), lambda: round(self.now * 1e9))
 
     def log(self, text: str = "a %s", *given: Any, level: int = logging.WARNING, name: str = "liftpy.x") -> None:
         record = logging.LogRecord(name, level, "", 0, text, given, None)

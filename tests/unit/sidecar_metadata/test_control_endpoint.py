@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from liftpy.config import ReplicationConfig
+from liftpy.core.base.rate_limits import TokenBucket
 from liftpy.core.metadata.controller import admission
 from liftpy.core.metadata.controller.requests import REQUESTS, may_be_logged
 from liftpy.core.metadata.request_limits import MAX_BATCH_BYTES, MAX_REQUESTS, fit
@@ -374,7 +375,7 @@ async def test_control_endpoint_during_a_flood_drops_client_requests_undecoded_a
 
     for subject in ("space.info", "space.control.admin"):
         controller.handler.counters.clear()
-        controller.handler.limits.allowance = admission.RequestRateLimit(400, 50)
+        controller.handler.limits.allowance = TokenBucket(400, 50)
         assert await answered(80, Message(asked, "_INBOX.x", subject)) == 50
         assert controller.handler.counters[admission.FLOODED] == 30
         controller.handler.counters.clear()
@@ -483,7 +484,7 @@ async def test_control_endpoint_request_that_waits_too_long_for_admission_gets_u
 
 
 async def test_control_endpoint_requests_of_unknown_nodes_share_one_rate_limit(controller: Controller) -> None:
-    controller.handler.limits.allowance = admission.RequestRateLimit(0.0, 3)
+    controller.handler.limits.allowance = TokenBucket(0.0, 3)
     for number in range(5):
         beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="ghost", incarnation=number))
         await controller.receive(Message(frames.seal(beat), "space.inbox.ghost.1", "space.control.node.ghost"))

@@ -14,7 +14,6 @@ import pytest
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.metadata.controller.admission import RequestRateLimit
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
 from liftpy.core.metadata.features import SPOKEN
@@ -213,14 +212,6 @@ async def test_metadata_thread_barrier_returns_after_watchers_received_its_image
 
 
 # ---- the handler --------------------------------------------------------------------------------------------------------------
-def test_request_rate_limit_refills_with_time_up_to_its_maximum() -> None:
-    allowance = RequestRateLimit(per_s=2, at_once=3)
-    assert [allowance.try_acquire(0) for _ in range(4)] == [True, True, True, False]
-    assert [allowance.try_acquire(NS // 2) for _ in range(2)] == [True, False]
-    assert not allowance.try_acquire(0)
-    assert [allowance.try_acquire(100 * NS) for _ in range(4)] == [True, True, True, False]
-
-
 async def test_concurrent_request_limit_is_per_sender_and_released_after_the_last_request() -> None:
     turns = AdmissionQueue()
     entered: list[str] = []

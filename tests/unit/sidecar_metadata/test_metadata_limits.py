@@ -34,13 +34,6 @@ async def turns(condition: Callable[[], object] = lambda: False, most: int = 50)
 
 
 # ---- the handler ------------------------------------------------------------------------------------------------------------
-def test_request_rate_limit_after_a_clock_step_back_still_admits_requests() -> None:
-    allowance = admission.RequestRateLimit(1.0, 3)
-    assert allowance.try_acquire(10 * S)
-    assert [allowance.try_acquire(5 * S) for _ in range(3)] == [True, True, False]
-    assert [allowance.try_acquire(at_ns) for at_ns in (5 * S + S // 2, 6 * S, 6 * S)] == [False, True, False]
-
-
 @pytest.fixture
 async def handler() -> Controller:
     made = Controller()

@@ -123,6 +123,22 @@ def test_spark_audit_of_three_different_replicas_reports_all_replicas(access: Ac
     assert [(f.node, f.majority) for f in look(access).findings] == [("n2", False), ("n3", False)]
 
 
+def test_spark_audit_without_the_leader_compares_the_other_replicas_with_the_first_of_them(
+    access: Access, node: FakeNode
+) -> None:
+    serve(node, log_of(SIZES), n3=log_of(SIZES, at(17, b"x")))
+    node.silent = {"n1"}
+    report = look(access, patience_s=0.2)
+    assert report.partitions[0].compared == ["n2", "n3"]
+    assert [(f.node, f.majority) for f in report.findings] == [("n3", False)]
+
+
+def test_spark_audit_of_different_replicas_compares_with_the_leader(access: Access, node: FakeNode) -> None:
+    node.node_ids = ("n3", "n1", "n2")
+    serve(node, log_of(SIZES), n1=log_of(SIZES, at(17, b"x")), n2=log_of(SIZES, at(17, b"y")))
+    assert sorted((f.node, f.majority) for f in look(access).findings) == [("n1", False), ("n2", False)]
+
+
 def test_spark_audit_reports_a_missing_and_an_additional_record(access: Access, node: FakeNode) -> None:
     serve(node, log_of([50, 50, 50]), n2=log_of([50, 50, 50]))
     lacking = node.own["orders", 0, "n2"]

@@ -58,6 +58,7 @@ def test_spark_source_accepts_every_known_option() -> None:
         if name not in ("stream", "subscribe", "subscribePattern", "assign", "nats.user", "nats.passwordFile"):
             parse(**{name: values.get(name, "a-file-or-host")})
     assert parse(**{"nats.user": "u", "nats.passwordFile": "f"}).access.user == "u"
+    assert parse(minPartitions="1").min_partitions == 1
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,9 @@ def test_spark_pipelined_fetch_without_an_answer_continues_with_single_requests(
     assert offsets(link, planned(0, 12_000), FetchRules(patience_s=10.0)) == list(range(12_000))
     assert retried
     assert node.asked["n1"] < 8, "who does not answer is not asked for all of it"
+    line = link.line()
+    assert line is not None
+    assert line.waiting_count == 0
 
 
 def test_spark_pipelined_fetch_size_estimate_is_reused_by_the_next_task(link: ProcessConnection, node: FakeNode) -> None:

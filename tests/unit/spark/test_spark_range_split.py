@@ -70,6 +70,7 @@ def test_spark_planned_range_split_equals_the_docs_example() -> None:
     assert pieces(split_at_borders(logs.whole(), 5, 0, logs.measure)) == [
         (0, 0, 180), (0, 180, 360), (0, 360, 540), (0, 540, 720), (0, 720, 900), (1, 0, 100),
     ]  # fmt: skip
+    assert len(logs.asked) == 3, "one for the size of each partition, and one for the borders"
 
 
 def test_spark_planned_range_split_is_even_by_bytes() -> None:

@@ -348,5 +348,7 @@ def test_spark_sink_task_buffer_is_bounded_in_bytes() -> None:
     assert found.num_rows == 20
     small = SinkOptions.parse({"stream": "out", "maxTaskBytes": str(batch.nbytes + 1)})
     assert gather_rows([batch], small) is not None
+    exact = SinkOptions.parse({"stream": "out", "maxTaskBytes": str(batch.nbytes)})
+    assert gather_rows([batch], exact) is not None
     with pytest.raises(ConfigError, match="more than maxTaskBytes"):
         gather_rows([batch, batch], small)

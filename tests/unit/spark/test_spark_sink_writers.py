@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import logging
 import os
@@ -268,6 +269,22 @@ async def test_spark_sink_micro_batch_repeated_with_fewer_tasks_raises_tasks_cha
             match=r"\[TASKS_CHANGED\].*at least 3 tasks and repeated with 1.*adaptive.streaming.stateless.enabled=false",
         ):
             await commit(same[0])
+
+
+@pytest.mark.parametrize(("records", "is_found"), [(4, True), (10, False)])
+async def test_spark_sink_search_for_records_of_lost_tasks_reads_the_last_four_mib_of_the_log(
+    client: Client, task: TASKS, records: int, is_found: bool
+) -> None:
+    writer = source().streamWriter(SCHEMA, False)
+    task(part=1)
+    await write(writer, b"row 1")
+    for _ in range(records):
+        await client.publish("out", bytes(600_000))
+    task(part=0)
+    sent = await write(writer, b"row 0")
+    found = pytest.raises(SourceError, match=r"\[TASKS_CHANGED\]") if is_found else contextlib.nullcontext()
+    with found:
+        await asyncio.to_thread(writer.commit, [sent], 0)
 
 
 @pytest.mark.parametrize("streaming", [True, False])

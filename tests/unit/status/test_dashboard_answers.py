@@ -316,6 +316,38 @@ async def test_dashboard_answer_is_computed_at_most_four_times_per_second_for_al
     assert made[-1] == "a", "what is old is made anew"
 
 
+async def test_dashboard_answer_of_a_moment_ago_is_repeated_while_another_answer_uses_the_rate() -> None:
+    now, made, heard = [100.0], [], []
+    handler = AnswerRateLimit(lambda: now[0])
+
+    async def ask(name: str) -> None:
+        async def work() -> bytes:
+            made.append(name)
+            return name.encode()
+
+        count = len(heard)
+        handler.ask(name.encode(), work, heard.append)
+        async with asyncio.timeout(10):
+            while len(heard) == count:
+                await asyncio.sleep(0)
+
+    await ask("a")
+    now[0] += 2 / PER_SECOND
+    await ask("b")
+    await ask("a")
+    assert (made, heard) == (["a", "b"], [b"a", b"b", b"a"])
+
+
+def test_dashboard_groups_answer_lists_all_groups_or_describes_one() -> None:
+    rows = [{"group": name, "lag_s": lag_s} for name, lag_s in (("bills", 1.0), ("mails", 2.0))]
+    one = {"rows": rows[:1], "members": [{"member": "m1"}], "positions": []}
+    reporter = a_cluster()
+    reporter.group_rows, reporter.group_rows_of = lambda: iter(rows), lambda name: one if name == "bills" else {}
+    everything = asked(the_answers(reporter), {"groups": {"group": "", "limit": 5}})
+    assert ([row["group"] for row in everything["rows"]], everything["members"]) == (["mails", "bills"], [])
+    assert asked(the_answers(reporter), {"groups": {"group": "bills", "limit": 5}}) == {**one, "more": False}
+
+
 def test_dashboard_settings_answer_has_one_row_per_setting() -> None:
     reporter = a_cluster()
     image = reporter.group.image

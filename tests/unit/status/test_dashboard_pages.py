@@ -203,6 +203,8 @@ async def test_dashboard_page_shows_the_same_numbers_as_its_json(path: str) -> N
     if path == "/":
         assert found["cluster.now.records_in_s"][1] == figure("rate", 3 * 1234)
         assert found["cluster.metadata.term"][1] == "4"
+        for way in ("in", "out"):
+            assert found[f"cluster.now.bytes_{way}_s"][1] == figure("bytes", value_at(shown, f"cluster.now.bytes_{way}_s"))
         assert found["cluster.feature.todo"][1] == "liftpy upgrade finalize"
 
 

@@ -135,7 +135,9 @@ def test_events_request_to_a_node_without_replica_returns_the_nodes_with_a_repli
 
 WRONG = [
     *({"before": place} for place in (7, [1], [1, 0, 2, 3], [1, 0, -1], [1, "2"], [-1, 0])),
+    *({"before": place} for place in ([(1 << 63) + 1, 0], [1, (1 << 31) + 1], [1, 0, (1 << 63) + 1])),
     {"since_ns": 1.5},
+    {"until_ns": (1 << 63) + 1},
     {"kind": 7},
 ]
 

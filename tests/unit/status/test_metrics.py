@@ -264,6 +264,18 @@ def test_metrics_of_a_node_have_the_values_of_their_sources() -> None:
     assert not any("no incident" in name for name in found)
 
 
+def test_metrics_of_throttled_copies_are_in_seconds() -> None:
+    reporter = a_reporter([])
+    reporter.partitions.copy_pace.waited_ns, reporter.partitions.copy_pace.yielded_ns = 2_500_000_000, 1_250_000_000
+    found = shown(gathered(reporter))
+    assert (found["copy_throttle_rate_seconds_total",], found["copy_throttle_load_seconds_total",]) == (2.5, 1.25)
+
+
+def test_metrics_of_a_node_without_consumer_groups_have_no_group_lag() -> None:
+    found = shown(gathered(a_reporter([], group_lags=dict)))
+    assert [name for name in found if name[0].startswith("group_lag")] == [("group_lag_unknown",)]
+
+
 def test_metrics_histograms_have_cumulative_buckets() -> None:
     reporter = a_reporter([])
     reporter.instruments.acks[AckPolicy.ALL].observe(0.0005, 3)

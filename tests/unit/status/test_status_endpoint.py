@@ -118,7 +118,7 @@ def a_worker(stream: str = "s", partition: int = 3) -> Any:
     )
 
 
-def a_reporter(tmp_path: Path, *workers: Any) -> Reporter:
+def a_reporter(tmp_path: Path, *workers: Any, **more: Any) -> Reporter:
     class Partitions(list[Any]):
         failed: ClassVar[dict[str, str]] = {}
         copy_pace = CatchupThrottle(bytes_per_second=120, copied_bytes=121, backlog_bytes=122, waited_ns=123_456_789)
@@ -140,7 +140,18 @@ def a_reporter(tmp_path: Path, *workers: Any) -> Reporter:
         counters={},
         scrub=scrub,
         descriptors=lambda: descriptors,
+        **more,
     )  # type: ignore[arg-type]
+
+
+def test_status_report_of_a_node_without_coordinators_has_no_groups_and_no_waiting_readers(tmp_path: Path) -> None:
+    reporter = a_reporter(tmp_path)
+    assert ([*reporter.group_rows()], reporter.lags_by_group(), reporter.coordinators()) == ([], {}, [])
+    assert reporter.read_budget.used_bytes == 0
+    assert reporter.group_lags() == {}
+    rows, lags = [{"group": "bills"}], SimpleNamespace(of={"bills": 7}, by_group={"bills": 7})
+    leading = a_reporter(tmp_path, coordinators=SimpleNamespace(group_rows=lambda: iter(rows), lags=lags))
+    assert ([*leading.group_rows()], leading.group_lags(), leading.lags_by_group()) == (rows, lags.of, lags.by_group)
 
 
 def test_status_report_has_all_metrics_of_a_partition(tmp_path: Path) -> None:

@@ -104,3 +104,11 @@ async def test_status_subject_answers_a_summary_request_over_nats(tmp_path: Path
     glance = summary_from_json(json.loads(bus.sent[0][1])["glance"])
     assert glance is not None
     assert glance.records_in == 10
+
+
+async def test_status_answer_to_a_summary_request_is_the_summary(tmp_path: Path) -> None:
+    handler = StatusHandler(NodeSettings("n1", tmp_path))
+    handler.reporter = a_reporter([a_worker()], incarnation=6, uptime_s=7.0)
+    glance = summary_from_json(json.loads(await handler.answer(ASKED))["glance"])
+    assert glance is not None
+    assert (glance.node, glance.records_in) == ("n1", 10)

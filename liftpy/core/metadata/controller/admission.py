@@ -33,8 +33,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
-from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PROBE_STREAM, is_internal, quote
+from liftpy.core.base.rate_limits import TokenBucket, touch_entry
 from liftpy.core.metadata.controller.nodes import still_a_controller, unsupported_level_of
 from liftpy.core.metadata.controller.partitions import REQUESTED_PAUSES
 from liftpy.core.metadata.controller.requests import RequesterKind, changes_nothing, kind_of
@@ -112,37 +113,12 @@ IN_ALL, ALL_AT_ONCE = 200, 1000
 MAX_PRINCIPALS = 1000
 
 
-class RequestRateLimit:
-    """Limits the rate of requests, as a token bucket: a rate per second, and a burst of ``at_once`` requests."""
-
-    def __init__(self, per_s: float, at_once: int) -> None:
-        self._per_ns = per_s / NS_PER_S
-        self._at_once = self._left = float(at_once)
-        self._seen_ns = 0
-
-    def try_acquire(self, now_ns: int) -> bool:
-        self._refill(now_ns)
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
-
-    def wait_ms(self, now_ns: int) -> int:
-        """Return the milliseconds until one more request is allowed. 0: now."""
-        self._refill(now_ns)
-        return 0 if self._left >= 1 else int((1 - self._left) / self._per_ns / 1_000_000) + 1
-
-    def _refill(self, now_ns: int) -> None:
-        self._left = min(self._at_once, self._left + max(0, now_ns - self._seen_ns) * self._per_ns)
-        self._seen_ns = now_ns
-
-
 class RequestRates:
     """Limits the rate of requests, for each principal and for all together, on the metadata leader. ``now_ns`` is monotonic."""
 
     def __init__(self) -> None:
-        self._in_all = RequestRateLimit(IN_ALL, ALL_AT_ONCE)
-        self._of: dict[str, RequestRateLimit] = {}
+        self._in_all = TokenBucket(IN_ALL, ALL_AT_ONCE)
+        self._of: dict[str, TokenBucket] = {}
         """Principal -> allowance. '' is the key for requests without a principal. The most recently used entry is last."""
 
     def __len__(self) -> int:
@@ -153,16 +129,11 @@ class RequestRates:
 
         Otherwise return the time until the next allowed request in milliseconds.
         """
-        own = self._of.pop(principal, None)
-        if own is None:
-            own = RequestRateLimit(PER_PRINCIPAL, PRINCIPAL_AT_ONCE)
-            if len(self._of) >= MAX_PRINCIPALS:
-                del self._of[next(iter(self._of))]
-        self._of[principal] = own
+        own = touch_entry(self._of, principal, MAX_PRINCIPALS, lambda: TokenBucket(PER_PRINCIPAL, PRINCIPAL_AT_ONCE))
         wait_ms = max(own.wait_ms(now_ns), self._in_all.wait_ms(now_ns))
         if not wait_ms:
-            own.try_acquire(now_ns)
-            self._in_all.try_acquire(now_ns)
+            own.take(1, now_ns)
+            self._in_all.take(1, now_ns)
         return wait_ms
 
 
@@ -182,7 +153,7 @@ class RequestLimits:
     """Rate limits, and number and size of the requests in progress, on one controller."""
 
     def __init__(self) -> None:
-        self.allowance = RequestRateLimit(_PER_S, _AT_ONCE)
+        self.allowance = TokenBucket(_PER_S, _AT_ONCE)
         self.rates = RequestRates()
         self.in_progress = 0
         self.in_progress_bytes = 0
@@ -247,7 +218,7 @@ def _reply_subject(arrival: RequestContext) -> Rejection | None:
 
 def _flood(arrival: RequestContext) -> Rejection | None:
     """Reject a request above the rate limit without an answer, because decoding and answering take time."""
-    return None if arrival.is_registered or arrival.limits.allowance.try_acquire(arrival.now_ns) else Rejection(None, FLOODED)
+    return None if arrival.is_registered or arrival.limits.allowance.take(1, arrival.now_ns) else Rejection(None, FLOODED)
 
 
 def _envelope(arrival: RequestContext) -> Rejection | None:
