@@ -6,6 +6,8 @@ import asyncio
 import random
 from collections.abc import Callable
 
+from sidecar.partition.worker import PartitionWorker
+from tests.sim.virtual.checks import workers_of
 from tests.sim.virtual.node_process import NodeProcess
 from tests.sim.virtual.scheduler import NS_PER_S
 from tests.sim.virtual.world import World
@@ -67,9 +69,20 @@ class Faults:
         """Return a random delay before a restart."""
         return int(self.draw.choice((0.01, 0.3, 1.0, 4.0)) * NS_PER_S)
 
+    @staticmethod
+    def _newest_isr(workers: list[PartitionWorker]) -> set[str]:
+        """Return the newest ISR that a running replica knows."""
+        states = [worker.state for worker in workers if worker.state is not None]
+        return set(max(states, key=lambda state: state.epoch).isr) if states else set()
+
     def may_lose_data(self) -> bool:
-        """Return whether the victim may lose its data: once."""
-        if self._lost_data:
+        """Return whether the victim may lose its data: once, and not while it is the only in-sync replica of a partition.
+
+        Such a partition would then wait for an operator.
+        """
+        if self._lost_data or any(
+            self._newest_isr(workers) == {self.victim.name} for workers in workers_of(self.world).values()
+        ):
             return False
         self._lost_data = True
         return True
