@@ -73,12 +73,13 @@ def _unbounded_settle() -> None:
 
 
 def _flush_unheard() -> None:
-    """Mutant: the end of a flush is not reported to the log."""
+    """Mutant: the end of every fifth flush in a thread is not reported to the log. A node has about ten of them in a history."""
     begin = Flusher._flush_ended
 
     def forgets(self: Any, flush: Any) -> None:
-        self.planted = getattr(self, "planted", 0) + 1
-        if self.planted % 40:
+        flushes = self._place  # the flushers of a node share it
+        flushes.planted = getattr(flushes, "planted", 0) + 1
+        if flushes.planted % 5:
             begin(self, flush)
 
     Flusher._flush_ended = forgets  # type: ignore[method-assign]
