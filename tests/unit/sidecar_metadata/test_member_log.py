@@ -130,6 +130,18 @@ def test_raft_member_log_live_members_exclude_members_on_probation(opened: Opene
     assert log.view().live == {"a", "c"}, "its folder went back"
 
 
+def test_raft_member_log_learner_has_caught_up_with_the_last_committed_entry(opened: Opened) -> None:
+    """A learner that votes earlier could leave the group without a majority that has the log."""
+    core = opened.log.core
+    core._SyncObj__raftCommitIndex = 5
+    core.controllers = ControllerList(("a", "b"), learner="c")
+    for match, caught_up in ((0, False), (4, False), (5, True)):
+        core._SyncObj__raftMatchIndex = {Node("b"): 5, Node("c"): match}
+        assert opened.log.view().caught_up is caught_up
+    core.controllers = ControllerList(("a", "b"))
+    assert not opened.log.view().caught_up, "there is no learner"
+
+
 def _told(opened: Opened, known: ControllerList, error: pb.ControlResponse.Error = pb.ControlResponse.OK, at: int = 0) -> bool:
     response = pb.ControlResponse(error=error, index=at)
     response.cluster.image.controllers.CopyFrom(list_to_pb(known))
