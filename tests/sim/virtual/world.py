@@ -69,7 +69,7 @@ class World:
         self.has_users = self.random.random() < 0.5 if profile.users is None else profile.users
         if self.has_users:
             self._make_users()
-        self.has_events_stream = self.random.random() < 0.5
+        self.has_events_stream = self.random.random() < 0.75
         base = "/dev/shm" if Path("/dev/shm").is_dir() else None
         self.folder = Path(tempfile.mkdtemp(prefix="liftpy-world-", dir=base))
         names = tuple(f"n{number + 1}" for number in range(profile.nodes))
