@@ -9,8 +9,9 @@ A coordinator and its node share one process and one event loop. They exchange m
 requests of members may block the replication of the node.
 
 ``GroupLags`` measures at intervals how many records each group is behind. The node knows the ends of partitions that have
-an in-sync replica on it. For others, it sends at most ``ASKS`` requests per check, so a scrape of the metrics sends none. A
-check uses the event loop for ``SLICE_S``, then pauses for ``PAUSE_S``. With many positions, the values are older.
+an in-sync replica on it. It requests the ends of others, and the ages of records that were stored before the first check. It
+does this for at most ``ASKS`` partitions per check, so a scrape of the metrics sends no request. A check uses the event loop
+for ``SLICE_S``, then pauses for ``PAUSE_S``. With many positions, the values are older.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client.consumer import PartitionReader, ReadOptions
+from liftpy.client.progress import ReadProgress
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
@@ -60,6 +62,8 @@ ASKS = 20
 ASKED_AT_ONCE = 8
 PATIENCE_S = 1.0
 LOOK_FAILED = "looks at groups that failed"
+_AGE_BYTES = 4096
+"""Requested size of a read for the age of one record, in bytes. A larger batch is sent anyway."""
 _LOOKED_AT_ONCE = 64
 """Number of positions between two checks of the clock."""
 
@@ -91,6 +95,8 @@ class GroupLags:
         found: dict[str, GroupLag] = {}
         read: set[PartitionKey] = set()
         elsewhere: set[PartitionKey] = set()
+        unread: dict[PartitionKey, int] = {}
+        """Partition -> offset of a record whose age is requested."""
         began, count = time.monotonic(), 0
         for state, leads in coordinators:
             groups = state.groups
@@ -104,14 +110,17 @@ class GroupLags:
                         await asyncio.sleep(PAUSE_S)
                         began = time.monotonic()
                     self._measure_partition(key, read, elsewhere if leads else None)
-                    lag.add(self._ends.get(key), position, clock.now_ns())
+                    ends = self._ends.get(key)
+                    lag.add(ends, position, clock.now_ns())
+                    if leads and ends is not None and (offset := ends.offset_without_age(position)) is not None:
+                        unread[key] = offset
                 if leads:
                     found[name] = lag
         self.by_group = found
         self.of = self._labels.lags_by_label(found)
         self._ends.keep(read)
-        if transport is not None and elsewhere:
-            await self._ask(transport, elsewhere)
+        if transport is not None and (elsewhere or unread):
+            await self._ask(transport, elsewhere, unread)
 
     def lag_at(self, key: PartitionKey, position: int) -> tuple[int | None, int, float]:
         """Return the lag of a reader at ``position``: (end of the partition, unread records, age of the first of them in s).
@@ -139,18 +148,33 @@ class GroupLags:
         elif elsewhere is not None:
             elsewhere.add(key)
 
-    async def _ask(self, transport: Transport, keys: set[PartitionKey]) -> None:
-        wanted = iter(self._ends.to_ask(keys, ASKS))
+    async def _ask(self, transport: Transport, elsewhere: set[PartitionKey], unread: dict[PartitionKey, int]) -> None:
+        """Request the ends of the partitions ``elsewhere``, and the ages of the records at the offsets ``unread``."""
+        wanted = iter(self._ends.to_ask(elsewhere | unread.keys(), ASKS))
+        options = ReadOptions(patience_s=PATIENCE_S, answer_timeout_s=PATIENCE_S, wait_s=0.0)
+        subjects = Subjects(self._namespace)
 
         async def some() -> None:
             for key in wanted:
-                await self._ask_for(transport, key)
+                reader = PartitionReader(transport, subjects, key.stream, key.partition, options)
+                if key in elsewhere:
+                    await self._ask_for_end(reader, key)
+                if key in unread:
+                    await self._ask_for_age(reader, key, unread[key])
 
         await asyncio.gather(*(some() for _ in range(ASKED_AT_ONCE)))
 
-    async def _ask_for(self, transport: Transport, key: PartitionKey) -> None:
-        options = ReadOptions(patience_s=PATIENCE_S, answer_timeout_s=PATIENCE_S)
-        reader = PartitionReader(transport, Subjects(self._namespace), key.stream, key.partition, options)
+    async def _ask_for_age(self, reader: PartitionReader, key: PartitionKey, offset: int) -> None:
+        """Read the record at ``offset`` and store its age. If no replica answers, the next check asks again."""
+        try:
+            slices = await reader.fetch(ReadProgress(key.stream, key.partition, offset, uid=key.uid), _AGE_BYTES)
+        except LiftError:
+            return
+        if slices and (ends := self._ends.get(key)) is not None:
+            stored_ns = int(slices[0].batch.timestamps_ns()[slices[0].first_index])
+            ends.set_age(offset, clock.now_ns() - max(0, time.time_ns() - stored_ns))
+
+    async def _ask_for_end(self, reader: PartitionReader, key: PartitionKey) -> None:
         try:
             bounds, _ = await reader.bounds(key.uid)
         except UnavailableError:

@@ -8,14 +8,18 @@ Algorithm: the caller reports from time to time where partitions end (``LogEnds.
 position. If there are too many pairs, two old ones are merged into one with the earlier time and the later end. A computed
 age may be too high by that width, never too low. The lag of a group that does not move keeps growing.
 
+Records below the first reported end are older than the first report. For a position there, the caller reads one record and
+reports its age (``PartitionEnds.set_age``). Until then, its age is the time since the first report.
+
 Worked example: the end 10 was seen at 0 s, and 25 at 60 s. A group that has committed 12 is 13 records and 30 s behind at 90 s.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
@@ -29,6 +33,8 @@ MOST_PARTITIONS = 4_000
 """Maximum number of partitions whose ends are kept."""
 MOST_ENDS = 32
 """Maximum number of ends kept per partition."""
+MOST_AGES = 16
+"""Maximum number of record ages kept per partition."""
 
 
 def read_positions(group: GroupRecord) -> Iterator[tuple[PartitionKey, int]]:
@@ -49,12 +55,16 @@ def read_positions(group: GroupRecord) -> Iterator[tuple[PartitionKey, int]]:
 class PartitionEnds:
     """Log ends of one partition (HW + 1) with the times when they were first seen, and its log start."""
 
-    __slots__ = ("_ends", "_since_ns", "_start")
+    __slots__ = ("_ends", "_first_end", "_read", "_since_ns", "_start")
 
     def __init__(self) -> None:
         self._start = 0
         self._ends: list[int] = []
         self._since_ns: list[int] = []
+        self._first_end = 0
+        """First reported end. Records below it are older than the first report."""
+        self._read: list[tuple[int, int]] = []
+        """(offset, time when its record was stored) of records below ``_first_end``, by ascending offset."""
 
     def set_bounds(self, end: int, now_ns: int, start: int = 0) -> None:
         """Add the current log end, seen at ``now_ns``, and set the log start.
@@ -65,6 +75,9 @@ class PartitionEnds:
         if self._ends and end < self._ends[-1]:
             self._ends.clear()
             self._since_ns.clear()
+            self._read.clear()
+        if not self._ends:
+            self._first_end = end
         if not self._ends or end > self._ends[-1]:
             self._ends.append(end)
             self._since_ns.append(now_ns)
@@ -87,7 +100,22 @@ class PartitionEnds:
         at = bisect_right(self._ends, position)
         if at == len(self._ends):
             return 0, 0
-        return self._ends[-1] - position, now_ns - self._since_ns[at]
+        since_ns = self._since_ns[at]
+        if position < self._first_end and (older := bisect_right(self._read, position, key=itemgetter(0))):
+            since_ns = min(since_ns, self._read[older - 1][1])
+        return self._ends[-1] - position, now_ns - since_ns
+
+    def offset_without_age(self, position: int) -> int | None:
+        """Return the offset of the record whose age the lag of a reader at ``position`` needs. None: no further age is needed."""
+        position = max(position, self._start)
+        is_needed = position < self._first_end and all(offset != position for offset, _ in self._read)
+        return position if is_needed else None
+
+    def set_age(self, offset: int, since_ns: int) -> None:
+        """Report that the record at ``offset`` was stored at ``since_ns``, on the clock of ``now_ns``. It may be negative."""
+        self._read = [known for known in self._read if known[0] != offset and known[0] >= self._start]
+        insort(self._read, (offset, since_ns))
+        del self._read[:-MOST_AGES]
 
 
 class LogEnds:

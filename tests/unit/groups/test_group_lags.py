@@ -5,6 +5,7 @@ from __future__ import annotations
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups.commands import encode_command
 from liftpy.core.groups.lag import (
+    MOST_AGES,
     MOST_ENDS,
     MOST_PARTITIONS,
     OTHERS,
@@ -40,6 +41,39 @@ def test_group_lag_seconds_are_the_age_of_the_first_unread_record() -> None:
     assert known.behind(9, 90 * S) == (16, 90 * S)
     assert known.behind(0, 90 * S) == (25, 90 * S), "it has been there at least since somebody looked first"
     assert known.behind(25, 90 * S) == known.behind(30, 90 * S) == (0, 0)
+
+
+def test_group_lag_seconds_of_records_stored_before_the_first_report_use_their_ages() -> None:
+    known = ends((100, 60), (120, 70))
+    assert known.offset_without_age(40) == 40
+    assert known.offset_without_age(100) is None, "its age is known from the reports"
+    known.set_age(40, -300 * S)
+    assert known.behind(40, 80 * S) == (80, 380 * S)
+    assert known.behind(50, 80 * S) == (70, 380 * S), "at most as old as an earlier record"
+    assert known.behind(100, 80 * S) == (20, 10 * S)
+    assert known.offset_without_age(40) is None
+    assert known.offset_without_age(50) == 50
+    known.set_age(50, -200 * S)
+    known.set_age(10, -900 * S)
+    assert [known.behind(position, 0)[1] for position in (10, 39, 40, 49, 50, 99)] == [
+        age * S for age in (900, 900, 300, 300, 200, 200)
+    ]
+
+
+def test_group_lag_keeps_a_bounded_number_of_ages() -> None:
+    known = ends((1000, 0))
+    for offset in range(100):
+        known.set_age(offset, (offset - 200) * S)
+    assert known.behind(99, 0)[1] == 101 * S
+    assert sum(known.offset_without_age(offset) is None for offset in range(100)) == MOST_AGES
+
+
+def test_group_lag_below_the_log_start_needs_the_age_of_the_first_record() -> None:
+    known = PartitionEnds()
+    known.set_bounds(100, 0, start=30)
+    assert known.offset_without_age(5) == 30
+    known.set_age(30, -60 * S)
+    assert known.behind(5, 0) == (70, 60 * S)
 
 
 def test_group_lag_excludes_records_below_the_log_start() -> None:
