@@ -107,14 +107,14 @@ def _request_fails() -> None:
     JetStreamHandler._answer = strict  # type: ignore[method-assign]
 
 
-def _feed_misses_entries() -> None:
-    """Mutant: a node that is no controller does not tell its parts about every fifth entry of the metadata feed."""
-    received = FeedSubscription.entry_received
+def _feed_gaps_stay() -> None:
+    """Mutant: a node that is no controller does not ask for entries of the metadata feed that it has missed."""
+    request = FeedSubscription.request
 
-    def forgets(self: Any, entry: Any) -> bool:
-        return received(self, entry) and entry.index % 5 > 0
+    def only_at_the_start(self: Any, now_ns: int) -> Any:
+        return request(self, now_ns) if self.image.index == 0 else None
 
-    FeedSubscription.entry_received = forgets  # type: ignore[method-assign]
+    FeedSubscription.request = only_at_the_start  # type: ignore[method-assign]
 
 
 def _events_lost() -> None:
@@ -158,7 +158,7 @@ PLANTED: dict[str, Callable[[], None]] = {
     "flush-unheard": _flush_unheard,
     "watcher-asleep": _group_watcher_asleep,
     "request-fails": _request_fails,
-    "feed-misses-entries": _feed_misses_entries,
+    "feed-gaps-stay": _feed_gaps_stay,
     "events-lost": _events_lost,
     "commits-forgotten": _commits_forgotten,
     "lags-unmeasured": _lags_unmeasured,
