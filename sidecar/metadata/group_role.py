@@ -287,7 +287,7 @@ class GroupRole:
             STORAGE_AGAIN_S,
         )
         self.decides = False
-        self._was_first_member |= not member.controllers.index
+        self._was_first_member |= not member.image.controllers.index  # its log may have an uncommitted list
         await member.stop()
         self._failure = None
         self._next = feed = self._make_feed()

@@ -3,10 +3,12 @@
     python -m tests.mutate --since main~5                      # mutants of the lines that changed since a revision
     python -m tests.mutate --package liftpy/core/log --count 40 --seed 1
     python -m tests.mutate --package sidecar/disk/files.py --list
+    python -m tests.mutate --package sidecar/partition sidecar/metadata --count 30 --world 3   # and seeds of shipped nodes
 
 The mistakes are made from the syntax tree: turned comparisons, dropped calls, missing raises, constants that are off by one. The tool
-tries each one in a copy of the tree against the tests that import the module. ``--wide`` adds the other tests of the package. The exit
-code is 1 if a mutant survives, 2 if the tests fail without a mutant.
+tries each one in a copy of the tree against the tests that import the module. ``--wide`` adds the other tests of the package.
+``--world N`` adds N seeds of shipped nodes in virtual time, for mutants that no test notices. The exit code is 1 if a mutant survives,
+2 if the tests fail without a mutant.
 """
 
 from __future__ import annotations
@@ -61,11 +63,11 @@ def changed_lines(since: str, root: Path = ROOT) -> dict[str, set[int]]:
     return found
 
 
-def choose(package: str, since: str | None, count: int, seed: int, root: Path = ROOT) -> list[Mutant]:
-    """Return the mutants to try: those of the package or of the changed lines, and at most ``count`` of them, drawn by ``seed``."""
+def choose(packages: list[str], since: str | None, count: int, seed: int, root: Path = ROOT) -> list[Mutant]:
+    """Return the mutants to try: those of the packages or of the changed lines, and at most ``count`` of them, drawn by ``seed``."""
     changed = changed_lines(since, root) if since is not None else None
     mutants: list[Mutant] = []
-    for file in shipped_files(package, root):
+    for file in sorted({file for package in packages or [""] for file in shipped_files(package, root)}):
         if changed is not None and file not in changed:
             continue
         made = make_mutants(file, (root / file).read_text(encoding="utf-8"))
@@ -86,11 +88,12 @@ def _known(results: Path) -> dict[str, dict[str, str]]:
     return {row["digest"]: row for row in map(json.loads, results.read_text(encoding="utf-8").splitlines())}
 
 
-def _try_all(mutants: list[Mutant], turn: int, jobs: int, limit_s: float, results: Path, wide: bool, tests: list[str]) -> None:
+def _try_all(mutants: list[Mutant], turn: int, jobs: int, results: Path, options: argparse.Namespace) -> None:
+    tests: list[str] = options.tests
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         tree = Tree(Path(folder) / "tree")
         for mutant in mutants[turn::jobs]:
-            outcome = tree.attempt(mutant, limit_s, wide=wide, tests=tests)
+            outcome = tree.attempt(mutant, options.limit, wide=options.wide, tests=tests, seeds=options.world)
             print(f"{outcome.verdict:9} {outcome.seconds:5.1f} s  {mutant.id}  {outcome.by}", flush=True)
             row: dict[str, object] = {"id": mutant.id, "digest": _digest(mutant), "verdict": outcome.verdict, "by": outcome.by}
             if tests:
@@ -99,14 +102,14 @@ def _try_all(mutants: list[Mutant], turn: int, jobs: int, limit_s: float, result
                 file.write(json.dumps(row) + "\n")
 
 
-def _fan_out(mutants: list[Mutant], jobs: int, limit_s: float, results: Path, wide: bool, tests: list[str]) -> None:
+def _fan_out(mutants: list[Mutant], results: Path, options: argparse.Namespace) -> None:
     children = []
-    for turn in range(jobs):
+    for turn in range(options.jobs):
         child = os.fork()
         if child == 0:
             code = 3
             try:
-                _try_all(mutants, turn, jobs, limit_s, results, wide, tests)
+                _try_all(mutants, turn, options.jobs, results, options)
                 code = 0
             finally:
                 sys.stdout.flush()
@@ -132,12 +135,15 @@ def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--since", help="revision: only the lines that changed since then")
-    parser.add_argument("--package", default="", help="folder or file; default: liftpy and sidecar")
+    parser.add_argument("--package", nargs="*", default=[], help="folders or files; default: liftpy and sidecar")
     parser.add_argument("--count", type=int, default=0, help="how many mutants to draw; 0 (default): all")
     parser.add_argument("--seed", type=int, default=1, help="seed of the draw, default 1")
     parser.add_argument("--wide", action="store_true", help="also run the other tests of the package")
     parser.add_argument(
         "--tests", nargs="*", default=[], help="run these files and folders of tests instead, and all tests in them"
+    )
+    parser.add_argument(
+        "--world", type=int, default=0, help="seeds of tests.simulation.world for mutants that no test notices, default 0"
     )
     parser.add_argument("--jobs", type=int, default=1, help="processes, default 1")
     parser.add_argument("--limit", type=float, default=120.0, help="CPU seconds of one mutant's tests, default 120")
@@ -160,7 +166,7 @@ def main() -> int:
             if green.verdict not in ("survived", "no tests"):
                 print(f"the tests fail without a mutant: {green.by}")
                 return 2
-            _fan_out(to_try, options.jobs, options.limit, results, options.wide, options.tests)
+            _fan_out(to_try, results, options)
         known = _known(results)
         verdicts = {mutant.id: known[_digest(mutant)]["verdict"] for mutant in mutants if _digest(mutant) in known}
     unnoticed = [name for name, verdict in verdicts.items() if verdict != "killed"]

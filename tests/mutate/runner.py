@@ -103,7 +103,7 @@ class Tree:
         tests = list(dict.fromkeys(test for file in files for test in find_tests(self.folder, file, wide=wide)))
         return self._run(tests, limit_s) if tests else Outcome("no tests", "", 0.0)
 
-    def attempt(self, mutant: Mutant, limit_s: float, *, wide: bool, tests: list[str] | None = None) -> Outcome:
+    def attempt(self, mutant: Mutant, limit_s: float, *, wide: bool, tests: list[str] | None = None, seeds: int = 0) -> Outcome:
         """Run the tests of the mutated module. The first failure ends the run, unless ``tests`` is given.
 
         Args:
@@ -111,6 +111,7 @@ class Tree:
             limit_s: CPU seconds that the tests may use. A mutant whose tests use more counts as killed.
             wide: As in ``find_tests``.
             tests: Files and folders of tests to run instead. All of them run, also after a failure.
+            seeds: Seeds of shipped nodes in virtual time to run, if no test notices the mutant.
         """
         path = self.folder / mutant.file
         text = path.read_text(encoding="utf-8")
@@ -120,11 +121,16 @@ class Tree:
         except SyntaxError as error:
             return Outcome("error", str(error), 0.0)
         chosen = tests or find_tests(self.folder, mutant.file, wide=wide)
-        if not chosen:
-            return Outcome("no tests", "", 0.0)
         try:
             _write(path, changed)
-            return self._run(chosen, limit_s, all_tests=bool(tests))
+            outcome = self._run(chosen, limit_s, all_tests=bool(tests)) if chosen else Outcome("no tests", "", 0.0)
+            if outcome.verdict != "killed":
+                for seed in range(1, seeds + 1):
+                    found = self._run_seed(seed, limit_s)
+                    outcome = Outcome(found.verdict, found.by, outcome.seconds + found.seconds)
+                    if found.verdict == "killed":
+                        break
+            return outcome
         finally:
             _write(path, text)
             shutil.rmtree(self.folder / ".hypothesis", ignore_errors=True)
@@ -151,6 +157,32 @@ class Tree:
         failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
         ids = tuple(line.partition(" ")[2].partition(" - ")[0] for line in failed)
         return Outcome("killed", (failed or lines or [f"exit code {code}"])[-1][:160], seconds, ids)
+
+    def _run_seed(self, seed: int, limit_s: float) -> Outcome:
+        """Run one seed of shipped nodes in virtual time."""
+        began = time.monotonic()
+        output = self.folder / "output"
+        child = os.fork()
+        if child == 0:
+            try:
+                os.setsid()
+                with output.open("w", encoding="utf-8") as file:
+                    os.dup2(file.fileno(), 1)
+                    os.dup2(file.fileno(), 2)
+                os.chdir(self.folder)
+                command = f"{sys.executable} -m tests.simulation.world --stops-early --seeds 1 --first {seed}".split()
+                os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": str(self.folder), "PYTHONHASHSEED": "0"})
+            finally:
+                os._exit(3)
+        code = _wait(child, limit_s)
+        seconds = time.monotonic() - began
+        if code == 0:
+            return Outcome("survived", "", seconds)
+        if code is None:
+            return Outcome("killed", f"world: seed {seed} is not done after {seconds:.0f} s", seconds)
+        lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
+        found = next((line.strip() for line in lines if line.startswith("    ")), (lines or [f"exit code {code}"])[-1])
+        return Outcome("killed", f"world: seed {seed}: {found[:160]}", seconds)
 
     def _become_pytest(self, tests: list[str], output: Path, options: list[str]) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -74,7 +74,7 @@ def _make_repository(root: Path) -> None:
 def test_mutation_run_reports_mutants_as_killed_or_survived(tmp_path: Path) -> None:
     root = tmp_path / "repository"
     _make_repository(root)
-    mutants = {m.mistake: m for m in choose("", None, 0, 1, root) if m.mistake.startswith("< -> <=")}
+    mutants = {m.mistake: m for m in choose([], None, 0, 1, root) if m.mistake.startswith("< -> <=")}
     tree = Tree(tmp_path / "copy", root)
     verdicts = {mistake: tree.attempt(mutant, 30.0, wide=False).verdict for mistake, mutant in mutants.items()}
     assert verdicts == {"< -> <= in 'n < 3'": "killed", "< -> <= in 'n < 4'": "survived"}
@@ -86,7 +86,7 @@ def test_mutation_selection_since_a_revision_contains_only_mutants_of_changed_li
     path = tmp_path / "liftpy/bound.py"
     path.write_text(path.read_text(encoding="utf-8").replace("n < 4", "n < 5"), encoding="utf-8")
     assert changed_lines("HEAD", tmp_path) == {"liftpy/bound.py": {6}}
-    assert {mutant.line for mutant in choose("", "HEAD", 0, 1, tmp_path)} == {6}
+    assert {mutant.line for mutant in choose([], "HEAD", 0, 1, tmp_path)} == {6}
 
 
 def test_mutant_cover_leaves_out_tests_that_notice_no_mutant_alone() -> None:

@@ -113,6 +113,7 @@ class Disk:
             data = b"".join(pieces)
             if len(data) > 1:
                 self.scheduler.counters["short writes"] += 1
+                self.failures += 1
                 return real_write(descriptor, data[: self.scheduler.random.randrange(1, len(data))])
         return real_writev(descriptor, pieces)
 

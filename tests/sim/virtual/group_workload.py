@@ -13,12 +13,16 @@ from liftpy.errors import LiftError
 from tests.sim.virtual.workload import Clients, Model, Place
 from tests.sim.virtual.world import World
 
-_QUEUE = "bills"
-_GROUP_STREAM = "orders"
+QUEUE, QUEUE_GROUP = "bills", "workers"
+GROUP_STREAM, GROUP = "orders", "readers"
 
 
 class Groups:
-    """Groups and queues. ``acked``: offsets whose acknowledgment was confirmed."""
+    """Groups and queues.
+
+    ``acked``: offsets of the queue whose acknowledgment was confirmed. ``committed``: positions of the group whose commit was
+    confirmed.
+    """
 
     def __init__(self, world: World, model: Model, clients: Clients) -> None:
         self.world = world
@@ -26,6 +30,7 @@ class Groups:
         self.clients = clients
         self.acked: set[int] = set()
         self.handled: dict[Place, set[int]] = {}
+        self.committed: dict[Place, int] = {}
 
     def start(self) -> None:
         """Start two of each kind."""
@@ -44,7 +49,7 @@ class Groups:
     async def _work_for(self, client: Any, draw: random.Random, within_s: float) -> None:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + within_s
-        async with client.queue(_QUEUE, "workers", options=QueueOptions(ack_wait_s=3.0, max_deliveries=1000)) as queue:
+        async with client.queue(QUEUE, QUEUE_GROUP, options=QueueOptions(ack_wait_s=3.0, max_deliveries=1000)) as queue:
             while loop.time() < end_s and not self.clients.stopping:
                 await self._take(queue, draw)
 
@@ -53,7 +58,7 @@ class Groups:
         jobs = await queue.take(16, timeout_s=0.5)
         for job in jobs:
             if job.record.offset in done and job.deliveries and not self.model.may_lose:
-                self.world.scheduler.violated(f"{_QUEUE}: offset {job.record.offset} was given again after its acknowledgement")
+                self.world.scheduler.violated(f"{QUEUE}: offset {job.record.offset} was given again after its acknowledgement")
         if jobs and draw.random() < 0.9:
             await queue.ack(jobs)
             self.acked.update(job.record.offset for job in jobs)
@@ -66,14 +71,14 @@ class Groups:
     async def _member(self, draw: random.Random) -> None:
         client = await self.clients.connect()
         while not self.clients.stopping:
-            await self.model.call("group", self._member_for(client, draw.random() * 8))
+            await self.model.call("group", self._member_for(client, draw, draw.random() * 8))
             await asyncio.sleep(draw.random() * 0.3)
         await client.close()
 
-    async def _member_for(self, client: Any, within_s: float) -> None:
+    async def _member_for(self, client: Any, draw: random.Random, within_s: float) -> None:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + within_s
-        async with client.group("readers", [_GROUP_STREAM], options=GroupOptions(auto_commit_s=0.5)) as group:
+        async with client.group(GROUP, [GROUP_STREAM], options=GroupOptions(auto_commit_s=0.5)) as group:
             while loop.time() < end_s and not self.clients.stopping:
                 try:
                     async with asyncio.timeout(0.5):
@@ -82,24 +87,36 @@ class Groups:
                     continue
                 if part is None:
                     return
-                found = self.handled.setdefault((part.key.stream, part.key.partition), set())
+                place = part.key.stream, part.key.partition
+                found = self.handled.setdefault(place, set())
                 for record in part.slice.records():
+                    if record.offset < self.committed.get(place, 0) and not self.model.may_lose:
+                        self.world.scheduler.violated(f"{place}: the group was given {record.offset} again after its commit")
                     found.add(record.offset)
                     self.world.scheduler.counters["records of the group"] += 1
+                await self._finish_batch(group, part, draw)
+
+    async def _finish_batch(self, group: Any, part: Any, draw: random.Random) -> None:
+        """Mark the batch as finished, and sometimes commit at once. Otherwise the member commits it later."""
+        group.finished(part)
+        if draw.random() < 0.3 and group.generation_of(part.key) == part.generation:
+            await group.commit()
+            place = part.key.stream, part.key.partition
+            self.committed[place] = max(self.committed.get(place, 0), part.slice.last_offset + 1)
 
     # ---- the end ---------------------------------------------------------------------------------------------------------
     async def finish(self, committed: dict[Place, set[int]]) -> None:
         """Check after recovery that exactly the unacknowledged records are delivered."""
         draw = random.Random(0)
-        wanted = committed.get((_QUEUE, 0), set())
-        places = {place: offsets for place, offsets in committed.items() if place[0] == _GROUP_STREAM}
+        wanted = committed.get((QUEUE, 0), set())
+        places = {place: offsets for place, offsets in committed.items() if place[0] == GROUP_STREAM}
         loop = asyncio.get_running_loop()
         end_s = loop.time() + 60
         async with self.world.connect() as client:
             while self.acked < wanted and loop.time() < end_s:
                 try:
                     async with client.queue(
-                        _QUEUE, "workers", options=QueueOptions(ack_wait_s=3.0, max_deliveries=1000)
+                        QUEUE, QUEUE_GROUP, options=QueueOptions(ack_wait_s=3.0, max_deliveries=1000)
                     ) as queue:
                         while self.acked < wanted and loop.time() < end_s:
                             await self._take(queue, draw)
@@ -107,7 +124,7 @@ class Groups:
                     self.world.scheduler.trace("queue", type(error).__name__)
             if missing := sorted(wanted - self.acked):
                 self.world.scheduler.violated(
-                    f"{_QUEUE}: the queue has not given {missing[:5]} ({len(missing)} of {len(wanted)})"
+                    f"{QUEUE}: the queue has not given {missing[:5]} ({len(missing)} of {len(wanted)})"
                 )
 
             def behind() -> bool:
@@ -116,7 +133,7 @@ class Groups:
             self.clients.stopping = False
             while behind() and loop.time() < end_s:
                 try:
-                    await self._member_for(client, 3)
+                    await self._member_for(client, draw, 3)
                 except LiftError as error:
                     self.world.scheduler.trace("group", type(error).__name__)
             self.clients.stopping = True

@@ -7,10 +7,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from liftpy.core.groups.group import ConsumerGroup
 from liftpy.core.groups.queue import WorkQueue
+from liftpy.core.metadata.controller.cluster_events import EventLog
+from liftpy.core.metadata.feed import FeedSubscription
 from liftpy.core.wire import subjects
 from liftpy.nats.request_guard import RequestGuard
 from liftpy.service import query_server, snapshots
+from sidecar.groups.coordinators import GroupLags
 from sidecar.metadata.group_thread import GroupThread
 from sidecar.partition.flushing import Flusher
 
@@ -22,15 +26,7 @@ def _request_ends_node() -> None:
         return work
 
     RequestGuard.run = run  # type: ignore[method-assign]
-    from sidecar.node.jetstream_api import JetStreamHandler
-
-    answer = JetStreamHandler._answer
-
-    async def strict(self: Any, reply: bytes, rest: str, body: bytes) -> None:
-        body.decode("unicode_escape").encode()  # a lone surrogate has no bytes
-        await answer(self, reply, rest, body)
-
-    JetStreamHandler._answer = strict  # type: ignore[method-assign]
+    _request_fails()
 
 
 def _anywhere(reply: Any, rules: Any, counters: Any, under: str = "") -> str:
@@ -73,12 +69,13 @@ def _unbounded_settle() -> None:
 
 
 def _flush_unheard() -> None:
-    """Mutant: the end of a flush is not reported to the log."""
+    """Mutant: the end of every fifth flush in a thread is not reported to the log. A node has about ten of them in a history."""
     begin = Flusher._flush_ended
 
     def forgets(self: Any, flush: Any) -> None:
-        self.planted = getattr(self, "planted", 0) + 1
-        if self.planted % 40:
+        flushes = self._place  # the flushers of a node share it
+        flushes.planted = getattr(flushes, "planted", 0) + 1
+        if flushes.planted % 5:
             begin(self, flush)
 
     Flusher._flush_ended = forgets  # type: ignore[method-assign]
@@ -97,6 +94,62 @@ def _group_watcher_asleep() -> None:
     GroupThread._show = show  # type: ignore[method-assign]
 
 
+def _request_fails() -> None:
+    """Mutant: a request that no client sends fails in its handler. The guard answers it, and the node continues."""
+    from sidecar.node.jetstream_api import JetStreamHandler
+
+    answer = JetStreamHandler._answer
+
+    async def strict(self: Any, reply: bytes, rest: str, body: bytes) -> None:
+        body.decode("unicode_escape").encode()  # a lone surrogate has no bytes
+        await answer(self, reply, rest, body)
+
+    JetStreamHandler._answer = strict  # type: ignore[method-assign]
+
+
+def _feed_gaps_stay() -> None:
+    """Mutant: a node that is no controller does not ask for entries of the metadata feed that it has missed."""
+    request = FeedSubscription.request
+
+    def only_at_the_start(self: Any, now_ns: int) -> Any:
+        return request(self, now_ns) if self.image.index == 0 else None
+
+    FeedSubscription.request = only_at_the_start  # type: ignore[method-assign]
+
+
+def _events_lost() -> None:
+    """Mutant: the metadata leader leaves one of two events out of the stream of events."""
+    take = EventLog.take_due
+
+    def some(self: Any, most: int) -> Any:
+        due = take(self, most)
+        return due[1:] if len(due) > 1 else due
+
+    EventLog.take_due = some  # type: ignore[method-assign]
+
+
+def _lags_unmeasured() -> None:
+    """Mutant: the lags of groups are measured, and not reported."""
+    measure = GroupLags.measure
+
+    async def forgets(self: Any, coordinators: Any, transport: Any) -> None:
+        await measure(self, coordinators, transport)
+        self.by_group = {}
+
+    GroupLags.measure = forgets  # type: ignore[method-assign]
+
+
+def _commits_forgotten() -> None:
+    """Mutant: a group confirms commits of every third position, and does not store them."""
+    store = ConsumerGroup.place
+
+    def forgets(self: Any, place: Any, position: int, leader_epoch: int) -> None:
+        if position % 3:
+            store(self, place, position, leader_epoch)
+
+    ConsumerGroup.place = forgets  # type: ignore[method-assign]
+
+
 PLANTED: dict[str, Callable[[], None]] = {
     "request-ends-node": _request_ends_node,
     "any-reply": _any_reply,
@@ -104,4 +157,9 @@ PLANTED: dict[str, Callable[[], None]] = {
     "unbounded-settle": _unbounded_settle,
     "flush-unheard": _flush_unheard,
     "watcher-asleep": _group_watcher_asleep,
+    "request-fails": _request_fails,
+    "feed-gaps-stay": _feed_gaps_stay,
+    "events-lost": _events_lost,
+    "commits-forgotten": _commits_forgotten,
+    "lags-unmeasured": _lags_unmeasured,
 }

@@ -22,6 +22,8 @@ class Profile:
     faults: tuple[str, ...] = ()
     replication: Mapping[str, Any] = field(default_factory=dict)
     groups: bool = False
+    changes_controllers: bool = False
+    """True if the operator adds and removes controllers."""
 
 
 _NETWORK = ("cut", "partition", "one-way", "slow-network", "lose", "nats-restart", "route")
@@ -39,6 +41,13 @@ PROFILES = {
         Profile("disk", faults=(*_DISK, "kill")),
         Profile("clocks", faults=(*_CLOCK, "kill")),
         Profile("groups", faults=("kill", "cut", "pause"), groups=True),
-        Profile("all", faults=(*_NETWORK, *_PROCESS, *_DISK, *_CLOCK, "bit-flip", "empty"), groups=True),
+        Profile("controllers", nodes=5, faults=("kill", "cut", "pause", "power-cut"), changes_controllers=True),
+        Profile(
+            "all",
+            nodes=4,
+            faults=(*_NETWORK, *_PROCESS, *_DISK, *_CLOCK, "bit-flip", "empty"),
+            groups=True,
+            changes_controllers=True,
+        ),
     )
 }

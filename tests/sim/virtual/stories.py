@@ -10,6 +10,7 @@ from tests.sim.virtual.attacks import attack, probe
 from tests.sim.virtual.checks import MessageRules, check_logs, unsettled
 from tests.sim.virtual.faults import Faults
 from tests.sim.virtual.group_workload import Groups, hostile_member
+from tests.sim.virtual.reports import check_reports
 from tests.sim.virtual.workload import Clients, Model
 from tests.sim.virtual.world import World
 
@@ -63,6 +64,8 @@ async def tell(world: World) -> None:
     committed = check_logs(world, model, streams)
     if world.profile.groups and not model.may_lose:
         await groups.finish(committed)
+    if not model.may_lose:
+        await check_reports(world, model, streams)
     await probe(world)
     for what, count in sorted(model.answers.items()):
         world.scheduler.counters[what] += count

@@ -44,6 +44,8 @@ class Model:
     """Values that were sent under a message id: each is stored once at most."""
     calls: dict[int, Call] = field(default_factory=dict)
     answers: Counter[str] = field(default_factory=Counter)
+    requests_done: list[tuple[str, str]] = field(default_factory=list)
+    """(Kind, stream) of acknowledged requests to the metadata group that each stream gets once."""
     may_lose: bool = False
     """The cluster has lost more than its replicas allow."""
 
@@ -190,7 +192,7 @@ class Clients:
         while not self.stopping:
             await asyncio.sleep(draw.random() * 2)
             stream, _, partitions = draw.choice(self.streams)
-            what = draw.randrange(7)
+            what = draw.randrange(9 if self.world.profile.changes_controllers else 7)
             if what == 0:
                 await self.model.call("describe", client.admin.describe_cluster(linearizable=draw.random() < 0.5))
             elif what == 1:
@@ -203,15 +205,35 @@ class Clients:
                 )
             elif what == 4:
                 number += 1
-                name = f"extra{number}"
-                made = await self.model.call("create", client.create_stream(name, f"extra.{name}", partitions=2, ready_s=0))
-                if made and draw.random() < 0.7:
-                    await self.model.call("delete", client.admin.delete_stream(name))
+                await self._create_and_delete(client, f"extra{number}", deletes=draw.random() < 0.7)
             elif what == 5:
                 await self.model.call("list", client.admin.list_streams())
-            else:
+            elif what == 6:
                 await self.model.call("pause", self._pause_and_resume(client, stream, draw.randrange(partitions)))
+            else:
+                await self.model.call("controllers", self._change_controllers(client, draw))
         await client.close()
+
+    async def _create_and_delete(self, client: Any, name: str, *, deletes: bool) -> None:
+        made = await self.model.call("create", client.create_stream(name, f"extra.{name}", partitions=2, ready_s=0))
+        if made is None:
+            return
+        self.model.requests_done.append(("createStream", name))
+        if deletes:
+            await self.model.call("delete", self._delete(client, name))
+
+    async def _delete(self, client: Any, name: str) -> None:
+        await client.admin.delete_stream(name)
+        self.model.requests_done.append(("deleteStream", name))
+
+    async def _change_controllers(self, client: Any, draw: random.Random) -> None:
+        """Add a controller, or remove one of more than three."""
+        now = await client.admin.controller_ids()
+        others = [node.name for node in self.world.nodes if node.name not in now]
+        if len(now) > 3 or not others:
+            await client.admin.change_controllers(remove=draw.choice(now))
+        else:
+            await client.admin.change_controllers(add=draw.choice(others))
 
     async def _pause_and_resume(self, client: Any, stream: str, partition: int) -> None:
         try:

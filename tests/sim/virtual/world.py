@@ -69,6 +69,7 @@ class World:
         self.has_users = self.random.random() < 0.5 if profile.users is None else profile.users
         if self.has_users:
             self._make_users()
+        self.has_events_stream = self.random.random() < 0.75
         base = "/dev/shm" if Path("/dev/shm").is_dir() else None
         self.folder = Path(tempfile.mkdtemp(prefix="liftpy-world-", dir=base))
         names = tuple(f"n{number + 1}" for number in range(profile.nodes))
@@ -112,7 +113,7 @@ class World:
             memory_limit_bytes=256 * 1024 * 1024,
             jetstream_api="hub",
             credentials=Credentials(user="node", password=_PASSWORD) if self.has_users else Credentials(),
-            replication=ReplicationConfig(**self.profile.replication),
+            replication=ReplicationConfig(**{"events_stream": self.has_events_stream, **self.profile.replication}),
         )
         return NodeProcess(self.scheduler, self.network, Disk(self.scheduler, name, self.folder / name / "data"), settings)
 
@@ -186,7 +187,7 @@ class World:
 
 
 class _TraceHandler(logging.Handler):
-    """Log lines go into the history."""
+    """Log lines go into the history. An error that a node logs with its traceback is a violation: only a bug has one."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__()
@@ -201,6 +202,8 @@ class _TraceHandler(logging.Handler):
         self._scheduler.trace("log", name, record.levelname, record.name, folder)
         if record.levelno >= logging.ERROR:
             self._scheduler.counters[f"log: {record.levelname} {record.name}"] += 1
+        if record.exc_info and process is not None and record.name.startswith("liftpy"):
+            self._scheduler.unhandled(process, f"log of {record.name}: {text}", record.exc_info[1], {})
 
 
 def run_world(seed: int, profile: str, *, busy_s: float = 0.0, traced: bool = False, stops_early: bool = False) -> Outcome:

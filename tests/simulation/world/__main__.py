@@ -51,14 +51,14 @@ def _report(outcome: Any) -> str:
     return f"seed {outcome.seed} of {outcome.profile}: {len(outcome.violations)} violations\n    {found}"
 
 
-def _find_planted(run: Any, seeds: range) -> int:
+def _find_planted(run: Any, seeds: range, names: list[str]) -> int:
     """Exit code 1 if a known fault is found by no seed."""
     from tests.sim.virtual.planted import PLANTED
 
     missed = 0
-    for name, plant in PLANTED.items():
+    for name in names or PLANTED:
         for seed in seeds:
-            outcome = run(seed, plant=plant)
+            outcome = run(seed, plant=PLANTED[name])
             if outcome is None or outcome.violations:
                 found = "the simulator fails" if outcome is None else outcome.violations[0][:150]
                 print(f"{name}: found by seed {seed}, the {seed - seeds.start + 1}. one: {found}", flush=True)
@@ -77,7 +77,10 @@ def main() -> int:
     parser.add_argument("--profile", default="all")
     parser.add_argument("--busy", type=float, default=0.0, help="virtual seconds of load and faults; default: of the profile")
     parser.add_argument("--trace", type=int)
-    parser.add_argument("--planted", action="store_true", help="put each known fault back and say which seed finds it")
+    parser.add_argument(
+        "--planted", nargs="*", help="put each known fault, or those with these names, back; say which seed finds it"
+    )
+    parser.add_argument("--stops-early", action="store_true", help="end a history at its first violation")
     parser.add_argument("--digests", action="store_true")
     options = parser.parse_args()
     interposition.install()
@@ -88,10 +91,11 @@ def main() -> int:
     interposition.adapt()
 
     def run(seed: int, *, traced: bool = False, plant: Any = None) -> Any:
+        stops_early = options.stops_early or plant is not None
         return _in_a_fork(
             lambda: (
                 (plant and plant())
-                or worlds.run_world(seed, options.profile, busy_s=options.busy, traced=traced, stops_early=bool(plant))
+                or worlds.run_world(seed, options.profile, busy_s=options.busy, traced=traced, stops_early=stops_early)
             )
         )
 
@@ -100,8 +104,8 @@ def main() -> int:
         print("\n".join(outcome.lines))
         print(_report(outcome), outcome.digest)
         return 1 if outcome.violations else 0
-    if options.planted:
-        return _find_planted(run, range(options.first, options.first + options.seeds))
+    if options.planted is not None:
+        return _find_planted(run, range(options.first, options.first + options.seeds), options.planted)
     seen: Counter[str] = Counter()
     failed, virtual_s, node_s, began, began_cpu = [], 0.0, 0.0, time.monotonic(), os.times()
     for seed in range(options.first, options.first + options.seeds):

@@ -91,6 +91,27 @@ async def test_replica_manager_applies_a_metadata_change_that_arrives_while_a_pa
     assert await partitions.stop()
 
 
+async def test_replica_manager_reports_an_unexpected_error_while_a_partition_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Group()
+    group.start_node("a")
+    group.ask(createStream=pb.CreateStream(name="s", subject="s.x"))
+    failures: list[BaseException] = []
+
+    async def open_worker(node: Any, key: Any, subject: str, config: Any) -> Worker:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(module, "open_worker", open_worker)
+    settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
+    tools = SimpleNamespace(settings=settings, fatal=failures.append, deletions=DECIDES)
+    partitions = module.Partitions(tools)  # type: ignore[arg-type]
+    partitions.image_changed(ClusterImage(), group.fsm.image)
+    async with asyncio.timeout(30):
+        while not failures:
+            await asyncio.sleep(0)
+    assert [type(error) for error in failures] == [ZeroDivisionError]
+    assert await partitions.stop()
+
+
 class SlowWorker(Worker):
     """Its stop takes until ``may_end``; ``stops`` counts them."""
 

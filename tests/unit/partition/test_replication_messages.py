@@ -64,8 +64,9 @@ class NatsBus:
         return self.up
 
 
-def fetch_client(bus: NatsBus, fed: list[Any]) -> FetchClient:
-    return FetchClient(AnswerRouter(bus), Subjects(), KEY, "n1", fed.append, Counter())  # type: ignore[arg-type]
+def fetch_client(bus: NatsBus, fed: list[Any], counters: Counter[str] | None = None) -> FetchClient:
+    counters = Counter() if counters is None else counters
+    return FetchClient(AnswerRouter(bus), Subjects(), KEY, "n1", fed.append, counters)  # type: ignore[arg-type]
 
 
 FETCH = do.SendFetch(leader="n2", request_id=9, offset=4, leader_epoch=2, offset_epoch=1, max_bytes=1 << 16)
@@ -82,8 +83,8 @@ async def test_fetch_client_request_on_a_lost_connection_fails() -> None:
 
 
 async def test_fetch_client_reports_the_offset_of_a_damaged_batch_in_a_response() -> None:
-    bus, fed = NatsBus(), []
-    client = fetch_client(bus, fed)
+    bus, fed, counters = NatsBus(), [], Counter[str]()
+    client = fetch_client(bus, fed, counters)
     batches = [build_batch([b"a"], base_offset=offset, leader_epoch=2) for offset in (5, 6)]
     spoilt = bytearray(batches[1])
     spoilt[-1] ^= 1
@@ -93,6 +94,7 @@ async def test_fetch_client_reports_the_offset_of_a_damaged_batch_in_a_response(
     assert isinstance(failed, events.RequestFailed)
     assert (failed.request_id, failed.bad_offset) == (9, 6)
     assert client.fetched == {}
+    assert counters == {"fetched batches that are damaged": 1}
 
 
 async def test_read_subject_of_the_partition_is_subscribed_only_while_the_replica_is_in_the_isr() -> None:

@@ -116,6 +116,13 @@ def test_raft_conflicting_entries_are_truncated_unless_applied(previous: int, ap
     assert hard.handled, "the library answers"
 
 
+@pytest.mark.parametrize("previous", [3, 5])
+def test_raft_append_at_or_beyond_the_end_of_the_log_is_passed_on_and_keeps_the_session(previous: int) -> None:
+    hard = Hard(Core(1, 1, 2))
+    assert hard.append(previous, 2, 3)
+    assert [message["prevLogIdx"] for message in hard.handled] == [previous]
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_raft_append_of_entries_already_in_the_log_neither_truncates_nor_rewrites(count: int) -> None:
     hard = Hard(Core(1, 1, 2, 2, 2))

@@ -116,18 +116,35 @@ def test_raft_member_log_with_lost_files_does_not_start(opened: Opened, lost: st
         Opened(opened.folder)
 
 
+def _acknowledge(log: MemberLog, **last: int) -> None:
+    """Let the members of the group acknowledge all entries up to these."""
+    log.core._SyncObj__raftMatchIndex = {Node(member): index for member, index in last.items()}
+
+
 def test_raft_member_log_live_members_exclude_members_on_probation(opened: Opened) -> None:
     """A change of controllers needs the majority that a member on probation waits for."""
     log = opened.log
     assert log.view().live == {"a"}
     for peer in log.peers.values():
         peer.up = True
-    log.core._SyncObj__raftMatchIndex = {Node("b"): 5, Node("c"): 0}
+    _acknowledge(log, b=5, c=0)
     assert log.view().live == {"a", "b"}, "c is heard, and on probation"
     log.core.controllers = ControllerList(("a", "b"), learner="c")
     assert log.view().live == {"a", "b", "c"}
     log.peers["b"].trusted = False
     assert log.view().live == {"a", "c"}, "its folder went back"
+
+
+def test_raft_member_log_learner_has_caught_up_with_the_last_committed_entry(opened: Opened) -> None:
+    """A learner that votes earlier could leave the group without a majority that has the log."""
+    core = opened.log.core
+    core.controllers = ControllerList(("a", "b"), learner="c")
+    committed = core.raftCommitIndex
+    for learner_has, caught_up in ((committed - 1, False), (committed, True)):
+        _acknowledge(opened.log, b=committed, c=learner_has)
+        assert opened.log.view().caught_up is caught_up
+    core.controllers = ControllerList(("a", "b"))
+    assert not opened.log.view().caught_up, "there is no learner"
 
 
 def _told(opened: Opened, known: ControllerList, error: pb.ControlResponse.Error = pb.ControlResponse.OK, at: int = 0) -> bool:

@@ -144,15 +144,16 @@ async def test_metadata_role_on_a_full_disk_is_feed_subscriber_until_space_is_fr
 FULL = StorageError("No space left on device")
 
 
-@pytest.mark.parametrize("has_changed_before", [False, True])
+@pytest.mark.parametrize(
+    ("at", "logged_at"), [(0, 0), (0, 8), (3, 3)], ids=["first-controllers", "uncommitted-change", "committed-change"]
+)
 async def test_controller_on_a_full_disk_follows_the_feed_until_space_is_free(
-    has_changed_before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at: int, logged_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group_role, "STORAGE_AGAIN_S", 0.001)
-    at = 3 if has_changed_before else 0
-    image = an_image(7, *(THREE if has_changed_before else ()), at=at)
+    image = an_image(7, *(THREE if at else ()), at=at)
     bench = Bench(tmp_path, "n1", journal=True)
-    member, feed = Member(image, controllers=ControllerList(THREE, index=at)), Part(replace(image, index=6))
+    member, feed = Member(image, controllers=ControllerList(THREE, index=logged_at)), Part(replace(image, index=6))
     bench.members, bench.feeds = [member], [feed]
     await bench.role.start()
     bench.role.member_failed(FULL)
@@ -165,7 +166,7 @@ async def test_controller_on_a_full_disk_follows_the_feed_until_space_is_free(
     assert not bench.role.is_controller
     again.show(replace(image, index=9))
     await until(lambda: bench.role.is_controller)
-    assert bench.joined == [None, *[image.controllers if has_changed_before else None] * 2]
+    assert bench.joined == [None, *[image.controllers if at else None] * 2]
     assert bench.shown == [(7, 8), (8, 9)]
     assert not bench.role.decides
     assert bench.fatal == []

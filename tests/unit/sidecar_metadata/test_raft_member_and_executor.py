@@ -154,6 +154,7 @@ class Made:
             opened, self.connection, Subjects("space"), ReplicationConfig(), self.fatal.append, lambda _: True
         )
         self.log = self.member._log
+        self.rules = self.member._member
 
     def calls(self, monkeypatch: pytest.MonkeyPatch, *of: tuple[Any, str]) -> list[str]:
         """Replace the methods by functions that only record their call."""
@@ -173,18 +174,29 @@ async def made(tmp_path: Path) -> Any:
 async def test_raft_member_resigns_as_metadata_leader_when_the_raft_leadership_ends(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = made.calls(monkeypatch, (made.member._member, "resign"))
+    told = made.calls(monkeypatch, (made.rules, "resign"))
     made.member._state_changed(0, 2)
     assert told == []
     made.member._state_changed(2, 0)
     assert told == ["resign"]
 
 
+async def test_raft_member_that_leads_answers_its_own_heartbeat_without_nats(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection of this member can send nothing."""
+    monkeypatch.setattr(type(made.rules), "is_active", True)
+    monkeypatch.setattr(made.rules, "request", lambda *_: pb.ControlResponse(index=7))
+    answered: list[int] = []
+    made.member.send_heartbeat(pb.ControlRequest(heartbeat=pb.Heartbeat()), lambda response: answered.append(response.index))
+    assert answered == [7]
+
+
 async def test_raft_member_resigns_as_metadata_leader_before_a_leadership_transfer(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new leader waits for no election timeout, and so for no lease."""
-    told = made.calls(monkeypatch, (made.member._member, "resign"), (made.log.core, "hand_over"))
+    told = made.calls(monkeypatch, (made.rules, "resign"), (made.log.core, "hand_over"))
     made.member._transfer()
     assert told == ["resign", "hand_over"]
 
