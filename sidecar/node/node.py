@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client.closest_replica import this_host
+from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.base.worker_assignment import WorkerShare
@@ -43,6 +44,7 @@ from liftpy.core.publish.memory_budget import (
 from liftpy.core.publish.standby import NodeStandbyMemory
 from liftpy.core.replication.catchup_throttle import pace_of
 from liftpy.core.replication.inflight_limits import NodeInflight
+from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.reads import MAX_WAITING_BYTES, ReadBudget
 from liftpy.core.wire._pb import replication_pb2, service_pb2
 from liftpy.core.wire.subjects import InboxRule, Subjects
@@ -481,6 +483,7 @@ class Node:
             incarnation=self.incarnation,
             links=links,
             intake=self._memory.intake,
+            lease=Lease(round(times.lease_s * NS_PER_S)),
             heard=self._memory.heard,
             room=self._memory.room,
             derived=NodeStateMemory(times.node_dedup_state_bytes),

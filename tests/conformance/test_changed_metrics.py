@@ -143,7 +143,7 @@ class WorkerHistory:
 
     def _heard(self) -> None:
         for node in self.t.nodes.values():
-            node.worker.feed(ev.LeaseExtended(sent_ns=clock.now_ns()))
+            node.beat()
 
     def _set_aside(self) -> None:
         worker = self.t.nodes[self.rng.choice(NODES)].worker

@@ -76,10 +76,8 @@ def no_lease() -> Patches:
 
 def lease_from_the_answer() -> Patches:
     """It runs from when the answer came, and not from when the heartbeat was sent."""
-    from tests.model.lease import NOW
-
     heard = Lease.extend
-    return [method(Lease, "extend", lambda self, sent_ns, lease_ns=0: heard(self, NOW, lease_ns))]
+    return [method(Lease, "extend", lambda self, sent_ns, lease_ns, now_ns: heard(self, now_ns, lease_ns, now_ns))]
 
 
 def stale_metadata_leader_grants() -> Patches:
@@ -270,7 +268,7 @@ def sessions_shrink_below_what_was_granted() -> Patches:
 def nodes_go_by_their_own_lease() -> Patches:
     """Whatever the answer says."""
     real = Lease.extend
-    return [method(Lease, "extend", lambda self, sent_ns, lease_ns=0: real(self, sent_ns))]
+    return [method(Lease, "extend", lambda self, sent_ns, lease_ns, now_ns: real(self, sent_ns, 0, now_ns))]
 
 
 def the_longest_lease_is_the_new_one() -> Patches:

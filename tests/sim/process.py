@@ -31,7 +31,7 @@ from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeInflight
-from liftpy.core.replication.lease import INGEST, REPLICATION, DataPath
+from liftpy.core.replication.lease import INGEST, REPLICATION, DataPath, Lease
 from liftpy.core.replication.quiescence import CombinedFetches, CombinedFetchRequest, ReleasedFetches
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError, NoSpaceError
@@ -151,6 +151,8 @@ class Process:
         self.replicas: dict[PartitionKey, SimReplica] = {}
         self.wishes = RequestBatcher()
         self.intake = NodeInflight()
+        self.lease = Lease(round(self.config.lease_s * S))
+        self._lease_timer: SimTimer | None = None
         self.room = MemoryBudget(late_s=_LATE_S)
         self.derived = NodeStateMemory(self.cluster.config.node_dedup_state_bytes)
         self.leaving = Leaving(self, self._stop_replica, self._deleted, self._look_again)
@@ -383,6 +385,7 @@ class Process:
                     return
             elif key not in changed and not (changes.nodes or changes.lease_changed):
                 continue
+            replica.replica.announce_change(self.now_ns())
             replica.update(image.partition_metadata(stream, partition), live)
             replica.reads.advanced()
         self._extend(self._heartbeats.image_seen(image.index))
@@ -467,9 +470,26 @@ class Process:
             self._extend(self._heartbeats.response_received(sent_ns, answer, self.image.index))
 
     def _extend(self, granted: LeaseGrant | None) -> None:
-        if granted is not None:
-            for replica in self.replicas.values():
-                replica.feed(ev.LeaseExtended(sent_ns=granted.sent_ns, lease_ns=granted.lease_ns))
+        """Extend the lease of the process. One timer ends it, for all replicas."""
+        if granted is None:
+            return
+        had_ended = self.lease.extend(granted.sent_ns, granted.lease_ns, self.now_ns())
+        if self._lease_timer is None and self.lease.is_current(self.now_ns()):
+            self._lease_timer = self.at(self.lease.until_ns(self.now_ns()), self._lease_looked_at)
+        if had_ended:
+            self._lease_changed()
+
+    def _lease_looked_at(self) -> None:
+        self._lease_timer = None
+        now_ns = self.now_ns()
+        if self.lease.is_current(now_ns):
+            self._lease_timer = self.at(self.lease.until_ns(now_ns), self._lease_looked_at)
+        else:
+            self._lease_changed()
+
+    def _lease_changed(self) -> None:
+        for replica in list(self.replicas.values()):
+            replica.feed(ev.LeaseChanged())
 
     def _checkpoint(self) -> None:
         for replica in self.replicas.values():

@@ -205,7 +205,13 @@ class SimReplica(PartitionShell, Asking):
         self.cluster = cluster
         seed = hash((cluster.seed, process.incarnation, partition.partition))
         self.replica = Replica(
-            process.node_id, process.incarnation, process.config, seed, process.intake, copy_pace=process.copy_pace
+            process.node_id,
+            process.incarnation,
+            process.config,
+            seed,
+            process.intake,
+            copy_pace=process.copy_pace,
+            lease=process.lease,
         )
         self.counters = cluster.counters
         self.state: PartitionState | None = None
@@ -260,7 +266,7 @@ class SimReplica(PartitionShell, Asking):
     def update(self, held: PartitionMetadata, incarnations: Mapping[str, int]) -> None:
         """The metadata shows the partition, its stream's settings or the set of live nodes in a new state."""
         self.state = held.state
-        if self.apply_metadata(held, incarnations):
+        if self.apply_metadata(held, incarnations, self.replica.announced):
             self.apply_retention(self.process.time_of_age_ns())
 
     # ---- events in, effects out --------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeInflight
+from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.quiescence import CombinedFetches
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -87,6 +88,7 @@ class Life(Protocol):
     paused: bool
     image: ClusterImage
     intake: NodeInflight
+    lease: Lease
     room: MemoryBudget
     quiet: CombinedFetches
     confirmed: set[int]

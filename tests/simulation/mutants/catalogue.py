@@ -24,12 +24,12 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import follower, leader
 from liftpy.core.replication import isr as commit
 from liftpy.core.replication import isr as lag
-from liftpy.core.replication.events import LeaseExtended, RefusalReason
+from liftpy.core.replication.events import RefusalReason
 from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.follower import FollowerRole, Truncation
 from liftpy.core.replication.isr import FollowerProgress, IsrChange
 from liftpy.core.replication.leader import LeaderRole
-from liftpy.core.replication.lease import Lease
+from liftpy.core.replication.lease import Lease, ReplicaLease
 from liftpy.core.replication.log_offsets import LogOffsets
 from liftpy.core.replication.phases import FollowerPhase
 from liftpy.core.replication.reads import Reads
@@ -380,8 +380,7 @@ def _finish_with_candidate(stream: Any, partition: Any) -> Any:
 
 # ---- who may speak ---------------------------------------------------------------------------------------------------------
 def no_lease() -> Patches:
-    return [method(Lease, "is_current", lambda self, now_ns: True),
-            method(Lease, "until_ns", lambda self, now_ns: now_ns + 1_000_000_000)]  # fmt: skip
+    return [method(ReplicaLease, "is_current", lambda self, now_ns: True)]
 
 
 def lease_on_an_old_image() -> Patches:
@@ -396,12 +395,8 @@ def lease_on_an_old_image() -> Patches:
 
 def lease_from_the_answer() -> Patches:
     """It runs from when the answer came, not from when the heartbeat was sent."""
-    real = Replica.step
-
-    def step(self: Replica, event: Any, now_ns: int) -> list:
-        return real(self, LeaseExtended(sent_ns=now_ns) if isinstance(event, LeaseExtended) else event, now_ns)
-
-    return [method(Replica, "step", step)]
+    real = Lease.extend
+    return [method(Lease, "extend", lambda self, sent_ns, lease_ns, now_ns: real(self, now_ns, lease_ns, now_ns))]
 
 
 def negative_ack_without_a_lease() -> Patches:

@@ -27,8 +27,8 @@ def lease_as_long_as_the_session() -> Patches:
     """Right as long as all clocks run alike."""
     real = Lease.extend
 
-    def heard(self: Lease, sent_ns: int, lease_ns: int = 0) -> None:
-        real(self, sent_ns + (lease_ns or self._length_ns) // 3, lease_ns)
+    def heard(self: Lease, sent_ns: int, lease_ns: int, now_ns: int) -> bool:
+        return real(self, sent_ns + (lease_ns or self._length_ns) // 3, lease_ns, now_ns)
 
     return [method(Lease, "extend", heard)]
 
@@ -36,7 +36,7 @@ def lease_as_long_as_the_session() -> Patches:
 def nodes_go_by_their_own_lease() -> Patches:
     """The image and the answers say another one."""
     real = Lease.extend
-    return [method(Lease, "extend", lambda self, sent_ns, lease_ns=0: real(self, sent_ns))]
+    return [method(Lease, "extend", lambda self, sent_ns, lease_ns, now_ns: real(self, sent_ns, 0, now_ns))]
 
 
 def a_session_shrinks_below_what_was_granted() -> Patches:

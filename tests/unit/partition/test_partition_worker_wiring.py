@@ -46,7 +46,7 @@ class Wired:
         self.failed: list[Any] = []
         self.log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=41, on_damage=None, checkpoint=None, closed=False)
         given = {name: f"the node's {name}" for name in (
-            "intake", "copy_pace", "subjects", "node_inboxes", "router", "notifications", "quiet", "probes", "proposals", "timers",
+            "intake", "lease", "copy_pace", "subjects", "node_inboxes", "router", "notifications", "quiet", "probes", "proposals", "timers",
             "pool", "counters", "instruments", "room", "flush_beside", "promises", "step_aside", "fatal", "repair",
         )}  # fmt: skip
         self.node: Any = SimpleNamespace(
