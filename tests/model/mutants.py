@@ -13,7 +13,7 @@ from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.record_builder import RecordBuilder
 from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.replication import isr
-from liftpy.core.replication.lease import EarlierLeaders, Lease
+from liftpy.core.replication.lease import EarlierLeaders, Lease, ReplicaLease
 from sidecar.metadata import member_log
 from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import RaftCore
@@ -72,6 +72,10 @@ def learners_may_lead() -> Patches:
 # ---- lease -------------------------------------------------------------------------------------------------------------
 def no_lease() -> Patches:
     return [method(Lease, "is_current", lambda self, now_ns: True)]
+
+
+def a_replica_that_lags_uses_the_lease_of_the_node() -> Patches:
+    return [method(ReplicaLease, "announce_change", lambda self, now_ns: None)]
 
 
 def lease_from_the_answer() -> Patches:

@@ -153,6 +153,10 @@ class Process:
         self.intake = NodeInflight()
         self.lease = Lease(round(self.config.lease_s * S))
         self._lease_timer: SimTimer | None = None
+        self.update_delay_ns = 0
+        """Time after which a replica learns of a change that the image shows. Nodes update their partitions one after the other."""
+        self._outdated: set[PartitionKey] = set()
+        """Partitions with such a change."""
         self.room = MemoryBudget(late_s=_LATE_S)
         self.derived = NodeStateMemory(self.cluster.config.node_dedup_state_bytes)
         self.leaving = Leaving(self, self._stop_replica, self._deleted, self._look_again)
@@ -385,13 +389,37 @@ class Process:
                     return
             elif key not in changed and not (changes.nodes or changes.lease_changed):
                 continue
-            replica.replica.announce_change(self.now_ns())
-            replica.update(image.partition_metadata(stream, partition), live)
-            replica.reads.advanced()
+            self._changed(replica, stream, partition, live)
         self._extend(self._heartbeats.image_seen(image.index))
+
+    def _changed(self, replica: SimReplica, stream: StreamImage, partition: PartitionState, live: dict[str, int]) -> None:
+        replica.replica.announce_change(self.now_ns())
+        if not self.update_delay_ns:
+            self._outdated.discard(replica.key)
+            replica.update(self.image.partition_metadata(stream, partition), live)
+            replica.reads.advanced()
+        elif replica.key not in self._outdated:
+            self._outdated.add(replica.key)
+            self.cluster.counters["changes that replicas learn late"] += 1
+            self.later(self.update_delay_ns, partial(self._update_late, replica.key))
+
+    def _update_late(self, key: PartitionKey) -> None:
+        found, replica = self.image.find(key.stream, key.uid, key.partition), self.replicas.get(key)
+        if key in self._outdated and found is not None and replica is not None and self.node_id in found[1].holders:
+            live = {node_id: node.incarnation for node_id, node in self.image.nodes.items() if not node.fenced}
+            replica.update(self.image.partition_metadata(*found), live)
+            replica.reads.advanced()
+        self._outdated.discard(key)
+
+    def learn_all(self) -> None:
+        """Let all replicas learn of all changes now."""
+        self.update_delay_ns = 0
+        for key in sorted(self._outdated):
+            self._update_late(key)
 
     def _stop_replica(self, key: PartitionKey) -> str:
         replica = self.replicas.pop(key)
+        self._outdated.discard(key)
         replica.stop()
         return replica.folder
 

@@ -49,6 +49,8 @@ class Copy(Protocol):
     log: Log
     replica: Replica
     failed: str
+    known_index: int
+    """Index of the image of which the replica was told last."""
 
     @property
     def process(self) -> Life:
@@ -87,6 +89,7 @@ class Life(Protocol):
     dead: bool
     paused: bool
     image: ClusterImage
+    update_delay_ns: int
     intake: NodeInflight
     lease: Lease
     room: MemoryBudget
@@ -119,6 +122,9 @@ class Life(Protocol):
 
     def begin(self) -> None:
         """Open the logs, register."""
+
+    def learn_all(self) -> None:
+        """Let all replicas learn of all changes now."""
 
     def run(self, callback: Callable[[], None], *, timer: bool = False) -> None:
         """Run ``callback`` now or after the pause."""
