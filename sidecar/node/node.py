@@ -519,9 +519,8 @@ class Node:
         self.partitions = Partitions(tools, counts, share=self.share)
         links.watch(self.partitions.data_path_changed)
         links.watch_publishes(self.partitions.publishes_lost)
-        partitions, find = self.partitions, self.partitions.services_of
-        handler = ServiceHandler(bus, self.subjects, settings.node_id, self._inboxes, find, self.counters, share=self.share)
-        self._services = handler
+        partitions, find, node_id = self.partitions, self.partitions.services_of, settings.node_id
+        self._services = ServiceHandler(bus, self.subjects, node_id, self._inboxes, find, self.counters, share=self.share)
         own = folder.worker_directory(self.share.number) if self.share.number else folder.path
         self._scrub = Scrub(lambda: list(partitions), own, settings.scrub_bytes_per_s, self.counters)
         self.status.reporter = reporter = self._make_reporter(links, group, partitions)

@@ -1,9 +1,9 @@
 """Starts, updates, stops and deletes the partitions of this node according to the metadata image.
 
 After each change of the image, the workers are updated in slices. A limited number of tasks opens logs. All partitions
-share the lease of the node. A partition that does not have the current image keeps the lease that it had before [D22]. Data is deleted only if a record names the uid of the
-stream [M11]. A node that is not a controller also needs the confirmation of a controller. A directory of an unknown
-stream is kept and reported.
+share the lease of the node. A partition that does not have the current image keeps the lease that it had before [D22].
+Data is deleted only if a record names the uid of the stream [M11]. A node that is not a controller also needs the
+confirmation of a controller. A directory of an unknown stream is kept and reported.
 """
 
 from __future__ import annotations

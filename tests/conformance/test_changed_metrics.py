@@ -20,7 +20,6 @@ import pytest
 
 from liftpy.config import StreamConfig
 from liftpy.core.base.partition import PartitionMetadata, Pause
-from liftpy.core.replication import events as ev
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.envelope import MAGIC

@@ -206,7 +206,9 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
         Mutant("nobody waits for the leader before", "a leadership that moves", mutants.nobody_waits_for_the_leader_before),
         Mutant("a lease from the answer", "a suspended leader", mutants.lease_from_the_answer),
         Mutant(
-            "a replica that lags uses the node's lease", "a partition that lags", mutants.a_replica_that_lags_uses_the_lease_of_the_node
+            "a replica that lags uses the node's lease",
+            "a partition that lags",
+            mutants.a_replica_that_lags_uses_the_lease_of_the_node,
         ),
         Mutant("a session shrinks", "times that change", mutants.sessions_shrink_below_what_was_granted),
         Mutant("nodes go by their own lease", "times that change", mutants.nodes_go_by_their_own_lease),

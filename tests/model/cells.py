@@ -83,9 +83,9 @@ class Stepped(NamedTuple):
 
 STRUCTURE = Structure(
     state=(
-        Cell, Replica, ReplicaContext, LogOffsets, EpochCache, Deadlines, Lease, ReplicaLease, Backoff, EarlierLeaders, IsrChange, FetchHandler,
-        FollowerProgress, ParkedFetches, InflightLimits, NodeInflight, CatchupThrottle, LearnerCopy, SlowFlushes, PauseEnforcer,
-        ReplicaRole,
+        Cell, Replica, ReplicaContext, LogOffsets, EpochCache, Deadlines, Lease, ReplicaLease, Backoff, EarlierLeaders, IsrChange,
+        FetchHandler, FollowerProgress, ParkedFetches, InflightLimits, NodeInflight, CatchupThrottle, LearnerCopy, SlowFlushes,
+        PauseEnforcer, ReplicaRole,
         InactiveRole,
         FailedRole, StoppedRole, FollowerRole, CandidateRole, LeaderRole,
     ),

@@ -1,10 +1,11 @@
 """The lease model: who may speak for a partition, on a clock of 0.25 s.
 
 The shipped ``NodeSessions`` of two metadata leaders, one of which may not know that it was replaced; the shipped ``Lease``,
-``ReplicaLease`` and ``EarlierLeaders`` of three nodes; the shipped decisions. Nodes are suspended and go on, heartbeats and their answers
-take any time, images come late, and a partition may learn of them later than its node (``Limits.lags``). The bus says that nobody listens for a node that is cut off from it. A leadership may be moved while the
-session of the old leader lasts. Session and lease may become others (``Limits.times``): the settings of nodes and metadata leaders say
-something else then, so that whoever goes by them is found.
+``ReplicaLease`` and ``EarlierLeaders`` of three nodes; the shipped decisions. Nodes are suspended and go on, heartbeats and their
+answers take any time, images come late, and a partition may learn of them later than its node (``Limits.lags``). The bus says that
+nobody listens for a node that is cut off from it. A leadership may be moved while the session of the old leader lasts. Session and
+lease may become others (``Limits.times``): the settings of nodes and metadata leaders say something else then, so that whoever goes
+by them is found.
 
 A node speaks if the image that it knows names it leader, its lease is current and nobody who led before may still speak, by its
 own ``EarlierLeaders``; two that speak at one time break D22. A node that is suspended does not speak before it goes on.
@@ -118,10 +119,6 @@ class LeaseModel:
     def _number(self, what: Any) -> int:
         if isinstance(what, NodeSessions):
             what._nodes = None  # which image it looked at last: it looks again
-        elif isinstance(what, ReplicaLease):
-            what._announced, what._known = int(what._announced != what._known), 0
-            if not what._announced:
-                what._until_ns = 0
         return self._held.number(_STRUCTURE.form(what), what)
 
     def _copy(self, number: int) -> Any:
@@ -137,7 +134,7 @@ class LeaseModel:
         for name in NODES:
             granted_ms = led.heartbeat(name, 1, NOW, NOW).lease_ms
             lease, succession = ReplicaLease(Lease(lease_ns)), EarlierLeaders(name, lease_ns)
-            lease._node.extend(NOW, granted_ms * NS_PER_MS, NOW)
+            lease.node_lease.extend(NOW, granted_ms * NS_PER_MS, NOW)
             held, live = self._images.state(image)
             succession.partition_changed(held.state, dict(live), NOW, held.longest_lease_ns)
             nodes.append(Node(self._number(lease), self._number(succession)))
@@ -153,9 +150,8 @@ class LeaseModel:
         if found is None:
             what = self._copy(number)
             if isinstance(what, ReplicaLease):
-                until_ns = what._node._until_ns
-                what._node._until_ns = None if until_ns is None or until_ns - TICK_NS <= NOW else until_ns - TICK_NS
-                what._until_ns = 0 if what._until_ns - TICK_NS <= NOW else what._until_ns - TICK_NS
+                for lease in (what, what.node_lease) if what.lags else (what.node_lease,):
+                    lease._until_ns = _left(lease.until_ns(NOW) - TICK_NS)
             elif isinstance(what, EarlierLeaders):
                 what._suspects = {n: (i, max(until - TICK_NS, NOW)) for n, (i, until) in what._suspects.items()}
             else:
@@ -184,7 +180,7 @@ class LeaseModel:
             if name not in leading and not (node.suspended or node.cut):
                 answer = led.heartbeat(name, 1, NOW, NOW)
                 held = self._copy(lease)
-                held._node.extend(NOW, answer.lease_ms * NS_PER_MS, NOW)
+                held.node_lease.extend(NOW, answer.lease_ms * NS_PER_MS, NOW)
                 lease = self._number(held)
             waiting = tuple((index, _earlier(sent), length) for index, sent, length in node.waiting)
             nodes.append(node._replace(lease=lease, succession=self._age(node.succession), waiting=waiting))
@@ -247,7 +243,8 @@ class LeaseModel:
             yield (name, "learns"), self._forgotten(self._learned(state, i, node))
         if leads and state.left[6] and node.behind > node.lags:
             lease = self._copy(node.lease)
-            lease.announce_change(NOW)
+            if not lease.lags:
+                lease.announce_change(NOW)
             waiting = self._image_seen(lease, node)
             lagging = node._replace(lags=node.lags + 1, lease=self._number(lease), waiting=waiting)
             left = (*state.left[:6], state.left[6] - 1)
@@ -274,7 +271,7 @@ class LeaseModel:
         succession, lease = self._copy(node.succession), self._copy(node.lease)
         succession.partition_changed(held.state, dict(live), NOW, held.longest_lease_ns)
         waiting = node.waiting if node.lags else self._image_seen(lease, node)
-        lease.record_change(lease.announced)
+        lease = ReplicaLease(lease.node_lease)  # without the number of the changes so far
         learned = node._replace(
             behind=behind, lags=0, succession=self._number(succession), lease=self._number(lease), waiting=waiting
         )
@@ -290,9 +287,8 @@ class LeaseModel:
 
     @staticmethod
     def _heard(lease: ReplicaLease, sent_ns: int, lease_ns: int) -> None:
-        lease._node.extend(sent_ns, lease_ns, NOW)
-        if not lease._node.is_current(NOW):
-            lease._node._until_ns = None
+        lease.node_lease.extend(sent_ns, lease_ns, NOW)
+        lease.node_lease._until_ns = _left(lease.node_lease.until_ns(NOW))
 
     def _arrivals(self, state: State) -> Iterator[tuple[tuple[Any, ...], State | Broken]]:
         for message in sorted(state.sent):
@@ -417,6 +413,11 @@ class LeaseModel:
             state_of = f"{' suspended' if node.suspended else ''}{' cut' if node.cut else ''}"
             parts.append(f"{name}{state_of} sees {seen} e{partition.leader_epoch}, lease {length:g} s")
         return "; ".join(parts)
+
+
+def _left(until_ns: int) -> int:
+    """The end of a lease; 0 stands for all that have ended."""
+    return until_ns if until_ns > NOW else 0
 
 
 def _earlier(at_ns: int) -> int:

@@ -71,10 +71,10 @@ class ReplicaLease:
     ``announce_change`` until ``record_change``, the replica therefore has only the lease that it had before.
     """
 
-    __slots__ = ("_announced", "_known", "_node", "_until_ns")
+    __slots__ = ("_announced", "_known", "_until_ns", "node_lease")
 
-    def __init__(self, node: Lease) -> None:
-        self._node = node
+    def __init__(self, node_lease: Lease) -> None:
+        self.node_lease = node_lease
         self._announced = 0
         """Number of changes of the partition that the image of the node has shown."""
         self._known = 0
@@ -87,6 +87,11 @@ class ReplicaLease:
         """Number of changes that the image of the node has shown. A PartitionChanged that is built now contains all of them."""
         return self._announced
 
+    @property
+    def lags(self) -> bool:
+        """True if the image shows a change that the replica has not processed."""
+        return self._known != self._announced
+
     def announce_change(self, now_ns: int) -> None:
         """Record that the image shows a change that the replica has not processed. The node's lease does not extend this one now."""
         self._until_ns = self.until_ns(now_ns)
@@ -97,11 +102,11 @@ class ReplicaLease:
         self._known = max(self._known, announced)
 
     def is_current(self, now_ns: int) -> bool:
-        return self._node.is_current(now_ns) if self._known == self._announced else now_ns < self._until_ns
+        return now_ns < self._until_ns if self._known != self._announced else self.node_lease.is_current(now_ns)
 
     def until_ns(self, now_ns: int) -> int:
         """Return the monotonic time at which the lease ends. If it has already ended, return ``now_ns``."""
-        return self._node.until_ns(now_ns) if self._known == self._announced else max(self._until_ns, now_ns)
+        return max(self._until_ns, now_ns) if self.lags else self.node_lease.until_ns(now_ns)
 
 
 class EarlierLeaders:

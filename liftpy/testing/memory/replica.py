@@ -173,7 +173,9 @@ class MemoryReplica(PartitionShell, MemoryProposals, Peers):
         self.subject = data_subject(stream.subject, number)
         self.log = log
         seed = zlib.crc32(f"{node.node_id} {self.key}".encode())
-        self.replica = Replica(node.node_id, node.incarnation, node.config, seed, node.intake, copy_pace=node.copy_pace, lease=node.lease)
+        self.replica = Replica(
+            node.node_id, node.incarnation, node.config, seed, node.intake, copy_pace=node.copy_pace, lease=node.lease
+        )
         self.counters = node.counters
         self.state: PartitionState | None = None
         self.gone = False

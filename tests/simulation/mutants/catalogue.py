@@ -25,7 +25,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import follower, leader
 from liftpy.core.replication import isr as commit
 from liftpy.core.replication import isr as lag
-from liftpy.core.replication.events import RefusalReason
+from liftpy.core.replication.events import LeaseChanged, RefusalReason
 from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.follower import FollowerRole, Truncation
 from liftpy.core.replication.isr import FollowerProgress, IsrChange
@@ -400,21 +400,22 @@ def lease_from_the_answer() -> Patches:
     return [method(Lease, "extend", lambda self, sent_ns, lease_ns, now_ns: real(self, now_ns, lease_ns, now_ns))]
 
 
-def a_replica_that_lags_uses_the_lease_of_the_node() -> Patches:
+def a_replica_that_lags_uses_the_nodes_lease() -> Patches:
     """The node has the image that deposes the leader, and the replica does not know it yet."""
     return [method(ReplicaLease, "announce_change", lambda self, now_ns: None)]
 
 
 def the_end_of_the_lease_is_an_event() -> Patches:
     """A leader acks until it is told that the lease has ended, whatever the clock says."""
-    real = LeaderRole._acknowledge
+    real = Replica.step
 
-    def acknowledge(self: LeaderRole, now_ns: int, out: list) -> None:
-        if self.phase is LeaderPhase.READY:
-            with patch.object(ReplicaLease, "is_current", lambda self, now_ns: self._known == self._announced):
-                real(self, now_ns, out)
+    def step(self: Replica, event: Any, now_ns: int) -> list:
+        if isinstance(event, LeaseChanged) or self.phase != LeaderPhase.READY:
+            return real(self, event, now_ns)
+        with patch.object(ReplicaLease, "is_current", lambda self, now_ns: not self.lags):
+            return real(self, event, now_ns)
 
-    return [method(LeaderRole, "_acknowledge", acknowledge)]
+    return [method(Replica, "step", step)]
 
 
 def a_lease_that_is_valid_again_is_no_event() -> Patches:
@@ -535,10 +536,18 @@ MUTANTS = (
     Mutant("lease on an old image", "a pause over a session", lease_on_an_old_image),
     Mutant("lease from the answer", "D22; Chubby", lease_from_the_answer, "elections"),
     Mutant(
-        "a replica that lags uses the node's lease", "D22; one lease per node", a_replica_that_lags_uses_the_lease_of_the_node, "elections"
+        "a replica that lags uses the node's lease",
+        "D22; one lease per node",
+        a_replica_that_lags_uses_the_nodes_lease,
+        "elections",
     ),
     Mutant("the end of the lease is an event", "D22; a late timer", the_end_of_the_lease_is_an_event, "elections"),
-    Mutant("a lease that is valid again is no event", "L3; one lease per node", a_lease_that_is_valid_again_is_no_event, "elections"),
+    Mutant(
+        "a lease that is valid again is no event",
+        "L3; one lease per node",
+        a_lease_that_is_valid_again_is_no_event,
+        "elections",
+    ),
     Mutant("negative ack without a lease", "A2", negative_ack_without_a_lease),
     Mutant("negative ack of a non-leader", "A2", negative_ack_of_a_non_leader),
     Mutant("latest before the epoch start", "KIP-207; KAFKA-2334", latest_before_the_epoch_start),
