@@ -5,6 +5,9 @@ COPY pyproject.toml README.md LICENSE pyspark_liftpy.py ./
 COPY liftpy ./liftpy
 COPY sidecar ./sidecar
 RUN python -m venv /opt/liftpy && /opt/liftpy/bin/pip install --no-cache-dir '.[node]'
+# A sidecar does not use these parts: the installer, and tests, headers and Flight of its libraries.
+RUN /opt/liftpy/bin/pip uninstall --yes pip && cd /opt/liftpy/lib/python3.12/site-packages \
+    && rm -rf pyarrow/include pyarrow/tests pyarrow/*flight* && find numpy -name tests -type d -prune -exec rm -r {} +
 
 FROM python:3.12-slim
 COPY --from=build /opt/liftpy /opt/liftpy

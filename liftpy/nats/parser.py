@@ -20,7 +20,8 @@ import contextlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from nats.aio.client import Client
@@ -314,6 +315,8 @@ class StrictConnection(Client):
         self._wants_tls = self._urls_want_tls = False
         self._made: Any = None
         """Stream of the connection whose handshake is complete. None: there is none."""
+        self._closed_in_handshake = False
+        """True if the server closed the last connection during the handshake. nats-py reports this again when it cleans up."""
         self._looked_at: tuple[str | None, bytes] = None, b""
         """Subject of the last message in ``hand_over``, as text and as bytes."""
 
@@ -326,7 +329,14 @@ class StrictConnection(Client):
         urls = [servers] if isinstance(servers, str) else list(servers)
         self._urls_want_tls = wants_tls(urls)
         self._wants_tls = bool(options.get("tls")) or self._urls_want_tls
+        if report := options.get("error_cb"):
+            options["error_cb"] = partial(self._report, report)
         await super().connect(servers=servers, **options)
+
+    async def _report(self, report: Callable[[Exception], Awaitable[None]], error: Exception) -> None:
+        """Call ``report`` with ``error``, unless it only repeats that the server closed a connection during the handshake."""
+        if not (self._closed_in_handshake and isinstance(error, (BrokenPipeError, ConnectionResetError))):
+            await report(error)
 
     async def renew(self, options: Mapping[str, Any]) -> None:
         """Reconnect with other credentials (``Credentials.nats_options``). Pending requests fail as after a lost connection."""
@@ -379,17 +389,34 @@ class StrictConnection(Client):
         In these, ``writelines`` ignores the limit of the write buffer.
         """
         self._leave_made()
+        self._closed_in_handshake = False
         transport: Any = self._transport
         transport.writelines = lambda messages: transport.write(b"".join(messages))
         try:
             await super()._process_connect_init()
+        except ConnectionError as error:
+            raise self._closed_early(str(error)) from error
         except (OSError, TimeoutError, Error):
             raise
         except Exception as error:
             raise ProtocolError(
                 f"Cannot decode the INFO line of the NATS server: {error!r}. Check that the URL is a NATS server."
             ) from error
+        if self._status != _CONNECTED:  # no PONG came. nats-py ignores the end of the connection at this point
+            for task in (self._reading_task, self._ping_interval_task, self._flusher_task):
+                if task is not None:
+                    task.cancel()
+            raise self._closed_early("no answer to the first PING")
         self._made = getattr(transport, "_io_writer", None)
+
+    def _closed_early(self, how: str) -> Error:
+        """Note that the server closed the connection during the handshake, and return the error.
+
+        In TLS 1.3, a server checks the certificate of a client after the TLS handshake. Its alert may be lost.
+        """
+        self._closed_in_handshake = True
+        why = ". It may reject the client certificate, for example because it has expired" if self._wants_tls else ""
+        return Error(f"{how}: the server closed the connection during the handshake{why}")
 
     def _leave_made(self) -> None:
         """Close the transport of a connection whose first write failed. Otherwise nats-py would still read from it."""

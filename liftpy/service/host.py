@@ -576,6 +576,8 @@ class ServiceHost:
             snapshotsStored=keeper.stored_count if keeper is not None else 0,
             sinceSnapshotMs=-1 if saved_s is None else round((now_s - saved_s) * 1000),
             snapshotBytes=keeper.state_bytes if keeper is not None else 0,
+            timersWaiting=machine.timer_count if machine is not None else 0,
+            effectsWaiting=len(machine.effects) if machine is not None else 0,
         )
 
     @property

@@ -12,9 +12,10 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -64,12 +65,44 @@ class SparkPlace:
         return local_session(name, self.master, fast_start=False, settings=self.settings)
 
     @contextmanager
-    def open_session(self, name: str) -> Iterator[SparkSession]:
+    def open_session(self, name: str, *, is_shown: bool) -> Iterator[SparkSession]:
+        """Open a Spark session, and stop it at the end of the block. ``is_shown``: True to show the tasks of the running stages."""
         session = self.session(name)
         try:
-            yield session
+            with _task_progress(name, session) if is_shown else nullcontext():
+                yield session
         finally:
             session.stop()
+
+
+_TASKS_EVERY_S = 0.5
+"""Time between two checks of the running tasks, in seconds."""
+
+
+@contextmanager
+def _task_progress(what: str, session: SparkSession) -> Iterator[None]:
+    """Show the finished and all tasks of the running stages of ``session`` on standard error. ``what``: name of the work."""
+    stopped = threading.Event()
+
+    def watch() -> None:
+        tracker = session.sparkContext.statusTracker()
+        with Progress(what, None, unit="tasks") as progress:
+            while not stopped.wait(_TASKS_EVERY_S):
+                try:
+                    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+                except Exception:  # Spark has stopped, which the command reports
+                    return
+                running = [stage for stage in stages if stage is not None]
+                done = sum(stage.numCompletedTasks for stage in running)
+                progress.step(what, "tasks", done, sum(stage.numTasks for stage in running))
+
+    watcher = threading.Thread(target=watch, name="liftpy-tasks", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        watcher.join()
 
 
 @contextmanager
@@ -236,7 +269,7 @@ def archive(
         if dry_run:
             _show_archive_plan(plan, as_json=as_json)
             return
-        with ends_by_signal(), place.open_session("liftpy spark archive") as session:
+        with ends_by_signal(), place.open_session("liftpy spark archive", is_shown=not as_json) as session:
             began_s = time.monotonic()
             records = archive_streams(session, plan, once=once, tell=lambda done: _show_archived_batch(done, as_json=as_json))
             _show_archived(records, time.monotonic() - began_s, as_json=as_json)
@@ -319,7 +352,7 @@ def replay(
         if dry_run:
             _show_replay_plan(plan, as_json=as_json)
             return
-        with ends_by_signal(), place.open_session("liftpy spark replay") as session:
+        with ends_by_signal(), place.open_session("liftpy spark replay", is_shown=not as_json) as session:
             began_s = time.monotonic()
             done = replay_records(
                 session, plan, lambda grown: click.echo(f"{target_stream} has grown by {grown:,} records", err=True)
@@ -399,7 +432,7 @@ def compact(
             else:
                 click.echo(f"{step.waiting:,} records are new, from {starts}; the table has {known:,} keys")
             return
-        with ends_by_signal(), place.open_session("liftpy spark compact") as session:
+        with ends_by_signal(), place.open_session("liftpy spark compact", is_shown=not as_json) as session:
             began_s = time.monotonic()
             done = compact_stream(session, plan, lambda step: click.echo(f"{step.waiting:,} records are new", err=True))
             fields = {"read": done.read, "keys": done.keys, "bytes": done.size_bytes, "version": done.version}

@@ -9,8 +9,9 @@ A coordinator and its node share one process and one event loop. They exchange m
 requests of members may block the replication of the node.
 
 ``GroupLags`` measures at intervals how many records each group is behind. The node knows the ends of partitions that have
-an in-sync replica on it. For others, it sends at most ``ASKS`` requests per check, so a scrape of the metrics sends none. A
-check uses the event loop for ``SLICE_S``, then pauses for ``PAUSE_S``. With many positions, the values are older.
+an in-sync replica on it. It requests the ends of others, and the ages of records that were stored before the first check. It
+does this for at most ``ASKS`` partitions per check, so a scrape of the metrics sends no request. A check uses the event loop
+for ``SLICE_S``, then pauses for ``PAUSE_S``. With many positions, the values are older.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ from typing import Any
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client.consumer import PartitionReader, ReadOptions
+from liftpy.client.progress import ReadProgress
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
 from liftpy.core.groups import commands
 from liftpy.core.groups.coordinator import NO_FIGURES, GroupCoordinator
 from liftpy.core.groups.group import GroupMember
-from liftpy.core.groups.lag import MOST_GROUPS, MOST_PARTITIONS, GroupLabels, GroupLag, LogEnds, read_positions
+from liftpy.core.groups.lag import MOST_GROUPS, MOST_PARTITIONS, GroupLabels, GroupLag, LagHistory, LogEnds, read_positions
 from liftpy.core.groups.machine import GroupRecord
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.services.service import Role
@@ -60,6 +62,8 @@ ASKS = 20
 ASKED_AT_ONCE = 8
 PATIENCE_S = 1.0
 LOOK_FAILED = "looks at groups that failed"
+_AGE_BYTES = 4096
+"""Requested size of a read for the age of one record, in bytes. A larger batch is sent anyway."""
 _LOOKED_AT_ONCE = 64
 """Number of positions between two checks of the clock."""
 
@@ -82,6 +86,8 @@ class GroupLags:
         """Metric label of a group -> lag of the group."""
         self.by_group: dict[str, GroupLag] = {}
         """Name of a group -> its lag."""
+        self._histories: dict[str, LagHistory] = {}
+        """Name of a group -> its lag over time. At most ``MOST_GROUPS`` groups have one."""
 
     async def measure(self, coordinators: Iterator[tuple[GroupCoordinator, bool]], transport: Transport | None) -> None:
         """Measure the lags of all groups of ``coordinators``, and request unknown partition ends from other nodes.
@@ -91,6 +97,8 @@ class GroupLags:
         found: dict[str, GroupLag] = {}
         read: set[PartitionKey] = set()
         elsewhere: set[PartitionKey] = set()
+        unread: dict[PartitionKey, int] = {}
+        """Partition -> offset of a record whose age is requested."""
         began, count = time.monotonic(), 0
         for state, leads in coordinators:
             groups = state.groups
@@ -104,14 +112,32 @@ class GroupLags:
                         await asyncio.sleep(PAUSE_S)
                         began = time.monotonic()
                     self._measure_partition(key, read, elsewhere if leads else None)
-                    lag.add(self._ends.get(key), position, clock.now_ns())
+                    ends = self._ends.get(key)
+                    lag.add(ends, position, clock.now_ns())
+                    if leads and ends is not None and (offset := ends.offset_without_age(position)) is not None:
+                        unread[key] = offset
                 if leads:
                     found[name] = lag
         self.by_group = found
+        self._add_to_histories(found)
         self.of = self._labels.lags_by_label(found)
         self._ends.keep(read)
-        if transport is not None and elsewhere:
-            await self._ask(transport, elsewhere)
+        if transport is not None and (elsewhere or unread):
+            await self._ask(transport, elsewhere, unread)
+
+    def history(self, group: str) -> list[dict[str, Any]]:
+        """Return the lag of ``group`` over time, as ``LagHistory.rows`` does."""
+        return history.rows() if (history := self._histories.get(group)) is not None else []
+
+    def _add_to_histories(self, found: dict[str, GroupLag]) -> None:
+        self._histories = {name: history for name, history in self._histories.items() if name in found}
+        now_s = time.time()
+        for name, lag in found.items():
+            if (history := self._histories.get(name)) is None:
+                if len(self._histories) >= MOST_GROUPS:
+                    continue
+                history = self._histories[name] = LagHistory()
+            history.add(now_s, lag)
 
     def lag_at(self, key: PartitionKey, position: int) -> tuple[int | None, int, float]:
         """Return the lag of a reader at ``position``: (end of the partition, unread records, age of the first of them in s).
@@ -139,18 +165,33 @@ class GroupLags:
         elif elsewhere is not None:
             elsewhere.add(key)
 
-    async def _ask(self, transport: Transport, keys: set[PartitionKey]) -> None:
-        wanted = iter(self._ends.to_ask(keys, ASKS))
+    async def _ask(self, transport: Transport, elsewhere: set[PartitionKey], unread: dict[PartitionKey, int]) -> None:
+        """Request the ends of the partitions ``elsewhere``, and the ages of the records at the offsets ``unread``."""
+        wanted = iter(self._ends.to_ask(elsewhere | unread.keys(), ASKS))
+        options = ReadOptions(patience_s=PATIENCE_S, answer_timeout_s=PATIENCE_S, wait_s=0.0)
+        subjects = Subjects(self._namespace)
 
         async def some() -> None:
             for key in wanted:
-                await self._ask_for(transport, key)
+                reader = PartitionReader(transport, subjects, key.stream, key.partition, options)
+                if key in elsewhere:
+                    await self._ask_for_end(reader, key)
+                if key in unread:
+                    await self._ask_for_age(reader, key, unread[key])
 
         await asyncio.gather(*(some() for _ in range(ASKED_AT_ONCE)))
 
-    async def _ask_for(self, transport: Transport, key: PartitionKey) -> None:
-        options = ReadOptions(patience_s=PATIENCE_S, answer_timeout_s=PATIENCE_S)
-        reader = PartitionReader(transport, Subjects(self._namespace), key.stream, key.partition, options)
+    async def _ask_for_age(self, reader: PartitionReader, key: PartitionKey, offset: int) -> None:
+        """Read the record at ``offset`` and store its age. If no replica answers, the next check asks again."""
+        try:
+            slices = await reader.fetch(ReadProgress(key.stream, key.partition, offset, uid=key.uid), _AGE_BYTES)
+        except LiftError:
+            return
+        if slices and (ends := self._ends.get(key)) is not None:
+            stored_ns = int(slices[0].batch.timestamps_ns()[slices[0].first_index])
+            ends.set_age(offset, clock.now_ns() - max(0, time.time_ns() - stored_ns))
+
+    async def _ask_for_end(self, reader: PartitionReader, key: PartitionKey) -> None:
         try:
             bounds, _ = await reader.bounds(key.uid)
         except UnavailableError:
@@ -384,7 +425,7 @@ class GroupCoordinators:
                     yield _group_row(name, group, self.lags.by_group.get(name))
 
     def group_rows_of(self, name: str) -> dict[str, list[dict[str, Any]]]:
-        """Return the row of the group ``name``, its members and its positions, for the status page.
+        """Return the row of the group ``name``, its members, its positions and its lag over time, for the status page.
 
         All are empty if its coordinator does not lead on this node.
         """
@@ -394,8 +435,9 @@ class GroupCoordinators:
                     "rows": [_group_row(name, group, self.lags.by_group.get(name))],
                     "members": [_member_row(member) for member in group.readers.members.values()],
                     "positions": list(self._position_rows(group)),
+                    "history": self.lags.history(name),
                 }
-        return {"rows": [], "members": [], "positions": []}
+        return {"rows": [], "members": [], "positions": [], "history": []}
 
     def _position_rows(self, group: GroupRecord) -> Iterator[dict[str, Any]]:
         owners, seen = group.readers.owners, set()
@@ -407,11 +449,13 @@ class GroupCoordinators:
             yield {
                 "stream": key.stream, "partition": key.partition, "member": owners.get(place, ""), "position": position, "end": end,
                 "lag_records": records, "lag_s": round(seconds, 3), "in_flight": queue.out_count if queue is not None else 0,
+                "returned": queue.returned_count if queue is not None else None,
+                "dead": queue.dead_count if queue is not None else None,
             }  # fmt: skip
         for stream, partition in owners.keys() - seen:
             yield {
                 "stream": stream, "partition": partition, "member": owners[stream, partition], "position": None, "end": None,
-                "lag_records": 0, "lag_s": 0.0, "in_flight": 0,
+                "lag_records": 0, "lag_s": 0.0, "in_flight": 0, "returned": None, "dead": None,
             }  # fmt: skip
 
     # ---- status and end -----------------------------------------------------------------------------------------------------

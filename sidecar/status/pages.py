@@ -78,6 +78,7 @@ MEMBER_COLUMNS = _columns(
 POSITION_COLUMNS = _columns(
     ("stream", "stream", "text", "stream"), ("partition", "partition", "int"), ("member", "member"), ("position", "next offset", "int"),
     ("end", "end offset", "int"), ("lag_records", "lag", "int"), ("lag_s", "lag, time", "span"), ("in_flight", "without ack", "int"),
+    ("returned", "to deliver again", "int"), ("dead", "to dead letters", "int"),
 )  # fmt: skip
 SERVICE_COLUMNS = _columns(
     ("service", "service", "text", "service"), ("stream", "stream", "text", "stream"), ("problem", "problem"),
@@ -88,7 +89,7 @@ INSTANCE_COLUMNS = _columns(
     ("node", "node", "text", "node"), ("stream", "stream", "text", "stream"), ("partition", "partition", "int"), ("state", "state"),
     ("problem", "problem"), ("position", "next offset", "int"), ("lag", "lag", "int"), ("snapshot", "snapshot at", "int"),
     ("snapshot_age_s", "snapshot age", "age"), ("output_backlog", "outputs waiting", "int"), ("queries_waiting", "queries waiting", "int"),
-    ("version", "version"),
+    ("timers_waiting", "timers", "int"), ("effects_waiting", "effects waiting", "int"), ("version", "version"),
 )  # fmt: skip
 RECORD_COLUMNS = _columns(
     ("offset", "offset", "int"), ("time", "time, UTC"), ("subject", "subject"), ("key", "key"), ("headers", "headers"), ("value", "value"),
@@ -102,6 +103,7 @@ PLOTS = (
     ("records", "Records per second"), ("bytes", "Bytes per second"), ("acks", "Ack latency"), ("heat", "Acks by latency"),
     ("flush", "Log flush, p99"), ("lag", "Slowest replica"), ("isr", "Partitions by ISR"), ("loop", "Event loop lag, p99"),
 )  # fmt: skip
+LAG_PLOTS = (("group_lag", "Lag"), ("group_age", "Age of the first unread record"))
 
 
 def cluster_page(shown: dict[str, Any]) -> str:
@@ -161,8 +163,10 @@ def group_page(shown: dict[str, Any], group: str) -> str:
         ("members", "Members", "int"), ("lag_records", "Lag", "int"), ("lag_s", "Lag, time", "span"), ("in_flight", "Without ack", "int"),
         ("unknown", "Unknown ends", "int"), ("problem", "Problem", "text"), ("coordinator", "Coordinator", "text"),
     )  # fmt: skip
+    note = "" if shown["page"]["group"] else '<p class="note">No node coordinates a group with this name.</p>'
     body = (
-        f"<h1>{html.escape(group)}</h1>{_tiles([(f'page.group.{name}', title, kind, '') for name, title, kind in facts], shown)}"
+        f"<h1>{html.escape(group)}</h1>{note}{_tiles([(f'page.group.{name}', title, kind, '') for name, title, kind in facts], shown)}"
+        + _lag_plots()
         + _section("Members", _table("members", "page.members", MEMBER_COLUMNS, shown))
         + _section(
             "Partitions, largest lag first", _table("positions", "page.positions", POSITION_COLUMNS, shown) + _not_all(shown)
@@ -184,8 +188,13 @@ def service_page(shown: dict[str, Any], service: str) -> str:
         ("lag", "Largest lag", "int"), ("output_backlog", "Outputs waiting", "int"),
     )  # fmt: skip
     table = _table("instances", "page.instances", INSTANCE_COLUMNS, shown) + _not_all(shown)
+    note = (
+        ""
+        if shown["page"]["instances"]
+        else '<p class="note">No instance of a service with this name is connected to a node.</p>'
+    )
     body = (
-        f"<h1>{html.escape(service)}</h1>{_tiles([(f'page.service.{name}', title, kind, '') for name, title, kind in facts], shown)}"
+        f"<h1>{html.escape(service)}</h1>{note}{_tiles([(f'page.service.{name}', title, kind, '') for name, title, kind in facts], shown)}"
         + _section("Instances, problems first", table)
     )
     return _page(service, f"service/{quote(service, safe='')}", body, shown)
@@ -403,13 +412,21 @@ def _timeline() -> str:
     )
 
 
+def _figures(plots: Sequence[tuple[str, str]]) -> str:
+    found = "".join(f'<figure data-plot="{name}"><figcaption>{title}</figcaption></figure>' for name, title in plots)
+    return f'<div class="grid">{found}</div>'
+
+
+def _lag_plots() -> str:
+    return f'<section class="plots script-only" data-rows="history"><h2>At most four hours</h2>{_figures(LAG_PLOTS)}</section>'
+
+
 def _plots(node: str) -> str:
-    figures = "".join(f'<figure data-plot="{name}"><figcaption>{title}</figcaption></figure>' for name, title in PLOTS)
     steps = (
         '<div class="steps" role="group" aria-label="time shown"><button type="button" data-step="1" aria-pressed="true">10 min</button>'
         '<button type="button" data-step="10" aria-pressed="false">4 h</button></div>'
     )
-    return f'<section class="plots script-only" data-node="{html.escape(node)}"><h2>Last minutes</h2>{steps}<div class="grid">{figures}</div></section>'
+    return f'<section class="plots script-only" data-node="{html.escape(node)}"><h2>Last minutes</h2>{steps}{_figures(PLOTS)}</section>'
 
 
 _INLINE = re.compile(r"`([^`]+)`|\[([^\]]+)\]\(([\w-]+)\.md\)|\[([^\]]+)\]\([^)]*\)|\*\*([^*]+)\*\*")

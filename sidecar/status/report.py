@@ -164,7 +164,7 @@ class Reporter:
 
     def group_rows_of(self, name: str) -> dict[str, list[dict[str, Any]]]:
         found = self._coordinators.group_rows_of(name) if self._coordinators is not None else None
-        return found if found is not None else {"rows": [], "members": [], "positions": []}
+        return found if found is not None else {"rows": [], "members": [], "positions": [], "history": []}
 
     @property
     def node_id(self) -> str:

@@ -518,13 +518,15 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys:
     """
     keys = keys or Keys(settings.credentials)
     check_nats_py()
-    announced = announced_files = False
+    problems = Problems()
+    problems.told = set()
+    is_first, announced_files = True, False
     inbox = Subjects(settings.namespace).inbox(settings.node_id)
     while True:
         try:
             options: dict[str, Any] = (credentials := keys.credentials).nats_options()
         except ConfigError as error:
-            if not announced:
+            if is_first:
                 raise
             if not announced_files:
                 logger.warning("cannot use the credentials reason=%s: retrying", error)
@@ -554,10 +556,11 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys:
         except (OSError, TimeoutError, nats.errors.Error) as error:
             with contextlib.suppress(Exception):
                 await connection.stop()
-            if not announced:
-                why = connection.last_problem or error
-                logger.warning("cannot connect to NATS servers=%s reason=%s: retrying", without_secrets(settings.nats), why)
-                announced = True
+            is_first, problems.last = False, connection.last_problem or str(error) or type(error).__name__
+            if problems.is_news():
+                logger.warning(
+                    "cannot connect to NATS servers=%s reason=%s: retrying", without_secrets(settings.nats), problems.last
+                )
             await asyncio.sleep(_RECONNECT_WAIT_S)
 
 

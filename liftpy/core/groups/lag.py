@@ -8,14 +8,21 @@ Algorithm: the caller reports from time to time where partitions end (``LogEnds.
 position. If there are too many pairs, two old ones are merged into one with the earlier time and the later end. A computed
 age may be too high by that width, never too low. The lag of a group that does not move keeps growing.
 
+Records below the first reported end are older than the first report. For a position there, the caller reads one record and
+reports its age (``PartitionEnds.set_age``). Until then, its age is the time since the first report.
+
 Worked example: the end 10 was seen at 0 s, and 25 at 60 s. A group that has committed 12 is 13 records and 30 s behind at 90 s.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from array import array
+from bisect import bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from math import isnan, nan
+from operator import itemgetter
+from typing import Any
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
@@ -29,6 +36,10 @@ MOST_PARTITIONS = 4_000
 """Maximum number of partitions whose ends are kept."""
 MOST_ENDS = 32
 """Maximum number of ends kept per partition."""
+STEP_S, MOST_STEPS = 30, 480
+"""Time between two values in the history of a lag, in seconds, and maximum number of values: 4 hours."""
+MOST_AGES = 16
+"""Maximum number of record ages kept per partition."""
 
 
 def read_positions(group: GroupRecord) -> Iterator[tuple[PartitionKey, int]]:
@@ -49,12 +60,16 @@ def read_positions(group: GroupRecord) -> Iterator[tuple[PartitionKey, int]]:
 class PartitionEnds:
     """Log ends of one partition (HW + 1) with the times when they were first seen, and its log start."""
 
-    __slots__ = ("_ends", "_since_ns", "_start")
+    __slots__ = ("_ends", "_first_end", "_read", "_since_ns", "_start")
 
     def __init__(self) -> None:
         self._start = 0
         self._ends: list[int] = []
         self._since_ns: list[int] = []
+        self._first_end = 0
+        """First reported end. Records below it are older than the first report."""
+        self._read: list[tuple[int, int]] = []
+        """(offset, time when its record was stored) of records below ``_first_end``, by ascending offset."""
 
     def set_bounds(self, end: int, now_ns: int, start: int = 0) -> None:
         """Add the current log end, seen at ``now_ns``, and set the log start.
@@ -65,6 +80,9 @@ class PartitionEnds:
         if self._ends and end < self._ends[-1]:
             self._ends.clear()
             self._since_ns.clear()
+            self._read.clear()
+        if not self._ends:
+            self._first_end = end
         if not self._ends or end > self._ends[-1]:
             self._ends.append(end)
             self._since_ns.append(now_ns)
@@ -87,7 +105,22 @@ class PartitionEnds:
         at = bisect_right(self._ends, position)
         if at == len(self._ends):
             return 0, 0
-        return self._ends[-1] - position, now_ns - self._since_ns[at]
+        since_ns = self._since_ns[at]
+        if position < self._first_end and (older := bisect_right(self._read, position, key=itemgetter(0))):
+            since_ns = min(since_ns, self._read[older - 1][1])
+        return self._ends[-1] - position, now_ns - since_ns
+
+    def offset_without_age(self, position: int) -> int | None:
+        """Return the offset of the record whose age the lag of a reader at ``position`` needs. None: no further age is needed."""
+        position = max(position, self._start)
+        is_needed = position < self._first_end and all(offset != position for offset, _ in self._read)
+        return position if is_needed else None
+
+    def set_age(self, offset: int, since_ns: int) -> None:
+        """Report that the record at ``offset`` was stored at ``since_ns``, on the clock of ``now_ns``. It may be negative."""
+        self._read = [known for known in self._read if known[0] != offset and known[0] >= self._start]
+        insort(self._read, (offset, since_ns))
+        del self._read[:-MOST_AGES]
 
 
 class LogEnds:
@@ -160,6 +193,41 @@ class GroupLag:
         records, age_ns = ends.behind(position, now_ns)
         self.records += records
         self.seconds = max(self.seconds, age_ns / NS_PER_S)
+
+
+class LagHistory:
+    """Lag of one group over time: one value per ``STEP_S``, at most ``MOST_STEPS``. Times are wall clock in s."""
+
+    __slots__ = ("_first", "_records", "_seconds")
+
+    def __init__(self) -> None:
+        self._first = 0
+        """Time of the first value, a multiple of ``STEP_S``."""
+        self._records: array[float] = array("d")
+        self._seconds: array[float] = array("f")
+
+    def add(self, now_s: float, lag: GroupLag) -> None:
+        """Add the lag measured at ``now_s``. It replaces an earlier value of the same step. If the clock goes back, start again."""
+        at = int(now_s) // STEP_S * STEP_S
+        place = (at - self._first) // STEP_S
+        if not 0 <= place < 2 * MOST_STEPS or place < len(self._records) - 1:
+            self._first, place = at, 0
+            del self._records[:], self._seconds[:]
+        gap = place + 1 - len(self._records)
+        self._records.extend([nan] * gap)
+        self._seconds.extend([nan] * gap)
+        self._records[place], self._seconds[place] = lag.records, lag.seconds
+        if (beyond := place + 1 - MOST_STEPS) > 0:
+            del self._records[:beyond], self._seconds[:beyond]
+            self._first += beyond * STEP_S
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the known values, oldest first. Each has the time ``at``, and ``lag_records`` and ``lag_s``."""
+        return [
+            {"at": self._first + number * STEP_S, "lag_records": int(records), "lag_s": round(seconds, 3)}
+            for number, (records, seconds) in enumerate(zip(self._records, self._seconds, strict=True))
+            if not isnan(seconds)
+        ]
 
 
 class GroupLabels:

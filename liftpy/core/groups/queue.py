@@ -203,6 +203,16 @@ class WorkQueue:
         return self._records[PieceKind.OUT]
 
     @property
+    def dead_count(self) -> int:
+        """Number of records that wait until a member copies them to the dead letters."""
+        return self._dead_back
+
+    @property
+    def returned_count(self) -> int:
+        """Number of records that wait for another delivery, or until their key is free."""
+        return self._records[PieceKind.BACK] - self._dead_back
+
+    @property
     def size_bytes(self) -> int:
         return PIECE_BYTES * (2 + len(self._pieces)) + KEY_BYTES * self._order.count
 

@@ -29,18 +29,21 @@ _GROUP = {
 _MEMBER = {"member": str, "client": str, "instance": str, "partitions": int, "streams": str, "session_s": float}
 _POSITION = {
     "stream": str, "partition": int, "member": str, "position": int, "end": int, "lag_records": int, "lag_s": float, "in_flight": int,
+    "returned": int, "dead": int,
 }  # fmt: skip
+_LAG = {"at": int, "lag_records": int, "lag_s": float}
 _SERVICE = {
     "service": str, "stream": str, "instances": int, "leaders": int, "gone": int, "blocked": int, "lag": int, "snapshot_age_s": float,
     "output_backlog": int, "versions": str, "problem": str,
 }  # fmt: skip
 _INSTANCE = {
     "service": str, "stream": str, "partition": int, "state": str, "position": int, "lag": int, "snapshot": int,
-    "snapshot_age_s": float, "output_backlog": int, "queries_waiting": int, "version": str, "problem": str,
+    "snapshot_age_s": float, "output_backlog": int, "queries_waiting": int, "timers_waiting": int, "effects_waiting": int,
+    "version": str, "problem": str,
 }  # fmt: skip
 
-_OPTIONAL = frozenset({"position", "end", "snapshot_age_s"})
-"""Names of the numbers that may be None, because they are not known."""
+_OPTIONAL = frozenset({"position", "end", "snapshot_age_s", "returned", "dead", "timers_waiting", "effects_waiting"})
+"""Names of the numbers that may be None or absent, because they are not known."""
 
 
 def groups_question(group: str = "", limit: int = MOST_ROWS, match: str = "") -> dict[str, Any]:
@@ -87,6 +90,7 @@ def instance_row(stream: str, partition: int, figures: Mapping[str, Any]) -> dic
         "service": str(figures["service"]), "stream": stream, "partition": partition, "state": state, "position": figures["position"],
         "lag": figures["lag"], "snapshot": figures["snapshot"], "snapshot_age_s": age_s,
         "output_backlog": figures.get("output_backlog", 0), "queries_waiting": figures.get("queries_waiting", 0),
+        "timers_waiting": figures.get("timers_waiting"), "effects_waiting": figures.get("effects_waiting"),
         "version": str(figures.get("version", "")), "problem": str(figures["problem"]),
     }  # fmt: skip
 
@@ -120,7 +124,7 @@ def joined_groups(parts: Iterable[Mapping[str, Any]], limit: int) -> dict[str, A
 
     ``parts``: the answers of the processes, each with at most ``limit`` rows.
     """
-    found: dict[str, list[Any]] = {"rows": [], "members": [], "positions": []}
+    found: dict[str, list[Any]] = {"rows": [], "members": [], "positions": [], "history": []}
     is_cut = False
     for part in parts:
         is_cut = is_cut or part.get("more") is True
@@ -187,7 +191,7 @@ def _group_problem(row: Mapping[str, Any]) -> str:
 
 
 def shown_group(said: Mapping[str, object]) -> dict[str, Any]:
-    """Return the content of the page of one group: its row (None: not found), its members and its positions.
+    """Return the content of the page of one group: its row (None: not found), its members, its positions and its lag over time.
 
     ``said``: answer of each node, by node.
     """
@@ -197,7 +201,8 @@ def shown_group(said: Mapping[str, object]) -> dict[str, Any]:
     positions = [row for _, row in _rows(told, "positions", _POSITION)]
     positions.sort(key=lambda row: (-row["lag_records"], row["stream"], row["partition"]))
     members = sorted((row for _, row in _rows(told, "members", _MEMBER)), key=lambda row: row["member"])
-    return {"group": own, "members": members, "positions": positions, "more": _has_more(told)}
+    history = sorted((row for _, row in _rows(told, "history", _LAG)), key=lambda row: row["at"])
+    return {"group": own, "members": members, "positions": positions, "history": history, "more": _has_more(told)}
 
 
 def shown_services(said: Mapping[str, object]) -> dict[str, Any]:

@@ -569,6 +569,11 @@ class ServiceMachine:
         return self._service.on_effect(effect)
 
     @property
+    def timer_count(self) -> int:
+        """Number of timers that are set."""
+        return len(self._timers)
+
+    @property
     def next_timer_ns(self) -> int | None:
         """Log time of the next timer. None: no timer is set."""
         return self._timers.due_ns if len(self._timers) else None

@@ -6,6 +6,7 @@ import { show } from "./tables.js";
 import { Timeline } from "./timeline.js";
 
 const SPANS = { 1: 600, 10: 14400 };
+const ROW_STEP = 30; // seconds between two rows of a page's own history, at least ten minutes of which are shown
 const view = document.body.dataset.view;
 const asked = new URLSearchParams(location.search);
 const after = asked.get("after");
@@ -23,7 +24,7 @@ let step = 1;
 async function use(wanted) {
   step = wanted;
   for (const button of document.querySelectorAll("[data-step]")) button.setAttribute("aria-pressed", String(Number(button.dataset.step) === step));
-  if (section) {
+  if (section && !section.dataset.rows) {
     series = await Series.load(step, section.dataset.node);
     if (plots) plots.use(series);
     else plots = new Plots(section, series, moment);
@@ -36,7 +37,11 @@ async function use(wanted) {
 
 function heard(found) {
   show(found);
-  if (step === 1 && plots) {
+  if (section?.dataset.rows) {
+    series = Series.ofRows(found.page[section.dataset.rows] ?? [], ROW_STEP, 600 / ROW_STEP, found.time_ms / 1000);
+    if (plots) plots.use(series);
+    else plots = new Plots(section, series, moment);
+  } else if (step === 1 && plots) {
     series.now = found.time_ms / 1000;
     series.take(found.tail);
     plots.update();

@@ -18,6 +18,8 @@ const PLOTS = {
     lines: [["isr_under_min", "under min_isr", "--bad"], ["isr_below", "below", "--warn"], ["isr_full", "full", "--line-a"]],
   },
   loop: { kind: "span", lines: [["loop_p99", "p99", "--line-a"]] },
+  group_lag: { kind: "int", lines: [["lag_records", "records", "--line-a"]] },
+  group_age: { kind: "span", lines: [["lag_s", "age", "--line-b"]] },
 };
 
 function colour(name) {

@@ -17,6 +17,22 @@ export class Series {
     return made;
   }
 
+  // Rows {at, name: value, ...}, each a multiple of `step` seconds after the one before. Missing ones are gaps.
+  static ofRows(rows, step, least, now) {
+    const first = rows.length ? rows[0].at : 0;
+    const count = rows.length ? (rows[rows.length - 1].at - first) / step + 1 : 0;
+    const made = new Series(step, Math.max(count, least));
+    made.now = now;
+    made.times = Array.from({ length: count }, (_, number) => first + number * step);
+    for (const row of rows) {
+      for (const [name, value] of Object.entries(row)) {
+        if (!made.columns.has(name)) made.columns.set(name, new Array(count).fill(null));
+        made.columns.get(name)[(row.at - first) / step] = value;
+      }
+    }
+    return made;
+  }
+
   // What comes again replaces what was there: nodes answer at different moments.
   take(rows) {
     if (!rows.count) return;

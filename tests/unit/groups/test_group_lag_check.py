@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import sidecar.groups.coordinators as module
+from liftpy.client.progress import ReadProgress
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups.group import ConsumerGroup
 from liftpy.core.groups.lag import GroupLabels, GroupLag
@@ -37,16 +39,23 @@ def coordinators(*of: tuple[dict[str, GroupRecord], bool]) -> Any:
 
 
 class Elsewhere:
-    """Stand in for readers of partitions on other nodes. ``ends``: log ends or raised errors."""
+    """Stand in for readers of partitions. ``ends``: log ends or raised errors. ``stored_ns``: time of each record. 0: no answer."""
 
     def __init__(self) -> None:
         self.asked: list[PartitionKey] = []
         self.at_once = self.most_at_once = 0
         self.ends: dict[int, int | Exception] = {}
+        self.stored_ns = 0
+        self.read: list[tuple[PartitionKey, int]] = []
 
     def reader(self, transport: Any, subjects: Any, stream: str, partition: int, options: Any) -> Any:
         assert transport is TRANSPORT
-        return SimpleNamespace(bounds=lambda uid: self._bounds(PartitionKey(stream, uid, partition)))
+        return SimpleNamespace(bounds=lambda uid: self._bounds(PartitionKey(stream, uid, partition)), fetch=self._fetch)
+
+    async def _fetch(self, progress: ReadProgress, max_bytes: int) -> list[Any]:
+        self.read.append((PartitionKey(progress.stream, progress.uid, progress.partition), progress.next_offset))
+        batch = SimpleNamespace(timestamps_ns=lambda: [0, self.stored_ns])
+        return [SimpleNamespace(batch=batch, first_index=1)] if self.stored_ns else []
 
     async def _bounds(self, key: PartitionKey) -> Any:
         self.asked.append(key)
@@ -92,6 +101,18 @@ async def test_group_lag_check_of_a_coordinator_that_does_not_lead_sends_no_requ
         await lags.measure(coordinators(({"g": a_group(5, 4)}, True)), None)
     assert lags.of == {"g": GroupLag(7, 60.0, 1)}
     assert elsewhere.asked == []
+
+
+async def test_group_lag_check_reads_the_age_of_a_record_stored_before_the_first_check(elsewhere: Elsewhere) -> None:
+    lags = GroupLags(lambda key: (0, 12), "ns")
+    groups = {"g": a_group(5)}
+    await lags.measure(coordinators((groups, True)), TRANSPORT)
+    assert lags.of["g"].seconds < 60
+    elsewhere.stored_ns = time.time_ns() - 3600 * 10**9
+    for _ in range(2):
+        await lags.measure(coordinators((groups, True)), TRANSPORT)
+    assert 3600 <= lags.of["g"].seconds < 3700
+    assert elsewhere.read == [(a_key(0), 5), (a_key(0), 5)], "again after no answer, and not after one"
 
 
 async def test_group_lag_check_sends_a_bounded_number_of_requests(elsewhere: Elsewhere) -> None:
@@ -141,8 +162,10 @@ async def test_group_lag_check_drops_deleted_groups_and_skips_cursors(elsewhere:
     groups["c"].cursor = 7
     await lags.measure(coordinators((groups, True)), None)
     assert set(lags.of) == {"g", "h"}
+    assert [row["lag_records"] for row in lags.history("g")] == [15]
     await lags.measure(coordinators(({"h": groups["h"]}, True)), None)
     assert set(lags.of) == {"h"}, "an alert on a group ends with it"
+    assert lags.history("g") == []
     assert len(lags._ends) == 1, "or there is no room for what is read later"
     await lags.measure(coordinators(({"h": groups["h"]}, False)), None)
     assert lags.of == {}, "another leads"

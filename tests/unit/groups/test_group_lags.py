@@ -5,11 +5,15 @@ from __future__ import annotations
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups.commands import encode_command
 from liftpy.core.groups.lag import (
+    MOST_AGES,
     MOST_ENDS,
     MOST_PARTITIONS,
+    MOST_STEPS,
     OTHERS,
+    STEP_S,
     GroupLabels,
     GroupLag,
+    LagHistory,
     LogEnds,
     PartitionEnds,
     read_positions,
@@ -40,6 +44,39 @@ def test_group_lag_seconds_are_the_age_of_the_first_unread_record() -> None:
     assert known.behind(9, 90 * S) == (16, 90 * S)
     assert known.behind(0, 90 * S) == (25, 90 * S), "it has been there at least since somebody looked first"
     assert known.behind(25, 90 * S) == known.behind(30, 90 * S) == (0, 0)
+
+
+def test_group_lag_seconds_of_records_stored_before_the_first_report_use_their_ages() -> None:
+    known = ends((100, 60), (120, 70))
+    assert known.offset_without_age(40) == 40
+    assert known.offset_without_age(100) is None, "its age is known from the reports"
+    known.set_age(40, -300 * S)
+    assert known.behind(40, 80 * S) == (80, 380 * S)
+    assert known.behind(50, 80 * S) == (70, 380 * S), "at most as old as an earlier record"
+    assert known.behind(100, 80 * S) == (20, 10 * S)
+    assert known.offset_without_age(40) is None
+    assert known.offset_without_age(50) == 50
+    known.set_age(50, -200 * S)
+    known.set_age(10, -900 * S)
+    assert [known.behind(position, 0)[1] for position in (10, 39, 40, 49, 50, 99)] == [
+        age * S for age in (900, 900, 300, 300, 200, 200)
+    ]
+
+
+def test_group_lag_keeps_a_bounded_number_of_ages() -> None:
+    known = ends((1000, 0))
+    for offset in range(100):
+        known.set_age(offset, (offset - 200) * S)
+    assert known.behind(99, 0)[1] == 101 * S
+    assert sum(known.offset_without_age(offset) is None for offset in range(100)) == MOST_AGES
+
+
+def test_group_lag_below_the_log_start_needs_the_age_of_the_first_record() -> None:
+    known = PartitionEnds()
+    known.set_bounds(100, 0, start=30)
+    assert known.offset_without_age(5) == 30
+    known.set_age(30, -60 * S)
+    assert known.behind(5, 0) == (70, 60 * S)
 
 
 def test_group_lag_excludes_records_below_the_log_start() -> None:
@@ -122,6 +159,30 @@ def test_group_lag_requests_the_ends_of_partitions_in_rotation() -> None:
     assert asked == [wanted[:2], wanted[2:4], [wanted[4], wanted[0]]]
     known.keep(wanted[:2])
     assert known.to_ask(wanted, 3) == wanted[2:], "what nobody reads has no turn"
+
+
+def test_group_lag_history_has_one_value_per_step_and_gaps_where_nothing_was_measured() -> None:
+    history = LagHistory()
+    for now_s, records in ((1000, 5), (1010, 7), (1045, 9), (1200, 2)):
+        history.add(now_s, GroupLag(records, records / 2))
+    assert history.rows() == [
+        {"at": 990, "lag_records": 7, "lag_s": 3.5},
+        {"at": 1020, "lag_records": 9, "lag_s": 4.5},
+        {"at": 1200, "lag_records": 2, "lag_s": 1.0},
+    ]
+    history.add(500, GroupLag(1, 1.0))
+    assert history.rows() == [{"at": 480, "lag_records": 1, "lag_s": 1.0}], "after a step of the clock"
+
+
+def test_group_lag_history_is_bounded_in_length() -> None:
+    history = LagHistory()
+    for number in range(2 * MOST_STEPS):
+        history.add(STEP_S * number, GroupLag(2**30 + number, 0.0))
+    rows = history.rows()
+    assert (len(rows), rows[0]["at"], rows[-1]["at"]) == (MOST_STEPS, STEP_S * MOST_STEPS, STEP_S * (2 * MOST_STEPS - 1))
+    assert rows[-1]["lag_records"] == 2**30 + 2 * MOST_STEPS - 1
+    history.add(10**9, GroupLag())
+    assert len(history.rows()) == 1
 
 
 def test_group_metric_labels_stay_assigned_until_their_group_is_deleted() -> None:

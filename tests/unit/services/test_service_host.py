@@ -512,7 +512,7 @@ def test_service_sessions_report_contains_one_row_per_service() -> None:
     base |= {"promotion_waits": True, "excused": False, "failing": False, "differs": False, "snapshot": 0, "problem": ""}
     base |= {"output_backlog": 0}
     base |= {"since_output_s": None, "queries_waiting": 0, "queries_answered": 0, "queries_refused": 0, "snapshots_stored": 0}
-    base |= {"since_snapshot_s": None, "snapshot_bytes": 0}
+    base |= {"since_snapshot_s": None, "snapshot_bytes": 0, "timers_waiting": 0, "effects_waiting": 0}
     a = base | {"position": 4, "lag": 6, "output_count": 8, "emitted_end": 7, "output_backlog": 1}
     assert rows["a"] == {name: value for name, value in a.items() if name != "problem"}
     b = {"since_output_s": 0.001, "queries_waiting": 2, "queries_answered": 3, "queries_refused": 4, "snapshots_stored": 5}

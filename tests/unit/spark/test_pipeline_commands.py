@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import stat
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from liftpy.spark.options import Access
+from sidecar.cli import output
 from sidecar.cli.main import main
 from sidecar.cli.spark_commands import SparkPlace, source_options
 from sidecar.runtime.settings import Target
@@ -88,3 +92,42 @@ def test_spark_command_deletes_its_secret_files_at_the_end() -> None:
     by_file = Target(("nats://a:1",), "ns", Credentials(creds_file="/etc/reader.creds"))
     with source_options(by_file, SparkPlace("spark://h:7077", {})) as options:
         assert options == {"nats": "nats://a:1", "namespace": "ns", "nats.creds": "/etc/reader.creds"}
+
+
+class RunningSpark:
+    """Stand in for a Spark session with two running stages: 3 of 8 tasks are done."""
+
+    def __init__(self) -> None:
+        self.was_asked = threading.Event()
+        self.is_stopped = False
+
+    @property
+    def sparkContext(self) -> RunningSpark:
+        return self
+
+    def statusTracker(self) -> RunningSpark:
+        return self
+
+    def getActiveStageIds(self) -> list[int]:
+        return [1, 2, 3]
+
+    def getStageInfo(self, stage: int) -> Any:
+        if stage == 3:  # the last one
+            self.was_asked.set()
+            return None
+        return SimpleNamespace(numTasks=4, numCompletedTasks=stage)
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+def test_spark_command_shows_the_tasks_of_the_running_stages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spark = RunningSpark()
+    monkeypatch.setattr(SparkPlace, "session", lambda place, name: spark)
+    monkeypatch.setattr(output, "LINE_EVERY_S", 0.0)
+    with HERE.open_session("liftpy spark archive", is_shown=True):
+        assert spark.was_asked.wait(20)
+    assert spark.is_stopped
+    assert "liftpy spark archive: 37 %, 3 tasks" in capsys.readouterr().err

@@ -33,7 +33,7 @@ class AgreedSnapshot(_message.Message):
     def __init__(self, position: _Optional[int] = ..., digest: _Optional[bytes] = ..., nodes: _Optional[int] = ...) -> None: ...
 
 class ServiceFigures(_message.Message):
-    __slots__ = ("sinceOutputMs", "queriesWaiting", "queriesAnswered", "queriesRefused", "snapshotsStored", "sinceSnapshotMs", "snapshotBytes")
+    __slots__ = ("sinceOutputMs", "queriesWaiting", "queriesAnswered", "queriesRefused", "snapshotsStored", "sinceSnapshotMs", "snapshotBytes", "timersWaiting", "effectsWaiting")
     SINCEOUTPUTMS_FIELD_NUMBER: _ClassVar[int]
     QUERIESWAITING_FIELD_NUMBER: _ClassVar[int]
     QUERIESANSWERED_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,8 @@ class ServiceFigures(_message.Message):
     SNAPSHOTSSTORED_FIELD_NUMBER: _ClassVar[int]
     SINCESNAPSHOTMS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTBYTES_FIELD_NUMBER: _ClassVar[int]
+    TIMERSWAITING_FIELD_NUMBER: _ClassVar[int]
+    EFFECTSWAITING_FIELD_NUMBER: _ClassVar[int]
     sinceOutputMs: int
     queriesWaiting: int
     queriesAnswered: int
@@ -48,7 +50,9 @@ class ServiceFigures(_message.Message):
     snapshotsStored: int
     sinceSnapshotMs: int
     snapshotBytes: int
-    def __init__(self, sinceOutputMs: _Optional[int] = ..., queriesWaiting: _Optional[int] = ..., queriesAnswered: _Optional[int] = ..., queriesRefused: _Optional[int] = ..., snapshotsStored: _Optional[int] = ..., sinceSnapshotMs: _Optional[int] = ..., snapshotBytes: _Optional[int] = ...) -> None: ...
+    timersWaiting: int
+    effectsWaiting: int
+    def __init__(self, sinceOutputMs: _Optional[int] = ..., queriesWaiting: _Optional[int] = ..., queriesAnswered: _Optional[int] = ..., queriesRefused: _Optional[int] = ..., snapshotsStored: _Optional[int] = ..., sinceSnapshotMs: _Optional[int] = ..., snapshotBytes: _Optional[int] = ..., timersWaiting: _Optional[int] = ..., effectsWaiting: _Optional[int] = ...) -> None: ...
 
 class ServiceHello(_message.Message):
     __slots__ = ("service", "stream", "partition", "streamUid", "instance", "first", "leaving", "position", "outputCount", "emittedEnd", "problem", "snapshots", "life", "snapshotPosition", "failing", "fetching", "fetchedBytes", "givenBytes", "figures", "version", "activeVersion", "ending")
