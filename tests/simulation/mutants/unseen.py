@@ -152,7 +152,7 @@ MUTANTS = (
     Mutant("a metadata leader begins by the new times", "D22; level 5", a_metadata_leader_begins_by_the_new_times, "times", 18),
     Mutant("a change is settled at once", "D22; level 5", a_change_is_settled_at_once, "times", 18),
     Mutant(
-        "publishes may be cut off for ever", "L10; four connections", publishes_may_be_cut_off_for_ever, "lasting-leaders", 7
+        "publishes may be cut off for ever", "L10; four connections", publishes_may_be_cut_off_for_ever, "lasting-leaders", 38
     ),
     Mutant("a node's bound stops every partition", "L10", another_partitions_bound_counts, "lasting-many"),
     Mutant("compaction keeps the oldest", "D5", compaction_keeps_the_oldest),
