@@ -8,6 +8,7 @@ _RECORDED_NAMES = {
     "AnswerParkedFetch": "AnswerWaiter",
     "ConfirmQuiescence": "ConfirmQuiet",
     "EndQuiescence": "StopWaiting",
+    "LeaseExtended": "MetadataHeard",
     "LogTruncated": "LogCut",
     "NotificationReceived": "WokenUp",
     "ParkFetch": "KeepFetch",
