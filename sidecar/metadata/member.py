@@ -211,8 +211,12 @@ class RaftMember(MetadataGroup):
 
     @property
     def removed_at(self) -> int:
-        """Index of the log entry whose controller list removed this node, as far as this member knows. -1: there is none."""
-        return max(self.controllers.index, self._log.core.dismissed_at)
+        """Index of the log entry whose controller list removed this node, as far as this member knows.
+
+        A list that names this node may follow in its log, because the group may add a node again before it has stopped.
+        """
+        listed = self.controllers
+        return max(self._log.core.dismissed_at, -1 if listed.names(self.node_id) else listed.index)
 
     # ---- MetadataGroup ---------------------------------------------------------------------------------------------------------
     @property

@@ -249,6 +249,7 @@ async def test_nats_connection_joins_several_buffers_into_one_write(monkeypatch:
 
     async def init(self: Any) -> None:
         self._transport.writelines([b"a", b"b"])
+        self._status = NatsConnection.CONNECTED
 
     monkeypatch.setattr(NatsConnection, "_process_connect_init", init)
     made._transport = SimpleNamespace(write=written.append, writelines=None)
