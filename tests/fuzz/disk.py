@@ -208,7 +208,11 @@ def decoders() -> list[Decoder]:
             _journal,
             s,
             mend=_mend_journal,
-            covers=("sidecar.quorum.journal:_frame_at", "sidecar.quorum.journal:_records"),
+            covers=(
+                "liftpy.core.log.journal_frames:frame_at",
+                "sidecar.quorum.journal:_frame_at",
+                "sidecar.quorum.journal:_records",
+            ),
         ),
         Decoder(
             "raft lineage file",
@@ -217,7 +221,6 @@ def decoders() -> list[Decoder]:
             s,
             mend=_mend_line,
             make=lambda rng, d: _mend_line(b"\n" + damaged_json(rng, d.partition(b"\n")[2])),
-            covers=("sidecar.quorum.probation:DirectoryLineage._load",),
         ),
         Decoder(
             "raft snapshot file",

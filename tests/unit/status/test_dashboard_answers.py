@@ -340,7 +340,12 @@ async def test_dashboard_answer_of_a_moment_ago_is_repeated_while_another_answer
 
 def test_dashboard_groups_answer_lists_all_groups_or_describes_one() -> None:
     rows = [{"group": name, "lag_s": lag_s} for name, lag_s in (("bills", 1.0), ("mails", 2.0))]
-    one = {"rows": rows[:1], "members": [{"member": "m1"}], "positions": []}
+    one = {
+        "rows": rows[:1],
+        "members": [{"member": "m1"}],
+        "positions": [],
+        "history": [{"at": 30, "lag_records": 4, "lag_s": 1.0}],
+    }
     reporter = a_cluster()
     reporter.group_rows, reporter.group_rows_of = lambda: iter(rows), lambda name: one if name == "bills" else {}
     everything = asked(the_answers(reporter), {"groups": {"group": "", "limit": 5}})
