@@ -210,7 +210,6 @@ def decoders() -> list[Decoder]:
             mend=_mend_journal,
             covers=(
                 "liftpy.core.log.journal_frames:frame_at",
-                "sidecar.quorum.journal:_frame_at",
                 "sidecar.quorum.journal:_records",
             ),
         ),
@@ -221,6 +220,7 @@ def decoders() -> list[Decoder]:
             s,
             mend=_mend_line,
             make=lambda rng, d: _mend_line(b"\n" + damaged_json(rng, d.partition(b"\n")[2])),
+            covers=("sidecar.disk.files:decode_checked_json",),
         ),
         Decoder(
             "raft snapshot file",
@@ -329,7 +329,7 @@ def decoders() -> list[Decoder]:
             s,
             mend=_mend_line,
             make=lambda rng, d: _mend_line(b"\n" + damaged_json(rng, d.partition(b"\n")[2])),
-            covers=("sidecar.disk.data_folder:_identity_in",),
+            covers=("sidecar.disk.files:decode_checked_json",),
         ),
         Decoder(
             "scrub file",
