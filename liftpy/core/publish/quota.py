@@ -37,7 +37,7 @@ _Indices = np.ndarray[tuple[int], np.dtype[np.intp]]
 
 
 _Kind = Literal[0, 1]
-"""What a bucket limits. 0: records, 1: bytes."""
+"""Limited amount of a bucket. 0: records, 1: bytes."""
 _Limit = tuple[_Kind, TokenBucket]
 
 

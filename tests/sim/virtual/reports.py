@@ -1,4 +1,4 @@
-"""What operators see at the end of a history: health and status of each node, lags of groups, and the events of the cluster."""
+"""Checks what operators see at the end of a history: health and status of each node, lags of groups, and events."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ class LateGroup:
         return None
 
 
-async def test_group_copy_drops_batches_of_lost_partitions_and_goes_on() -> None:
+async def test_group_copy_with_a_lost_partition_drops_its_batches_and_continues() -> None:
     group = LateGroup(3 * MOST_IN_HAND)
     copy = GroupCopy(None, group, "bills", bills, partition_for=None, options=None, session_s=3.0)  # type: ignore[arg-type]
     async with asyncio.timeout(20):
