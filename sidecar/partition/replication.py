@@ -261,7 +261,9 @@ class ReplicationHandler:
             portion = self._portion(effect.from_offset, effect.max_bytes, room, log, asker.held or NOTHING)
         except LiftError as error:
             self._counters["failed fetch reads"] += 1
-            _seldom.warning(logger, "%s: offset %d can't be read for a follower: %s", self._key, effect.from_offset, error)
+            _seldom.warning(
+                logger, "batch not read for a follower partition=%s offset=%d error=%s", self._key, effect.from_offset, error
+            )
             return
         if portion.piece is None:
             header = frames.replication_response_header(
@@ -290,8 +292,10 @@ class ReplicationHandler:
         if self._does_not_fit != offset:  # said once, not with every try
             self._does_not_fit = offset
             logger.error(
-                "%s: the batch at offset %d has %d bytes, the NATS server's max_payload is %d, and the follower's version takes no "
-                "pieces of batches: upgrade its node, or raise max_payload",
+                (
+                    "batch too large for the follower partition=%s offset=%d bytes=%d max_payload=%d: its version "
+                    "accepts no chunks of batches. Upgrade its node, or raise max_payload"
+                ),
                 self._key,
                 offset,
                 size_bytes,
@@ -454,7 +458,11 @@ class FetchClient:
         except DamagedBatchError as error:
             self._counters["fetched batches that are damaged"] += 1
             _seldom.warning(
-                logger, "%s: offset %d came damaged from the leader, asking again: %s", self._key, error.offset, error
+                logger,
+                "batch from the leader damaged partition=%s offset=%d error=%s: fetching it again",
+                self._key,
+                error.offset,
+                error,
             )
             event = events.RequestFailed(request_id=request_id, reason=str(error), bad_offset=error.offset)
         except LiftError as error:  # it can be anybody's: the answer itself may still come, and the request has its timeout
@@ -502,7 +510,10 @@ class FetchClient:
     def _response(self, request_id: int, response: frames.ReplicationResponse) -> events.FetchAnswered:
         batches = split_batches(response.batches, verify=True) if response.batches else []
         if self.taker is not None and self.taker.fetch_answered():
-            text = "leader gives no state partition=%s: it is of an earlier version, producers and ids of dropped records are forgotten"
+            text = (
+                "leader sends no state partition=%s: its version is older. This replica forgets the producers and "
+                "message ids of deleted records"
+            )
             logger.warning(text, self._key)
         asked_id, asked_ns = self._asked
         if asked_id == request_id:

@@ -275,7 +275,7 @@ class PeerSessions:
         if ahead < TERM_REACH * (1 + int(now - peer.beyond_since)):
             return True
         if self._term_log_limit.admit(now) is not None:
-            logger.warning("%s says that its term is %d, which can't be true beside %d", peer.node_id, term, self.term())
+            logger.warning("impossible term rejected peer=%s peer_term=%d term=%d", peer.node_id, term, self.term())
         return False
 
     @property
@@ -298,7 +298,7 @@ class PeerSessions:
         self.counters[f"{REFUSED}other lists of controllers"] += 1
         if self._list_log_limit.admit(now) is not None:
             logger.error(
-                "the controllers are %s here, and %s in the settings of %s: they refuse each other until the lists are the same",
+                ("controllers differ here=%s there=%s node=%s: the two nodes reject each other until both lists are equal"),
                 self._list.decode(),
                 ascii(said[:_MAX_LIST_BYTES].decode(errors="replace")).strip("'"),
                 node_id[:_MAX_LIST_BYTES],

@@ -221,7 +221,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         if checkpoints.found_count > before:
             self.sessions.counters[DIVERGENCES] += checkpoints.found_count - before
             logger.error(
-                "controllers hold different images: %s",
+                "images of controllers differ problem=%s",
                 checkpoints.halted or f"one differs from a majority, near index {checkpoints.newest[0]}",
             )
         if beside:
@@ -314,12 +314,11 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         if trusted != self.sessions.peers[peer_id].trusted:
             self.sessions.counters["directories found caught up" if trusted else "directories found to have gone back"] += 1
             logger.warning(
-                "the raft directory of %s %s",
+                "raft directory of a peer peer=%s state=%s",
                 peer_id,
-                "has caught up: it counts again"
+                "current: accepting its votes and acknowledgements again"
                 if trusted
-                else "went back in time, as with an older copy put back: its votes and acknowledgements count for nothing until it "
-                "has caught up",
+                else "older: perhaps an older copy was restored. Ignoring its votes and acknowledgements until it has caught up",
             )
         return trusted
 

@@ -430,7 +430,7 @@ class BusConnection(StrictConnection):
     async def _count_error(self, error: Exception) -> None:
         self.errors[type(error).__name__] += 1
         self._problems.last = str(error) or type(error).__name__
-        logger.debug("NATS: %r", error)
+        logger.debug("NATS connection error=%r", error)
         if self._problems.is_news():
             logger.warning("cannot reconnect to NATS connection=%s reason=%s: retrying", self.name, self.last_problem)
 

@@ -132,4 +132,4 @@ class PermissionWatch:
             self._fatal(error)
         elif len(self._said) < _MAX_SAID and (is_publish, subject) not in self._said:
             self._said.add((is_publish, subject))
-            logger.error("%s", error)
+            logger.error("NATS permission denied error=%s", error)
