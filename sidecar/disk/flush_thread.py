@@ -186,7 +186,7 @@ class NodeFlushTimes(FlushTimes):
         self._times.observe(took_s)
         if took_s < SLOW_S:
             return
-        self._counters["slow flushes"] += 1
+        self._counters["slow_flush"] += 1
         suppressed = self._log_limit.admit(time.monotonic())
         if suppressed is not None:
             text = "slow flush log=%s seconds=%.1f slow_flushes=%d: publishers wait. Check the disk of this node"

@@ -62,7 +62,7 @@ SLICE_S, PAUSE_S = 0.002, 0.05
 ASKS = 20
 ASKED_AT_ONCE = 8
 PATIENCE_S = 1.0
-LOOK_FAILED = "looks at groups that failed"
+LOOK_FAILED = "group_check_failed"
 _AGE_BYTES = 4096
 """Requested size of a read for the age of one record, in bytes. A larger batch is sent anyway."""
 _LOOKED_AT_ONCE = 64
@@ -371,7 +371,7 @@ class GroupCoordinators:
             if not one.stopping.is_set():
                 one.restarts += 1
                 one.in_a_row = count_restart(one.in_a_row, time.monotonic() - began_s)
-                self._counters["coordinators begun anew"] += 1
+                self._counters["coordinator_restarted"] += 1
                 logger.error("group coordinator failed partition=%s error=%s: restarting it", key, one.problem)
                 await _wait(one.stopping, doubled_wait_s(one.in_a_row, _AGAIN_S, _LONGEST_AGAIN_S))
 

@@ -30,7 +30,7 @@ _UNSURE_EVERY_S = 1.0
 """Interval of comparisons until another node has answered, in seconds."""
 _PATIENCE_S = 60.0
 """Time for which the clock must be untrusted before it is reported, in seconds. Other nodes may not have started yet."""
-HELD_BACK = "looks for what is too old that waited for a clock to be trusted"
+HELD_BACK = "clock_skew_unknown"
 
 
 class ClockWatch:

@@ -516,7 +516,7 @@ class MetadataConnection:
         if isinstance(error, (nats.errors.Error, OSError, TimeoutError)):
             logger.debug("metadata group connection error=%r", error)
             return
-        self._connection.errors["messages not taken"] += 1
+        self._connection.errors["not_taken"] += 1
         logger.error("metadata group message failed error=%r: dropping the message", error, exc_info=error)
 
     async def _disconnected(self) -> None:

@@ -317,7 +317,7 @@ class Node:
         image = require_started(self.group).image
         lost = await asyncio.get_running_loop().run_in_executor(self._pool, self._lost_logs, folder, image)
         damaged = bool(recovered.damaged) or elsewhere["damaged"] > 0 or bool(lost)
-        self.counters["logs that a failed flush had closed"] += len(recovered.suspect) + elsewhere["suspect"]
+        self.counters["suspect_log"] += len(recovered.suspect) + elsewhere["suspect"]
         if damaged:
             identity.distrust()  # so that a crash before the next clean stop does not lose the information about the damage
         # Check again, because joining and recovery may have taken minutes. One request is enough.

@@ -131,7 +131,7 @@ class Executor(PartitionShell):
         """
         is_first = not self.failed
         if is_first:
-            self.counters["storage failures"] += 1
+            self.counters["storage_failure"] += 1
             logger.error("storage failed partition=%s error=%s", self.key, error)
         super().log_failed(error, token)
         if is_first and self.on_failure is not None:
@@ -219,18 +219,18 @@ class Executor(PartitionShell):
 
     # ---- the metadata group -----------------------------------------------------------------------------------------------
     def propose_isr(self, effect: do.ProposeIsr) -> None:
-        self.counters["replicas out of an ISR for slow flushes"] += len(effect.slow)
+        self.counters["slow_replica_evicted"] += len(effect.slow)
         self._t.proposals.propose_isr(self.key, effect, self._t.feed)
 
     def step_aside(self, effect: do.StepAside) -> None:
-        self.hand_over(effect, "for slow flushes")
+        self.hand_over(effect, "slow_disk")
 
     def hand_over(self, effect: do.StepAside, why: str) -> None:
         """Stop accepting publishes and answer the earlier ones, then request a leadership transfer from the metadata group.
 
         ``effect`` names the new leader. ``why``: reason, for the counter. There is a time limit for the answers.
         """
-        self.counters[f"leaderships handed over {why}"] += 1
+        self.counters[f"transfer_{why}"] += 1
         self._t.step_aside(self.key, effect.leader_epoch, lambda: self._t.proposals.give_up_leadership(self.key, effect))
 
     def report_leader(self, effect: do.ReportLeader) -> None:

@@ -139,7 +139,7 @@ class Scrub:
                 if not self._bytes_per_s or not (await self._one_that_was_sealed() or await self._one_in_order()):
                     await asyncio.sleep(_LOOK_EVERY_S)
             except LiftError as error:  # a segment or a whole partition is gone, or the disk has no room for the progress
-                self._counters["scrub: interrupted"] += 1
+                self._counters["scrub_interrupted"] += 1
                 logger.debug("scrub interrupted error=%s: continuing", error)
                 await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -210,9 +210,9 @@ class Scrub:
 
     def _suspects(self, worker: ScrubTarget, segment: Segment, error: CorruptionError, *, found: bool) -> None:
         if not found:
-            self._counters["scrub: not confirmed"] += 1
+            self._counters["scrub_unconfirmed"] += 1
             return
-        self._counters["scrub: damage found"] += 1
+        self._counters["scrub_damage"] += 1
         self.progress.findings += 1
         self.progress.last_finding = f"{worker.key}: {log_name(segment.base_offset)}: {error}"
         logger.error("damage found partition=%s error=%s", worker.key, error)

@@ -56,7 +56,7 @@ It is longer than the candidate's timeout, so a service that hangs first fails a
 _EVERY_NS = round(REPORT_EVERY_S * NS_PER_S)
 _EVENTS, _EVENTS_EVERY_NS = 4, 60 * NS_PER_S
 """Maximum number of reported ends of services, and the time in nanoseconds in which it applies."""
-NOT_EVENTS = "ends of services that became no events"
+NOT_EVENTS = "service_end_without_event"
 _ACK_IDS_PER_INCARNATION = 1 << 32
 _BINDING: dict[MessageType, type[pb.ServiceHello | pb.ServiceAck | pb.SnapshotRequest]] = {
     MessageType.SERVICE_HELLO: pb.ServiceHello,

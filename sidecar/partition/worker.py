@@ -337,7 +337,7 @@ class PartitionWorker:
         if not self.executor.storage_failed:
             # a flip in the newest batch looks like a torn write: the stored HW shows recovery that it is damage
             self.flusher.alone(checkpoint)
-            self._node.counters["damage met"] += 1
+            self._node.counters["damage_met"] += 1
             self._node.instruments.damaged_segments += 1
             self.executor.log_failed(error)
 
@@ -412,11 +412,11 @@ class PartitionWorker:
         heir = self.replica.standby_to_lead_next()
         if heir:
             aside = do.StepAside(leader_epoch=self.leader_epoch, toward=heir, reason="publishes may have gone past it")
-            self.executor.hand_over(aside, "for publishes that went past")
+            self.executor.hand_over(aside, "missed_publishes")
         return bool(heir)
 
     def _hand_over(self, toward: str, reason: str) -> None:
-        self.executor.hand_over(do.StepAside(leader_epoch=self.leader_epoch, toward=toward, reason=reason), "for services")
+        self.executor.hand_over(do.StepAside(leader_epoch=self.leader_epoch, toward=toward, reason=reason), "service")
 
     # ---- housekeeping ----------------------------------------------------------------------------------------------------
     def apply_retention(self, now_wall_ns: int) -> None:
@@ -435,7 +435,7 @@ class PartitionWorker:
             if self.log.log_start_offset == before:
                 return
             if held_from is not None and self.log.log_start_offset > held_from:
-                self._node.counters["records that a service needed and retention removed"] += 1
+                self._node.counters["service_records_deleted"] += 1
                 logger.warning(
                     (
                         "records deleted before a service read them partition=%s log_start=%d snapshot=%d: an operator "
@@ -569,10 +569,10 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
     if report.cut_bytes or report.damage:
         logger.warning("log recovered partition=%s report=%s", key, report)
     worker = PartitionWorker(node, key, subject, config, log, report.set_aside, derived)
-    node.counters["derived states left out"] += found.left_out
+    node.counters["dedup_state_discarded"] += found.left_out
     worker.damage_offset = min((one.first_offset for one in report.damage), default=-1)
     node.instruments.damaged_segments += len(report.damage)
     if found.state is not None:
-        node.counters["derived states left out" if derived is None else "derived states restored"] += 1
+        node.counters["dedup_state_discarded" if derived is None else "dedup_state_restored"] += 1
     worker.begin()
     return worker

@@ -109,7 +109,9 @@ async def test_controller_with_a_restored_older_directory_votes_only_after_catch
     for other in NODES[1:]:
         for text in ("older", "current"):
 
-            async def is_logged(line: str = f"raft directory of a peer peer={NODES[0]} state={text}", other: str = other) -> bool:
+            async def is_logged(
+                line: str = f"raft directory of a peer peer={NODES[0]} state={text}", other: str = other
+            ) -> bool:
                 return any(line in logged for logged in fragile.cluster.nodes[other].log)
 
             await fragile.until(is_logged, f"{other} logs that the directory is {text}")
