@@ -161,7 +161,8 @@ def test_json_log_line_has_event_and_context_fields() -> None:
     line = formatted(ROLE, KEY, "LEADER", "LEADER_READY", 5)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("ts"))
     assert line == {
-        "level": "info", "logger": "liftpy.replica", "event": "replica.role_changed", "msg": "replica role changed partition=orders/3 role=LEADER phase=LEADER_READY epoch=5",
+        "level": "info", "logger": "liftpy.replica", "event": "replica.role_changed",
+        "msg": "replica role changed partition=orders/3 role=LEADER phase=LEADER_READY epoch=5",
         "node": "n1", "incarnation": 7, "stream": "orders", "partition": 3, "epoch": 5,
     }  # fmt: skip
     other = formatted('a "quote"\nand a second line', name="nats.aio")
