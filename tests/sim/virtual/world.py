@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import shutil
 import tempfile
@@ -71,7 +72,10 @@ class World:
             self._make_users()
         self.has_events_stream = self.random.random() < 0.75
         base = "/dev/shm" if Path("/dev/shm").is_dir() else None
-        self.folder = Path(tempfile.mkdtemp(prefix="liftpy-world-", dir=base))
+        self._random_folder = tempfile.mkdtemp(prefix="liftpy-world-", dir=base)
+        os.chdir(self._random_folder)
+        self.folder = Path("/proc/self/cwd")
+        """Folder of the data directories. Its name is the same in all runs, because nodes put paths into messages."""
         names = tuple(f"n{number + 1}" for number in range(profile.nodes))
         self.nodes = [self._make_node(name, names[: profile.controllers]) for name in names]
         self.driver = Process(self.scheduler, "driver")
@@ -183,7 +187,8 @@ class World:
 
     def clean(self) -> None:
         """Remove the files."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        os.chdir("/")
+        shutil.rmtree(self._random_folder, ignore_errors=True)
 
 
 class _TraceHandler(logging.Handler):
@@ -197,9 +202,8 @@ class _TraceHandler(logging.Handler):
         """Add one line."""
         process = self._scheduler.process
         text = _ADDRESS.sub("0x", record.getMessage()).replace("\n", " ")
-        folder = text.replace("/dev/shm/liftpy-world-", "")
         name = process.name if process is not None else "-"
-        self._scheduler.trace("log", name, record.levelname, record.name, folder)
+        self._scheduler.trace("log", name, record.levelname, record.name, text)
         if record.levelno >= logging.ERROR:
             self._scheduler.counters[f"log: {record.levelname} {record.name}"] += 1
         if record.exc_info and process is not None and record.name.startswith("liftpy"):
