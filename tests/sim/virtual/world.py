@@ -173,6 +173,7 @@ class World:
         if not self.is_done and not self.stops_early:
             self.scheduler.violated(f"the story has not ended within {_MOST_S:g} virtual s")
         root.handlers.clear()
+        self.scheduler.counters["writes to sockets"] = self.scheduler.socket_writes
         return Outcome(
             seed=self.seed,
             profile=self.profile.name,
