@@ -160,6 +160,10 @@ class Scheduler:
         self.lines: list[str] | None = None
         """Trace as text, if requested."""
         self.turns = 0
+        self.marks_each_turn = False
+        """True if ``most_cpu`` is measured: it takes two system calls for each turn."""
+        self.most_callbacks = self.most_writes = self.most_cpu = (0, "")
+        """Largest number of callbacks, writes to sockets and ns of real CPU of one turn, with the process."""
         self.socket_writes = 0
         """Number of writes to sockets until now."""
         self._cpu_mark_ns = _real_thread_time_ns()
@@ -299,7 +303,7 @@ class Scheduler:
 
     def _turn(self, loop: VirtualLoop) -> None:
         self.turns += 1
-        if self.turns % _CPU_MARK_TURNS == 0:
+        if self.marks_each_turn or self.turns % _CPU_MARK_TURNS == 0:
             self._cpu_mark_ns = _real_thread_time_ns()
         began_ns, writes = _real_monotonic_ns(), self.socket_writes
         before, before_ns = self.process, self.elapsed_ns
@@ -313,6 +317,11 @@ class Scheduler:
             took_ns, self.process, self.elapsed_ns = self.elapsed_ns, before, before_ns
         if _real_monotonic_ns() - began_ns > MOST_CPU_NS:  # other processes of this machine may have caused it
             self._check_cpu(process)
+        if self.marks_each_turn:
+            cpu_ns = _real_thread_time_ns() - self._cpu_mark_ns
+            self.most_cpu = max(self.most_cpu, (cpu_ns, process.name))
+            self.most_callbacks = max(self.most_callbacks, (loop.last_count, process.name))
+            self.most_writes = max(self.most_writes, (self.socket_writes - writes, process.name))
         if self.socket_writes - writes > MOST_WRITES:
             self.violated(f"{process.name}: more than {MOST_WRITES} writes to sockets in one turn of the loop")
         jitter_ns = self._bits(_JITTER_BITS)

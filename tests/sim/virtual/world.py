@@ -80,6 +80,7 @@ class World:
         self.nodes = [self._make_node(name, names[: profile.controllers]) for name in names]
         self.driver = Process(self.scheduler, "driver")
         self.is_done = False
+        self.most_s = _MOST_S
         self.stops_early = False
         """The first violation ends the history."""
         self.failure: BaseException | None = None
@@ -169,9 +170,9 @@ class World:
 
         begin(self.driver, lambda: story(self), ended)
         begin_ns = self.scheduler.now_ns
-        self.scheduler.run(begin_ns + int(_MOST_S * NS_PER_S), self._ends)
+        self.scheduler.run(begin_ns + int(self.most_s * NS_PER_S), self._ends)
         if not self.is_done and not self.stops_early:
-            self.scheduler.violated(f"the story has not ended within {_MOST_S:g} virtual s")
+            self.scheduler.violated(f"the story has not ended within {self.most_s:g} virtual s")
         root.handlers.clear()
         self.scheduler.counters["writes to sockets"] = self.scheduler.socket_writes
         return Outcome(
