@@ -315,13 +315,13 @@ class Scheduler:
             process.end(int(end.code or 0))
         finally:
             took_ns, self.process, self.elapsed_ns = self.elapsed_ns, before, before_ns
-        if _real_monotonic_ns() - began_ns > MOST_CPU_NS:  # other processes of this machine may have caused it
-            self._check_cpu(process)
         if self.marks_each_turn:
             cpu_ns = _real_thread_time_ns() - self._cpu_mark_ns
             self.most_cpu = max(self.most_cpu, (cpu_ns, process.name))
             self.most_callbacks = max(self.most_callbacks, (loop.last_count, process.name))
             self.most_writes = max(self.most_writes, (self.socket_writes - writes, process.name))
+        if _real_monotonic_ns() - began_ns > MOST_CPU_NS:  # other processes of this machine may have caused it
+            self._check_cpu(process)
         if self.socket_writes - writes > MOST_WRITES:
             self.violated(f"{process.name}: more than {MOST_WRITES} writes to sockets in one turn of the loop")
         jitter_ns = self._bits(_JITTER_BITS)
