@@ -140,11 +140,14 @@ def adapt() -> None:
     import sidecar.disk.files
     import sidecar.disk.flush_thread
     import sidecar.node.node
+    import sidecar.runtime.memory
 
     sidecar.disk.flush_thread.FlushThread.run = _flush_beside  # type: ignore[method-assign]
     sidecar.disk.files.open_count = lambda: 64
     setattr(sidecar.node.node, "retain_freed_memory", lambda *_: None)  # noqa: B010  # it is no export of that module
     setattr(sidecar.node.node, "make_collections_rare", lambda: None)  # noqa: B010
+    # A collection after many opened partitions would examine the objects of all nodes, which share this Python process.
+    sidecar.runtime.memory.OPENED = sidecar.runtime.memory.CLOSED = 1 << 30
     logging.raiseExceptions = False
     pysyncobj.node.Node.__hash__ = lambda node: zlib.crc32(str(node.id).encode())  # it keeps its peers in a set
 
