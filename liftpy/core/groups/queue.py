@@ -152,6 +152,12 @@ class QueuePiece:
         alike = self.deliveries == other.deliveries and self.member == other.member
         return alike and self.dead == other.dead and self.reason == other.reason
 
+    def extended(self, due_ns: int) -> QueuePiece:
+        """Return a copy with another deadline. ``dataclasses.replace`` takes five times as long."""
+        return QueuePiece(
+            self.start, self.end, self.kind, self.deliveries, self.lease, due_ns, self.member, self.reason, self.dead, self.key
+        )
+
     def between(self, start: int, end: int) -> QueuePiece:
         return QueuePiece(
             start, end, self.kind, self.deliveries, self.lease, self.due_ns, self.member, self.reason, self.dead, self.key
@@ -187,6 +193,8 @@ class WorkQueue:
         """(time, start) of BACK pieces. An entry whose piece has changed has no meaning."""
         self._out: dict[str, int] = {}
         """Member -> number of its leased records. Members without records are not in it."""
+        self._leased: dict[int, int] = {}
+        """Lease -> number of its records. Leases without records are not in it."""
         self._records = dict.fromkeys(PieceKind, 0)
         """Kind of piece -> number of records in its pieces."""
         self._dead_back = 0
@@ -387,7 +395,7 @@ class WorkQueue:
 
     def _own(self, first: int, behind: int, lease: int, member: str) -> list[int]:
         """Return the indexes of the pieces that ``member`` holds by ``lease``, from index ``first`` to ``behind`` (exclusive)."""
-        if not lease:
+        if lease not in self._leased:
             return []
         pieces = self._pieces
         found = [index for index in range(first, behind) if pieces[index].lease == lease]
@@ -421,7 +429,7 @@ class WorkQueue:
             case pb.SETTLE_ACK:
                 return QueuePiece(piece.start, piece.end, PieceKind.DONE)
             case pb.SETTLE_EXTEND:
-                return replace(piece, due_ns=now_ns + self.wait_ns)
+                return piece.extended(now_ns + self.wait_ns)
             case pb.SETTLE_REJECT:
                 reason = settlement.reason or "rejected"
                 return self._return_or_kill(replace(piece, dead=True, reason=self._short(reason)), now_ns, piece.deliveries)
@@ -576,6 +584,11 @@ class WorkQueue:
                 self._out[piece.member] = count
             else:
                 del self._out[piece.member]
+            count = self._leased.get(piece.lease, 0) + records
+            if count:
+                self._leased[piece.lease] = count
+            else:
+                del self._leased[piece.lease]
         elif piece.dead:
             self._dead_back += records
 

@@ -132,6 +132,8 @@ def check_logs(world: World, model: Model, streams: list[tuple[str, str, int]]) 
                 if first.get(offset) != value:
                     violated(f"{place}: {value[:20]!r} was read at {offset}, where {first.get(offset, b'')[:20]!r} is")
                     break
+            if wrong := sorted(model.rejected.get(place, set()) & set(first.values())):
+                violated(f"{place}: {wrong[0][:20]!r} was rejected and is stored")
             met: set[bytes] = set()
             for offset, value in first.items():
                 if value in met and value in model.once:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from sidecar.partition.worker import PartitionWorker
 from tests.sim.virtual.checks import workers_of
+from tests.sim.virtual.nats_server import MAX_PENDING
 from tests.sim.virtual.node_process import NodeProcess
 from tests.sim.virtual.scheduler import NS_PER_S
 from tests.sim.virtual.world import World
@@ -44,6 +45,7 @@ class Faults:
         world.scheduler.trace("heal")
         world.network.heal()
         world.nats.lose_one_in = 0
+        world.nats.max_pending = MAX_PENDING
         world.nats.heal_routes()
         for server in world.nats.servers:
             if not server.is_up:
@@ -134,6 +136,26 @@ def _route(faults: Faults) -> None:
         faults.later(5.0, nats.heal_routes)
 
 
+def _slow_consumer(faults: Faults) -> None:
+    """NATS servers disconnect clients that are little behind."""
+    nats = faults.world.nats
+    nats.max_pending = faults.draw.choice((4_000, 30_000))
+    faults.later(3.0, lambda: setattr(nats, "max_pending", MAX_PENDING))
+
+
+def _garbled(faults: Faults) -> None:
+    """A server sends bytes that are no command: the client must connect again."""
+    connections = [one for one in faults.world.network.connections if one.is_open]
+    if connections:
+        line = faults.draw.choice((b"BOGUS\r\n", b"MSG x\r\n", b"HMSG a 1 9 2\r\nxx\r\n", b"MSG a 1 999999999999\r\n"))
+        faults.draw.choice(connections).send(line)
+
+
+def _reload(faults: Faults) -> None:
+    """The settings file changes, perhaps to a wrong value, and SIGHUP says so."""
+    faults.node().change_settings(faults.draw)
+
+
 def _kill(faults: Faults) -> None:
     faults.node().kill(restart_after_ns=faults.soon_ns())
 
@@ -202,6 +224,9 @@ _FAULTS: dict[str, Fault] = {
     "lose": _lose,
     "nats-restart": _nats_restart,
     "route": _route,
+    "slow-consumer": _slow_consumer,
+    "garbled": _garbled,
+    "reload": _reload,
     "kill": _kill,
     "terminate": _terminate,
     "pause": _pause,

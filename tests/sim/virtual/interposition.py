@@ -27,6 +27,7 @@ _real_urandom = os.urandom
 _real_getpid = os.getpid
 real_exit = os._exit
 _real_sleep = time.sleep
+_BOOTTIME, _REALTIME = time.CLOCK_BOOTTIME, time.CLOCK_REALTIME
 _fixed = random.Random("import")
 """Return a fixed value for draws at import time, so that every run is equal."""
 
@@ -40,13 +41,15 @@ def running() -> Process | None:
 def _clock(name: str, read: Callable[[Process], int], *, seconds: bool) -> None:
     real = getattr(time, name)
 
-    def virtual() -> Any:
-        process = running()
-        if process is None:
-            return real()
-        return read(process) / NS_PER_S if seconds else read(process)
+    def virtual_ns() -> Any:
+        scheduler = scheduling.active
+        return real() if scheduler is None or scheduler.process is None else read(scheduler.process)
 
-    setattr(time, name, virtual)
+    def virtual_s() -> Any:
+        scheduler = scheduling.active
+        return real() if scheduler is None or scheduler.process is None else read(scheduler.process) / NS_PER_S
+
+    setattr(time, name, virtual_s if seconds else virtual_ns)
 
 
 def _sleep(seconds: float) -> None:
@@ -75,12 +78,12 @@ def _install_time() -> None:
     real_gettime, real_gettime_ns = time.clock_gettime, time.clock_gettime_ns
 
     def clock_gettime_ns(number: int) -> int:
-        process = running()
-        if process is None:
+        scheduler = scheduling.active
+        if scheduler is None or (process := scheduler.process) is None:
             return real_gettime_ns(number)
-        if number == time.CLOCK_REALTIME:
-            return process.wall_ns()
-        return process.boottime_ns() if number == time.CLOCK_BOOTTIME else process.read_monotonic_ns()
+        if number == _BOOTTIME:
+            return process.read_monotonic_ns() + process.suspended_ns
+        return process.wall_ns() if number == _REALTIME else process.read_monotonic_ns()
 
     def clock_gettime(number: int) -> float:
         return real_gettime(number) if running() is None else clock_gettime_ns(number) / NS_PER_S
@@ -137,11 +140,14 @@ def adapt() -> None:
     import sidecar.disk.files
     import sidecar.disk.flush_thread
     import sidecar.node.node
+    import sidecar.runtime.memory
 
     sidecar.disk.flush_thread.FlushThread.run = _flush_beside  # type: ignore[method-assign]
     sidecar.disk.files.open_count = lambda: 64
     setattr(sidecar.node.node, "retain_freed_memory", lambda *_: None)  # noqa: B010  # it is no export of that module
     setattr(sidecar.node.node, "make_collections_rare", lambda: None)  # noqa: B010
+    # A collection after many opened partitions would examine the objects of all nodes, which share this Python process.
+    sidecar.runtime.memory.OPENED = sidecar.runtime.memory.CLOSED = 1 << 30
     logging.raiseExceptions = False
     pysyncobj.node.Node.__hash__ = lambda node: zlib.crc32(str(node.id).encode())  # it keeps its peers in a set
 

@@ -12,7 +12,7 @@ import heapq
 from asyncio import base_events, events
 from collections import deque
 from collections.abc import Callable
-from contextvars import Context
+from contextvars import Context, copy_context
 from typing import Any, cast
 
 from tests.sim.virtual import scheduler as scheduling
@@ -21,6 +21,38 @@ from tests.sim.virtual.scheduler import NEVER_NS, NS_PER_S, Process, Scheduler
 MOST_CALLBACKS = 20_000
 """Maximum number of callbacks in one turn. Work for thousands of partitions has to be sliced."""
 _RESOLUTION_S = 1e-9
+
+
+class _Handle(asyncio.Handle):
+    """A handle without the debug mode of asyncio."""
+
+    __slots__ = ()
+
+    def __init__(self, callback: Any, args: Any, loop: Any, context: Context | None) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+
+
+class _Timer(asyncio.TimerHandle):
+    """A timer without the debug mode of asyncio."""
+
+    __slots__ = ()
+
+    def __init__(self, when_s: float, callback: Any, args: Any, loop: Any, context: Context | None) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+        self._when = when_s
+        self._scheduled = True
 
 
 class VirtualTask(asyncio.Task[Any]):
@@ -39,9 +71,7 @@ class VirtualTask(asyncio.Task[Any]):
 class VirtualFuture(asyncio.Future[Any]):
     """A future with a hash that does not depend on its address."""
 
-    def __init__(self, *, loop: VirtualLoop, number: int) -> None:
-        self._number = number
-        super().__init__(loop=loop)
+    _number: int
 
     def __hash__(self) -> int:
         return self._number
@@ -85,36 +115,41 @@ class VirtualLoop(_Base):  # type: ignore[misc]
     # ---- time and turns --------------------------------------------------------------------------------------------------
     def time(self) -> float:
         """CLOCK_MONOTONIC of the process."""
-        return self.process.local_ns() / NS_PER_S
+        process, scheduler = self.process, self.scheduler
+        at_ns = scheduler.now_ns + scheduler.elapsed_ns - process._base_at_ns
+        return (process._base_ns + int(at_ns * process.rate)) / NS_PER_S
 
     def next_ns(self) -> int:
         """Return the time of the next work."""
         if self._ready:
             at_ns = self.busy_until_ns
         else:
-            timers: list[Any] = self._scheduled
-            while timers and timers[0]._cancelled:
+            timers: list[tuple[float, Any]] = self._scheduled
+            while timers and timers[0][1]._cancelled:
                 self._timer_cancelled_count -= 1
-                heapq.heappop(timers)._scheduled = False
+                heapq.heappop(timers)[1]._scheduled = False
             if not timers:
                 return NEVER_NS
-            at_ns = max(self.process.global_ns(int(timers[0]._when * NS_PER_S)), self.busy_until_ns)
-        return max(at_ns, self.process.paused_until_ns)
+            at_ns = self.process.global_ns(int(timers[0][0] * NS_PER_S))
+            if at_ns < self.busy_until_ns:
+                at_ns = self.busy_until_ns
+        paused_until_ns = self.process.paused_until_ns
+        return at_ns if at_ns > paused_until_ns else paused_until_ns
 
     def turn(self) -> None:
         """Run what is due once: ``_run_once`` of asyncio without a selector."""
-        timers: list[Any] = self._scheduled
+        timers: list[tuple[float, Any]] = self._scheduled
         ready: deque[Any] = self._ready
         if self._timer_cancelled_count > 100 and self._timer_cancelled_count * 2 > len(timers):
-            for handle in timers:
+            for _, handle in timers:
                 if handle._cancelled:
                     handle._scheduled = False
-            timers[:] = [handle for handle in timers if not handle._cancelled]
+            timers[:] = [entry for entry in timers if not entry[1]._cancelled]
             heapq.heapify(timers)
             self._timer_cancelled_count = 0
         end_s = self.time() + 1e-7
-        while timers and timers[0]._when < end_s:
-            timer = heapq.heappop(timers)
+        while timers and timers[0][0] < end_s:
+            timer = heapq.heappop(timers)[1]
             timer._scheduled = False
             if timer._cancelled:
                 self._timer_cancelled_count -= 1
@@ -126,12 +161,13 @@ class VirtualLoop(_Base):  # type: ignore[misc]
         before = events._get_running_loop()
         events._set_running_loop(self)
         self._in_turn = True
+        process = self.process
         try:
             for _ in range(count):
                 handle = ready.popleft()
                 if not handle._cancelled:
                     handle._run()
-                    if not self.process.is_alive:
+                    if not process.is_alive:
                         return
         finally:
             self._in_turn = False
@@ -184,7 +220,10 @@ class VirtualLoop(_Base):  # type: ignore[misc]
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
         """Schedule a callback, as asyncio does."""
-        handle: asyncio.Handle = super().call_soon(callback, *args, context=context)
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)
         if not self._in_turn:
             self.scheduler.arm(self)
         return handle
@@ -193,7 +232,10 @@ class VirtualLoop(_Base):  # type: ignore[misc]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Schedule a timer, as asyncio does."""
-        handle: asyncio.TimerHandle = super().call_at(when, callback, *args, context=context)
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+        handle = _Timer(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, (when, handle))
         if not self._in_turn:
             self.scheduler.arm(self)
         return handle
@@ -204,7 +246,9 @@ class VirtualLoop(_Base):  # type: ignore[misc]
     # ---- tasks, futures, errors ------------------------------------------------------------------------------------------
     def create_future(self) -> VirtualFuture:
         """Return a numbered future."""
-        return VirtualFuture(loop=self, number=self.scheduler.next_number())
+        future = VirtualFuture(loop=self)
+        self.scheduler._number = future._number = self.scheduler._number + 1
+        return future
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Record an unhandled error as a violation, unless the process expects it."""

@@ -18,7 +18,7 @@ MAX_PAYLOAD = 1024 * 1024
 MAX_PENDING = 64 * 1024 * 1024
 _ROUTE_NS = (100 * NS_PER_US, 500 * NS_PER_US)
 _LONGEST_LINE = 64 * 1024
-_MOST_CACHED = 4096
+_MOST_CACHED = 50_000
 _MOST_REPLIES = 10_000
 
 
@@ -34,14 +34,16 @@ class Rights:
 class Subscription:
     """Subscription of one connection."""
 
-    __slots__ = ("client", "left", "pattern", "queue", "sid", "tokens")
+    __slots__ = ("client", "left", "order", "pattern", "queue", "sid", "tokens")
 
-    def __init__(self, client: Client, pattern: str, queue: str, sid: str) -> None:
+    def __init__(self, client: Client, pattern: str, queue: str, sid: str, order: tuple[int, int, int]) -> None:
         self.client = client
         self.pattern = pattern
         self.tokens = pattern.split(".")
         self.queue = queue
         self.sid = sid
+        self.order = order
+        """Servers deliver a message to its subscriptions in this order: number of the server, of the client, of the subscription."""
         self.left = 0
         """Number of messages after which it ends. 0: never."""
 
@@ -70,6 +72,8 @@ class Client:
         self._no_responders = False
         self._echo = True
         self.is_known = False
+        self._may_publish: dict[str, bool] = {}
+        """Subject -> whether the permissions of its user allow publishes to it."""
         self._may_answer: dict[str, None] = {}
 
     # ---- from the connection ---------------------------------------------------------------------------------------------
@@ -124,6 +128,7 @@ class Client:
                 self.connection.close()
                 return
             self.rights = known
+            self._may_publish.clear()
         self.is_known = True
 
     def _allowed(self, patterns: tuple[str, ...], subject: str) -> bool:
@@ -134,8 +139,13 @@ class Client:
         if self.server.cluster.users and not self._allowed(self.rights.subscribe, pattern):
             self.error(f'Permissions Violation for Subscription to "{pattern}"')
             return
-        self.subscriptions[sid] = Subscription(self, pattern, queue, sid)
-        self.server.cluster.interest_changed()
+        cluster = self.server.cluster
+        former = self.subscriptions.get(sid)
+        if former is not None:
+            cluster.interest.remove(former)
+        order = cluster.interest.next_order(self) if former is None else former.order
+        self.subscriptions[sid] = Subscription(self, pattern, queue, sid, order)
+        cluster.interest.add(self.subscriptions[sid])
 
     def _unsubscribe(self, sid: str, after: int) -> None:
         subscription = self.subscriptions.get(sid)
@@ -143,7 +153,7 @@ class Client:
             subscription.left = after
         elif subscription is not None:
             del self.subscriptions[sid]
-            self.server.cluster.interest_changed()
+            self.server.cluster.interest.remove(subscription)
 
     def _published(self, has_headers: bool, fields: list[bytes], content: bytes) -> None:
         header_bytes = int(fields[-2]) if has_headers else 0
@@ -153,17 +163,25 @@ class Client:
             self.error("Maximum Payload Violation")
             self.connection.close()
             return
-        if self.server.cluster.users and subject not in self._may_answer and not self._allowed(self.rights.publish, subject):
+        if self.server.cluster.users and subject not in self._may_answer and not self._publish_allowed(subject):
             self.error(f'Permissions Violation for Publish to "{subject}"')
             return
         self.server.cluster.published(self, Message(subject, reply, content, header_bytes), self._no_responders, self._echo)
 
+    def _publish_allowed(self, subject: str) -> bool:
+        known = self._may_publish.get(subject)
+        if known is None:
+            if len(self._may_publish) >= _MOST_CACHED:
+                self._may_publish.clear()
+            known = self._may_publish[subject] = self._allowed(self.rights.publish, subject)
+        return known
+
     def lost(self) -> None:
         """The connection has ended."""
         self.server.clients.pop(self.number, None)
-        if self.subscriptions:
-            self.subscriptions.clear()
-            self.server.cluster.interest_changed()
+        for subscription in self.subscriptions.values():
+            self.server.cluster.interest.remove(subscription)
+        self.subscriptions.clear()
 
     # ---- to the connection -----------------------------------------------------------------------------------------------
     def send(self, data: bytes) -> None:
@@ -212,11 +230,79 @@ class Message:
     header_bytes: int
 
 
+class Interest:
+    """Index of all subscriptions of the servers."""
+
+    def __init__(self) -> None:
+        self._exact: dict[str, dict[Subscription, None]] = {}
+        """Subject -> its subscriptions."""
+        self._wild: dict[str, dict[Subscription, None]] = {}
+        """Pattern with wildcards -> its subscriptions."""
+        self._matching: dict[str, list[str]] = {}
+        """Subject -> patterns of ``_wild`` that match it."""
+        self._found: dict[str, list[Subscription]] = {}
+        """Subject -> its subscriptions, in order."""
+        self._count = 0
+
+    def next_order(self, client: Client) -> tuple[int, int, int]:
+        """Return the order of a new subscription of the client."""
+        self._count += 1
+        return client.server.number, client.number, self._count
+
+    def add(self, subscription: Subscription) -> None:
+        """Add a subscription."""
+        pattern = subscription.pattern
+        if "*" not in pattern and ">" not in pattern:
+            self._exact.setdefault(pattern, {})[subscription] = None
+            self._found.pop(pattern, None)
+            return
+        if pattern not in self._wild:
+            self._wild[pattern] = {}
+            self._matching.clear()
+        self._wild[pattern][subscription] = None
+        self._found.clear()
+
+    def remove(self, subscription: Subscription) -> None:
+        """Remove a subscription."""
+        pattern = subscription.pattern
+        is_exact = pattern in self._exact
+        index = self._exact if is_exact else self._wild
+        of_pattern = index.get(pattern, {})
+        of_pattern.pop(subscription, None)
+        if not of_pattern:
+            index.pop(pattern, None)
+        if is_exact:
+            self._found.pop(pattern, None)
+        else:
+            self._found.clear()
+
+    def of(self, subject: str) -> list[Subscription]:
+        """Return the subscriptions that match the subject."""
+        found = self._found.get(subject)
+        if found is None:
+            patterns = self._matching.get(subject)
+            if patterns is None:
+                tokens = subject.split(".")
+                patterns = [pattern for pattern in self._wild if matches(pattern.split("."), tokens)]
+                if len(self._matching) >= _MOST_CACHED:
+                    self._matching.clear()
+                self._matching[subject] = patterns
+            found = list(self._exact.get(subject, ()))
+            for pattern in patterns:
+                found += self._wild.get(pattern, ())
+            found.sort(key=lambda subscription: subscription.order)
+            if len(self._found) >= _MOST_CACHED:
+                self._found.clear()
+            self._found[subject] = found
+        return found
+
+
 class NatsServer:
     """One server of the simulated NATS cluster."""
 
-    def __init__(self, cluster: NatsCluster, name: str, port: int) -> None:
+    def __init__(self, cluster: NatsCluster, name: str, port: int, number: int) -> None:
         self.cluster = cluster
+        self.number = number
         self.name = self.host = name
         self.port = port
         self.is_up = True
@@ -272,8 +358,8 @@ class NatsCluster:
         self._clients = 0
         self._cut_routes: set[frozenset[str]] = set()
         self._route_due_ns: dict[tuple[str, str], int] = {}
-        self._cache: dict[tuple[str, str], list[Subscription]] = {}
-        self.servers = [NatsServer(self, name, 4222) for name in names]
+        self.interest = Interest()
+        self.servers = [NatsServer(self, name, 4222, number) for number, name in enumerate(names)]
         for server in self.servers:
             network.servers[server.name, server.port] = server
 
@@ -298,41 +384,28 @@ class NatsCluster:
     def cut_route(self, one: str, other: str) -> None:
         """Cut the route between two servers."""
         self._cut_routes.add(frozenset((one, other)))
-        self.interest_changed()
         self.trace("route cut", one, other)
 
     def heal_routes(self) -> None:
         """Restore all routes."""
         self._cut_routes.clear()
-        self.interest_changed()
-
-    def interest_changed(self) -> None:
-        """Handle a new or removed subscription."""
-        self._cache.clear()
 
     def _interested(self, at: NatsServer, subject: str) -> list[Subscription]:
-        found = self._cache.get((at.name, subject))
-        if found is None:
-            tokens = subject.split(".")
-            found = [
-                subscription
-                for server in self.servers
-                if server.is_up and frozenset((at.name, server.name)) not in self._cut_routes
-                for client in server.clients.values()
-                for subscription in client.subscriptions.values()
-                if subscription.pattern == subject or matches(subscription.tokens, tokens)
-            ]
-            if len(self._cache) >= _MOST_CACHED:
-                self._cache.clear()
-            self._cache[at.name, subject] = found
-        return found
+        found = self.interest.of(subject)
+        if not self._cut_routes:
+            return found
+        return [
+            subscription
+            for subscription in found
+            if frozenset((at.name, subscription.client.server.name)) not in self._cut_routes
+        ]
 
     def published(self, client: Client, message: Message, no_responders: bool, echo: bool) -> None:
         """Deliver a message to all subscribers."""
         draw = self.scheduler.random
         receivers: list[Subscription] = []
         groups: dict[tuple[str, str], list[Subscription]] = {}
-        for subscription in self._interested(client.server, message.subject):
+        for subscription in list(self._interested(client.server, message.subject)):
             if subscription.client is client and not echo:
                 continue
             if subscription.queue:

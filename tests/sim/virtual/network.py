@@ -235,7 +235,7 @@ class VirtualTransport(asyncio.Transport):
         if self._closing or not data:
             return
         connection = self._connection
-        connection.network.scheduler.counters["writes to sockets"] += 1
+        connection.network.scheduler.socket_writes += 1
         if connection.is_open:
             connection.up.write(bytes(data))
             if not self._writing_paused and len(connection.up.waiting) > self._high_bytes:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from liftpy.errors import ConfigError
 from sidecar.node import node as running
 from sidecar.node.node import Node
 from sidecar.runtime.restarts import EXIT_NEVER_AGAIN
-from sidecar.runtime.settings import NodeSettings
+from sidecar.runtime.settings import NodeSettings, with_values
 from tests.sim.virtual import scheduler as scheduling
 from tests.sim.virtual.disk import Disk, close_descriptors
 from tests.sim.virtual.loop import VirtualLoop
@@ -49,6 +51,22 @@ def begin(process: Process, work: Callable[[], Coroutine[Any, Any, Any]], ended:
     process.scheduler.run_as(process, start)
 
 
+class SettingsFile:
+    """The settings file of a node. A process reads it at its start and after SIGHUP."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        self.settings = settings
+        self.error = ""
+        """Text of the error if the file is wrong."""
+        self.sources: dict[str, str] = {}
+
+    def load(self) -> NodeSettings:
+        """Read the file."""
+        if self.error:
+            raise ConfigError(self.error)
+        return self.settings
+
+
 class NodeProcess:
     """One node of the cluster over all its process lives."""
 
@@ -56,7 +74,7 @@ class NodeProcess:
         self.scheduler = scheduler
         self.network = network
         self.disk = disk
-        self.settings = settings
+        self.file = SettingsFile(settings)
         self.name = settings.node_id
         self.process: Process | None = None
         self.is_ready = False
@@ -92,7 +110,7 @@ class NodeProcess:
         begin(process, self._run, lambda task: self._returned(process, task))
 
     async def _run(self) -> int:
-        return await running.run_node(self.settings, self._ready)
+        return await running.run_node(self.file.settings, self._ready, self.file)
 
     def _ready(self, _: dict[str, Any]) -> None:
         self.is_ready = True
@@ -129,6 +147,29 @@ class NodeProcess:
         self.kill()
         self.disk.power_cut()
         self.scheduler.after(restart_after_ns, self.start)
+
+    @property
+    def settings(self) -> NodeSettings:
+        """Settings in its file."""
+        return self.file.settings
+
+    def change_settings(self, draw: random.Random) -> None:
+        """Change the settings file and send SIGHUP. A wrong file changes nothing."""
+        self.file.error = draw.choice(("", "", "", "scrub_bytes_per_s = 'x' is no number"))
+        if not self.file.error:
+            changed = {
+                "scrub_bytes_per_s": draw.choice((0, 10_000, 1 << 20)),
+                "replication.copy_bytes_per_s": draw.choice((1 << 20, 32 << 20)),
+                "replication.preferred_leader_interval_s": draw.choice((0.0, 5.0, 300.0)),
+            }
+            self.file.settings = with_values(self.file.settings, changed)
+        self.reload()
+
+    def reload(self) -> None:
+        """Send SIGHUP."""
+        if self.process is not None and signal.SIGHUP in self.process.signals:
+            self.scheduler.trace("SIGHUP", self.name)
+            self.scheduler.run_as(self.process, self.process.signals[signal.SIGHUP])
 
     def terminate(self) -> None:
         """Send SIGTERM: it transfers leaderships and stops. Its supervisor restarts it."""

@@ -26,8 +26,8 @@ class Profile:
     """True if the operator adds and removes controllers."""
 
 
-_NETWORK = ("cut", "partition", "one-way", "slow-network", "lose", "nats-restart", "route")
-_PROCESS = ("kill", "kill", "terminate", "pause", "power-cut")
+_NETWORK = ("cut", "partition", "one-way", "slow-network", "lose", "nats-restart", "route", "slow-consumer", "garbled")
+_PROCESS = ("kill", "kill", "terminate", "pause", "power-cut", "reload")
 _DISK = ("disk-error", "disk-slow", "disk-full", "disk-short", "power-cut")
 _CLOCK = ("clock-drift", "clock-jump", "suspend")
 

@@ -13,6 +13,7 @@ from liftpy.client import Client
 from liftpy.core.wire.subjects import EVENTS_STREAM
 from liftpy.errors import LiftError
 from tests.sim.virtual.group_workload import GROUP, GROUP_STREAM, QUEUE, QUEUE_GROUP
+from tests.sim.virtual.node_process import NodeProcess
 from tests.sim.virtual.workload import Model
 from tests.sim.virtual.world import World
 
@@ -27,6 +28,7 @@ async def check_reports(world: World, model: Model, streams: list[tuple[str, str
     async with world.connect() as client:
         for node in world.nodes:
             await _becomes_right(world, f"the status of {node.name}", partial(_status, client, node.name, streams))
+            await _becomes_right(world, f"the settings of {node.name}", partial(_settings, client, node))
         if world.profile.groups:
             for _ in range(_UNREAD):
                 await client.publish(GROUP_STREAM, b"unread", partition=0)
@@ -74,6 +76,18 @@ async def _status(client: Client, node: str, streams: list[tuple[str, str, int]]
             if row is not None and (row["leader"], row["high_watermark"]) != (partition.leader, bounds.high_watermark):
                 return f"{name}/{partition.partition} is {partition} {bounds}, and is here {row}"
     return ""
+
+
+async def _settings(client: Client, node: NodeProcess) -> str:
+    """Return which settings of the file the node does not use."""
+    rows = {row["name"]: row for row in await client.admin.node_settings(node.name)}
+    wanted = {
+        "scrub_bytes_per_s": node.settings.scrub_bytes_per_s,
+        "replication.copy_bytes_per_s": node.settings.replication.copy_bytes_per_s,
+        "replication.preferred_leader_interval_s": node.settings.replication.preferred_leader_interval_s,
+    }
+    wrong = {name: (rows[name], value) for name, value in wanted.items() if rows[name]["value"] != value}
+    return f"(setting, value in the file) {wrong}" if wrong else ""
 
 
 async def _lags(world: World, client: Client) -> str:

@@ -27,12 +27,16 @@ _CLOCK_READ_NS = 50
 _CALLBACK_NS = 1_000
 _TURN_NS = 5_000
 _MOST_TURN_JITTER_NS = 20_000
+_JITTER_BITS = _MOST_TURN_JITTER_NS.bit_length()
 NEVER_NS = 1 << 62
 MOST_CPU_NS = NS_PER_S * 3 // 4
 """Maximum real CPU time of one turn of a loop. The daemon's largest limit of work is about a hundredth of it."""
 MOST_WRITES = 2_000
 """Maximum number of writes to sockets in one turn of a loop."""
+_CPU_MARK_TURNS = 64
+_HASHED_LINES = 500
 _real_thread_time_ns = time.thread_time_ns
+_real_monotonic_ns = time.monotonic_ns
 
 active: Scheduler | None = None
 """The scheduler of this Python process."""
@@ -89,8 +93,9 @@ class Process:
 
     def read_monotonic_ns(self) -> int:
         """Return the monotonic time. Each read takes time, so that no loop spins forever."""
-        self.scheduler.elapsed_ns += _CLOCK_READ_NS
-        return self.local_ns()
+        scheduler = self.scheduler
+        scheduler.elapsed_ns = elapsed_ns = scheduler.elapsed_ns + _CLOCK_READ_NS
+        return self._base_ns + int((scheduler.now_ns + elapsed_ns - self._base_at_ns) * self.rate)
 
     def boottime_ns(self) -> int:
         """Return CLOCK_BOOTTIME, which also runs while the host is suspended."""
@@ -138,6 +143,7 @@ class Scheduler:
         self.elapsed_ns = 0
         """Virtual time that the present callback has taken."""
         self.random = random.Random(f"world {seed}")
+        self._bits = self.random.getrandbits
         random.seed(f"module {seed}")  # PySyncObj and nats-py draw from the module itself
         self.entropy = random.Random(f"entropy {seed}")
         """Source of random bytes for processes."""
@@ -154,7 +160,17 @@ class Scheduler:
         self.lines: list[str] | None = None
         """Trace as text, if requested."""
         self.turns = 0
+        self.marks_each_turn = False
+        """True if ``most_cpu`` is measured: it takes two system calls for each turn."""
+        self.most_callbacks = self.most_writes = self.most_cpu = (0, "")
+        """Largest number of callbacks, writes to sockets and ns of real CPU of one turn, with the process."""
+        self.socket_writes = 0
+        """Number of writes to sockets until now."""
+        self._cpu_mark_ns = _real_thread_time_ns()
+        """Real CPU time at the newest mark, at most ``_CPU_MARK_TURNS`` turns ago."""
         self._digest = hashlib.sha256()
+        self._unhashed: list[str] = []
+        """Newest lines, not in the digest yet."""
         self._events: list[tuple[int, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []
         self._due: list[tuple[int, int, VirtualLoop]] = []
         """When loops have something to do; an entry counts if it is the one that its loop is armed for."""
@@ -169,14 +185,22 @@ class Scheduler:
     def trace(self, *what: object) -> None:
         """Add one line to the history."""
         line = f"{self.now_ns + self.elapsed_ns} {' '.join(map(str, what))}"
-        self._digest.update(line.encode() + b"\n")
+        self._unhashed.append(line)
+        if len(self._unhashed) >= _HASHED_LINES:
+            self._hash()
         if self.lines is not None:
             self.lines.append(line)
 
     @property
     def digest(self) -> str:
         """Digest of the history so far."""
+        self._hash()
         return self._digest.hexdigest()
+
+    def _hash(self) -> None:
+        if self._unhashed:
+            self._digest.update("\n".join([*self._unhashed, ""]).encode())
+            self._unhashed.clear()
 
     def violated(self, what: str) -> None:
         """Record a violation. The history continues."""
@@ -230,10 +254,21 @@ class Scheduler:
             loop.armed_ns = NEVER_NS
             if loop.next_ns() > loop_ns:
                 self.arm(loop)  # the timer was cancelled, or its process is paused
-            elif loop.process.is_alive and not loop.is_closed():
-                self.now_ns = max(self.now_ns, loop_ns)
+                continue
+            while loop.process.is_alive and not loop._closed:
+                if loop_ns > self.now_ns:
+                    self.now_ns = loop_ns
                 self._turn(loop)
-                self.arm(loop)
+                loop_ns = loop.next_ns()
+                if (
+                    loop.armed_ns != NEVER_NS
+                    or loop_ns > until_ns
+                    or (events and events[0][0] <= loop_ns)
+                    or (due and due[0][0] <= loop_ns)
+                    or done()
+                ):
+                    self.arm(loop)
+                    break  # otherwise its next turn is the next event
 
     def arm(self, loop: VirtualLoop) -> None:
         """Schedule the next turn of the loop."""
@@ -268,15 +303,35 @@ class Scheduler:
 
     def _turn(self, loop: VirtualLoop) -> None:
         self.turns += 1
-        began_ns, writes = _real_thread_time_ns(), self.counters["writes to sockets"]
-        took_ns = self.run_as(loop.process, loop.turn)
-        cpu_ns = _real_thread_time_ns() - began_ns
+        if self.marks_each_turn or self.turns % _CPU_MARK_TURNS == 0:
+            self._cpu_mark_ns = _real_thread_time_ns()
+        began_ns, writes = _real_monotonic_ns(), self.socket_writes
+        before, before_ns = self.process, self.elapsed_ns
+        process = loop.process
+        self.process, self.elapsed_ns = process, 0
+        try:
+            loop.turn()
+        except ProcessEnd as end:
+            process.end(int(end.code or 0))
+        finally:
+            took_ns, self.process, self.elapsed_ns = self.elapsed_ns, before, before_ns
+        if self.marks_each_turn:
+            cpu_ns = _real_thread_time_ns() - self._cpu_mark_ns
+            self.most_cpu = max(self.most_cpu, (cpu_ns, process.name))
+            self.most_callbacks = max(self.most_callbacks, (loop.last_count, process.name))
+            self.most_writes = max(self.most_writes, (self.socket_writes - writes, process.name))
+        if _real_monotonic_ns() - began_ns > MOST_CPU_NS:  # other processes of this machine may have caused it
+            self._check_cpu(process)
+        if self.socket_writes - writes > MOST_WRITES:
+            self.violated(f"{process.name}: more than {MOST_WRITES} writes to sockets in one turn of the loop")
+        jitter_ns = self._bits(_JITTER_BITS)
+        while jitter_ns >= _MOST_TURN_JITTER_NS:
+            jitter_ns = self._bits(_JITTER_BITS)
+        loop.busy_until_ns = self.now_ns + took_ns + _TURN_NS + loop.last_count * _CALLBACK_NS + jitter_ns
+
+    def _check_cpu(self, process: Process) -> None:
+        """Compare the CPU time of the turn that has ended with its limit. The turns since the newest mark add little to it."""
+        cpu_ns = _real_thread_time_ns() - self._cpu_mark_ns
         if cpu_ns > MOST_CPU_NS:  # not in the trace: it is a measure of this machine
-            self.violations.append(
-                f"{self.passed_s:.6f} s: {loop.process.name}: a turn of the loop took {cpu_ns / 1e9:.2f} s of CPU"
-            )
-        if self.counters["writes to sockets"] - writes > MOST_WRITES:
-            self.violated(f"{loop.process.name}: more than {MOST_WRITES} writes to sockets in one turn of the loop")
-        count = loop.last_count
-        took_ns += _TURN_NS + count * _CALLBACK_NS + self.random.randrange(_MOST_TURN_JITTER_NS)
-        loop.busy_until_ns = self.now_ns + took_ns
+            self.violations.append(f"{self.passed_s:.6f} s: {process.name}: a turn of the loop took {cpu_ns / 1e9:.2f} s of CPU")
+        self._cpu_mark_ns += cpu_ns

@@ -10,6 +10,7 @@ from tests.sim.virtual.attacks import attack, probe
 from tests.sim.virtual.checks import MessageRules, check_logs, unsettled
 from tests.sim.virtual.faults import Faults
 from tests.sim.virtual.group_workload import Groups, hostile_member
+from tests.sim.virtual.refusals import LIMITED, LIMITED_SUBJECT, Refusals, create_limited
 from tests.sim.virtual.reports import check_reports
 from tests.sim.virtual.workload import Clients, Model
 from tests.sim.virtual.world import World
@@ -33,8 +34,11 @@ async def tell(world: World) -> None:
     async with world.connect() as client:
         for name, subject, partitions in streams:
             await client.create_stream(name, subject, partitions=partitions, config=config)
+        await create_limited(client)
+    everything = [*streams, (LIMITED, LIMITED_SUBJECT, 1)]
     clients, faults = Clients(world, model, streams), Faults(world)
     clients.start()
+    Refusals(world, model, clients).start()
     world.run_in(world.client_process("stranger"), lambda: attack(world, rules, streams, lambda: clients.stopping))
     groups = Groups(world, model, clients)
     if world.profile.groups:
@@ -46,11 +50,14 @@ async def tell(world: World) -> None:
     clients.stopping = True
     await world.until("all clients have ended", lambda: clients.running == 0, _ENDING_S)
     model.check_overdue()
+    for node in world.nodes:
+        node.file.error = ""
+        node.reload()
     why = ""
 
     def settled() -> bool:
         nonlocal why
-        why = unsettled(world, streams)
+        why = unsettled(world, everything)
         return not why
 
     if not await _settles(world, settled, lambda: why):
@@ -61,11 +68,11 @@ async def tell(world: World) -> None:
     world.scheduler.counters["messages per s when quiet, sum"] += int(per_s)
     if per_s > _QUIET_MESSAGES_PER_S:
         world.scheduler.violated(f"{per_s:.0f} messages per s in a quiet cluster")
-    committed = check_logs(world, model, streams)
+    committed = check_logs(world, model, everything)
     if world.profile.groups and not model.may_lose:
         await groups.finish(committed)
     if not model.may_lose:
-        await check_reports(world, model, streams)
+        await check_reports(world, model, everything)
     await probe(world)
     for what, count in sorted(model.answers.items()):
         world.scheduler.counters[what] += count

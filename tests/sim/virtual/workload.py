@@ -42,6 +42,8 @@ class Model:
     """A reader was given it."""
     once: set[bytes] = field(default_factory=set)
     """Values that were sent under a message id: each is stored once at most."""
+    rejected: dict[Place, set[bytes]] = field(default_factory=dict)
+    """Values that a leader has rejected or must not store."""
     calls: dict[int, Call] = field(default_factory=dict)
     answers: Counter[str] = field(default_factory=Counter)
     requests_done: list[tuple[str, str]] = field(default_factory=list)

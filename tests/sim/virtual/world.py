@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import shutil
 import tempfile
@@ -71,11 +72,15 @@ class World:
             self._make_users()
         self.has_events_stream = self.random.random() < 0.75
         base = "/dev/shm" if Path("/dev/shm").is_dir() else None
-        self.folder = Path(tempfile.mkdtemp(prefix="liftpy-world-", dir=base))
+        self._random_folder = tempfile.mkdtemp(prefix="liftpy-world-", dir=base)
+        os.chdir(self._random_folder)
+        self.folder = Path("/proc/self/cwd")
+        """Folder of the data directories. Its name is the same in all runs, because nodes put paths into messages."""
         names = tuple(f"n{number + 1}" for number in range(profile.nodes))
         self.nodes = [self._make_node(name, names[: profile.controllers]) for name in names]
         self.driver = Process(self.scheduler, "driver")
         self.is_done = False
+        self.most_s = _MOST_S
         self.stops_early = False
         """The first violation ends the history."""
         self.failure: BaseException | None = None
@@ -165,10 +170,11 @@ class World:
 
         begin(self.driver, lambda: story(self), ended)
         begin_ns = self.scheduler.now_ns
-        self.scheduler.run(begin_ns + int(_MOST_S * NS_PER_S), self._ends)
+        self.scheduler.run(begin_ns + int(self.most_s * NS_PER_S), self._ends)
         if not self.is_done and not self.stops_early:
-            self.scheduler.violated(f"the story has not ended within {_MOST_S:g} virtual s")
+            self.scheduler.violated(f"the story has not ended within {self.most_s:g} virtual s")
         root.handlers.clear()
+        self.scheduler.counters["writes to sockets"] = self.scheduler.socket_writes
         return Outcome(
             seed=self.seed,
             profile=self.profile.name,
@@ -183,7 +189,8 @@ class World:
 
     def clean(self) -> None:
         """Remove the files."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        os.chdir("/")
+        shutil.rmtree(self._random_folder, ignore_errors=True)
 
 
 class _TraceHandler(logging.Handler):
@@ -197,9 +204,8 @@ class _TraceHandler(logging.Handler):
         """Add one line."""
         process = self._scheduler.process
         text = _ADDRESS.sub("0x", record.getMessage()).replace("\n", " ")
-        folder = text.replace("/dev/shm/liftpy-world-", "")
         name = process.name if process is not None else "-"
-        self._scheduler.trace("log", name, record.levelname, record.name, folder)
+        self._scheduler.trace("log", name, record.levelname, record.name, text)
         if record.levelno >= logging.ERROR:
             self._scheduler.counters[f"log: {record.levelname} {record.name}"] += 1
         if record.exc_info and process is not None and record.name.startswith("liftpy"):

@@ -1,7 +1,7 @@
 """``python -m tests.simulation.world [--seeds N] [--first K] [--profile P]``: shipped nodes in virtual time, under a seed.
 
 Each seed runs in a process of its own, forked from one that has imported everything. Prints what happened how often, and each
-violation. ``--trace SEED`` prints one history line by line. ``--digests`` prints the digest of each trace. ``--planted`` puts known
+violation. ``--partitions N`` runs a large cluster (``large.py``). ``--trace SEED`` prints one history line by line. ``--digests`` prints the digest of each trace. ``--planted`` puts known
 faults back, one after another, until a seed finds each. Exit code 1 on a violation, or for a planted fault that no seed finds.
 """
 
@@ -69,6 +69,17 @@ def _find_planted(run: Any, seeds: range, names: list[str]) -> int:
     return 1 if missed else 0
 
 
+def _run_large(options: argparse.Namespace) -> int:
+    """Exit code 1 if the history of a large cluster breaks a rule."""
+    from tests.sim.virtual.large import Size, run_large
+
+    size = Size(options.nodes, options.partitions, options.minutes)
+    outcome = _in_a_fork(lambda: run_large(options.first, size))
+    if outcome is not None:
+        print(_report(outcome))
+    return 1 if outcome is None or outcome.violations else 0
+
+
 def main() -> int:
     """Run the seeds."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -82,6 +93,9 @@ def main() -> int:
     )
     parser.add_argument("--stops-early", action="store_true", help="end a history at its first violation")
     parser.add_argument("--digests", action="store_true")
+    parser.add_argument("--partitions", type=int, default=0, help="a large cluster with this number of partitions loses a node")
+    parser.add_argument("--nodes", type=int, default=100, help="nodes of the large cluster")
+    parser.add_argument("--minutes", type=float, default=5.0, help="virtual minutes of the large cluster")
     options = parser.parse_args()
     interposition.install()
     import tests.sim.virtual.planted
@@ -104,6 +118,8 @@ def main() -> int:
         print("\n".join(outcome.lines))
         print(_report(outcome), outcome.digest)
         return 1 if outcome.violations else 0
+    if options.partitions:
+        return _run_large(options)
     if options.planted is not None:
         return _find_planted(run, range(options.first, options.first + options.seeds), options.planted)
     seen: Counter[str] = Counter()

@@ -164,6 +164,23 @@ def test_work_queue_take_and_ack_cost_does_not_grow_with_the_number_of_records()
     assert steps[10_000] < 20 * steps[1]
 
 
+def test_work_queue_settlement_of_an_unknown_lease_costs_no_scan_of_its_pieces() -> None:
+    """One command may contain 64 of them, each for the whole queue."""
+    part = pb.RecordRange(start=0, end=10_000, lease=999)
+    settlement = pb.Settlement(kind=pb.SETTLE_EXTEND, stream="s", uid="u", ranges=[part])
+    steps = {}
+    for count in (10, 5_000):
+        queue, least = WorkQueue("u", 0), 1.0
+        take(queue, count=2 * count, end=2 * count)
+        settle(queue, pb.SETTLE_ACK, *((at, at + 1, 1) for at in range(1, 2 * count, 2)))
+        for _ in range(50):
+            begin = time.perf_counter()
+            assert queue.settle(settlement, "a", 0, most_lost=1)[0] == (0, 1)
+            least = min(least, time.perf_counter() - begin)
+        steps[count] = least
+    assert steps[5_000] < 20 * steps[10]
+
+
 def test_work_queue_report_lists_members_with_pending_records_and_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = WorkQueue("u", 0)
     take(queue, member="gone", count=2)
