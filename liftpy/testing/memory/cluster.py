@@ -41,9 +41,8 @@ from liftpy.service.query_server import QueryServer
 from liftpy.service.reply_sender import Replier
 from liftpy.service.settings import ServiceSettings
 from liftpy.testing.memory.group import MemoryGroup
-from liftpy.testing.memory.home import FellowReplica
 from liftpy.testing.memory.nats import MAX_PAYLOAD_BYTES, URL, Bus, MemoryServer, MemoryTransport
-from liftpy.testing.memory.node import MemoryNode
+from liftpy.testing.memory.node import MemoryNode, MemoryReplica
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -123,7 +122,7 @@ class MemoryCluster:
         bus = Bus(loop.call_soon, self._max_payload)
         self._server = MemoryServer(bus, loop)
         self._group = MemoryGroup(bus, self._subjects, self._config, self._image_changed, self._first_up)
-        served: dict[PartitionKey, FellowReplica] = {}
+        served: dict[PartitionKey, MemoryReplica] = {}
         for number in range(1, self._count + 1):
             node_id = f"n{number}"
             self._nodes[node_id] = MemoryNode(node_id, loop, bus, self._subjects, self._config, self._nodes, served)
