@@ -70,7 +70,6 @@ class ReplicaMove:
     uid: str
     partition: int
     replicas: tuple[str, ...] = ()
-    """Target nodes, preferred leader first. (): cancel a reassignment. A replica that already finished its copy stays."""
     reason: MoveReason = MoveReason.BY_HAND
 
 
@@ -118,9 +117,6 @@ class Admin(NodeRequests):
     - Partitions: ``elect_leader``, ``reassign``, ``reassign_all``.
     - Cluster: ``describe_cluster``, ``set_node``, ``change_controllers``, ``set_default_quota``, ``set_feature_level``.
     - Single nodes: ``node_status``, ``node_health``, ``node_settings``, ``reload_settings``.
-
-    Args:
-        streams: The streams that the client knows.
 
     Example:
         await client.admin.alter_stream("orders", retention_age_s=86_400)

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from nats.aio.client import Client as NatsConnection
 
@@ -31,7 +31,7 @@ from liftpy.client.positions import Bounds, Position, Start, Until, check_partit
 from liftpy.client.positions import resolve_start as _resolved
 from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.progress import ReadProgress
-from liftpy.client.publisher import Publisher
+from liftpy.client.publisher import MessageFields, Publisher
 from liftpy.client.queue import Queue, QueueOptions
 from liftpy.client.services import Services
 from liftpy.client.stream_directory import StreamDirectory, address_of, subject_address
@@ -416,13 +416,9 @@ class Client:
         stream: str,
         value: bytes | None,
         *,
-        key: bytes | None = ...,
-        headers: HeadersLike | None = ...,
         partition: int = ...,
         ack: Literal[AckPolicy.ALL, AckPolicy.LEADER] = ...,
-        msg_id: str = ...,
-        expected_last: int | None = ...,
-        timeout_s: float | None = ...,
+        **fields: Unpack[MessageFields],
     ) -> PublishAck: ...
 
     @overload
@@ -431,28 +427,14 @@ class Client:
         stream: str,
         value: bytes | None,
         *,
-        key: bytes | None = ...,
-        headers: HeadersLike | None = ...,
         partition: int = ...,
         ack: Literal[AckPolicy.NONE],
-        msg_id: str = ...,
-        expected_last: int | None = ...,
-        timeout_s: float | None = ...,
+        **fields: Unpack[MessageFields],
     ) -> None: ...
 
     @overload
     async def publish(
-        self,
-        stream: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = ...,
-        headers: HeadersLike | None = ...,
-        partition: int = ...,
-        ack: AckPolicy,
-        msg_id: str = ...,
-        expected_last: int | None = ...,
-        timeout_s: float | None = ...,
+        self, stream: str, value: bytes | None, *, partition: int = ..., ack: AckPolicy, **fields: Unpack[MessageFields]
     ) -> PublishAck | None: ...
 
     async def publish(

@@ -570,14 +570,6 @@ class Consumer:
     If a loop ends early, by an error or by cancellation, the next loop continues after the last record that you
     received. A stream that is deleted and created again is an error. Only one iteration may run at a time.
 
-    Args:
-        reader: Sends the read requests.
-        start: Where to start.
-        until: Where to stop.
-        after_epoch: LeaderEpoch of the last record read before ``start``. Default 0: no check.
-        wanted: Filter for subjects and keys. Default: all records.
-        backwards: If True, newest record first. Default False.
-
     Example:
         consumer = client.consume("orders", until="end")
         async for record in consumer:

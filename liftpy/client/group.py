@@ -108,15 +108,6 @@ class Group:
     Create it with ``client.group``. Asking for the next record finishes the one before. The member commits finished
     records. Delivery is at least once. ``counters`` counts errors that the member retried.
 
-    Args:
-        client: The client.
-        name: Name of the group.
-        streams: Stream names, or patterns with ``*``.
-        instance: Static identity of this member, '' for none.
-        options: Session timeout, start, commit interval and filters.
-        on_assigned: Function that receives new partitions, or None.
-        on_revoked: Function that receives lost partitions, or None.
-
     Example:
         async with client.group("billing", ["orders"]) as group:
             async for record in group:

@@ -276,9 +276,6 @@ class GroupCoordinator:
 class Groups:
     """Consumer groups of the cluster. ``client.groups`` is one. ``client.group`` joins a group.
 
-    Args:
-        coordinator: Requests to the coordinators.
-
     Example:
         for summary in await client.groups.list():
             print(summary.name, summary.members)
@@ -369,9 +366,6 @@ class Queues:
 
     A queue and a consumer group with the same name are one entry of the coordinator.
 
-    Args:
-        coordinator: Requests to the coordinators.
-
     Example:
         for figures in await client.queues.describe("workers"):
             print(figures.key, figures.out, figures.dead)
@@ -432,9 +426,6 @@ class Queues:
 
 class Cursors:
     """Cursors of the cluster. ``client.cursors`` is one. ``client.cursor`` opens a cursor.
-
-    Args:
-        coordinator: Requests to the coordinators.
 
     Example:
         for name in await client.cursors.list():

@@ -42,7 +42,6 @@ class PublishAck(NamedTuple):
     offset: int
     leader_epoch: int
     duplicate: bool = False
-    """True if the message id was stored before, at this offset."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,13 +106,6 @@ class ManyConsumer:
 
     Create it with ``client.consume_many`` and use it with ``async with``. Only one task may read at a time.
 
-    Args:
-        home: Lists partitions and opens consumers.
-        names: Stream names or patterns.
-        start: Where to start in partitions that ``positions`` does not name. Partitions that appear later start at
-            their first record.
-        positions: Positions of an earlier consumer. Default None.
-
     Example:
         async with client.consume_many("orders", "pay-*", until="end") as many:
             async for record in many:

@@ -204,10 +204,6 @@ class BatchFuture:
 class Receipt:
     """Future ack of one record. Await it to get the PublishAck, or the error.
 
-    Args:
-        ticket: The batch of the record.
-        index: Place of the record in the batch.
-
     Example:
         receipt = await producer.send(b"one")
         ack = await receipt
@@ -233,9 +229,6 @@ class Receipt:
 
 class ManyReceipt:
     """Future acks of records that were sent together. Await it to get a list of ManyAck.
-
-    Args:
-        shares: Parts of batches: the batch, the first index and the number of records.
 
     Example:
         receipt = await producer.send_many([b"one", b"two"])

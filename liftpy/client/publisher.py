@@ -21,7 +21,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Literal, TypedDict, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 from liftpy.client.encode_publish import Address, Addressing, envelope_of, headers_with_conditions, plain, with_new_uid
 from liftpy.client.in_flight import PROBE_S, PROBING_S, InFlight, MessageIds, PublishAck, PublishOptions, Window, is_final
@@ -136,14 +136,6 @@ class Publisher:
     Messages are stored in call order, with one exception: messages in flight behind one that had to be sent again may
     be stored before it. Use ``PublishOptions(window=1)`` for strict order. If the stream is deleted and created again,
     the publisher continues with the new one.
-
-    Args:
-        transport: The NATS connection.
-        stream: Name of the stream.
-        partition: Number of the partition.
-        address: Subject and uid to publish to.
-        options: Window and timeouts.
-        find: Asks the metadata group for the current address. Raises NotFoundError if there is none. Default None.
 
     Example:
         async with client.publisher("orders") as publisher:
@@ -338,42 +330,14 @@ class Publisher:
 
     @overload
     async def publish(
-        self,
-        value: bytes | None,
-        *,
-        key: bytes | None = ...,
-        headers: HeadersLike | None = ...,
-        ack: Literal[AckPolicy.ALL, AckPolicy.LEADER] = ...,
-        msg_id: str = ...,
-        expected_last: int | None = ...,
-        timeout_s: float | None = ...,
+        self, value: bytes | None, *, ack: Literal[AckPolicy.ALL, AckPolicy.LEADER] = ..., **fields: Unpack[MessageFields]
     ) -> PublishAck: ...
 
     @overload
-    async def publish(
-        self,
-        value: bytes | None,
-        *,
-        key: bytes | None = ...,
-        headers: HeadersLike | None = ...,
-        ack: Literal[AckPolicy.NONE],
-        msg_id: str = ...,
-        expected_last: int | None = ...,
-        timeout_s: float | None = ...,
-    ) -> None: ...
+    async def publish(self, value: bytes | None, *, ack: Literal[AckPolicy.NONE], **fields: Unpack[MessageFields]) -> None: ...
 
     @overload
-    async def publish(
-        self,
-        value: bytes | None,
-        *,
-        key: bytes | None = ...,
-        headers: HeadersLike | None = ...,
-        ack: AckPolicy,
-        msg_id: str = ...,
-        expected_last: int | None = ...,
-        timeout_s: float | None = ...,
-    ) -> PublishAck | None: ...
+    async def publish(self, value: bytes | None, *, ack: AckPolicy, **fields: Unpack[MessageFields]) -> PublishAck | None: ...
 
     async def publish(
         self,

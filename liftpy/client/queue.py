@@ -343,12 +343,6 @@ class Queue:
 
     Create it with ``client.queue``. ``counters`` counts errors that the worker retried.
 
-    Args:
-        client: The client.
-        stream: Name of the stream.
-        group: Name of the queue.
-        options: Ack wait, deliveries, dead letters, limits.
-
     Example:
         async with client.queue("jobs", "workers") as queue:
             async for job in queue:

@@ -16,9 +16,6 @@ from liftpy.errors import ConfigError
 class Services:
     """Commands and queries to replicated services. ``client.services`` is one.
 
-    Args:
-        streams: The streams that the client knows.
-
     Example:
         answer = await client.services.query("bank", b'{"account": "a"}')
         print(answer.value, answer.position)

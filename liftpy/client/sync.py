@@ -298,10 +298,6 @@ class _Attribute(Generic[_T]):
 class SyncReceipt(Generic[_T]):
     """Future ack of records that were sent.
 
-    Args:
-        loop: The event loop of the client.
-        coming: The future or the receipt of the asynchronous client.
-
     Example:
         with client.publisher("orders") as publisher:
             receipt = publisher.send(b"one")
@@ -345,10 +341,6 @@ class SyncPublisher(_SyncContextManager[Publisher]):
 
     Create it with ``client.publisher``. Leaving the ``with`` block waits for all acks and raises the first error.
 
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous publisher.
-
     Example:
         with client.publisher("orders") as publisher:
             for number in range(1000):
@@ -382,10 +374,6 @@ class SyncProducer(_SyncContextManager[Producer]):
     Create it with ``client.producer``. Leaving the ``with`` block waits for all acks and raises the first error. Use
     ``send_many`` for many records: each call switches to another thread.
 
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous producer.
-
     Example:
         with client.producer("orders", id="till-7") as producer:
             producer.send_many([b"one", b"two"])
@@ -415,10 +403,6 @@ class SyncConsumer(_Synchronous[Consumer]):
     """Reads the committed records of one partition. Iterate over it for records, or over ``batches()``.
 
     Create it with ``client.consume``.
-
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous consumer.
 
     Example:
         for record in client.consume("orders", until="end"):
@@ -478,10 +462,6 @@ class SyncManyConsumer(_SyncContextManager[ManyConsumer]):
 
     Create it with ``client.consume_many`` and use it with ``with``. Only one thread may read at a time.
 
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous consumer.
-
     Example:
         with client.consume_many("orders", "pay-*", until="end") as many:
             for record in many:
@@ -513,10 +493,6 @@ class SyncCursor(_SyncContextManager[Cursor]):
 
     Create it with ``client.cursor``.
 
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous cursor.
-
     Example:
         with client.cursor("nightly", "orders") as cursor:
             for record in cursor.consume(until="end"):
@@ -536,10 +512,6 @@ class SyncGroup(_SyncContextManager[Group]):
     """One member of a consumer group. Iterate over it for records, or over ``batches()``.
 
     Create it with ``client.group``. Asking for the next record finishes the one before.
-
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous member.
 
     Example:
         with client.group("billing", ["orders"]) as group:
@@ -570,12 +542,7 @@ class SyncGroup(_SyncContextManager[Group]):
 
 
 class SyncJob(_Synchronous[Job]):
-    """One record that this worker has until its ack wait expires.
-
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous job.
-    """
+    """One record that this worker has until its ack wait expires."""
 
     __slots__ = ("_loop", "_wrapped")
 
@@ -607,10 +574,6 @@ class SyncQueue(_SyncContextManager[Queue]):
 
     Create it with ``client.queue``. A LeaseLostError has the jobs of the asynchronous queue.
 
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous worker.
-
     Example:
         with client.queue("jobs", "workers") as queue:
             for job in queue:
@@ -637,10 +600,6 @@ class SyncQueue(_SyncContextManager[Queue]):
 # ---- administration --------------------------------------------------------------------------------------------------
 class SyncAdmin(_Synchronous[Admin]):
     """``client.admin`` without asyncio. Its methods are those of ``liftpy.client.admin.Admin``.
-
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous object.
 
     Example:
         client.admin.alter_stream("orders", retention_age_s=86_400)
@@ -696,10 +655,6 @@ class SyncAdmin(_Synchronous[Admin]):
 class SyncGroups(_Synchronous[Groups]):
     """``client.groups`` without asyncio. Its methods are those of ``liftpy.client.group_admin.Groups``.
 
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous object.
-
     Example:
         print(client.groups.list())
     """
@@ -714,10 +669,6 @@ class SyncGroups(_Synchronous[Groups]):
 class SyncQueues(_Synchronous[Queues]):
     """``client.queues`` without asyncio. Its methods are those of ``liftpy.client.group_admin.Queues``.
 
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous object.
-
     Example:
         print(client.queues.list())
     """
@@ -729,10 +680,6 @@ class SyncQueues(_Synchronous[Queues]):
 
 class SyncCursors(_Synchronous[Cursors]):
     """``client.cursors`` without asyncio. Its methods are those of ``liftpy.client.group_admin.Cursors``.
-
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous object.
 
     Example:
         print(client.cursors.list())
@@ -747,10 +694,6 @@ class SyncCursors(_Synchronous[Cursors]):
 class SyncServices(_Synchronous[Services]):
     """``client.services`` without asyncio. Its methods are those of ``liftpy.client.services.Services``.
 
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous object.
-
     Example:
         print(client.services.query("bank", b'{"account": "a"}').value)
     """
@@ -763,10 +706,6 @@ class SyncClient(_Synchronous[Client]):
     """A connection to one liftpy cluster, without asyncio. Create it with ``connect``.
 
     Its methods are those of ``liftpy.client.Client``. Each call waits for its result.
-
-    Args:
-        loop: The event loop.
-        wrapped: The asynchronous client.
 
     Example:
         with sync.connect("nats://127.0.0.1:4222") as client:
