@@ -530,10 +530,12 @@ _LEADER_EPOCH = 1
 
 
 class MemoryService:
-    """A replicated service that runs on an in-memory cluster. Call ``begin``, then ``close``.
+    """A replicated service that runs on an in-memory cluster (implements ``ServiceInstance``). Call ``begin``, then ``close``.
 
     ``client``: client that only this service uses. ``close`` closes it, too.
     """
+
+    leads = is_fed = has_caught_up = True
 
     def __init__(
         self, client: Client, subjects: Subjects, factory: Callable[[], Service], settings: tuple[str, str, int, str, float]
@@ -557,7 +559,7 @@ class MemoryService:
             tick_interval_s=tick_interval_s,
         )
         self._tasks: list[asyncio.Task[None]] = []
-        self._machine: ServiceMachine | None = None
+        self.machine: ServiceMachine | None = None
         self._outbox: Outbox | None = None
 
     async def begin(self) -> None:
@@ -569,24 +571,24 @@ class MemoryService:
             await client.stream(settings.output_stream)
             bounds = {"max_records": settings.outbox_records, "max_bytes": settings.outbox_bytes}
             self._outbox = Outbox(f"{uid}/{settings.partition}", service=settings.service, **bounds)
-            told = (_yes, lambda error: self._run_ended(error), lambda: None, lambda: None)
-            self._spawn(Emitter(client, transport, settings, self._outbox, *told).run())
-        self._machine = machine = ServiceMachine(
+            self._spawn(Emitter(client, transport, settings, self._outbox, self).run())
+        self.machine = machine = ServiceMachine(
             self._factory(), identity, snapshot_interval_records=_NO_SNAPSHOTS, outbox=self._outbox
         )
         machine.active_version = machine.version
         machine.start(None)
         machine.change_role(Role.LEADER, _LEADER_EPOCH)
         self._spawn(self._feed(machine))
-        self._spawn(Replier(transport, settings, machine.replies, _yes, self._emitted_end).run())
-        writer = RecordWriter(client, settings.emit_timeout_s)
-        effects = EffectRunner(writer, settings, lambda: machine, _yes, self._emitted_end)
+        self._spawn(Replier(transport, settings, machine.replies, self).run())
+        effects = EffectRunner(RecordWriter(client, settings.emit_timeout_s), settings, self)
         machine.on_work = effects.wake
         self._spawn(effects.run())
         if machine.takes_queries:
-            self._spawn(QueryServer(client, transport, self._subjects, settings, lambda: machine, _yes, _yes).run())
+            self._spawn(QueryServer(client, transport, self._subjects, settings, self).run())
 
-    def _emitted_end(self) -> int | None:
+    @property
+    def emitted_end(self) -> int | None:
+        """Number of outputs that are written to the output stream. None: the service has no outputs."""
         return None if self._outbox is None else self._outbox.emitted_end
 
     async def _feed(self, machine: ServiceMachine) -> None:
@@ -602,17 +604,22 @@ class MemoryService:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work, name=f"service {self._settings.service} in memory")
-        task.add_done_callback(lambda done: None if done.cancelled() else self._run_ended(done.exception()))
+        task.add_done_callback(self._task_ended)
         self._tasks.append(task)
 
-    def _run_ended(self, error: BaseException | None) -> None:
-        if error is not None:
-            logger.error("service %s in memory has ended: %s", self._settings.service, error, exc_info=error)
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Log that the service has ended with ``error``."""
+        logger.error("service %s in memory has ended: %s", self._settings.service, error, exc_info=error)
+
+    def outputs_known(self) -> None:
+        """Do nothing: the one instance always leads."""
+
+    outputs_written = outputs_disproven = outputs_known
 
     async def close(self) -> None:
         await end_tasks(self._tasks)
         await self._client.close()
-
-
-def _yes() -> bool:
-    return True
