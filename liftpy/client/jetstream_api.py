@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 from liftpy.client.client import Client
 from liftpy.client.consumer import ReadOptions
+from liftpy.client.iteration import Iteration
 from liftpy.client.positions import Bounds
 from liftpy.client.stream_info import StreamInfo
 from liftpy.core.base.ids import check_name, quote
@@ -470,14 +471,9 @@ PATIENCE_S = 4.0
 MAX_BYTES = 8 * 1024 * 1024
 """Maximum size of the records of one answer, in bytes. The next request continues after them."""
 _OPTIONS = ReadOptions(max_bytes=128 * 1024, wait_s=0, answer_timeout_s=2.0, patience_s=PATIENCE_S, read_ahead=1)
-_NO_MESSAGE = JsRefusal(404, 10037, "no message found")
 
 
-class _Ends(Exception):
-    """Raised inside this module to end a request with the rejection ``refusal``."""
-
-    def __init__(self, refusal: JsRefusal) -> None:
-        self.refusal = refusal
+_Records = Iteration[Record] | AsyncGenerator[Record, None]
 
 
 @dataclass
@@ -502,16 +498,13 @@ class StatelessReads:
                     yield part
         except JsRefusal as refusal:
             yield rejection_answer(kind, refusal)
-        except _Ends as end:
-            yield rejection_answer(kind, end.refusal)
         except NotFoundError:
             yield rejection_answer(kind, not_found(kind))
         except OffsetOutOfRangeError:  # retention was faster
-            yield rejection_answer(kind, _not_found(kind))
+            yield rejection_answer(kind, _no_message(kind))
         except TimeoutError:
-            yield rejection_answer(
-                kind, _late(kind, f"not found within {PATIENCE_S:g} s: say where to begin, or read with a consumer")
-            )
+            text = f"not found within {PATIENCE_S:g} s: say where to begin, or read with a consumer"
+            yield rejection_answer(kind, _late(kind, text))
         except LiftError as error:
             yield rejection_answer(kind, _late(kind, str(error)[:200]))
 
@@ -537,7 +530,7 @@ class StatelessReads:
     async def _stream(self, question: JsRequest) -> tuple[StreamInfo, int]:
         stream = await self.client.stream(question.stream)
         if question.partition >= len(stream.partitions):
-            raise _Ends(not_found(question.kind))
+            raise not_found(question.kind)
         return stream, question.partition
 
     async def _list(self, question: JsRequest) -> JsAnswer:
@@ -566,34 +559,29 @@ class StatelessReads:
         return JsPartition(stream, partition, bounds, *times)
 
     # ---- records -----------------------------------------------------------------------------------------------------
-    def _forwards(
-        self, stream: str, partition: int, bounds: Bounds, start: int, subjects: tuple[str, ...]
-    ) -> AsyncIterator[Record]:
-        begin = max(start, bounds.log_start_offset)
-        if begin > bounds.high_watermark:
+    def _forwards(self, stream: str, partition: int, bounds: Bounds, start: int, subjects: tuple[str, ...]) -> _Records:
+        begin, until = max(start, bounds.log_start_offset), bounds.high_watermark
+        if begin > until:
             return _none()
-        until = bounds.high_watermark
-        return aiter(self.client.consume(stream, partition, start=begin, until=until, subjects=subjects, options=_OPTIONS))
+        made = self.client.consume(stream, partition, start=begin, until=until, subjects=subjects, options=_OPTIONS)
+        return made.records()
 
-    def _backwards(
-        self, stream: str, partition: int, bounds: Bounds, newest: int, subjects: tuple[str, ...]
-    ) -> AsyncIterator[Record]:
+    def _backwards(self, stream: str, partition: int, bounds: Bounds, newest: int, subjects: tuple[str, ...]) -> _Records:
         if newest < bounds.log_start_offset:
             return _none()
-        made = self.client.consume(
+        return self.client.consume(
             stream, partition, start=newest, until=0, subjects=subjects, backwards=True, options=_OPTIONS
-        )
-        return aiter(made)
+        ).records()
 
     @staticmethod
-    async def _first(records: AsyncIterator[Record]) -> Record | None:
+    async def _first(records: _Records) -> Record | None:
         try:
             async for record in records:
                 return record
         except OffsetOutOfRangeError:
             pass  # retention was faster
         finally:
-            await _close(records)
+            await records.aclose()
         return None
 
     async def _records(self, question: JsRequest) -> AsyncIterator[JsAnswer]:
@@ -616,12 +604,12 @@ class StatelessReads:
         else:
             start = await self._start(question)
             if start < bounds.log_start_offset and not wanted and question.start_ns is None:
-                raise _Ends(_not_found(question.kind))
+                raise _no_message(question.kind)
             found = await self._first(self._forwards(stream, partition, bounds, start, wanted))
             if found is not None and not wanted and question.start_ns is None and found.offset != start:
                 found = None  # compaction has dropped it
         if found is None:
-            raise _Ends(_not_found(question.kind))
+            raise _no_message(question.kind)
         yield direct(name, found, subject) if question.kind is Kind.DIRECT else message(found, subject)
 
     async def _start(self, question: JsRequest) -> int:
@@ -650,9 +638,9 @@ class StatelessReads:
             else:
                 pending = 0
         finally:
-            await _close(records)
+            await records.aclose()
         if not count:
-            raise _Ends(_not_found(question.kind))
+            raise _no_message(question.kind)
         yield status(204, "EOB", ("Nats-Num-Pending", pending), ("Nats-Last-Sequence", last))
 
     async def _newest_of_each(self, question: JsRequest, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
@@ -673,14 +661,14 @@ class StatelessReads:
                     found[record.subject] = record
                     size_bytes += len(record.value or b"")
                     if size_bytes > MAX_BYTES:
-                        raise _Ends(JsRefusal(413, 0, "Too Many Results"))
+                        raise JsRefusal(413, 0, "Too Many Results")
                     if found.keys() == sought:
                         break
         finally:
-            await _close(records)
+            await records.aclose()
         chosen = sorted(found.values(), key=lambda record: record.offset)
         if not chosen:
-            raise _Ends(_not_found(question.kind))
+            raise _no_message(question.kind)
         limit = question.batch or len(chosen)
         last = 0
         for place, record in enumerate(chosen[:limit]):
@@ -699,21 +687,15 @@ class StatelessReads:
         return min(newest, question.up_to - 1) if question.up_to else newest
 
 
-def _not_found(kind: Kind) -> JsRefusal:
-    return JsRefusal(404, 0, "Message Not Found") if kind is Kind.DIRECT else _NO_MESSAGE
+def _no_message(kind: Kind) -> JsRefusal:
+    return JsRefusal(404, 0, "Message Not Found") if kind is Kind.DIRECT else JsRefusal(404, 10037, "no message found")
 
 
 def _late(kind: Kind, text: str) -> JsRefusal:
     return JsRefusal(408, 0, "Request Timeout") if kind is Kind.DIRECT else JsRefusal(503, 10008, f"unavailable: {text}")
 
 
-async def _none() -> AsyncIterator[Record]:
+async def _none() -> AsyncGenerator[Record, None]:
     nothing: tuple[Record, ...] = ()
     for record in nothing:
         yield record
-
-
-async def _close(records: Any) -> None:
-    """Close an iteration of records, so that its read-ahead stops."""
-    if close := getattr(records, "aclose", None):
-        await close()
