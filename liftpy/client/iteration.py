@@ -10,12 +10,13 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import islice
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.core.wire.batch import Record
 from liftpy.errors import ClientClosedError, ConfigError, LiftError
 from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.transport import Transport
 
 Item = TypeVar("Item", Record, BatchSlice)
 _T = TypeVar("_T")
@@ -24,25 +25,15 @@ Fetch = Callable[[], Awaitable[list[BatchSlice] | None]]
 """Function that fetches the next slices. An empty list: no new records. None: the end of the read."""
 
 
-class ReadConnection(Protocol):
-    """Methods of the NATS connection that a read calls."""
-
-    def must_be_usable(self) -> None:
-        """Raise ClientClosedError if the client is closed, or ConfigError in another event loop than the client's."""
-
-    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback`` when the client closes. Return a function that removes the callback."""
-
-
 class ReadAhead:
     """Queue of slices that a background task fetches ahead of the application.
 
     ``depth``: maximum number of queued answers. ``begin``: function that starts the read once and returns its fetch function.
     """
 
-    def __init__(self, name: str, home: ReadConnection, depth: int, begin: Callable[[], Awaitable[Fetch]]) -> None:
+    def __init__(self, name: str, transport: Transport, depth: int, begin: Callable[[], Awaitable[Fetch]]) -> None:
         self._name = name
-        self._home = home
+        self._transport = transport
         self._begin = begin
         self._ready: _Ready = asyncio.Queue(depth)
         self._pieces: deque[BatchSlice] = deque()
@@ -67,7 +58,7 @@ class ReadAhead:
             return self._pieces.popleft()
         if self.ended:
             return None
-        self._home.must_be_usable()
+        self._transport.must_be_usable()
         if self._fetch is None:
             self._fetch = await self._start_fetching()
         if self.ended or self._fetch is None:  # another task has closed it
@@ -143,7 +134,7 @@ class ReadAhead:
                 ready.get_nowait()
             ready.put_nowait(ClientClosedError(f"The client was closed while {name} was read. Open a new client to continue."))
 
-        self._forget = self._home.on_close(closed)
+        self._forget = self._transport.on_close(closed)
 
     async def close(self) -> None:
         """Stop fetching, and wait until the background tasks have ended."""
