@@ -6,7 +6,6 @@ import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from nats.aio.client import Client as NatsConnection
@@ -25,17 +24,15 @@ from liftpy.client.group_admin import Cursors, GroupCoordinator, Groups, Queues
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.iteration import Iteration
 from liftpy.client.metadata_requests import MetadataRequests
-from liftpy.client.multi_consumer import ManyConsumer, Place, StreamAccess, bounded_ahead
+from liftpy.client.multi_consumer import ManyConsumer, Place
 from liftpy.client.partition_sender import ProducerOptions, Source, check_answers, name_for
-from liftpy.client.positions import Bounds, Position, Start, Until, check_partition, checked_until
-from liftpy.client.positions import resolve_start as _resolved
+from liftpy.client.positions import Bounds, Position, Start, Until, check_partition
 from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.progress import ReadProgress
 from liftpy.client.publisher import MessageFields, Publisher
 from liftpy.client.queue import Queue, QueueOptions
 from liftpy.client.services import Services
 from liftpy.client.stream_directory import StreamDirectory, address_of, subject_address
-from liftpy.client.tracing import making_of
 from liftpy.config import AckPolicy
 from liftpy.core.base.ids import check_name, check_published
 from liftpy.core.wire.batch import Record
@@ -101,13 +98,31 @@ async def _connect(
     trace: bool | TracerProvider,
     nats_options: dict[str, Any],
 ) -> Client:
-    making = making_of(trace)
+    factories = factories_for(trace)
     subjects = Subjects(namespace, principal=credentials.principal if credentials is not None else "")
     if isinstance(nats, NatsConnection):
         make_strict(nats)
-        return Client(Transport(nats), subjects, owns_connection=False, making=making)
+        return Client(Transport(nats), subjects, owns_connection=False, factories=factories)
     connection = await open_connection(nats, credentials=credentials, name=name, timeout_s=timeout_s, **nats_options)
-    return Client(Transport(connection), subjects, owns_connection=True, making=making)
+    return Client(Transport(connection), subjects, owns_connection=True, factories=factories)
+
+
+def factories_for(trace: bool | TracerProvider) -> ClientFactories:
+    """Return the factories for the argument ``trace`` of ``connect``. OpenTelemetry is imported only for a traced client.
+
+    Raises ConfigError if it is not a tracer provider, or if OpenTelemetry is not installed.
+    """
+    if trace is False:
+        return ClientFactories()
+    if trace is not True and not callable(getattr(trace, "get_tracer", None)):
+        raise ConfigError(
+            f"Invalid trace of type {type(trace).__name__}. Use True, False or a TracerProvider of OpenTelemetry."
+        )
+    try:
+        from liftpy.client.traced import TracedFactories
+    except ImportError as error:
+        raise ConfigError(f"trace=True needs OpenTelemetry. Install it with `pip install 'liftpy[trace]'`. ({error})") from None
+    return TracedFactories(None if trace is True else trace)
 
 
 def _of_admin(
@@ -138,7 +153,7 @@ class Client:
         transport: The NATS connection.
         subjects: The subjects of the namespace.
         owns_connection: True if ``close`` also closes the NATS connection.
-        making: Factories that add traces. Default None: no traces.
+        factories: Factories that add traces. Default None: no traces.
 
     Example:
         async with liftpy.connect("nats://127.0.0.1:4222") as client:
@@ -147,12 +162,12 @@ class Client:
     """
 
     def __init__(
-        self, transport: Transport, subjects: Subjects, *, owns_connection: bool, making: ClientFactories | None = None
+        self, transport: Transport, subjects: Subjects, *, owns_connection: bool, factories: ClientFactories | None = None
     ) -> None:
         self._transport = transport
         self._owns_connection = owns_connection
-        self._made_by = making or ClientFactories()
-        self._streams = StreamDirectory(MetadataRequests(transport, subjects), self._made_by)
+        self._factories = factories or ClientFactories()
+        self._streams = StreamDirectory(MetadataRequests(transport, subjects), self._factories)
         self._closing: asyncio.Task[None] | None = None
         self._publishers: dict[tuple[str, int], Publisher] = {}
         self._making = asyncio.Lock()
@@ -206,7 +221,7 @@ class Client:
         connection dropped. The client gave none of them to the application. If a counter grows, look at the logs of the
         nodes.
         """
-        return dict(self._transport.counters + self._transport.parse_errors + self._made_by.counters)
+        return dict(self._transport.counters + self._transport.parse_errors + self._factories.counters)
 
     # ---- streams -----------------------------------------------------------------------------------------------------
     create_stream = _of_admin(Admin.create_stream)
@@ -262,7 +277,7 @@ class Client:
         if start == "":  # the offset 0 is one
             start = "new" if backwards else "earliest"
         reader = self._streams.reader(stream, partition, options)
-        return self._made_by.consumer(reader, start, until, after_epoch, wanted=wanted, backwards=backwards)
+        return self._factories.consumer(reader, start, until, after_epoch, wanted=wanted, backwards=backwards)
 
     def consume_many(
         self,
@@ -302,21 +317,7 @@ class Client:
                 async for record in many:
                     print(record.stream, record.partition, record.value)
         """
-
-        Filter(tuple(subjects), tuple(keys))  # what can't be asked for is said here, not by a task later
-        begin_at = _resolved(start, datetime.now(UTC))
-        checked_until(until)
-
-        def made(place: Place, begin: Start, ahead_bytes: int) -> Consumer:
-            bounded = bounded_ahead(options or ReadOptions(), ahead_bytes)
-            return self.consume(*place, start=begin, until=until, subjects=subjects, keys=keys, options=bounded)
-
-        async def places() -> list[Place]:
-            return [
-                (stream.name, p.partition) for stream in await self.admin.list_streams(internal=True) for p in stream.partitions
-            ]
-
-        return ManyConsumer(StreamAccess(places, made), names, begin_at, positions)
+        return ManyConsumer(self, names, start, until, positions, subjects=subjects, keys=keys, options=options)
 
     def read_range(
         self,
@@ -531,7 +532,7 @@ class Client:
         async def find() -> Address:
             return address_of(await self._streams.current_stream(stream), partition, subject)
 
-        return self._made_by.publisher(self._transport, stream, partition, address, options, find=find)
+        return self._factories.publisher(self._transport, stream, partition, address, options, find=find)
 
     def producer(
         self,
@@ -584,7 +585,7 @@ class Client:
             return address_of(await self._streams.current_stream(stream), partition)
 
         read = None if of is None else of.position_in(await self._streams.current_stream(check_name(of.stream, "stream")))
-        made = self._made_by.producer(self._transport, stream, name, addresses, options, how, find, read)
+        made = self._factories.producer(self._transport, stream, name, addresses, options, how, find, read)
         await made.open()
         return made
 
@@ -702,7 +703,7 @@ class Client:
                 with client.processing("orders", record):
                     print(record.value)
         """
-        return self._made_by.around(stream, what, partition)
+        return self._factories.around(stream, what, partition)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     async def _own_publisher(self, stream: str, partition: int) -> Publisher:

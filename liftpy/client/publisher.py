@@ -10,8 +10,6 @@ the stream's deduplication window. Otherwise it fails with OutcomeUnknownError.
 Order: while a message waits to be sent again, later messages wait behind it. Then the first one is sent alone, as a
 probe. When a leader accepts it, the others follow. So only messages that were in flight behind a rejected one can be
 out of order.
-
-``FireAndForget`` sends messages without acks as plain NATS messages.
 """
 
 from __future__ import annotations
@@ -42,69 +40,6 @@ from liftpy.errors import (
 )
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.transport import SILENT_S, Transport, nobody_there
-
-
-class FireAndForget:
-    """Sends messages without acks.
-
-    ``timeout_s``: maximum time to pass one message to the NATS connection, in seconds.
-    """
-
-    def __init__(self, transport: Transport, stream: str, partition: int, timeout_s: float) -> None:
-        self._transport, self._stream, self._partition, self._timeout_s = transport, stream, partition, timeout_s
-        self._some = False
-        """True if some sent messages were not flushed to the NATS server yet."""
-        self._denied: NotAllowedError | None = None
-        """Last permission error of NATS that was not raised yet. None: no such error."""
-
-    async def send(
-        self, address: Address, value: bytes | None, key: bytes | None, headers: HeadersLike | None, *, addressed: bool
-    ) -> None:
-        """Send one message without requesting an ack.
-
-        Args:
-            address: Subject and uid to publish to.
-            value: Payload. None: a tombstone.
-            key: Key of the record. None: no key.
-            headers: Headers of the record.
-            addressed: True to send an envelope that only the addressed stream accepts.
-
-        Raises:
-            ConfigError: NATS cannot carry the message.
-            ProtocolError: The message is too large.
-            UnavailableError: The message was not sent.
-            NotAllowedError: NATS has denied an earlier message.
-        """
-        self.raise_denied()
-        self._some = True
-        give_up_at = asyncio.get_running_loop().time() + self._timeout_s
-        if addressed or key is not None or value is None:
-            payload = envelope_of(self._stream, self._partition, address.uid, value, key, headers, AckPolicy.NONE)
-            await self._transport.publish(address.subject, payload, give_up_at=give_up_at)
-            return
-        payload, nats_headers = plain(value, headers)
-        await self._transport.publish(address.subject, payload, headers=nats_headers, give_up_at=give_up_at)
-
-    async def settle(self) -> None:
-        """Wait until the NATS server has received all messages that were sent so far.
-
-        Raises UnavailableError, or NotAllowedError if the server denied one.
-        """
-        if self._some:
-            await self._transport.settle()
-            self._some = False
-            self.raise_denied()
-
-    def remember_denial(self, denial: NotAllowedError) -> None:
-        """Store the permission error ``denial`` of NATS, so that the next call of this object raises it."""
-        if self._some:
-            self._denied = denial
-
-    def raise_denied(self) -> None:
-        denied, self._denied = self._denied, None
-        if denied is not None:
-            raise denied
-
 
 _Ack = client_pb2.Ack
 _AGAIN = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM, _Ack.QUOTA, _Ack.BELOW_MIN_ISR})
@@ -183,7 +118,10 @@ class Publisher:
         """Event loop of the transport. Getting it for each message would cost as much as encoding the message."""
         self._subscription: Any = None
         self._sweeper: asyncio.Task[None] | None = None
-        self._posts = FireAndForget(transport, stream, partition, options.timeout_s)
+        self._has_posted = False
+        """True if some messages without acks were not flushed to the NATS server yet."""
+        self._denied: NotAllowedError | None = None
+        """Last permission error of NATS that ``post`` or ``flush`` has not raised yet. None: no such error."""
         self._has_right = False
         """True if an ack has arrived on this address. A later permission error then does not apply to earlier messages."""
         self._opening = asyncio.Lock()
@@ -261,7 +199,9 @@ class Publisher:
             made = self._made if self._made and self._made.made_for == (uid, ack) else self._form(uid, ack)
             payload = made.envelope(value, new_id)
         else:
-            payload = self._any(uid, ack, value, key, headers, msg_id or new_id.decode(), expected_last)
+            if msg_id or new_id or expected_last is not None:
+                headers = headers_with_conditions(headers, msg_id or new_id.decode(), expected_last)
+            payload = envelope_of(self._stream, self._partition, uid, value, key, headers, ack, runs=True)
         if self._subscription is None:
             await self._open()
         if not self._window.try_enter(size_bytes := len(payload)):
@@ -326,7 +266,15 @@ class Publisher:
         self._must_be_open()
         if self._addressing.unknown:
             await self._addressing.refresh()
-        await self._posts.send(self._addressing.address, value, key, headers, addressed=addressed)
+        self._raise_denied()
+        self._has_posted = True
+        address, give_up_at = self._addressing.address, self._loop.time() + self._options.timeout_s
+        if addressed or key is not None or value is None:
+            payload = envelope_of(self._stream, self._partition, address.uid, value, key, headers, AckPolicy.NONE)
+            await self._transport.publish(address.subject, payload, give_up_at=give_up_at)
+        else:
+            payload, nats_headers = plain(value, headers)
+            await self._transport.publish(address.subject, payload, headers=nats_headers, give_up_at=give_up_at)
 
     @overload
     async def publish(
@@ -408,8 +356,10 @@ class Publisher:
         waiting = [message.answer for message in self._in_flight.values() if not message.answer.done()]
         if waiting:
             await asyncio.wait(waiting)
-        if not self._closed:
-            await self._posts.settle()
+        if self._has_posted and not self._closed:
+            await self._transport.settle()
+            self._has_posted = False
+            self._raise_denied()
         unseen, self._unseen = self._unseen, None
         if unseen is not None and not _was_looked_at(unseen):
             unseen.result()
@@ -457,14 +407,6 @@ class Publisher:
             await self.close()
 
     # ---- sending -----------------------------------------------------------------------------------------------------
-    def _any(
-        self, uid: str, ack: AckPolicy, value: bytes | None, key: bytes | None, headers: HeadersLike | None, msg_id: str,
-        expected_last: int | None,
-    ) -> bytes:  # fmt: skip
-        if msg_id or expected_last is not None:
-            headers = headers_with_conditions(headers, msg_id, expected_last)
-        return envelope_of(self._stream, self._partition, uid, value, key, headers, ack, runs=True)
-
     def _form(self, uid: str, ack: AckPolicy) -> FastEnvelope:
         self._made = FastEnvelope(self._stream, self._partition, uid, ack, runs=True)
         return self._made
@@ -654,11 +596,17 @@ class Publisher:
             f"The NATS permissions of this user do not allow it to {what}. Change the permissions: `liftpy permissions "
             "--role publisher` prints them."
         )
-        self._posts.remember_denial(denial)
+        if self._has_posted:
+            self._denied = denial
         if not is_publish:
             self._subscription = None  # the next one tries again
         for number in list(self._in_flight):  # what was sent while the right was there may be stored
             self._fail(number, OutcomeUnknownError(str(denial)) if self._has_right else denial)
+
+    def _raise_denied(self) -> None:
+        denied, self._denied = self._denied, None
+        if denied is not None:
+            raise denied
 
     def _use_new_address(self) -> None:
         """Send rejected messages to the new stream, because the stream was deleted and created again.

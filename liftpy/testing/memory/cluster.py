@@ -17,9 +17,8 @@ from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import sync
 from liftpy.client.awaitable_context import AwaitableContext
-from liftpy.client.client import Client
+from liftpy.client.client import Client, factories_for
 from liftpy.client.consumer import ReadOptions
-from liftpy.client.tracing import making_of
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups.coordinator import GroupCoordinator
@@ -247,9 +246,9 @@ class MemoryCluster:
         return open_connection(URL, carrier=MemoryTransport(self._server), **options)
 
     async def _client(self, name: str, trace: bool | TracerProvider = False) -> Client:
-        making = making_of(trace)
+        factories = factories_for(trace)
         connection = await self._connection(name=name)
-        return Client(Transport(connection), self._subjects, owns_connection=True, making=making)
+        return Client(Transport(connection), self._subjects, owns_connection=True, factories=factories)
 
     # ---- services --------------------------------------------------------------------------------------------------------
     @accept_old_keywords
