@@ -29,7 +29,7 @@ from liftpy.client.client_home import ClientHome
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.coordinator import GroupRejectedError, ask_coordinator
 from liftpy.client.group import now_ns as _now_ns
-from liftpy.client.job_acks import MAX_RANGES, Settlements, gaps, ranges_of, settlement
+from liftpy.client.job_acks import MAX_RANGES, Settlements, gaps, is_in, ranges_of, settlement
 from liftpy.client.positions import Bounds
 from liftpy.client.queue_log import QueueLog
 from liftpy.client.stream_info import StreamInfo
@@ -371,7 +371,7 @@ class Queue:
         self._touched_ns = 0
         """Time of the last delivery or arrival."""
         self._untouched: asyncio.TimerHandle | None = None
-        self._settlements: Settlements[Job] = Settlements(self.name, self._settle_and_take)
+        self._settlements = Settlements(self.name, self._settle_and_take)
         self._number = 0
         self._closed = False
         self._burials: set[asyncio.Task[None]] = set()
@@ -436,7 +436,7 @@ class Queue:
             self.counters["unsaid"] += 1
             logger.warning("queue %s: not left in order: %s", self.name, error)
 
-    def _return_prefetched(self) -> asyncio.Future[list[Job]]:
+    def _return_prefetched(self) -> asyncio.Future[list[pb.LostRange]]:
         """Return the prefetched records to the queue, for other workers. The future is done when the coordinator has answered."""
         jobs, self._ready = list(self._ready), deque()
         return self._begin_settling(pb.SETTLE_RELEASE, jobs)
@@ -714,11 +714,11 @@ class Queue:
                     found += jobs
         except BaseException:
             rest = [pb.RecordRange(start=part.start, end=part.end, lease=part.lease) for part in granted]
-            self._settlements.settle((), [settlement(pb.SETTLE_RELEASE, key, rest)])
+            self._settlements.settle([settlement(pb.SETTLE_RELEASE, key, rest)])
             raise
         if done:
             self.counters["gone or dead"] += sum(part.end - part.start for part in done)
-            self._settlements.settle((), [settlement(pb.SETTLE_ACK, key, done)])
+            self._settlements.settle([settlement(pb.SETTLE_ACK, key, done)])
         if dead:
             burial = asyncio.create_task(self._bury_all(key, dead, over_ns), name=f"dead letters of {self.name}")
             self._burials.add(burial)
@@ -738,7 +738,7 @@ class Queue:
         try:
             while left:
                 part, job = left[0]
-                await self._bury(key, part, [job], min(_BURY_S, (over_ns - _now_ns()) / 1e9))
+                await self._bury(part, job, min(_BURY_S, (over_ns - _now_ns()) / 1e9))
                 stored.append(left.popleft()[1])
             self.problem = ""
         except LiftError as error:
@@ -754,42 +754,41 @@ class Queue:
             for kind, jobs, delay_s in told:
                 self._begin_settling(kind, jobs, delay_s=delay_s)
 
-    async def _bury(self, key: PartitionKey, part: pb.GrantedRange, jobs: Sequence[Job], timeout_s: float = _BURY_S) -> None:
-        """Publish the records of ``jobs`` to the stream for dead letters. Raises the errors of a publish.
+    async def _bury(self, part: pb.GrantedRange, job: Job, timeout_s: float) -> None:
+        """Publish the record of ``job`` to the stream for dead letters. Raises the errors of a publish.
 
-        ``part``: grant of the records, with the number of deliveries. A message id prevents duplicates.
+        ``part``: grant of the record, with the number of deliveries. A message id prevents duplicates.
         """
-        for job in jobs:
-            record = job.record
-            said = {
-                "Group": self.name, "Stream": key.stream, "Partition": str(key.partition), "Offset": str(record.offset),
-                "Deliveries": str(part.deliveries), "Reason": part.reason or "delivered too often", "Subject": record.subject,
-            }  # fmt: skip
-            kept = [pair for pair in record.headers if not is_reserved(pair[0]) and not asked_for(pair[0]) and is_utf8(pair[0])]
-            name = f"{self.name}/{key.stream}/{key.uid}/{key.partition}/{record.offset}"
-            for omitted in ("", "value", "value headers", "value headers key", "value headers key reason"):
-                said["Omitted"] = omitted
-                if "reason" in omitted:
-                    said["Reason"] = said["Subject"] = ""
-                elif "headers" in omitted:
-                    said["Subject"] = record.subject.encode(*_TEXT)[:_MAX_SUBJECT].decode(*_TEXT)
-                own = [(_HEADER + name, value.encode(*_TEXT)) for name, value in said.items() if value]
-                try:
-                    await self._client.publish(
-                        self._options.dead_letters,
-                        b"" if "value" in omitted else record.value,
-                        key=None if "key" in omitted else record.key,
-                        headers=own if "headers" in omitted else [*kept, *own],
-                        msg_id=sha256(name.encode()).hexdigest()[:32],
-                        timeout_s=max(timeout_s, 0.1),
-                    )
-                    break
-                except (PublishRejectedError, ConfigError, ProtocolError) as error:
-                    too_large = not isinstance(error, PublishRejectedError) or error.reason == "TOO_LARGE"
-                    if not too_large or "reason" in omitted:
-                        raise
-            self.counters["buried"] += 1
-            self.counters["buried without value"] += bool(omitted)
+        key, record = job.key, job.record
+        said = {
+            "Group": self.name, "Stream": key.stream, "Partition": str(key.partition), "Offset": str(record.offset),
+            "Deliveries": str(part.deliveries), "Reason": part.reason or "delivered too often", "Subject": record.subject,
+        }  # fmt: skip
+        kept = [pair for pair in record.headers if not is_reserved(pair[0]) and not asked_for(pair[0]) and is_utf8(pair[0])]
+        name = f"{self.name}/{key.stream}/{key.uid}/{key.partition}/{record.offset}"
+        for omitted in ("", "value", "value headers", "value headers key", "value headers key reason"):
+            said["Omitted"] = omitted
+            if "reason" in omitted:
+                said["Reason"] = said["Subject"] = ""
+            elif "headers" in omitted:
+                said["Subject"] = record.subject.encode(*_TEXT)[:_MAX_SUBJECT].decode(*_TEXT)
+            own = [(_HEADER + name, value.encode(*_TEXT)) for name, value in said.items() if value]
+            try:
+                await self._client.publish(
+                    self._options.dead_letters,
+                    b"" if "value" in omitted else record.value,
+                    key=None if "key" in omitted else record.key,
+                    headers=own if "headers" in omitted else [*kept, *own],
+                    msg_id=sha256(name.encode()).hexdigest()[:32],
+                    timeout_s=max(timeout_s, 0.1),
+                )
+                break
+            except (PublishRejectedError, ConfigError, ProtocolError) as error:
+                too_large = not isinstance(error, PublishRejectedError) or error.reason == "TOO_LARGE"
+                if not too_large or "reason" in omitted:
+                    raise
+        self.counters["buried"] += 1
+        self.counters["buried without value"] += bool(omitted)
 
     # ---- settling ----------------------------------------------------------------------------------------------------
     async def ack(self, jobs: Iterable[Job]) -> None:
@@ -854,7 +853,8 @@ class Queue:
         await self._settle(pb.SETTLE_REJECT, list(jobs), reason=reason)
 
     async def _settle(self, kind: Any, jobs: list[Job], *, delay_s: float = 0.0, reason: str = "") -> None:
-        lost = await self._begin_settling(kind, jobs, delay_s=delay_s, reason=reason)
+        ranges = await self._begin_settling(kind, jobs, delay_s=delay_s, reason=reason)
+        lost = [job for job in jobs if is_in(job.key, job.record.offset, ranges)]
         if lost:
             self.counters["lost"] += len(lost)
             raise LeaseLostError(
@@ -867,17 +867,17 @@ class Queue:
 
     def _begin_settling(
         self, kind: Any, jobs: list[Job], *, delay_s: float = 0.0, reason: str = ""
-    ) -> asyncio.Future[list[Job]]:
+    ) -> asyncio.Future[list[pb.LostRange]]:
         by_key: dict[PartitionKey, list[Job]] = {}
         for job in jobs:
             by_key.setdefault(job.key, []).append(job)
         asked = [
             settlement(kind, key, ranges[at : at + MAX_RANGES], delay_s, reason)
             for key, some in by_key.items()
-            for ranges in [ranges_of(some)]
+            for ranges in [ranges_of((job.record.offset, job.lease) for job in some)]
             for at in range(0, len(ranges), MAX_RANGES)
         ]
-        return self._settlements.settle(jobs, asked)
+        return self._settlements.settle(asked)
 
     async def _settle_and_take(self, settlements: list[pb.Settlement]) -> list[pb.LostRange]:
         """Send settlements, and return the offset ranges that this worker no longer owns.

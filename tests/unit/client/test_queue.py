@@ -323,7 +323,7 @@ async def test_queue_dead_letter_stored_by_two_workers_has_one_message_id(
         (job,) = await queue.take(1)
         for lease in (4, 9):
             part = group_pb2.GrantedRange(start=0, end=1, lease=lease, deliveries=lease, dead=True)
-            await queue._bury(job.key, part, [job])
+            await queue._bury(part, job, 5.0)
     assert ids[0] == ids[1]
 
 
