@@ -25,7 +25,7 @@ from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.iteration import Iteration
 from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.multi_consumer import ManyConsumer, Place
-from liftpy.client.partition_sender import ProducerOptions, Source, check_answers, name_for
+from liftpy.client.partition_sender import ProducerOptions, Source
 from liftpy.client.positions import Bounds, Position, Start, Until, check_partition
 from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.progress import ReadProgress
@@ -34,7 +34,7 @@ from liftpy.client.queue import Queue, QueueOptions
 from liftpy.client.services import Services
 from liftpy.client.stream_directory import StreamDirectory, address_of, subject_address
 from liftpy.config import AckPolicy
-from liftpy.core.base.ids import check_name, check_published
+from liftpy.core.base.ids import check_published
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.filters import Filter
 from liftpy.core.wire.headers import HeadersLike
@@ -572,22 +572,7 @@ class Client:
                 await producer.send(b"one", key=b"k")
                 await producer.send_many([b"two", b"three"])
         """
-        return AwaitableContext(self._producer(stream, name_for(id, source), options or ProducerOptions(), partitioner, source))
-
-    async def _producer(
-        self, stream: str, name: str, options: ProducerOptions, how: Partitioner, of: Source | None
-    ) -> Producer:
-        known = await self._streams.current_stream(check_published(stream))
-        addresses = [address_of(known, partition.partition) for partition in known.partitions]
-        check_answers(known)
-
-        async def find(partition: int) -> Address:
-            return address_of(await self._streams.current_stream(stream), partition)
-
-        read = None if of is None else of.position_in(await self._streams.current_stream(check_name(of.stream, "stream")))
-        made = self._factories.producer(self._transport, stream, name, addresses, options, how, find, read)
-        await made.open()
-        return made
+        return self._streams.open_producer(stream, id=id, options=options, partitioner=partitioner, source=source)
 
     # ---- groups, queues and cursors ------------------------------------------------------------------------------------
     def group(

@@ -20,10 +20,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.encode_publish import Address
 from liftpy.client.in_flight import Window
-from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.partition_queue import PartitionQueue
 from liftpy.client.partition_sender import (
     BATCH_BYTES,
@@ -34,27 +32,21 @@ from liftpy.client.partition_sender import (
     ProducerOptions,
     Receipt,
     SenderContext,
-    check_answers,
-    name_for,
 )
 from liftpy.client.write_epoch import Round
-from liftpy.core.base.ids import check_published, is_utf8, quote
-from liftpy.core.metadata.image import StreamImage
+from liftpy.core.base.ids import is_utf8, quote
 from liftpy.core.publish.jetstream_headers import first_refused
 from liftpy.core.wire.batch import ByteArray, RecordColumns
 from liftpy.core.wire.headers import HeadersLike, Pairs, pairs_of
 from liftpy.core.wire.partitioner import partition_of, partitions_of
 from liftpy.core.wire.producer_note import BY_KEY, MAX_NAME_BYTES, Partitioning, PartitioningMethod, SourcePosition
-from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import (
     ClientClosedError,
     ConfigError,
     LiftError,
     NotAllowedError,
-    NotFoundError,
     OutcomeUnknownError,
     PublishRejectedError,
-    UnavailableError,
 )
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.transport import Transport
@@ -811,66 +803,3 @@ def _chunk_end(ends: list[int], start: int, most_bytes: int, most_records: int) 
     before = ends[start - 1] if start else 0
     end = bisect_right(ends, before + most_bytes, start, min(len(ends), start + most_records))
     return max(end, start + 1)
-
-
-def open_producer(
-    transport: Transport,
-    requests: MetadataRequests,
-    stream: str,
-    *,
-    id: str = "",
-    round: Round | None = None,
-    options: ProducerOptions,
-) -> AwaitableContext[Producer]:
-    """Open a producer that writes one round of records to a stream.
-
-    Args:
-        transport: The NATS connection.
-        requests: Requests to the metadata group.
-        stream: Name of the stream.
-        id: Id of the producer. '': a random id, whose records no other process can send again.
-        round: The round to send. None: no round.
-        options: Batch sizes, buffer and timeouts.
-
-    Raises:
-        NotFoundError: No such stream.
-        ConfigError: The stream does not send acks.
-        UnavailableError: No answer in time.
-        PublishRejectedError: ``PRODUCER_FENCED``: a later round has begun.
-    """
-    return AwaitableContext(_open(transport, requests, stream, name_for(id, None), round, options))
-
-
-async def _open(
-    transport: Transport, requests: MetadataRequests, stream: str, name: str, round: Round | None, options: ProducerOptions
-) -> Producer:
-    known = await _describe_stream(requests, check_published(stream))
-    check_answers(known)
-    if known.waiting:
-        raise UnavailableError(f"Stream {stream} is not placed, because the cluster has too few nodes. Start more nodes.")
-
-    async def find(partition: int) -> Address:
-        return _address(await _describe_stream(requests, stream), partition)
-
-    addresses = [_address(known, partition.partition) for partition in known.partitions]
-    made = Producer(transport, stream, name, addresses, options, "key", find, round)
-    await made.open()
-    return made
-
-
-async def _describe_stream(requests: MetadataRequests, stream: str) -> StreamImage:
-    try:
-        return await requests.stream(stream)
-    except NotFoundError:  # who answered may be behind
-        return await requests.stream(stream, linearizable=True)
-
-
-def _address(stream: StreamImage, partition: int) -> Address:
-    if partition >= len(stream.partitions):
-        raise NotFoundError(f"Stream {stream.name} has no partition {partition}. Check `liftpy stream show {stream.name}`.")
-    subject = data_subject(stream.subject, partition)
-    if any(token in ("*", ">") for token in subject.split(".")):
-        raise ConfigError(
-            f"Subject {subject} of stream {stream.name} has wildcards, but a producer needs one subject. Set subject=."
-        )
-    return Address(subject, stream.uid, stream.answers)

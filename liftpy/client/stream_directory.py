@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
+from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.closest_replica import ReplicaSelector
 from liftpy.client.consumer import PartitionReader, ReadOptions, read_range
@@ -15,11 +16,15 @@ from liftpy.client.encode_publish import Address
 from liftpy.client.factories import ClientFactories
 from liftpy.client.iteration import Iteration
 from liftpy.client.metadata_requests import MetadataRequests
+from liftpy.client.partition_sender import ProducerOptions, Source, check_answers, name_for
 from liftpy.client.positions import check_partition
+from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.progress import ReadProgress
-from liftpy.core.base.ids import check_name, is_utf8, quote
+from liftpy.client.write_epoch import Round
+from liftpy.core.base.ids import check_name, check_published, is_utf8, quote
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, StreamImage
+from liftpy.core.wire.producer_note import SourcePosition
 from liftpy.core.wire.subjects import data_subject, matcher
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 
@@ -92,6 +97,41 @@ class StreamDirectory:
 
         nearest = ReplicaSelector(chosen.near, now, self.requests.nodes_near) if chosen.near or chosen.nearest else None
         return self.factories.reader(self.requests.transport, self.requests.subjects, stream, partition, chosen, now, nearest)
+
+    def open_producer(
+        self,
+        stream: str,
+        *,
+        id: str = "",
+        options: ProducerOptions | None = None,
+        partitioner: Partitioner = "key",
+        source: Source | Round | None = None,
+    ) -> AwaitableContext[Producer]:
+        """Open a producer. ``source``: partition that the records are made from, or the round to write. None: neither.
+
+        ``Client.producer`` describes the other arguments and the errors. A round without an ``id`` cannot be sent again.
+        """
+        name = name_for(id, source if isinstance(source, Source) else None)
+        return AwaitableContext(self._open_producer(stream, name, options or ProducerOptions(), partitioner, source))
+
+    async def _open_producer(
+        self, stream: str, name: str, options: ProducerOptions, partitioner: Partitioner, source: Source | Round | None
+    ) -> Producer:
+        known = await self.current_stream(check_published(stream))
+        check_answers(known)
+        addresses = [address_of(known, number) for number in range(max(len(known.partitions), 1))]
+
+        async def find(partition: int) -> Address:
+            return address_of(await self.current_stream(stream), partition)
+
+        position: SourcePosition | Round | None
+        if isinstance(source, Source):
+            position = source.position_in(await self.current_stream(check_name(source.stream, "stream")))
+        else:
+            position = source
+        made = self.factories.producer(self.requests.transport, stream, name, addresses, options, partitioner, find, position)
+        await made.open()
+        return made
 
     def read(self, progress: ReadProgress, options: ReadOptions | None = None) -> Iteration[BatchSlice]:
         place = progress.stream, progress.partition
