@@ -124,9 +124,7 @@ class Admin(NodeRequests):
     """
 
     def __init__(self, streams: StreamDirectory) -> None:
-        requests = streams.requests
-        super().__init__(requests.transport, requests.subjects, requests)
-        self._requests = requests
+        super().__init__(streams.requests.transport, streams.requests.subjects, streams.requests)
         self._streams = streams
 
     async def create_stream(
@@ -179,11 +177,11 @@ class Admin(NodeRequests):
             raise ConfigError(f"Invalid first_leader_epoch = {first_leader_epoch}. Use a LeaderEpoch from 0.")
         create.firstLeaderEpoch = first_leader_epoch
         try:
-            stream = await self._requests.whole(await self._requests.command(cluster_pb2.ControlRequest(createStream=create)))
+            stream = await self._metadata.whole(await self._metadata.command(cluster_pb2.ControlRequest(createStream=create)))
         except AlreadyExistsError:
             if not exist_ok:
                 raise
-            stream = await self._requests.stream(name, linearizable=True)
+            stream = await self._metadata.stream(name, linearizable=True)
             differ = differences(stream, subject, partitions, replicas, config)
             if differ:
                 raise AlreadyExistsError(
@@ -224,7 +222,7 @@ class Admin(NodeRequests):
                     "replicas."
                 )
             await asyncio.sleep(min(left_s, _PLACED_POLL_S))
-            stream = self._streams.cached[stream.name] = await self._requests.stream(stream.name)
+            stream = self._streams.cached[stream.name] = await self._metadata.stream(stream.name)
         new = [partition.partition for partition in stream.partitions[first:] if partition.leader]
         await asyncio.gather(*(self._wait_for_leader(stream, number, ready_s) for number in new))
         return StreamInfo.of(stream)
@@ -265,7 +263,7 @@ class Admin(NodeRequests):
         self, name: str, subject: str, partitions: int, replicas: int, config: StreamConfig | None, placement: PlacementOptions
     ) -> cluster_pb2.CreateStream:
         check_new_stream(name)
-        check_data_subject(subject, self._requests.subjects.namespace)
+        check_data_subject(subject, self._metadata.subjects.namespace)
         if config is not None and not placement.allow_offline:  # a restore begins with one replica
             by_hand = [len(nodes) for _, nodes in placement.assignment]
             check_min_isr(config, min(by_hand, default=replicas or DEFAULT_REPLICAS))
@@ -318,7 +316,7 @@ class Admin(NodeRequests):
             for stream in await client.admin.list_streams():
                 print(stream.name, len(stream.partitions))
         """
-        found = (await self._requests.describe()).streams()
+        found = (await self._metadata.describe()).streams()
         return [StreamInfo.of(stream) for stream in found if internal or not is_internal(stream.name)]
 
     async def alter_stream(
@@ -375,7 +373,7 @@ class Admin(NodeRequests):
         if config_version is not None:
             wish.configVersion = config_version
         altered = await self._with_live_nodes(cluster_pb2.ControlRequest(alterStream=wish))
-        return StreamInfo.of(await self._requests.whole(altered))
+        return StreamInfo.of(await self._metadata.whole(altered))
 
     async def add_partitions(
         self,
@@ -411,7 +409,7 @@ class Admin(NodeRequests):
         more = self._more(name, partitions, uid, placement or PlacementOptions())
         before = len((await self._streams.describe(name)).partitions) if ready_s else 0
         added = await self._with_live_nodes(cluster_pb2.ControlRequest(addPartitions=more))
-        stream = self._streams.cached[name] = await self._requests.whole(added)
+        stream = self._streams.cached[name] = await self._metadata.whole(added)
         return await self._until_ready(stream, ready_s, before) if ready_s else StreamInfo.of(stream)
 
     async def plan_partitions(
@@ -451,7 +449,7 @@ class Admin(NodeRequests):
         return more
 
     async def _plan(self, request: cluster_pb2.ControlRequest) -> PlacementPlan:
-        response = await self._requests.command(request)
+        response = await self._metadata.command(request)
         if not response.HasField("plan"):  # nothing would be done, or a controller of an older version has done it
             raise ConfigError(
                 response.detail
@@ -484,7 +482,7 @@ class Admin(NodeRequests):
             await client.admin.delete_stream("orders")
         """
         check_name(name, "stream")
-        await self._requests.command(
+        await self._metadata.command(
             cluster_pb2.ControlRequest(deleteStream=cluster_pb2.DeleteStream(name=name, uid=check_uid(uid)))
         )
         self._streams.cached.pop(name, None)
@@ -523,7 +521,7 @@ class Admin(NodeRequests):
         first = await self._batch_start(found, partition, offset, bounds)
         if not dry_run and first > bounds.log_start_offset:
             wish = cluster_pb2.TruncateBefore(stream=found.name, uid=found.uid, partition=partition, offset=offset)
-            await self._requests.command(cluster_pb2.ControlRequest(truncateBefore=wish))
+            await self._metadata.command(cluster_pb2.ControlRequest(truncateBefore=wish))
         return first
 
     async def purge(
@@ -584,7 +582,7 @@ class Admin(NodeRequests):
                 keys=wanted.keys,
                 endOffset=end_offset,
             )
-            await self._requests.command(cluster_pb2.ControlRequest(purgeRecords=wish))
+            await self._metadata.command(cluster_pb2.ControlRequest(purgeRecords=wish))
         return end_offset
 
     async def _stream_with(self, name: str, uid: str) -> StreamImage:
@@ -691,8 +689,8 @@ class Admin(NodeRequests):
                 raise ConfigError("The list of partitions is empty. Name at least one partition, or pass None for all.")
         if config_version is not None:
             wish.configVersion = config_version
-        paused = await self._requests.command(cluster_pb2.ControlRequest(pausePartitions=wish))
-        return StreamInfo.of(await self._requests.whole(paused))
+        paused = await self._metadata.command(cluster_pb2.ControlRequest(pausePartitions=wish))
+        return StreamInfo.of(await self._metadata.whole(paused))
 
     async def elect_leader(self, stream: str, partition: int = 0, node_id: str = "", *, unclean: bool = False) -> PartitionInfo:
         """Move the leadership of a partition, or elect a leader of an Offline one.
@@ -722,11 +720,9 @@ class Admin(NodeRequests):
             check_name(node_id, "node")
         check_partition(partition)
         found = await self._streams.stream(stream)
-        request = cluster_pb2.ControlRequest()
-        request.electLeader.CopyFrom(
-            cluster_pb2.ElectLeader(stream=found.name, uid=found.uid, partition=partition, node=node_id, unclean=unclean)
-        )
-        return PartitionInfo.of(codec.partition_from_pb((await self._requests.command(request)).partition))
+        wish = cluster_pb2.ElectLeader(stream=found.name, uid=found.uid, partition=partition, node=node_id, unclean=unclean)
+        request = cluster_pb2.ControlRequest(electLeader=wish)
+        return PartitionInfo.of(codec.partition_from_pb((await self._metadata.command(request)).partition))
 
     async def reassign(self, stream: StreamInfo, partition: int, replicas: Sequence[str] = ()) -> PartitionInfo:
         """Move the replicas of one partition to other nodes.
@@ -756,7 +752,7 @@ class Admin(NodeRequests):
         wish = cluster_pb2.Reassign(
             stream=stream.name, uid=stream.uid, partition=partition, replicas=replicas, cancel=not replicas
         )
-        moved = await self._requests.command(cluster_pb2.ControlRequest(reassign=wish))
+        moved = await self._metadata.command(cluster_pb2.ControlRequest(reassign=wish))
         return PartitionInfo.of(codec.partition_from_pb(moved.partition))
 
     async def reassign_all(self, wishes: Iterable[ReplicaMove]) -> list[str]:
@@ -775,7 +771,8 @@ class Admin(NodeRequests):
         """
         refused: list[str] = []
         for asked in _batches(wishes):
-            response = await self._requests.command(_as_one([request for _, request in asked]))
+            requests = [cluster_pb2.BatchedRequest(number=number, request=one) for number, (_, one) in enumerate(asked)]
+            response = await self._metadata.command(cluster_pb2.ControlRequest(batch=cluster_pb2.Batch(requests=requests)))
             answers = {answer.number: answer for answer in response.batch.answers}
             if not response.HasField("batch"):
                 raise ProtocolError(
@@ -823,7 +820,7 @@ class Admin(NodeRequests):
             request.rack = rack
         if leaving is not None:
             request.leaving = leaving
-        return codec.node_from_pb((await self._requests.command(cluster_pb2.ControlRequest(setNode=request))).node)
+        return codec.node_from_pb((await self._metadata.command(cluster_pb2.ControlRequest(setNode=request))).node)
 
     async def reset_node(self, node_id: str, *, weight: bool = False, rack: bool = False) -> NodeImage:
         """Reset the weight or rack of a node to the value in its own settings.
@@ -844,7 +841,7 @@ class Admin(NodeRequests):
         """
         check_name(node_id, "node")
         request = cluster_pb2.SetNode(nodeId=node_id, weightAsItSays=weight, rackAsItSays=rack)
-        return codec.node_from_pb((await self._requests.command(cluster_pb2.ControlRequest(setNode=request))).node)
+        return codec.node_from_pb((await self._metadata.command(cluster_pb2.ControlRequest(setNode=request))).node)
 
     async def remove_node(self, node_id: str) -> None:
         """Remove a stopped node that holds no replicas from the cluster.
@@ -861,7 +858,7 @@ class Admin(NodeRequests):
             UnavailableError: The metadata group did not answer in time.
         """
         check_name(node_id, "node")
-        await self._requests.command(cluster_pb2.ControlRequest(removeNode=cluster_pb2.RemoveNode(nodeId=node_id)))
+        await self._metadata.command(cluster_pb2.ControlRequest(removeNode=cluster_pb2.RemoveNode(nodeId=node_id)))
 
     async def change_controllers(self, *, add: str = "", remove: str = "") -> str:
         """Add, remove or replace a controller of the metadata group.
@@ -891,7 +888,7 @@ class Admin(NodeRequests):
             raise ConfigError("Nothing to change. Name a node to add, a node to remove, or both.")
         change = cluster_pb2.ChangeControllers(node=add or remove, replaced=remove if add else "")
         change.what = (change.REPLACE if remove else change.ADD) if add else change.REMOVE
-        return (await self._requests.command(cluster_pb2.ControlRequest(changeControllers=change))).detail
+        return (await self._metadata.command(cluster_pb2.ControlRequest(changeControllers=change))).detail
 
     async def feature_levels(self, level: int = 0) -> FeatureLevels:
         """Return the feature level of the cluster and the levels that each node supports.
@@ -906,7 +903,7 @@ class Admin(NodeRequests):
             UnavailableError: The metadata group did not answer in time.
         """
         request = cluster_pb2.SetFeatureLevel(level=_count(level, "the feature level"), dryRun=True)
-        found = (await self._requests.command(cluster_pb2.ControlRequest(setFeatureLevel=request))).levels
+        found = (await self._metadata.command(cluster_pb2.ControlRequest(setFeatureLevel=request))).levels
         spoken = {n.nodeId: level_range_in(n) if n.maxLevel else None for n in found.nodes}
         return FeatureLevels(found.level, spoken, {n.nodeId: n.version for n in found.nodes}, tuple(found.reasons))
 
@@ -925,7 +922,7 @@ class Admin(NodeRequests):
             UnavailableError: The metadata group did not answer in time.
         """
         request = cluster_pb2.SetFeatureLevel(level=_count(level, "the feature level"))
-        return (await self._requests.command(cluster_pb2.ControlRequest(setFeatureLevel=request))).detail
+        return (await self._metadata.command(cluster_pb2.ControlRequest(setFeatureLevel=request))).detail
 
     async def default_quota(self) -> DefaultQuota:
         """Return the quota of streams that have no quota of their own.
@@ -936,8 +933,7 @@ class Admin(NodeRequests):
         Raises:
             UnavailableError: The metadata group did not answer in time.
         """
-        asked = cluster_pb2.ControlRequest(describeCluster=cluster_pb2.DescribeCluster(maxBytes=1))
-        return quota_from_pb((await self._requests.read(asked)).cluster.image.defaultQuota)
+        return quota_from_pb((await self._metadata.summary()).image.defaultQuota)
 
     async def set_default_quota(
         self, *, records_per_s: int | None = None, bytes_per_s: int | None = None, by_token: int | None = None
@@ -960,14 +956,13 @@ class Admin(NodeRequests):
         Example:
             await client.admin.set_default_quota(records_per_s=10_000)
         """
-        DefaultQuota(
-            records_per_s=records_per_s or 0, bytes_per_s=bytes_per_s or 0, by_token=by_token or 0
-        )  # within its bounds
+        # raises ConfigError for values outside the bounds
+        DefaultQuota(records_per_s=records_per_s or 0, bytes_per_s=bytes_per_s or 0, by_token=by_token or 0)
         request = cluster_pb2.SetDefaultQuota()
         for name, value in (("recordsPerS", records_per_s), ("bytesPerS", bytes_per_s), ("byToken", by_token)):
             if value is not None:
                 setattr(request, name, value)
-        return quota_from_pb((await self._requests.command(cluster_pb2.ControlRequest(setDefaultQuota=request))).defaultQuota)
+        return quota_from_pb((await self._metadata.command(cluster_pb2.ControlRequest(setDefaultQuota=request))).defaultQuota)
 
     async def session_times(self) -> SessionTimes | None:
         """Return the session and lease times of the cluster.
@@ -978,8 +973,7 @@ class Admin(NodeRequests):
         Raises:
             UnavailableError: The metadata group did not answer in time.
         """
-        asked = cluster_pb2.ControlRequest(describeCluster=cluster_pb2.DescribeCluster(maxBytes=1))
-        image = (await self._requests.read(asked)).cluster.image
+        image = (await self._metadata.summary()).image
         return times_from_pb(image.sessionTimes) if image.HasField("sessionTimes") else None
 
     async def set_session_times(self, *, session_s: float | None = None, lease_s: float | None = None) -> SessionTimes:
@@ -1008,7 +1002,7 @@ class Admin(NodeRequests):
             leaseMs=held.lease_ms if lease_s is None else _milliseconds(lease_s),
             change=held.change,
         )
-        return times_from_pb((await self._requests.command(cluster_pb2.ControlRequest(setSessionTimes=request))).sessionTimes)
+        return times_from_pb((await self._metadata.command(cluster_pb2.ControlRequest(setSessionTimes=request))).sessionTimes)
 
     def allow_internal(self) -> None:
         """Allow this client to create, change and delete internal streams.
@@ -1019,24 +1013,23 @@ class Admin(NodeRequests):
         Example:
             client.admin.allow_internal()
         """
-        self._requests.internal = True
+        self._metadata.internal = True
 
     async def _with_live_nodes(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
         """Send a change that needs live nodes, and return the answer.
 
         While there are too few live nodes, the change is retried for a short time. A fenced node usually registers again by then.
         """
-        until_s = asyncio.get_running_loop().time() + min(_LIVE_S, self._requests.deadline_s)
+        until_s = asyncio.get_running_loop().time() + min(_LIVE_S, self._metadata.deadline_s)
         are_live = False
         while True:
             try:
-                return await self._requests.command(request)
+                return await self._metadata.command(request)
             except TooFewNodesError:
                 if are_live or asyncio.get_running_loop().time() >= until_s:
                     raise
-                are_live = not any(
-                    node.fenced for node in await self._requests.nodes()
-                )  # they may have come back since: a last time
+                # the fenced nodes may have registered since the request: try once more
+                are_live = not any(node.fenced for node in await self._metadata.nodes())
             await asyncio.sleep(0 if are_live else _LIVE_AGAIN_S)
 
     async def _wait_for_leader(self, stream: StreamImage, partition: int, ready_s: float) -> None:
@@ -1054,7 +1047,7 @@ class Admin(NodeRequests):
         before = json.dumps({"after": [stream.name, partition - 1]}).encode()
         async for attempt in retry_attempts(ready_s):
             with attempt:
-                page = await self._status_page(stream.partitions[partition].leader, before, 1.0)
+                page = await self.ask_node(stream.partitions[partition].leader, before, 1.0)
                 said: dict[str, Any] = next(
                     (p for p in page.get("partitions", []) if (p["uid"], p["partition"]) == (stream.uid, partition)), {}
                 )
@@ -1091,11 +1084,6 @@ def _batches(wishes: Iterable[ReplicaMove]) -> Iterator[list[_Asked]]:
         size_bytes += cost_bytes
     if batch:
         yield batch
-
-
-def _as_one(requests: list[cluster_pb2.ControlRequest]) -> cluster_pb2.ControlRequest:
-    items = [cluster_pb2.BatchedRequest(number=number, request=request) for number, request in enumerate(requests)]
-    return cluster_pb2.ControlRequest(batch=cluster_pb2.Batch(requests=items))
 
 
 def _milliseconds(seconds: float) -> int:

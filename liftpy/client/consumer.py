@@ -194,9 +194,7 @@ class ReadOptions:
             "patience_s": (0.01, 3600),
             "read_ahead": (1, 64),
         }
-        for name, (low, high) in bounds.items():
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}. Choose a value in this range.")
+        positions.check_bounds(self, bounds)
         if self.isolation not in ("committed", "uncommitted"):
             raise ConfigError(f"Invalid isolation {quote(str(self.isolation))}. Use committed or uncommitted.")
         if (self.near or self.nearest) and (self.node or not self.committed):

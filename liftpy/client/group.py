@@ -27,7 +27,7 @@ from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.coordinator import GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.iteration import ResultIterator
 from liftpy.client.partition_sender import ProducerOptions
-from liftpy.client.positions import Position, Start
+from liftpy.client.positions import Position, Start, check_value
 from liftpy.client.stream_copy import GroupCopy, PartitionFor, Transform
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups import commands
@@ -83,11 +83,8 @@ class GroupOptions:
     keys: Sequence[bytes] = ()
 
     def __post_init__(self) -> None:
-        low, high = commands.MIN_SESSION_MS / 1000, commands.MAX_SESSION_MS / 1000
-        if not low <= self.session_s <= high:
-            raise ConfigError(f"session_s = {self.session_s} is outside {low:g}..{high:g}. Choose a value in this range.")
-        if not 0 <= self.auto_commit_s <= 3600:
-            raise ConfigError(f"auto_commit_s = {self.auto_commit_s} is outside 0..3600. Choose a value in this range.")
+        check_value("session_s", self.session_s, commands.MIN_SESSION_MS / 1000, commands.MAX_SESSION_MS / 1000)
+        check_value("auto_commit_s", self.auto_commit_s, 0, 3600)
         if self.start not in ("earliest", "new"):
             raise ConfigError(f"Invalid start = {self.start!r}. Use 'earliest' or 'new'.")
 

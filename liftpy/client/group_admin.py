@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from liftpy import renamed
-from liftpy.client.coordinator import GroupRejectedError, name_of
+from liftpy.client.coordinator import GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.positions import check_offset, check_partition
 from liftpy.client.services import Services
 from liftpy.client.stream_directory import StreamDirectory
 from liftpy.client.stream_info import StreamInfo
 from liftpy.core.base.ids import NO_OFFSET, PartitionKey, check_name, check_uid
-from liftpy.core.groups.commands import decode_answer, decode_query_answer, encode_command, partition_of
+from liftpy.core.groups.commands import decode_query_answer, partition_of
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, StreamImage
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.core.wire.message_codec import MessageCodec
@@ -246,10 +246,7 @@ class GroupCoordinator:
             partition = await self._partition_of(command.group, "group")
         else:  # a group may be given positions before it has had a member
             partition = partition_of(command.group, len((await self.stream()).partitions))
-        said = await self._services.call(
-            GROUPS_SERVICE, GROUPS_STREAM, encode_command(command), partition=partition, timeout_s=_TIMEOUT_S
-        )
-        answer = decode_answer(said.value)
+        answer = await ask_coordinator(self._services, partition, command, _TIMEOUT_S)
         _check(answer.code, answer.detail)
 
     async def _partitions(self) -> int:

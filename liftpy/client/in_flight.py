@@ -10,7 +10,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from liftpy.errors import ConfigError, LiftError, NotFoundError, PublishRejectedError
+from liftpy.client.positions import check_bounds
+from liftpy.core.wire._pb import client_pb2
+from liftpy.errors import LiftError, NotFoundError, PublishRejectedError
 
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 1.0
@@ -84,9 +86,7 @@ class PublishOptions:
             "overload_patience_s": (0, 3600),
             "window_bytes": (1, 1 << 30),
         }
-        for name, (low, high) in bounds.items():
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}. Choose a value in this range.")
+        check_bounds(self, bounds)
 
 
 @dataclass(slots=True)
@@ -145,6 +145,11 @@ class MessageIds:
 
     def next(self) -> bytes:
         return self._form % next(self._numbers)
+
+
+def ack_reason(ack: client_pb2.Ack) -> str:
+    """Return the name of the error in a negative ack. For an error that this version does not know, return its number."""
+    return client_pb2.Ack.Error.Name(ack.ackError) if ack.ackError in client_pb2.Ack.Error.values() else str(ack.ackError)
 
 
 def is_final(error: LiftError) -> bool:

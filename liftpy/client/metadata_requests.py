@@ -273,9 +273,13 @@ class MetadataRequests:
         Raises:
             UnavailableError: No controller answered in time.
         """
-        asked = cluster_pb2.ControlRequest(describeCluster=cluster_pb2.DescribeCluster(maxBytes=1))
-        cluster = (await self.read(asked)).cluster
+        cluster = await self.summary()
         return sorted((one.nodeId for one in cluster.controllers), key=lambda node: (node != cluster.metadataLeader, node))
+
+    async def summary(self) -> cluster_pb2.ClusterDescription:
+        """Return the controllers and the settings of the cluster, without most of its nodes and streams."""
+        request = cluster_pb2.ControlRequest(describeCluster=cluster_pb2.DescribeCluster(maxBytes=1))
+        return (await self.read(request)).cluster
 
     async def nodes(self) -> list[cluster_pb2.Node]:
         request, pages = cluster_pb2.ControlRequest(), ClusterPages()

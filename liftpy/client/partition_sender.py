@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from liftpy.client.encode_publish import Address, Addressing
-from liftpy.client.in_flight import PublishAck
+from liftpy.client.in_flight import PublishAck, ack_reason
 from liftpy.client.partition_queue import BatchRejection, BatchResult, PartitionQueue, ProducerBatch
+from liftpy.client.positions import check_bounds
 from liftpy.client.retrying import retry_attempts
 from liftpy.client.write_epoch import PlanChangedError, Repeat, Round, offset_in, partitions_in
 from liftpy.core.metadata.image import StreamImage
@@ -102,9 +103,7 @@ class ProducerOptions:
             "attempt_s": (0.01, 600),
             "patience_s": (0.01, 86_400),
         }
-        for name, (low, high) in bounds.items():
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}. Choose a value in this range.")
+        check_bounds(self, bounds)
         if self.begin not in ("resume", "repeat", "anew"):
             raise ConfigError(f"Invalid begin = {self.begin!r}. Use resume, repeat or anew.")
 
@@ -573,7 +572,7 @@ class PartitionSender:
         return ack
 
     def _rejection(self, ack: _Ack) -> PublishRejectedError:
-        reason = _Ack.Error.Name(ack.ackError) if ack.ackError in _Ack.Error.values() else str(ack.ackError)
+        reason = ack_reason(ack)
         return PublishRejectedError(
             f"{self._stream}/{self.partition} rejected the records: {reason} {ack.detail}".rstrip(), reason
         )

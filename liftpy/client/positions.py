@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal, SupportsIndex
@@ -371,6 +372,18 @@ def _moment(text: str, now: datetime | None, name: str) -> datetime | None:
     except ConfigError:
         raise ConfigError(f"Invalid {name} {quote(text)}. {_TIME_RANGE}") from None
     return moment
+
+
+def check_bounds(options: object, bounds: Mapping[str, tuple[float, float]]) -> None:
+    """Raise ConfigError if an attribute of ``options`` is outside its (lowest, highest) value in ``bounds``."""
+    for name, (low, high) in bounds.items():
+        check_value(name, getattr(options, name), low, high)
+
+
+def check_value(name: str, value: float, low: float, high: float) -> None:
+    """Raise ConfigError if ``value`` is outside ``low`` to ``high`` (inclusive), or no number. ``name``: name of the argument."""
+    if not low <= value <= high:
+        raise ConfigError(f"{name} = {value} is outside {low:.15g}..{high:.15g}. Choose a value in this range.")
 
 
 def check_partition(partition: int) -> None:

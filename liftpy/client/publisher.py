@@ -22,7 +22,17 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from liftpy.client.encode_publish import Address, Addressing, envelope_of, headers_with_conditions, plain, with_new_uid
-from liftpy.client.in_flight import PROBE_S, PROBING_S, InFlight, MessageIds, PublishAck, PublishOptions, Window, is_final
+from liftpy.client.in_flight import (
+    PROBE_S,
+    PROBING_S,
+    InFlight,
+    MessageIds,
+    PublishAck,
+    PublishOptions,
+    Window,
+    ack_reason,
+    is_final,
+)
 from liftpy.config import AckPolicy
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
@@ -556,7 +566,7 @@ class Publisher:
             other.resend_at = max(now, other.not_before)
 
     def _refusal(self, number: int, waiting: InFlight, ack: _Ack, other: bool) -> None:
-        reason = _Ack.Error.Name(ack.ackError) if ack.ackError in _Ack.Error.values() else str(ack.ackError)
+        reason = ack_reason(ack)
         refusal = PublishRejectedError(
             f"{self._stream}/{self._partition} rejected the message: {reason} {ack.detail}".rstrip(), reason
         )

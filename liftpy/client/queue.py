@@ -30,7 +30,7 @@ from liftpy.client.consumer import ReadOptions
 from liftpy.client.coordinator import GroupRejectedError, ask_coordinator
 from liftpy.client.group import now_ns as _now_ns
 from liftpy.client.job_acks import MAX_RANGES, Settlements, gaps, is_in, ranges_of, settlement
-from liftpy.client.positions import Bounds
+from liftpy.client.positions import Bounds, check_bounds, check_value
 from liftpy.client.queue_log import QueueLog
 from liftpy.client.stream_info import StreamInfo
 from liftpy.core.base.ids import PartitionKey, check_name, check_published, is_utf8, quote
@@ -222,9 +222,7 @@ class QueueOptions:
             "max_own_pending": (1, commands.MAX_MAX_PENDING),
             "ahead": (1, commands.MAX_TAKE),
         }
-        for name, (low, high) in bounds.items():
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low:g}..{high:g}. Choose a value in this range.")
+        check_bounds(self, bounds)
         if self.start not in ("earliest", "new"):
             raise ConfigError(f"Invalid start = {self.start!r}. Use 'earliest' or 'new'.")
         if self.dead_letters:
@@ -476,8 +474,7 @@ class Queue:
             jobs = await queue.take(100)
             await queue.ack(jobs)
         """
-        if not 1 <= max_records <= commands.MAX_TAKE:
-            raise ConfigError(f"max_records = {max_records} is outside 1..{commands.MAX_TAKE}. Choose a value in this range.")
+        check_value("max_records", max_records, 1, commands.MAX_TAKE)
         if math.isnan(timeout_s):
             raise ConfigError(f"timeout_s = {timeout_s} is not a number of seconds. Choose a number from 0.")
         give_up_ns, tries = _now_ns() + round(min(timeout_s, _LONGEST_TAKE_S) * 1e9), 0
@@ -816,10 +813,7 @@ class Queue:
             LeaseLostError: The ack wait of some jobs has expired. ``jobs`` lists them.
             UnavailableError: The coordinator did not answer. Nothing changed.
         """
-        if not 0 <= delay_s <= commands.MAX_DELAY_MS / 1000:
-            raise ConfigError(
-                f"delay_s = {delay_s} is outside 0..{commands.MAX_DELAY_MS / 1000:g}. Choose a value in this range."
-            )
+        check_value("delay_s", delay_s, 0, commands.MAX_DELAY_MS / 1000)
         await self._settle(pb.SETTLE_NACK, list(jobs), delay_s=delay_s)
 
     async def extend(self, jobs: Iterable[Job]) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from liftpy.client.encode_publish import MESSAGE_ID, Address
+from liftpy.client.in_flight import ack_reason
 from liftpy.client.retrying import retry_attempts
 from liftpy.core.base.ids import is_utf8, quote
 from liftpy.core.services.queries import ERROR_HEADER, NODE_HEADER
@@ -192,7 +193,7 @@ def _raise_if_rejected(message: Any, subject: str, command: Command) -> None:
         return
     if (ack.stream, ack.partition) != (command.stream, command.partition) or ack.ackError == client_pb2.Ack.OK:
         return
-    reason = client_pb2.Ack.Error.Name(ack.ackError) if ack.ackError in client_pb2.Ack.Error.values() else str(ack.ackError)
+    reason = ack_reason(ack)
     text = f"{command.stream}/{command.partition} refused: {reason} {ack.detail}".rstrip()
     if ack.ackError == client_pb2.Ack.WRONG_STREAM:
         raise MisaddressedError(text)

@@ -203,13 +203,7 @@ def _copy_docstring(method: Callable[..., Any]) -> Callable[[Callable[_P, _T]], 
 
 def _sync_method(method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]) -> Callable[Concatenate[Any, _P], _T]:
     """Return a method that runs the coroutine method ``method`` of the asynchronous object, waits, and returns its result."""
-    name = method.__name__
-
-    def call(self: _Synchronous[Any], /, *arguments: _P.args, **named: _P.kwargs) -> _T:
-        coming: Coroutine[Any, Any, _T] = getattr(self._wrapped, name)(*arguments, **named)
-        return self._loop.run(coming)
-
-    return _named(call, method)
+    return _waiting_as(lambda _, result: result, method)
 
 
 def _waiting_as(

@@ -319,29 +319,18 @@ class Transport:
             NotAllowedError: The permissions of this user do not allow it.
             ClientClosedError: The client is closed.
         """
-        self.must_be_usable()
         give_up_at = self._loop.time() + timeout_s
-        if not self._answers.is_open:
+        async with self.expect_answer(subject, timeout_s) as (reply, coming):
             try:
-                await self._open_inbox(timeout_s)
+                await self.publish(subject, payload, reply, headers, give_up_at=give_up_at)
+                async with asyncio.timeout_at(give_up_at):
+                    answer = await coming
             except TimeoutError:
-                raise UnavailableError(
-                    f"Cannot open the reply inbox on NATS within {timeout_s:g} s. Nothing was sent. Check the NATS "
-                    "server, then retry."
+                self.must_be_usable()
+                raise RequestTimeoutError(
+                    f"No answer on {subject} within {timeout_s:g} s. The request may have been applied. Check `liftpy "
+                    "health`, then retry."
                 ) from None
-        number, reply, coming = self._answers.expect(subject)
-        try:
-            await self.publish(subject, payload, reply, headers, give_up_at=give_up_at)
-            async with asyncio.timeout_at(give_up_at):
-                answer = await coming
-        except TimeoutError:
-            self.must_be_usable()
-            raise RequestTimeoutError(
-                f"No answer on {subject} within {timeout_s:g} s. The request may have been applied. Check `liftpy "
-                "health`, then retry."
-            ) from None
-        finally:
-            self._answers.forget(number)
         if nobody_there(answer):
             raise NoRespondersError(
                 f"No responders on {subject}. Check that a liftpy node is connected to this NATS server: --nats, "

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from liftpy.client import Client
+from liftpy.client.in_flight import ack_reason
 from liftpy.client.stream_info import StreamInfo
 from liftpy.core.services.outbox import (
     Outbox,
@@ -101,8 +102,7 @@ async def append(
             "Only one stream may store this subject: check `liftpy stream list`."
         )
     if ack.ackError != client_pb2.Ack.OK:
-        reason = client_pb2.Ack.Error.Name(ack.ackError) if ack.ackError in client_pb2.Ack.Error.values() else ack.ackError
-        raise OutputNotWrittenError(f"The output stream rejected {which}: {reason} {ack.detail}".rstrip())
+        raise OutputNotWrittenError(f"The output stream rejected {which}: {ack_reason(ack)} {ack.detail}".rstrip())
     if (ack.offset, ack.recordCount) != (expected_offset, count):
         raise OutputConflictError(
             f"{which} and {count - 1} more were stored as {ack.recordCount} records from offset {ack.offset}. "

@@ -95,7 +95,7 @@ async def test_service_query_with_an_error_answer_raises_the_matching_error(
 async def test_admin_delete_remove_and_elect_requests_contain_the_arguments_of_the_call() -> None:
     asked: list[pb.ControlRequest] = []
     admin = admin_over(None, Subjects("ns"))
-    requests: Any = admin._requests
+    requests: Any = admin._metadata
 
     async def command(request: pb.ControlRequest) -> Any:
         asked.append(request)
@@ -139,7 +139,7 @@ async def test_admin_readiness_check_waits_for_the_status_of_the_leader_node() -
             raise found
         return found
 
-    admin._status_page = page
+    admin.ask_node = page
     stream: Any = SimpleNamespace(name="s", uid="u1", partitions=[SimpleNamespace(leader="n1"), SimpleNamespace(leader="n2")])
     await admin._led_as_nodes_say(stream, 1, 30.0)
     assert (pages, asked) == ([], [("n2", b'{"after": ["s", 0]}', 1.0)] * 5)

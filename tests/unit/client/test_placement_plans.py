@@ -354,7 +354,7 @@ def led_client(**script: list[Any]) -> tuple[Any, Told, list[Any]]:
     told: Any = Told(**script)
     told.transport, told.subjects, told.deadline_s = made.transport, Subjects(), 15.0
     made.admin._wait_for_leader = _wait_for_leader
-    made.admin._requests = made._streams.requests = told
+    made.admin._metadata = made._streams.requests = told
     return made, told, led
 
 
