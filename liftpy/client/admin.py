@@ -74,10 +74,7 @@ class ReplicaMove:
 
 
 def _must_fit(request: cluster_pb2.CreateStream | cluster_pb2.AddPartitions, what: str) -> None:
-    """Raise ConfigError if the replica lists in ``request`` are too large for one control request.
-
-    ``what``: the action, such as "create the stream", for the error text. The error names the number of partitions that fit.
-    """
+    """Raise ConfigError if the replica lists in ``request`` are too large for one control request."""
     beyond_bytes = request.ByteSize() + _REQUEST_BYTES - MAX_REQUEST_BYTES
     if beyond_bytes <= 0 or not request.manual:
         return
@@ -208,10 +205,7 @@ class Admin(NodeRequests):
         return await self._until_ready(stream.image, ready_s, first)
 
     async def _until_ready(self, stream: StreamImage, ready_s: float, first: int = 0) -> StreamInfo:
-        """Wait until the leaders of the partitions from number ``first`` on accept messages, and return the stream.
-
-        ``ready_s``: time limit in seconds.
-        """
+        """Wait until the leaders of the partitions from number ``first`` on accept messages, and return the stream."""
         give_up_at = asyncio.get_running_loop().time() + ready_s
         while stream.waiting:
             left_s = give_up_at - asyncio.get_running_loop().time()

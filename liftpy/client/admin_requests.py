@@ -48,10 +48,7 @@ def object_of(node_id: str, answer: bytes) -> dict[str, Any]:
 class NodeRequests:
     """Requests to single nodes and controllers. ``client.admin`` has these methods.
 
-    Args:
-        transport: The NATS connection.
-        subjects: The subjects of the namespace.
-        metadata: The way to the metadata group. Default None: created at the first request that needs it.
+    ``metadata``: the way to the metadata group. None: created at the first request that needs it.
     """
 
     def __init__(self, transport: Transport, subjects: Subjects, metadata: MetadataRequests | None = None) -> None:

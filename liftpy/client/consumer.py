@@ -227,15 +227,8 @@ class PartitionReader:
     ) -> None:
         """Create the reader.
 
-        Args:
-            transport: The NATS connection.
-            subjects: The subjects of the namespace.
-            stream: Name of the stream.
-            partition: Number of the partition.
-            options: Timeouts, read-ahead and choice of replica.
-            exists: Asks the metadata group whether the partition exists. It raises NotFoundError if not. Default None:
-                no check.
-            nearest: Chooses the closest replica. Default None: no preference.
+        ``exists``: asks the metadata group whether the partition exists, and raises NotFoundError if not. None: no check. ``nearest``:
+        chooses the closest replica. None: no preference.
         """
         self._transport = transport
         self._exists = exists
@@ -284,16 +277,8 @@ class PartitionReader:
     async def fetch(self, progress: ReadProgress, max_bytes: int | None = None) -> list[BatchSlice]:
         """Fetch the next slices after ``progress`` and advance it. Empty: a long poll ended without new records.
 
-        Args:
-            progress: Where the reader is.
-            max_bytes: Maximum size of this answer. Default None: ``options.max_bytes``.
-
-        Raises:
-            OffsetOutOfRangeError: The offset was deleted, or is past the end.
-            NotFoundError: The stream was deleted and created again.
-            UnavailableError: No replica answered for ``patience_s``.
-            ProtocolError: Every replica sent a malformed answer.
-            CorruptionError: Every replica sent damaged records.
+        ``max_bytes``: maximum size of this answer, None: ``options.max_bytes``. Raises OffsetOutOfRangeError, NotFoundError if the
+        stream was created again, UnavailableError, and ProtocolError or CorruptionError if every replica sent a wrong answer.
         """
         opinion = ErrorConfirmation()
         async for attempt in retry_attempts(self.options.patience_s, reads=True):
@@ -359,10 +344,7 @@ class PartitionReader:
         logger.warning("%s/%s: %s", self.stream, self.partition, error)
 
     async def _complain(self, progress: ReadProgress) -> None:
-        """Tell the node that sent damaged records about them, so that it checks its log.
-
-        ``progress``: knows the node and the offset.
-        """
+        """Tell the node that sent damaged records about them, so that it checks its log."""
         node = progress.suspect[0] if progress.suspect is not None else ""
         complaint = progress.complaint()
         if complaint is not None and node:
@@ -466,11 +448,7 @@ class PartitionReader:
         raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
     async def _answer(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
-        """Send a request to ``node`` ('': any replica) and return the first answer.
-
-        ``wait_s``: time that the replica may hold the request, in seconds. If NATS reports no responders, check that the partition
-        exists.
-        """
+        """Send a request as ``_ask`` does. If NATS reports no responders, check that the partition exists."""
         try:
             return await self._ask(node, request, wait_s)
         except NoRespondersError:
@@ -640,13 +618,7 @@ class Consumer:
         return self.bounds
 
     async def _begin_at(self, bounds: Bounds, at_offset: int | None, last: tuple[int, int]) -> ReadProgress:
-        """Return the state of a read that starts now.
-
-        Args:
-            bounds: Bounds of the partition.
-            at_offset: Offset of the first record at or after the start time. None: the start is not a time.
-            last: Offset and LeaderEpoch of the last record that was read earlier.
-        """
+        """Return the state of a read that starts now."""
         known, named = bounds, self._start.offset if isinstance(self._start, Position) else self._start
         if isinstance(named, int) and not self._reader.options.committed:  # the leader knows whether there is one
             known = replace(bounds, high_watermark=max(bounds.high_watermark, named - 1))

@@ -531,7 +531,7 @@ class Group:
     async def _release_partitions(self, machine: MemberMachine) -> None:
         """Release the partitions that the member must give up, if the application has finished their batches.
 
-        The positions are committed first. ``machine``: state of the membership.
+        The positions are committed first.
         """
         held = {key for key, _ in self._in_hand}
         for key in [key for key in self._leaving if key not in held]:
@@ -557,10 +557,7 @@ class Group:
     async def _commit(
         self, machine: MemberMachine, positions: dict[PartitionKey, tuple[int, int]], timeout_s: float
     ) -> list[PartitionKey]:
-        """Commit positions, and return the partitions whose position was not committed, because this member no longer owns them.
-
-        ``positions``: (offset of the next record, LeaderEpoch) of each partition. ``timeout_s``: time limit in seconds.
-        """
+        """Commit positions, and return the partitions whose position was not committed, because this member no longer owns them."""
         refused: list[PartitionKey] = []
         async with self._committing:
             news = sorted((key, at) for key, at in positions.items() if self._committed.get(key) != at)

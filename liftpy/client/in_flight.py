@@ -126,10 +126,7 @@ class InFlight:
             self.wait_s = min(self.wait_s * 2, LONGEST_WAIT_S)
 
     def connection_renewed(self, attempt_s: float) -> None:
-        """Make the pauses short again after a reconnect, because a lost connection says nothing about the leader.
-
-        ``attempt_s``: timeout of the next attempt, in seconds.
-        """
+        """Make the pauses short again after a reconnect, because a lost connection says nothing about the leader."""
         self.attempt_s, self.wait_s = attempt_s, FIRST_WAIT_S
 
     def deadline_from(self, now: float) -> float:
@@ -177,12 +174,7 @@ class Window:
         self.size_bytes = 0
 
     def try_enter(self, size_bytes: int, count: int = 1) -> bool:
-        """Add messages to the window if there is room and no other sender waits. Return False otherwise.
-
-        Args:
-            size_bytes: Total size of the messages, in bytes.
-            count: Number of messages. Default 1.
-        """
+        """Add messages to the window if there is room and no other sender waits. Return False otherwise."""
         there, total_bytes = self.count + count, self.size_bytes + size_bytes
         if self._waiting or (self.count and (there > self._most or total_bytes > self._most_bytes)):
             return False

@@ -232,10 +232,7 @@ class ResultIterator(Generic[_T]):
 class Iteration(Generic[Item]):
     """Asynchronous iterator over the items of a read. ``aclose`` ends it at once.
 
-    Args:
-        ahead: Queue of fetched slices.
-        unfold: Function that returns the items of a slice, such as its records.
-        handed_on: Stores the last returned item. Default None: a new object.
+    ``unfold``: returns the items of a slice, such as its records. ``handed_on``: stores the last returned item.
     """
 
     def __init__(

@@ -120,10 +120,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def kind_of(rest: str) -> tuple[Kind, str]:
-    """Return (kind of a request, rest of its subject). The rest is the stream name, and for DIRECT also the record subject.
-
-    ``rest``: the request subject without ``$JS.<domain>.API.``.
-    """
+    """Return (kind of a request, rest of its subject). The rest is the stream name, and for DIRECT also the record subject."""
     if rest in _ALONE:
         return _ALONE[rest], ""
     found = next((start for start in _OF_STREAM if rest.startswith(start)), "")
@@ -213,10 +210,7 @@ def _subject(kind: Kind, subject: object) -> str:
 
 
 def _moment(kind: Kind, text: object) -> int:
-    """Return the RFC 3339 time ``text`` as nanoseconds since 1970. Raise JsRefusal if it is not valid.
-
-    ``kind``: kind of the request, for the rejection.
-    """
+    """Return the RFC 3339 time ``text`` as nanoseconds since 1970. Raise JsRefusal if it is not valid."""
     found = _TIME.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         raise _bad(kind, "bad request: the time is not valid, use a time such as 2026-01-31T10:00:00Z")
@@ -345,11 +339,7 @@ def account(domain: str, streams: int) -> JsAnswer:
 
 
 def page(kind: Kind, question: JsRequest, total: int, items: Sequence[Any]) -> JsAnswer:
-    """Return the answer with one page of a list of streams or consumers.
-
-    ``question``: the request with the number of the first entry. ``total``: number of entries of the whole list. ``items``: entries of
-    this page.
-    """
+    """Return the answer with one page of a list of streams or consumers."""
     limit = LIST_PAGE if kind in (Kind.LIST, Kind.CONSUMER_LIST) else NAMES_PAGE
     what = "consumers" if kind in (Kind.CONSUMER_NAMES, Kind.CONSUMER_LIST) else "streams"
     numbers = {"total": total, "offset": min(question.page_offset, total), "limit": limit}
@@ -427,11 +417,7 @@ def message(record: Record, default_subject: str) -> JsAnswer:
 
 
 def direct(stream: str, record: Record, default_subject: str, numbers: Iterable[tuple[str, int]] = ()) -> JsAnswer:
-    """Return the answer to DIRECT.GET for a record.
-
-    ``stream``: JetStream name to show. ``default_subject``: subject to show if the record has none. ``numbers``: additional headers
-    of a batch, as (name, number).
-    """
+    """Return the answer to DIRECT.GET for a record."""
     own = [
         ("Nats-Stream", stream),
         ("Nats-Subject", record.subject or default_subject),
@@ -478,11 +464,7 @@ _Records = Iteration[Record] | AsyncGenerator[Record, None]
 
 @dataclass
 class StatelessReads:
-    """Answers JetStream read requests.
-
-    ``domain``: JetStream domain in the request subjects. ``wall_ns``: function that returns the wall clock time in
-    nanoseconds.
-    """
+    """Answers JetStream read requests."""
 
     client: Client
     domain: str
@@ -621,8 +603,7 @@ class StatelessReads:
     async def _batch(self, question: JsRequest, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
         """Yield the answers to a batch get: the matching records in log order, and a final status line.
 
-        ``name``: JetStream name of the partition. ``subject``: subject to show for records without one. ``Nats-Num-Pending`` is exact
-        without a filter and without compaction. Otherwise it is an upper bound.
+        ``Nats-Num-Pending`` is exact without a filter and without compaction. Otherwise it is an upper bound.
         """
         start, most_bytes = await self._start(question), min(question.max_bytes or MAX_BYTES, MAX_BYTES)
         records = self._forwards(question.stream, question.partition, bounds, start, question.subjects)
@@ -646,8 +627,7 @@ class StatelessReads:
     async def _newest_of_each(self, question: JsRequest, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
         """Yield the newest record of each subject that matches the request, in log order, up to the requested end.
 
-        ``name``: JetStream name of the partition. ``subject``: subject to show for records without one. The whole log is read, unless
-        the request names the subjects without wildcards.
+        The whole log is read, unless the request names the subjects without wildcards.
         """
         newest = await self._up_to(question, bounds)
         literal = {one for one in question.subjects if "*" not in one and ">" not in one}

@@ -129,11 +129,7 @@ def combine_settlements(settlements: list[pb.Settlement]) -> list[pb.Settlement]
 def settlement(
     kind: Any, key: PartitionKey, ranges: Sequence[pb.RecordRange], delay_s: float = 0.0, reason: str = ""
 ) -> pb.Settlement:
-    """Return a settlement of offset ranges of one partition.
-
-    ``kind``: ack, return, extension or rejection. ``delay_s``: delay before the next delivery, in seconds. ``reason``: reason of a
-    rejection.
-    """
+    """Return a settlement of offset ranges of one partition."""
     return pb.Settlement(
         kind=kind, stream=key.stream, uid=key.uid, partition=key.partition, ranges=ranges,
         delayMs=round(delay_s * 1000), reason=reason,

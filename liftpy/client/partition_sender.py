@@ -128,14 +128,7 @@ class Source(NamedTuple):
     generation: int = 0
 
     def position_in(self, stream: StreamImage) -> SourcePosition:
-        """Return the source position at offset 0.
-
-        Args:
-            stream: Description of the source stream.
-
-        Raises:
-            NotFoundError: No such partition.
-        """
+        """Return the source position at offset 0 of ``stream``. Raises NotFoundError if there is no such partition."""
         if not 0 <= self.partition < len(stream.partitions):
             raise NotFoundError(
                 f"Stream {stream.name} has no partition {self.partition}. Check `liftpy stream show {stream.name}`."
@@ -373,11 +366,7 @@ class PartitionSender:
         return state.HasField("position") and source is not None and state.position.generation == source.generation
 
     def add_columns(self, columns: RecordColumns, start: int, end: int, size_bytes: int, partitions: int) -> BatchFuture:
-        """Add a part of ``columns`` to the send queue as one batch, and return the future of its result.
-
-        ``start``: index of the first record. ``end``: index after the last record. ``size_bytes``: their total size. ``partitions``:
-        number of partitions when the round began, which only a round uses.
-        """
+        """Add a part of ``columns`` to the send queue as one batch, and return the future of its result."""
         last = self.lane.next_sequence + end - start - 1
         round = self._errand.round
         position = -1 if round is None else offset_in(partitions, last, round.plan)
@@ -497,10 +486,7 @@ class PartitionSender:
 
     # ---- answers -------------------------------------------------------------------------------------------------------
     def process_answer(self, sequence: int, attempt: int, message: Any) -> None:
-        """Process the answer to an attempt to store the batch that begins at ``sequence``.
-
-        ``attempt``: number of the attempt. ``message``: the received NATS message.
-        """
+        """Process the answer to an attempt to store the batch that begins at ``sequence``."""
         now = asyncio.get_running_loop().time()
         if nobody_there(message):
             error = UnavailableError(

@@ -602,8 +602,7 @@ class Producer:
     def _not_there(self, known: int, positions: Sequence[int], sizes: Sequence[int], at: Sequence[int]) -> list[int]:
         """Return the indexes in ``at`` of the records that are not stored yet: their source offset is above ``known``.
 
-        ``positions``: source offset of each record. ``sizes``: size of each record, in bytes. The buffer space of stored records is
-        freed.
+        The buffer space of stored records is freed.
         """
         first = bisect_right(at, known, key=positions.__getitem__)
         if first:
@@ -615,8 +614,7 @@ class Producer:
     ) -> list[tuple[PartitionSender, list[int] | None]]:
         """Divide ``count`` records between the partitions, and return each partition's sender with the indexes of its records.
 
-        None instead of indexes means all records. ``keys``: key of each record. ``partition``: the only partition, None: the
-        partitioner chooses.
+        None instead of indexes means all records.
         """
         if partition is not None:
             return [(self._course(partition), None)]
@@ -795,11 +793,7 @@ def _sizes_of(values: Sequence[bytes | None], keys: Sequence[bytes | None] | Non
 
 
 def _chunk_end(ends: list[int], start: int, most_bytes: int, most_records: int) -> int:
-    """Return the index after the last record of the batch that begins with the record ``start``.
-
-    ``ends``: end of each record, in bytes from the first record. The batch has at most ``most_bytes`` and ``most_records``, but at
-    least one record.
-    """
+    """Return the index after the last record of the batch that begins with the record ``start``."""
     before = ends[start - 1] if start else 0
     end = bisect_right(ends, before + most_bytes, start, min(len(ends), start + most_records))
     return max(end, start + 1)

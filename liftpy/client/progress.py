@@ -72,10 +72,7 @@ class ErrorConfirmation:
         self._heard: type[LiftError] | None = None
 
     def ask_again(self, error: LiftError, leader: str) -> NotServedError:
-        """Return a retryable error at the first report of ``error``. Raise ``error`` itself at the second report.
-
-        ``leader``: id of the leader, which the reader asks next.
-        """
+        """Return a retryable error at the first report of ``error``. Raise ``error`` itself at the second report."""
         if type(error) is self._heard:
             raise error
         self._heard = type(error)
@@ -154,10 +151,7 @@ class ReadProgress:
         return self.end_offset is not None and self.next_offset >= self.end_offset
 
     def request(self, max_bytes: int, wait_ms: int, request_id: int = 0) -> client_pb2.ReadRequest:
-        """Return the next read request. A replica that lacks records which this reader has must not answer it.
-
-        ``max_bytes``: maximum size of the answer. ``wait_ms``: time that the replica may wait for new records, in milliseconds.
-        """
+        """Return the next read request. A replica that lacks records which this reader has must not answer it."""
         held = self.assembly.held
         self._request_id = request_id
         return client_pb2.ReadRequest(

@@ -588,10 +588,7 @@ class Publisher:
             message.give_up = max(message.give_up, min(give_up, message.overload_give_up))
 
     def _not_ours(self, why: str) -> None:
-        """Count an ack that does not come from the addressed partition, and continue to wait for the right one [A9].
-
-        ``why``: description of the ack, for error texts.
-        """
+        """Count an ack that does not come from the addressed partition, and continue to wait for the right one [A9]."""
         self.foreign_answers += 1
         self._transport.counters["acks by somebody else"] += 1
         self._last_foreign = f" ({why})"
@@ -677,10 +674,7 @@ class Publisher:
             answer.exception()  # it counts as looked at: one error is enough for flush()
 
     async def _sweep(self, renewed: asyncio.Future[None]) -> None:
-        """Run until canceled. At every tick, send rejected messages again. At every tenth tick, resend or fail messages without an ack.
-
-        ``renewed``: future that is done after a reconnect.
-        """
+        """At every tick, send rejected messages again. At every tenth tick, resend or fail messages without an ack."""
         loop = asyncio.get_running_loop()
         for tick in itertools.count():
             await asyncio.sleep(_SWEEP_S)
@@ -702,10 +696,7 @@ class Publisher:
                     self._addressing.doubt()
 
     def _check_server(self, now: float) -> None:
-        """Ping the NATS server if messages are in flight and no ack has arrived for ``SILENT_S`` seconds.
-
-        ``now``: time of the event loop.
-        """
+        """Ping the NATS server if messages are in flight and no ack has arrived for ``SILENT_S`` seconds."""
         if not self._in_flight or self._quiet_since is None:
             self._quiet_since = now
         elif now >= self._quiet_since + SILENT_S:
@@ -714,7 +705,7 @@ class Publisher:
     def _resume_sending(self, now: float) -> None:
         """Send messages in flight again after a reconnect, or after a silence of the server.
 
-        One message is sent first, as a probe. The others follow when a leader has accepted it. ``now``: time of the event loop.
+        One message is sent first, as a probe. The others follow when a leader has accepted it.
         """
         self._probing_until = now + PROBING_S
         known = [number for number, message in self._in_flight.items() if message.known_until]
@@ -731,7 +722,7 @@ class Publisher:
     async def _send_refused(self, now: float) -> None:
         """Send rejected messages again, in the order of their numbers.
 
-        The first one is sent alone, as a probe. The others follow when a leader has accepted it. ``now``: time of the event loop.
+        The first one is sent alone, as a probe. The others follow when a leader has accepted it.
         """
         waits = self._first in self._in_flight and self._first not in self._refused
         if waits and now < self._probing_until and self._first_is_silent(now):
@@ -750,8 +741,7 @@ class Publisher:
     def _may_be_stored(self, numbers: Iterable[int], now: float, why: str, growth: int = 2) -> None:
         """Resend messages without an ack whose message ids the leader still knows. Fail the others with OutcomeUnknownError.
 
-        ``numbers``: the messages. ``now``: time of the event loop. ``why``: reason for the error text. ``growth``: factor by which the
-        timeout of the next attempt grows.
+        ``growth``: factor by which the timeout of the next attempt grows.
         """
         for number in numbers:
             message = self._in_flight[number]

@@ -561,10 +561,7 @@ class Queue:
             raise refused
 
     async def _request_from(self, place: _QueuePartition, wanted: int) -> bool:
-        """Request records of one partition. Return whether it had some, or whether it must be asked again at once.
-
-        ``wanted``: number of records that the application needs now.
-        """
+        """Request records of one partition. Return whether it had some, or whether it must be asked again at once."""
         log = place.log
         if log.bounds is None or not log.has_more or _now_ns() >= place.again_ns > 0:
             try:
@@ -603,20 +600,14 @@ class Queue:
             logger.debug("queue %s: %s", self.name, error)
 
     def _note_end(self, place: _QueuePartition, answer: pb.GroupAnswer) -> None:
-        """Store that the coordinator has no more records of the partition, and when to ask it again.
-
-        ``answer``: answer to the request.
-        """
+        """Store that the coordinator has no more records of the partition, and when to ask it again."""
         place.ended = place.log.end_offset
         known = answer.nextReadyMs >= 0 and not answer.granted
         ready_s = answer.nextReadyMs / 1000 if known else _ASK_AGAIN_S
         place.again_ns = _now_ns() + round(min(ready_s, _ASK_AGAIN_S) * 1e9)
 
     async def _news(self, until_ns: int) -> None:
-        """Wait until new records are committed, or until other workers may have returned records.
-
-        ``until_ns``: monotonic time at which the wait ends, in nanoseconds.
-        """
+        """Wait until new records are committed, or until other workers may have returned records."""
         if any(place.log.bounds is None for place in self._places):
             return  # not looked at yet
         now_ns = _now_ns()
@@ -665,10 +656,7 @@ class Queue:
         )  # fmt: skip
 
     async def _receive(self, place: _QueuePartition, answer: pb.GroupAnswer, sent_ns: int, wanted: int) -> None:
-        """Fetch the records that the coordinator has granted in ``answer``, and queue them as jobs for the application.
-
-        ``sent_ns``: time at which the request was sent. ``wanted``: number of requested records.
-        """
+        """Fetch the records that the coordinator has granted in ``answer``, and queue them as jobs for the application."""
         place.ended = -1
         try:
             self._ready.extend(await self._fetch(place.log, list(answer.granted), sent_ns + answer.waitMs * commands.NS_PER_MS))
@@ -681,11 +669,7 @@ class Queue:
     async def _receive_along(
         self, place: _QueuePartition, coming: asyncio.Future[pb.GroupAnswer | None], sent_ns: int, wanted: int
     ) -> None:
-        """Process the records that the coordinator has granted together with the answer to an ack.
-
-        ``coming``: future of the answer, None if the command failed. ``sent_ns``: time at which the command was sent. ``wanted``:
-        number of requested records.
-        """
+        """Process the records that the coordinator has granted together with the answer to an ack."""
         answer = await coming
         if answer is not None and answer.granted:
             await self._receive(place, answer, sent_ns, wanted)

@@ -30,12 +30,7 @@ from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 
 
 class StreamDirectory:
-    """Cache of the descriptions of streams. It also makes readers of their partitions.
-
-    Args:
-        requests: Requests to the metadata group.
-        factories: Factories of readers that add traces. Default None: no traces.
-    """
+    """Cache of the descriptions of streams. It also makes readers of their partitions."""
 
     def __init__(self, requests: MetadataRequests, factories: ClientFactories | None = None) -> None:
         self.requests = requests
@@ -154,11 +149,7 @@ def partition_state(stream: StreamImage, partition: int) -> PartitionState:
 
 
 def subject_address(subject: str, uid: str = "", answers: bool = True, window_s: float = 0.0) -> Address:
-    """Return the address for publishing to ``subject``. Raise ConfigError if the subject has wildcards or is not text.
-
-    ``uid``: uid of the stream, '' if unknown. ``answers``: True if the stream sends acks. ``window_s``: deduplication window in
-    seconds.
-    """
+    """Return the address for publishing to ``subject``. Raise ConfigError if the subject has wildcards or is not text."""
     if any(token in ("*", ">") for token in subject.split(".")):
         raise ConfigError(f"Cannot publish on {subject}, because it has wildcards. Name one subject (subject=, --subject).")
     if not is_utf8(subject):

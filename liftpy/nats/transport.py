@@ -158,10 +158,7 @@ class _ErrorsSeen:
 
 
 async def _first_connect(connection: NatsConnection, urls: list[str], options: dict[str, Any], timeout_s: float) -> None:
-    """Connect ``connection`` to one of ``urls``, with two tries per server. After this, nats-py reconnects forever.
-
-    ``options``: arguments of ``nats.connect``. Raises TimeoutError after 2 x ``timeout_s`` seconds.
-    """
+    """Connect ``connection`` to one of ``urls``, with two tries per server. After this, nats-py reconnects forever."""
     attempts = options.pop("max_reconnect_attempts")
     await asyncio.wait_for(connection.connect(servers=urls, max_reconnect_attempts=1, **options), timeout_s * 2)
     connection.options["max_reconnect_attempts"] = attempts
@@ -304,13 +301,7 @@ class Transport:
         return bytes((await self.exchange(subject, payload, timeout_s, headers)).data)
 
     async def exchange(self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None) -> Any:
-        """Send a request and return the answer, a nats-py message.
-
-        Args:
-            subject: Subject of the request.
-            payload: Payload of the request.
-            timeout_s: Maximum total time, in seconds.
-            headers: Headers of the request. None: none.
+        """Send a request and return the answer, a nats-py message. ``timeout_s``: maximum total time, in seconds.
 
         Raises:
             NoRespondersError: No subscriber got the request.

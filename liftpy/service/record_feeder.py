@@ -493,10 +493,7 @@ class Feeder:
         return failing.unit.offset if stop is None else min(stop, failing.unit.offset)
 
     def _adapt_chunk(self, took_s: float) -> None:
-        """Change the number of records that are applied at once, so that heartbeats are not delayed.
-
-        ``took_s``: time that the last records took, in seconds. A slow service gets fewer records, at least one.
-        """
+        """Change the number of records that are applied at once, so that heartbeats are not delayed."""
         step_s = self._settings.step_s
         if took_s > step_s:
             self._chunk_records = max(1, self._chunk_records // 2)

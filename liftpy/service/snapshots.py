@@ -201,10 +201,7 @@ class SnapshotStore:
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def newest(self, wanted: Callable[[Snapshot], bool] = lambda _: True) -> Snapshot | None:
-        """Return the newest valid snapshot for which ``wanted`` is true. None: there is none.
-
-        Raises UnknownFormatError if a newer version wrote it.
-        """
+        """Return the newest valid snapshot for which ``wanted`` is true. None: there is none."""
         found = self.newest_stored(wanted)
         return None if found is None else found[0]
 

@@ -340,10 +340,7 @@ def _state(run: _Run) -> str:
 
 
 def _run_records(factory: Callable[[], Service], role: Role, records: Sequence[Record], places: Sequence[int]) -> _RunResult:
-    """Run a new service instance over ``records``, and return its outputs, replies and snapshots.
-
-    ``role``: role of the instance. ``places``: numbers of records after which a snapshot is taken.
-    """
+    """Run a new service instance over ``records``, and return its outputs, replies and snapshots."""
     run, states, done = _Run(factory, role), {}, 0
     for place in places:
         run.feed(records[done:place])
