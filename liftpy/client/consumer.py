@@ -280,20 +280,21 @@ class PartitionReader:
         ``max_bytes``: maximum size of this answer, None: ``options.max_bytes``. Raises OffsetOutOfRangeError, NotFoundError if the
         stream was created again, UnavailableError, and ProtocolError or CorruptionError if every replica sent a wrong answer.
         """
-        opinion = ErrorConfirmation()
-        async for attempt in retry_attempts(self.options.patience_s, reads=True):
-            with attempt:
-                if self._nearest is not None:
-                    self.node = await self._nearest.instead_of(self.node)
-                asked, self.node = self.node, self.options.node  # after a failure, the next request goes to another replica
-                try:
-                    return await self._fetch_from(asked, progress, opinion, min(max_bytes or self._max_bytes, self._max_bytes))
-                except LiftError as error:
-                    self._teller.emit(EventKind.FAILED, asked, detail=f"{error.code}: {error}")
-                    if self._nearest is not None:
-                        self._nearest.note_failure(asked)
-                    raise
-        raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
+        size_bytes = min(max_bytes or self._max_bytes, self._max_bytes)
+        attempts = retry_attempts(self.options.patience_s, reads=True)
+        return await attempts(self._try_to_fetch, progress, ErrorConfirmation(), size_bytes)
+
+    async def _try_to_fetch(self, progress: ReadProgress, opinion: ErrorConfirmation, max_bytes: int) -> list[BatchSlice]:
+        if self._nearest is not None:
+            self.node = await self._nearest.instead_of(self.node)
+        asked, self.node = self.node, self.options.node  # after a failure, the next request goes to another replica
+        try:
+            return await self._fetch_from(asked, progress, opinion, max_bytes)
+        except LiftError as error:
+            self._teller.emit(EventKind.FAILED, asked, detail=f"{error.code}: {error}")
+            if self._nearest is not None:
+                self._nearest.note_failure(asked)
+            raise
 
     async def _fetch_from(
         self, asked: str, progress: ReadProgress, opinion: ErrorConfirmation, max_bytes: int
@@ -431,13 +432,8 @@ class PartitionReader:
                 self.node = self.node or begins_at  # it answers: reading begins there
                 if not self.options.node and head.leader != head.node:
                     node = head.leader
-                    raise NotServedError(
-                        (
-                            f"Node {head.node} does not lead {self.stream}/{self.partition}. Retry: the client then asks the new "
-                            "leader."
-                        ),
-                        head.leader,
-                    )
+                    text = f"Node {head.node} does not lead {self.stream}/{self.partition}. Retry: the client then asks the new leader."
+                    raise NotServedError(text, head.leader)
                 wanted = request.offset if request.HasField("rangeEnd") else head.logStartOffset
                 try:
                     check_head(head, uid, self.stream, self.partition, last[0] + 1 if last[1] else wanted)

@@ -192,11 +192,11 @@ def _fields(kind: Kind, body: bytes) -> Mapping[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, "", 0, False, [])}
 
 
-def _number(kind: Kind, fields: Mapping[str, Any], name: str, high: int = MOST) -> int:
+def _number(kind: Kind, fields: Mapping[str, Any], name: str) -> int:
     try:
-        return whole_number(fields.get(name, 0), 0, high)
+        return whole_number(fields.get(name, 0), 0, MOST)
     except ValueError:
-        raise _bad(kind, f"bad request: {name} must be a number from 0 to {high}") from None
+        raise _bad(kind, f"bad request: {name} must be a number from 0 to {MOST}") from None
 
 
 def _subject(kind: Kind, subject: object) -> str:

@@ -375,36 +375,35 @@ class PartitionSender:
         return ticket
 
     async def _ask(self) -> client_pb2.ProducerState:
-        async for attempt in retry_attempts(self._options.patience_s):
-            with attempt:
-                head = self._head()
-                head.askedProducer, head.producerSequence = self.lane.producer_id, self.lane.unanswered[0]
-                head.producerName = self._errand.name
-                self._add_position(head, 0 if self._errand.round is None else self._errand.round.position.offset)
-                if self._acked is not None:
-                    head.producerAckedOffset, head.producerAckedEpoch = self._acked
-                message = await self._transport.exchange(
-                    self.addressing.address.subject, frames.batch_publish(head, b""), self._options.attempt_s
-                )
-                ack = self._ack_in(message)
-                if ack is None:
-                    raise UnavailableError(
-                        f"Received an ack for {self.addressing.address.subject} from another stream. Another stream or "
-                        "cluster stores this subject. Check `liftpy stream list`: only one stream per subject may send acks."
-                    )
-                if ack.ackError == _Ack.OK:
-                    return ack.producer
-                self.addressing.doubt()
-                if _REFUSALS.get(ack.ackError) is BatchRejection.AGAIN:
-                    raise UnavailableError(
-                        f"{self._stream}/{self.partition} rejected the request for now: {ack.detail or ack.ackError}. "
-                        "Retry it later."
-                    )
-                rejection = self._rejection(ack)
-                if self._errand.round is not None and rejection.reason == "DIVERGED_PRODUCER":
-                    raise PlanChangedError(str(rejection))
-                raise rejection
-        raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
+        return await retry_attempts(self._options.patience_s)(self._ask_once)
+
+    async def _ask_once(self) -> client_pb2.ProducerState:
+        head = self._head()
+        head.askedProducer, head.producerSequence = self.lane.producer_id, self.lane.unanswered[0]
+        head.producerName = self._errand.name
+        self._add_position(head, 0 if self._errand.round is None else self._errand.round.position.offset)
+        if self._acked is not None:
+            head.producerAckedOffset, head.producerAckedEpoch = self._acked
+        message = await self._transport.exchange(
+            self.addressing.address.subject, frames.batch_publish(head, b""), self._options.attempt_s
+        )
+        ack = self._ack_in(message)
+        if ack is None:
+            raise UnavailableError(
+                f"Received an ack for {self.addressing.address.subject} from another stream. Another stream or "
+                "cluster stores this subject. Check `liftpy stream list`: only one stream per subject may send acks."
+            )
+        if ack.ackError == _Ack.OK:
+            return ack.producer
+        self.addressing.doubt()
+        if _REFUSALS.get(ack.ackError) is BatchRejection.AGAIN:
+            raise UnavailableError(
+                f"{self._stream}/{self.partition} rejected the request for now: {ack.detail or ack.ackError}. Retry it later."
+            )
+        rejection = self._rejection(ack)
+        if self._errand.round is not None and rejection.reason == "DIVERGED_PRODUCER":
+            raise PlanChangedError(str(rejection))
+        raise rejection
 
     def _add_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
         source = self._errand.source

@@ -8,11 +8,10 @@ asks the leaders where to continue (``ProducerOptions.begin``).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import secrets
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate, islice
 from operator import le
@@ -36,8 +35,8 @@ from liftpy.client.partition_sender import (
 from liftpy.client.write_epoch import Round
 from liftpy.core.base.ids import is_utf8, quote
 from liftpy.core.publish.jetstream_headers import first_refused
-from liftpy.core.wire.batch import ByteArray, RecordColumns
-from liftpy.core.wire.headers import HeadersLike, Pairs, pairs_of
+from liftpy.core.wire.batch import RecordColumns
+from liftpy.core.wire.headers import HeadersLike, pairs_of
 from liftpy.core.wire.partitioner import partition_of, partitions_of
 from liftpy.core.wire.producer_note import BY_KEY, MAX_NAME_BYTES, Partitioning, PartitioningMethod, SourcePosition
 from liftpy.errors import (
@@ -49,7 +48,7 @@ from liftpy.errors import (
     PublishRejectedError,
 )
 from liftpy.nats.cancellation import end_tasks
-from liftpy.nats.transport import Transport
+from liftpy.nats.transport import Transport, unsubscribe
 
 Partitioner = Literal["key", "sticky", "round-robin"] | Callable[[bytes | None, int], int]
 """How a producer chooses the partition of a record.
@@ -60,6 +59,7 @@ Partitioner = Literal["key", "sticky", "round-robin"] | Callable[[bytes | None, 
 - A function of (key or None, number of partitions).
 """
 _CHUNK_RECORDS = 65_536
+_NO_POSITIONS = "A producer with a source needs the source position of each record. Use send_many(..., positions=)."
 _METHODS = {
     ("key", False): PartitioningMethod.KEY,
     ("key", True): PartitioningMethod.KEY_OR_NUMBER,
@@ -346,9 +346,7 @@ class Producer:
         try:
             await end_tasks([*self._tasks, *(course.addressing.task for course in self._courses)])
         finally:
-            if subscription is not None:
-                with contextlib.suppress(Exception):
-                    await subscription.unsubscribe()
+            await unsubscribe(subscription)
 
     async def __aenter__(self) -> Producer:
         return self
@@ -397,12 +395,11 @@ class Producer:
             self._must_go_on()
         if self._source is not None:
             self._must_have_no_round()
-            raise ConfigError(
-                "A producer with a source needs the source position of each record. Use send_many(..., positions=)."
-            )
-        pairs = _check_headers(headers) if headers else ()
+            raise ConfigError(_NO_POSITIONS)
+        pairs = pairs_of(headers) if headers else ()
         size_bytes = _size_of(value) + _size_of(key) + RECORD_BYTES
         if pairs:
+            _check_header_names(name for name, _ in pairs)
             size_bytes += sum(len(name.encode()) + len(content) + RECORD_BYTES for name, content in pairs)
         self._must_fit(size_bytes)
         if partition is None:
@@ -525,12 +522,12 @@ class Producer:
         """
         self._must_go_on()
         if self._source is not None and self._round is None:
-            raise ConfigError(
-                "A producer with a source needs the source position of each record. Use send_many(..., positions=)."
-            )
+            raise ConfigError(_NO_POSITIONS)
         course, count = self._course(partition), len(columns)
         if columns.headers is not None:
-            _check_names(columns.headers.names)
+            names = columns.headers.names
+            found = set(names.column(0, len(names)).to_list())
+            _check_header_names((name or b"").decode("utf-8", "surrogateescape") for name in found)
         sizes = columns.sizes(RECORD_BYTES)
         self._must_fit(int(sizes.max(initial=0)))
         ends, shares, start = np.cumsum(sizes), list[tuple[BatchFuture, int, int]](), 0
@@ -763,17 +760,8 @@ def _method_name(method: int) -> str:
     return PartitioningMethod(method).name.lower() if method in list(PartitioningMethod) else f"method {method}"
 
 
-def _check_headers(headers: HeadersLike) -> Pairs:
-    pairs = pairs_of(headers)
-    refused = first_refused(name for name, _ in pairs)
-    if refused:
-        raise ConfigError(f"A producer does not support the header {refused!r}. Use client.publish() for this record.")
-    return pairs
-
-
-def _check_names(names: ByteArray) -> None:
-    found = {(name or b"").decode("utf-8", "surrogateescape") for name in set(names.column(0, len(names)).to_list())}
-    if refused := first_refused(found):
+def _check_header_names(names: Iterable[str]) -> None:
+    if refused := first_refused(names):
         raise ConfigError(f"A producer does not support the header {refused!r}. Use client.publish() for this record.")
 
 

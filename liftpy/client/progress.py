@@ -183,19 +183,11 @@ class ReadProgress:
         If the answer is not acceptable, a LiftError is raised and the position stays. The result is empty while a large batch arrives
         in pieces. The next request gets the next piece.
         """
-        head, body = frames.decode_read_response(answer)
-        check_partition_address(head, self.partition, stream=self.stream, requestId=self._request_id)
-        must_agree(head, self.uid, self.last_offset, self.leader_epoch)
-        self.leader = head.leader
+        head, body = self._decode(answer)
         check_head(head, self.uid, self.stream, self.partition, self.next_offset)
         if self.wanted and not head.selected:
-            raise NotServedError(
-                (
-                    f"Node {head.node} does not support filters, because it runs an older version. Upgrade it, or read "
-                    "without a filter."
-                ),
-                head.leader,
-            )
+            text = f"Node {head.node} does not support filters, because it runs an older version. Upgrade it, or read without a filter."
+            raise NotServedError(text, head.leader)
         self.looked_bytes = head.lookedBytes
         self._learn_compaction(head)
         if not head.compacted:
@@ -230,6 +222,14 @@ class ReadProgress:
         self._move(head, position, epoch, all_taken)
         self.last_offset = last_offset
         return slices
+
+    def _decode(self, answer: bytes | memoryview) -> tuple[client_pb2.ReadResponse, memoryview]:
+        """Return (header, body) of an answer to the newest request. Raise ProtocolError if it contradicts the request."""
+        head, body = frames.decode_read_response(answer)
+        check_partition_address(head, self.partition, stream=self.stream, requestId=self._request_id)
+        must_agree(head, self.uid, self.last_offset, self.leader_epoch)
+        self.leader = head.leader
+        return head, body
 
     def learn_compacted(self, compacted_end: int) -> None:
         """Store that the log below the offset ``compacted_end`` (exclusive) was compacted when earlier records were read.
@@ -309,13 +309,8 @@ class ReadProgress:
         if position == self.next_offset and committed >= position and not self.done:
             self._behind_count += head.highWatermark < position
             if self._behind_count < _MOST_BEHIND:
-                raise NotServedError(
-                    (
-                        f"Node {head.node} returned nothing at offset {position}, although offset {committed} is committed. "
-                        "The client asks another node."
-                    ),
-                    head.leader,
-                )
+                text = f"Node {head.node} returned nothing at offset {position}, although offset {committed} is committed."
+                raise NotServedError(f"{text} The client asks another node.", head.leader)
             self.high_watermark = head.highWatermark
         self._behind_count = 0
         self.next_offset = position if self.end_offset is None else min(position, self.end_offset)
@@ -440,10 +435,7 @@ class BackwardProgress(ReadProgress):
 
         Raises the errors of ``ReadProgress.accept``.
         """
-        head, body = frames.decode_read_response(answer)
-        check_partition_address(head, self.partition, stream=self.stream, requestId=self._request_id)
-        must_agree(head, self.uid, self.last_offset, self.leader_epoch)
-        self.leader = head.leader
+        head, body = self._decode(answer)
         gone = head.error == client_pb2.ReadResponse.OFFSET_OUT_OF_RANGE and self.next_offset < head.logStartOffset
         if not gone:
             check_head(head, self.uid, self.stream, self.partition, self.next_offset)

@@ -15,7 +15,6 @@ out of order.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterable
@@ -49,7 +48,7 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.nats.cancellation import end_tasks
-from liftpy.nats.transport import SILENT_S, Transport, nobody_there
+from liftpy.nats.transport import SILENT_S, Transport, nobody_there, unsubscribe
 
 _Ack = client_pb2.Ack
 _AGAIN = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM, _Ack.QUOTA, _Ack.BELOW_MIN_ISR})
@@ -59,6 +58,9 @@ _EXTEND_EVERY_S = 0.2
 """Minimum time between two extensions of the deadlines of an overloaded leader's messages, in seconds."""
 FIRST_ATTEMPT_S = 2.0
 """Time to wait for an ack of a message that may be sent again, in seconds."""
+_EARLIER_ATTEMPT = (
+    "An earlier attempt got no ack, so the message may be stored. Send it again with the same message id (message_id)."
+)
 _OF_THE_WINDOW = 0.8
 """Share of the deduplication window in which a message may be sent again. The rest allows for the time in the network."""
 
@@ -206,7 +208,9 @@ class Publisher:
         new_id = self._ids.next() if not msg_id and options.message_ids and address.window_s else b""
         uid, window_s = address.uid, address.window_s if msg_id or new_id else 0.0
         if type(value) is bytes and value and not (msg_id or headers) and key is None and expected_last is None:
-            made = self._made if self._made and self._made.made_for == (uid, ack) else self._form(uid, ack)
+            made = self._made
+            if made is None or made.made_for != (uid, ack):
+                made = self._made = FastEnvelope(self._stream, self._partition, uid, ack, runs=True)
             payload = made.envelope(value, new_id)
         else:
             if msg_id or new_id or expected_last is not None:
@@ -390,9 +394,7 @@ class Publisher:
         try:
             await end_tasks([self._sweeper, self._addressing.task])
         finally:
-            if subscription is not None:
-                with contextlib.suppress(Exception):
-                    await subscription.unsubscribe()
+            await unsubscribe(subscription)
 
     def _end(self, why: str) -> None:
         self._closed = True
@@ -417,10 +419,6 @@ class Publisher:
             await self.close()
 
     # ---- sending -----------------------------------------------------------------------------------------------------
-    def _form(self, uid: str, ack: AckPolicy) -> FastEnvelope:
-        self._made = FastEnvelope(self._stream, self._partition, uid, ack, runs=True)
-        return self._made
-
     def _must_be_open(self) -> None:
         self._transport.must_be_usable()
         if self._closed:
@@ -480,14 +478,8 @@ class Publisher:
             reply = f"{self._inbox}.{number}"
             await self._transport.write(address.subject, message.payload, reply, None, message.deadline)
         except ProtocolError as error:  # the limit of this server, not of the one that may have got an earlier attempt
-            unknown = (
-                OutcomeUnknownError(
-                    "An earlier attempt got no ack, so the message may be stored. Send it again with the same message id "
-                    f"(message_id). Last error: {error}"
-                )
-                if message.maybe_stored
-                else None
-            )
+            text = f"{_EARLIER_ATTEMPT} Last error: {error}"
+            unknown = OutcomeUnknownError(text) if message.maybe_stored else None
             self._fail(number, unknown or PublishRejectedError(str(error), "TOO_LARGE"))
         except UnavailableError as error:
             self._send_again(number, message, error)
@@ -659,11 +651,7 @@ class Publisher:
         if isinstance(error, OutcomeUnknownError):
             error = OutcomeUnknownError(str(error), message.message_id.decode())
         elif message.maybe_stored and not is_final(error):
-            error = OutcomeUnknownError(
-                "An earlier attempt got no ack, so the message may be stored. Send it again with the same message id "
-                f"(message_id). Last error: {error}",
-                message.message_id.decode(),
-            )
+            error = OutcomeUnknownError(f"{_EARLIER_ATTEMPT} Last error: {error}", message.message_id.decode())
         answer = self._pop_future(number)
         if answer.done():
             return

@@ -102,18 +102,19 @@ async def ask(
     """
     subject = data_subject(subjects.service_query(check_name(service, "service")), partition)
     headers = None if at_least is None else {AT_LEAST_HEADER: str(at_least)}
-    async for attempt in retry_attempts(timeout_s):
-        with attempt:
-            try:
-                answer = await transport.exchange(subject, query, min(_ATTEMPT_S, timeout_s), headers)
-            except NoRespondersError:
-                await _check_partition(transport, subjects, service, query, partition)
-                raise NoRespondersError(
-                    f"No process of service {service} answers queries of partition {partition}. Check the name, the partition and "
-                    "--namespace, and that the service runs (`liftpy status`) and its class defines on_query."
-                ) from None
-            return _read_answer(subject, partition, bytes(answer.data), dict(answer.headers or {}))
-    raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
+
+    async def attempt() -> QueryAnswer:
+        try:
+            answer = await transport.exchange(subject, query, min(_ATTEMPT_S, timeout_s), headers)
+        except NoRespondersError:
+            await _check_partition(transport, subjects, service, query, partition)
+            raise NoRespondersError(
+                f"No process of service {service} answers queries of partition {partition}. Check the name, the partition and "
+                "--namespace, and that the service runs (`liftpy status`) and its class defines on_query."
+            ) from None
+        return _read_answer(subject, partition, bytes(answer.data), dict(answer.headers or {}))
+
+    return await retry_attempts(timeout_s)(attempt)
 
 
 async def _check_partition(transport: Transport, subjects: Subjects, service: str, query: bytes, partition: int) -> None:

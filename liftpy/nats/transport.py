@@ -11,7 +11,6 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
@@ -392,12 +391,12 @@ class Transport:
                 f"NATS connection error on {subject}: {str(error) or type(error).__name__}. Check the NATS server, then retry."
             ) from error
         except asyncio.CancelledError:
-            await _unsubscribe(subscription)
+            await unsubscribe(subscription)
             raise
         finally:
             unwatch()
         if subject in denied or self.closed:
-            await _unsubscribe(subscription)
+            await unsubscribe(subscription)
             self.must_be_usable()
             raise NotAllowedError(
                 f"The NATS permissions of this user do not allow it to subscribe to {subject}, where answers arrive. "
@@ -546,7 +545,8 @@ def _do_nothing() -> None:
     pass
 
 
-async def _unsubscribe(subscription: Any) -> None:
+async def unsubscribe(subscription: Any) -> None:
+    """End a subscription of nats-py. None, and errors of a closed connection, are ignored."""
     if subscription is not None:
         with contextlib.suppress(Exception):
             await subscription.unsubscribe()
@@ -563,12 +563,6 @@ _MAX_DIGITS = 18
 _NO_RESPONDERS = "503"
 
 
-@dataclass(slots=True)
-class _PendingRequest:
-    subject: str
-    answer: asyncio.Future[Any]
-
-
 class Answers:
     """Requests that wait for answers in one inbox.
 
@@ -579,7 +573,8 @@ class Answers:
         self._inbox = ""
         self._subscription: Any = None
         self._numbers = count()
-        self._asked: dict[int, _PendingRequest] = {}
+        self._asked: dict[int, tuple[str, asyncio.Future[Any]]] = {}
+        """Number of the request -> its subject, and the future of its answer."""
         self.is_open = False
 
     @property
@@ -591,28 +586,26 @@ class Answers:
 
     async def leave(self) -> None:
         subscription, self._subscription, self.is_open = self._subscription, None, False
-        if subscription is not None:
-            with contextlib.suppress(Exception):
-                await subscription.unsubscribe()
+        await unsubscribe(subscription)
 
     def expect(self, subject: str) -> tuple[int, str, asyncio.Future[Any]]:
         """Register a request on ``subject``. Return (its number for ``forget``, its reply subject, the future of its answer)."""
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
-        self._asked[number] = _PendingRequest(subject, answer)
+        self._asked[number] = subject, answer
         return number, f"{self._inbox}.{number}", answer
 
     def forget(self, number: int) -> None:
         """Remove the request ``number``. An answer or an error for it is ignored from now on."""
-        asked = self._asked.pop(number, None)
-        if asked is not None and asked.answer.done() and not asked.answer.cancelled():
-            asked.answer.exception()
+        _, answer = self._asked.pop(number, ("", None))
+        if answer is not None and answer.done() and not answer.cancelled():
+            answer.exception()
 
     async def process_message(self, message: Any) -> None:
         token = message.subject.rpartition(".")[2]
         number = int(token) if token.isascii() and token.isdigit() and len(token) <= _MAX_DIGITS else -1
-        asked = self._asked.get(number)
-        if asked is not None and not asked.answer.done():
-            asked.answer.set_result(message)
+        _, answer = self._asked.get(number, ("", None))
+        if answer is not None and not answer.done():
+            answer.set_result(message)
 
     def note_denial(self, is_publish: bool, subject: str) -> None:
         """Fail the requests that cannot be sent or answered, because NATS permissions deny ``subject``.
@@ -622,26 +615,22 @@ class Answers:
         ours = subject == f"{self._inbox}.*"
         if not is_publish and ours:
             self.is_open = False  # the next request tries again, because permissions may change
-        for number, asked in self._asked.items():
-            if (asked.subject == subject and is_publish) or ours or subject == f"{self._inbox}.{number}":
-                what = "publish" if is_publish and asked.subject == subject else "be answered"
-                self._fail(
-                    asked,
+        for number, (asked, answer) in self._asked.items():
+            is_ours = asked == subject and is_publish
+            if (is_ours or ours or subject == f"{self._inbox}.{number}") and not answer.done():
+                what = "publish" if is_ours else "be answered"
+                answer.set_exception(
                     NotAllowedError(
                         f"The NATS permissions of this user do not allow it to {what} on {subject}. Change the permissions: "
                         "`liftpy permissions` prints them."
-                    ),
+                    )
                 )
 
     def end(self, error: LiftError) -> None:
         """Fail all waiting requests with ``error``."""
-        for asked in self._asked.values():
-            self._fail(asked, error)
-
-    @staticmethod
-    def _fail(asked: _PendingRequest, error: LiftError) -> None:
-        if not asked.answer.done():
-            asked.answer.set_exception(error)
+        for _, answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(error)
 
 
 def nobody_there(message: Any) -> bool:

@@ -32,7 +32,7 @@ from liftpy.core.services.service import ServiceFailedError
 from liftpy.core.wire.subjects import InboxRule, Subjects, data_subject, publish_answer, reply_to
 from liftpy.errors import LiftError, UnavailableError
 from liftpy.nats.request_guard import RequestGuard
-from liftpy.nats.transport import Transport
+from liftpy.nats.transport import Transport, unsubscribe
 from liftpy.service.instance import ServiceInstance
 from liftpy.service.settings import ServiceSettings
 
@@ -106,8 +106,7 @@ class QueryServer:
             try:
                 why = await self._serve()
             finally:
-                with contextlib.suppress(Exception):
-                    await subscription.unsubscribe()
+                await unsubscribe(subscription)
             for query in self._pending.pop_expired(math.inf):
                 await self._refuse(query.reply, QueryRejectedError(why))
 

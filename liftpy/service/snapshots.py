@@ -58,7 +58,7 @@ from liftpy.errors import (
     UnknownFormatError,
 )
 from liftpy.nats.request_guard import RequestGuard
-from liftpy.nats.transport import Transport
+from liftpy.nats.transport import Transport, unsubscribe
 from liftpy.service.settings import ServiceSettings
 
 logger = logging.getLogger("liftpy.service")
@@ -582,8 +582,7 @@ class SnapshotServer:
                 now_s = time.monotonic()
                 self._release([digest for digest, held in self._held.items() if now_s - held.used_s >= _HELD_S])
         finally:
-            with contextlib.suppress(Exception):
-                await subscription.unsubscribe()
+            await unsubscribe(subscription)
             self._release(list(self._held))
 
     async def _message_arrived(self, message: Any) -> None:
