@@ -86,25 +86,17 @@ def connect(
             await client.create_stream("orders", "shop.orders", exist_ok=True)
             ack = await client.publish("orders", b"one", key=b"k")
     """
-    return AwaitableContext(_connect(nats, namespace, credentials, name, timeout_s, trace, nats_options))
 
+    async def opened() -> Client:
+        factories = factories_for(trace)
+        subjects = Subjects(namespace, principal=credentials.principal if credentials is not None else "")
+        if isinstance(nats, NatsConnection):
+            make_strict(nats)
+            return Client(Transport(nats), subjects, owns_connection=False, factories=factories)
+        connection = await open_connection(nats, credentials=credentials, name=name, timeout_s=timeout_s, **nats_options)
+        return Client(Transport(connection), subjects, owns_connection=True, factories=factories)
 
-async def _connect(
-    nats: str | Sequence[str] | NatsConnection,
-    namespace: str,
-    credentials: Credentials | None,
-    name: str,
-    timeout_s: float,
-    trace: bool | TracerProvider,
-    nats_options: dict[str, Any],
-) -> Client:
-    factories = factories_for(trace)
-    subjects = Subjects(namespace, principal=credentials.principal if credentials is not None else "")
-    if isinstance(nats, NatsConnection):
-        make_strict(nats)
-        return Client(Transport(nats), subjects, owns_connection=False, factories=factories)
-    connection = await open_connection(nats, credentials=credentials, name=name, timeout_s=timeout_s, **nats_options)
-    return Client(Transport(connection), subjects, owns_connection=True, factories=factories)
+    return AwaitableContext(opened())
 
 
 def factories_for(trace: bool | TracerProvider) -> ClientFactories:
@@ -518,21 +510,22 @@ class Client:
                 for number in range(1000):
                     await publisher.send(b"%d" % number)
         """
-        return AwaitableContext(self._publisher(stream, partition, subject, options or PublishOptions()))
-
-    async def _publisher(self, stream: str, partition: int, subject: str, options: PublishOptions) -> Publisher:
-        check_published(stream)
-        check_partition(partition)
-        if subject:
-            known = self._streams.cached.get(stream)
-            address = subject_address(subject) if known is None else address_of(known, partition, subject)
-        else:
-            address = address_of(await self._streams.cached_stream(stream, partition), partition)
 
         async def find() -> Address:
             return address_of(await self._streams.current_stream(stream), partition, subject)
 
-        return self._factories.publisher(self._transport, stream, partition, address, options, find=find)
+        async def opened() -> Publisher:
+            check_published(stream)
+            check_partition(partition)
+            if subject:
+                known = self._streams.cached.get(stream)
+                address = subject_address(subject) if known is None else address_of(known, partition, subject)
+            else:
+                address = address_of(await self._streams.cached_stream(stream, partition), partition)
+            chosen = options or PublishOptions()
+            return self._factories.publisher(self._transport, stream, partition, address, chosen, find=find)
+
+        return AwaitableContext(opened())
 
     def producer(
         self,

@@ -215,13 +215,10 @@ class Window:
     def _fits(self, size_bytes: int, count: int) -> bool:
         return not self.count or (self.count + count <= self._most and self.size_bytes + size_bytes <= self._most_bytes)
 
-    def _add(self, size_bytes: int, count: int) -> None:
-        self.count += count
-        self.size_bytes += size_bytes
-
     def _wake(self) -> None:
         while self._waiting and self._fits(self._waiting[0][1], self._waiting[0][2]):
             place, size_bytes, count = self._waiting.popleft()
             if not place.done():
-                self._add(size_bytes, count)
+                self.count += count
+                self.size_bytes += size_bytes
                 place.set_result(None)

@@ -106,27 +106,26 @@ class StreamDirectory:
 
         ``Client.producer`` describes the other arguments and the errors. A round without an ``id`` cannot be sent again.
         """
-        name = name_for(id, source if isinstance(source, Source) else None)
-        return AwaitableContext(self._open_producer(stream, name, options or ProducerOptions(), partitioner, source))
-
-    async def _open_producer(
-        self, stream: str, name: str, options: ProducerOptions, partitioner: Partitioner, source: Source | Round | None
-    ) -> Producer:
-        known = await self.current_stream(check_published(stream))
-        check_answers(known)
-        addresses = [address_of(known, number) for number in range(max(len(known.partitions), 1))]
+        name, chosen = name_for(id, source if isinstance(source, Source) else None), options or ProducerOptions()
 
         async def find(partition: int) -> Address:
             return address_of(await self.current_stream(stream), partition)
 
-        position: SourcePosition | Round | None
-        if isinstance(source, Source):
-            position = source.position_in(await self.current_stream(check_name(source.stream, "stream")))
-        else:
-            position = source
-        made = self.factories.producer(self.requests.transport, stream, name, addresses, options, partitioner, find, position)
-        await made.open()
-        return made
+        async def opened() -> Producer:
+            known = await self.current_stream(check_published(stream))
+            check_answers(known)
+            addresses = [address_of(known, number) for number in range(max(len(known.partitions), 1))]
+            position: SourcePosition | Round | None
+            if isinstance(source, Source):
+                position = source.position_in(await self.current_stream(check_name(source.stream, "stream")))
+            else:
+                position = source
+            transport = self.requests.transport
+            made = self.factories.producer(transport, stream, name, addresses, chosen, partitioner, find, position)
+            await made.open()
+            return made
+
+        return AwaitableContext(opened())
 
     def read(self, progress: ReadProgress, options: ReadOptions | None = None) -> Iteration[BatchSlice]:
         place = progress.stream, progress.partition

@@ -281,12 +281,12 @@ class MemoryCluster:
         Example:
             cluster.serve(Counter, "counter", "orders")
         """
-        settings = (name, stream, partition, output_stream, tick_interval_s)
+        more = {"output_stream": output_stream, "tick_interval_s": tick_interval_s}
+        self._wait_for(self._serve(factory, name, stream, partition, **more))
 
-        self._wait_for(self._serve(factory, settings))
-
-    async def _serve(self, factory: Callable[[], Service], settings: tuple[str, str, int, str, float]) -> None:
-        made = MemoryService(await self._client(settings[0]), self._subjects, factory, settings)
+    async def _serve(self, factory: Callable[[], Service], name: str, stream: str, partition: int, **more: Any) -> None:
+        settings = ServiceSettings(name, stream, _NODE, Path(), partition, **more)
+        made = MemoryService(await self._client(name), self._subjects, factory, settings)
         self._services.append(made)
         await made.begin()
 
@@ -303,7 +303,7 @@ class MemoryCluster:
 
     async def _coordinate(self, stream: StreamImage) -> None:
         for partition in stream.partitions:
-            await self._serve(GroupCoordinator, (GROUPS_SERVICE, GROUPS_STREAM, partition.partition, "", 1.0))
+            await self._serve(GroupCoordinator, GROUPS_SERVICE, GROUPS_STREAM, partition.partition, tick_interval_s=1.0)
 
     def _wait_for(self, work: Coroutine[Any, Any, None]) -> None:
         if self._loop is None:
@@ -536,27 +536,11 @@ class MemoryService:
 
     leads = is_fed = has_caught_up = True
 
-    def __init__(
-        self, client: Client, subjects: Subjects, factory: Callable[[], Service], settings: tuple[str, str, int, str, float]
-    ) -> None:
-        """Create the service.
-
-        ``factory``: returns an instance of the service. ``settings``: name, stream, partition, output stream ('': none), and interval
-        of ticks in seconds.
-        """
-        name, stream, partition, output, tick_interval_s = settings
+    def __init__(self, client: Client, subjects: Subjects, factory: Callable[[], Service], settings: ServiceSettings) -> None:
         self._client = client
         self._subjects = subjects
         self._factory = factory
-        self._settings = ServiceSettings(
-            service=name,
-            stream=stream,
-            node=_NODE,
-            data=Path(),
-            partition=partition,
-            output_stream=output,
-            tick_interval_s=tick_interval_s,
-        )
+        self._settings = settings
         self._tasks: list[asyncio.Task[None]] = []
         self.machine: ServiceMachine | None = None
         self._outbox: Outbox | None = None
