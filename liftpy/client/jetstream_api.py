@@ -546,14 +546,15 @@ class StatelessReads:
         if begin > until:
             return _none()
         made = self.client.consume(stream, partition, start=begin, until=until, subjects=subjects, options=_OPTIONS)
-        return made.records()
+        return aiter(made)
 
     def _backwards(self, stream: str, partition: int, bounds: Bounds, newest: int, subjects: tuple[str, ...]) -> _Records:
         if newest < bounds.log_start_offset:
             return _none()
-        return self.client.consume(
+        made = self.client.consume(
             stream, partition, start=newest, until=0, subjects=subjects, backwards=True, options=_OPTIONS
-        ).records()
+        )
+        return aiter(made)
 
     @staticmethod
     async def _first(records: _Records) -> Record | None:

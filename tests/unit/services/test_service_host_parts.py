@@ -342,7 +342,7 @@ async def test_service_host_with_diverged_outputs_rewinds_the_record_feeder(
     server, _, _ = running
     told: list[str] = []
     monkeypatch.setattr(server._feeder, "disproven", lambda: told.append("disproven"))
-    server._disproven()
+    server.outputs_disproven()
     assert told == ["disproven"]
 
 

@@ -394,7 +394,7 @@ async def test_service_query_server_answer_limit_includes_the_headers() -> None:
     bus = Answers(max_payload=2000)
     server = server_of(bus, machine_of(b"pay"))
     for size, fits in ((488, True), (489, False)):
-        await server._answer_one(server._machine(), Query(b"x" * size, "_INBOX.r", 0.0))
+        await server._answer_one(server._instance.machine, Query(b"x" * size, "_INBOX.r", 0.0))
         (reply, payload, headers) = bus.said.pop()
         assert reply == "_INBOX.r"
         if fits:
@@ -408,7 +408,7 @@ async def test_service_query_server_answer_limit_includes_the_headers() -> None:
     await server._refuse("_INBOX.r", ServiceFailedError("y" * 3000))
     assert bus.said.pop()[1] == b"y" * 1024
     bus.deaf = UnavailableError
-    await server._answer_one(server._machine(), Query(b"x", "_INBOX.r", 0.0))
+    await server._answer_one(server._instance.machine, Query(b"x", "_INBOX.r", 0.0))
     await server._refuse("_INBOX.r", ServiceFailedError("y"))
     assert (server.answered_count, server.refused_count, bus.said) == (2, 3, []), "who asked asks again"
 
@@ -438,7 +438,7 @@ async def test_service_query_server_without_a_leader_rejects_only_queries_that_w
     await server._answer_ready()
     assert (server.waiting_count, bus.said[-1][:2]) == (0, ("_INBOX.r3", b"xx"))
     assert third.position == 1
-    server._machine = lambda: None
+    server._instance.machine = None
     server._pending.try_add(third)
     await server._answer_ready()
     assert server._pending.pop_expired(math.inf) == [third], "there is no state: it waits"
