@@ -227,7 +227,7 @@ MODULES = {
     "liftpy.client.plans": "liftpy.client.placement_plans",
     "liftpy.client.posting": "liftpy.client.publisher",
     "liftpy.client.producing": "liftpy.client.partition_sender",
-    "liftpy.client.queries": "liftpy.client.service_queries",
+    "liftpy.client.queries": "liftpy.client.services",
     "liftpy.client.queue_pace": "liftpy.client.queue",
     "liftpy.client.ranges": "liftpy.client.range_size",
     "liftpy.client.receiving": "liftpy.nats.connection",

@@ -15,7 +15,7 @@ from collections import Counter
 from typing import Any
 
 from liftpy.client import Client, ReadOptions
-from liftpy.client.service_queries import QueryRejectedError
+from liftpy.client.services import QueryRejectedError
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.queries import (
     AT_LEAST_HEADER,

@@ -13,10 +13,10 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.client import retrying, service_queries
+from liftpy.client import retrying, services
 from liftpy.client.admin import _READY, Admin
 from liftpy.client.client import Client
-from liftpy.client.service_queries import QueryAnswer, QueryRejectedError
+from liftpy.client.services import QueryAnswer, QueryRejectedError
 from liftpy.core.services.queries import QueryFailedError
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
@@ -59,7 +59,7 @@ REFUSED = (b"it is behind", {"Lift-Error": "QUERY_REJECTED"})
 
 
 async def ask(transport: Any, at_least: int | None = None, timeout_s: float = 30.0, partition: int = 0) -> QueryAnswer:
-    return await service_queries.ask(transport, Subjects("ns"), "bank", b"query", partition, at_least, timeout_s)
+    return await services.ask(transport, Subjects("ns"), "bank", b"query", partition, at_least, timeout_s)
 
 
 async def test_service_query_is_retried_until_a_service_answers() -> None:
