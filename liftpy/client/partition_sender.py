@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from liftpy.client.encode_publish import Address, Addressing
-from liftpy.client.in_flight import PublishAck, ack_reason
+from liftpy.client.in_flight import PublishAck, Window, ack_reason
 from liftpy.client.partition_queue import BatchRejection, BatchResult, PartitionQueue, ProducerBatch
 from liftpy.client.positions import check_bounds
 from liftpy.client.retrying import retry_attempts
@@ -261,7 +261,7 @@ def _offset_of(placed: BatchResult, index: int) -> int:
     return placed.offset + index - placed.known_records if index >= placed.known_records else -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SenderContext:
     """Values that all partition senders of a producer share.
 
@@ -276,38 +276,38 @@ class SenderContext:
     """Source partition of the producer. Its offset is not used. None: no source."""
     round: Round | None
     """Round that the producer writes. ``source`` is then the position of the round. None: no round."""
-    partitioning: Callable[[], Partitioning | None]
-    """Returns how the producer chooses partitions, known when all are open. None: it cannot be described."""
+    partitioning: Partitioning | None = None
+    """How the producer chooses partitions, known when all are open. None: it cannot be described."""
     inbox: str
     options: ProducerOptions
     failed: Callable[[LiftError], None]
     """Callback with the error that ends the producer."""
-    left: Callable[[int, int], None]
-    """Callback with the number of bytes and records that were answered."""
+    buffer: Window
+    """Records without an answer. The senders remove those that were answered."""
 
 
 class PartitionSender:
     """Sends the batches of a producer to one partition.
 
-    ``errand``: values that all senders share. ``lane``: send queue of the partition. ``find``: requests the current address.
+    ``context``: values that all senders share. ``lane``: send queue of the partition. ``find``: requests the current address.
     """
 
     def __init__(
         self,
-        errand: SenderContext,
+        context: SenderContext,
         partition: int,
         address: Address,
         lane: PartitionQueue,
         find: Callable[[], Awaitable[Address]],
     ) -> None:
-        self._transport = errand.transport
-        self._stream = errand.stream
-        self._errand = errand
-        self._options = errand.options
-        self._failed = errand.failed
+        self._transport = context.transport
+        self._stream = context.stream
+        self._context = context
+        self._options = context.options
+        self._failed = context.failed
         self.partition = partition
         self.lane = lane
-        self.addressing = Addressing(address, find, self._leader_moved, errand.failed)
+        self.addressing = Addressing(address, find, self._leader_moved, context.failed)
         self.awake = asyncio.Event()
         self.newest: Any = None
         """BatchFuture of the batch that contains the last added record."""
@@ -325,9 +325,9 @@ class PartitionSender:
         state, how = await self._ask(), self._options.begin
         self.known = state if state.known else None
         digest = RollingDigest.decode(state.digest) if state.digest else None
-        if self._errand.round is not None and not self._is_of_the_round(state):
+        if self._context.round is not None and not self._is_of_the_round(state):
             self.lane.begin(state.epoch, 0, RollingDigest(), reset=True)
-        elif self._errand.round is not None:
+        elif self._context.round is not None:
             self.repeat = Repeat(state.nextSequence, digest, partitions_in(state.position.offset))
             self.lane.begin(state.epoch, state.nextSequence, digest)
         elif how == "resume":
@@ -344,7 +344,7 @@ class PartitionSender:
         state = await self._ask()
         sequence, digest = self.lane.unanswered
         same = state.nextSequence == sequence and (digest is None or state.digest in (b"", digest.encode()))
-        if self._errand.round is not None:  # at its beginning nothing of it may be there
+        if self._context.round is not None:  # at its beginning nothing of it may be there
             same = same and self._is_of_the_round(state) if sequence else not self._is_of_the_round(state)
         if state.known and self._options.begin == "resume" and not same:
             text = (
@@ -352,7 +352,7 @@ class PartitionSender:
                 "another producer id."
             )
             raise PublishRejectedError(text, "PRODUCER_FENCED")
-        own, known = self._errand.partitioning(), state.partitioning
+        own, known = self._context.partitioning, state.partitioning
         if self._options.begin == "repeat" and own is not None and known.partitions not in (0, own.partitions):
             text = (
                 f"Another process with this producer id sent the records of this round to {self._stream} with another number of "
@@ -362,13 +362,13 @@ class PartitionSender:
         self.lane.begin_again(state.epoch)
 
     def _is_of_the_round(self, state: client_pb2.ProducerState) -> bool:
-        source = self._errand.source
+        source = self._context.source
         return state.HasField("position") and source is not None and state.position.generation == source.generation
 
     def add_columns(self, columns: RecordColumns, start: int, end: int, size_bytes: int, partitions: int) -> BatchFuture:
         """Add a part of ``columns`` to the send queue as one batch, and return the future of its result."""
         last = self.lane.next_sequence + end - start - 1
-        round = self._errand.round
+        round = self._context.round
         position = -1 if round is None else offset_in(partitions, last, round.plan)
         ticket: BatchFuture = self.lane.add_columns(columns.cut(start, end), size_bytes, position)
         self.awake.set()
@@ -380,8 +380,8 @@ class PartitionSender:
     async def _ask_once(self) -> client_pb2.ProducerState:
         head = self._head()
         head.askedProducer, head.producerSequence = self.lane.producer_id, self.lane.unanswered[0]
-        head.producerName = self._errand.name
-        self._add_position(head, 0 if self._errand.round is None else self._errand.round.position.offset)
+        head.producerName = self._context.name
+        self._add_position(head, 0 if self._context.round is None else self._context.round.position.offset)
         if self._acked is not None:
             head.producerAckedOffset, head.producerAckedEpoch = self._acked
         message = await self._transport.exchange(
@@ -401,12 +401,12 @@ class PartitionSender:
                 f"{self._stream}/{self.partition} rejected the request for now: {ack.detail or ack.ackError}. Retry it later."
             )
         rejection = self._rejection(ack)
-        if self._errand.round is not None and rejection.reason == "DIVERGED_PRODUCER":
+        if self._context.round is not None and rejection.reason == "DIVERGED_PRODUCER":
             raise PlanChangedError(str(rejection))
         raise rejection
 
     def _add_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
-        source = self._errand.source
+        source = self._context.source
         if source is not None:
             head.producerPosition.CopyFrom(source._replace(offset=offset).message())
 
@@ -416,7 +416,7 @@ class PartitionSender:
             streamUid=self.addressing.address.uid,
             partition=self.partition,
             ackPolicy=client_pb2.ALL,
-            producerInstance=self._errand.instance,
+            producerInstance=self._context.instance,
         )
 
     # ---- sending -------------------------------------------------------------------------------------------------------
@@ -469,11 +469,11 @@ class PartitionSender:
         head = self._head()
         head.producerReset, head.producerDigest = parcel.reset, b"" if parcel.digest is None else parcel.digest.encode()
         if parcel.names:
-            head.producerName = self._errand.name
-            if (partitioning := self._errand.partitioning()) is not None:
-                head.producerPartitioning.CopyFrom(partitioning.message())
+            head.producerName = self._context.name
+            if self._context.partitioning is not None:
+                head.producerPartitioning.CopyFrom(self._context.partitioning.message())
         self._add_position(head, parcel.position)
-        reply = f"{self._errand.inbox}.{self.partition}-{parcel.sequence}-{parcel.attempt}"
+        reply = f"{self._context.inbox}.{self.partition}-{parcel.sequence}-{parcel.attempt}"
         payload = frames.batch_publish(head, parcel.batch)
         now = asyncio.get_running_loop().time()
         try:
@@ -522,7 +522,7 @@ class PartitionSender:
             ticket.record_count = parcel.record_count
             if not ticket.future.done():
                 ticket.future.set_result(placed)
-            self._errand.left(parcel.size_bytes, parcel.record_count)
+            self._context.buffer.leave(parcel.size_bytes, parcel.record_count)
         self.awake.set()
 
     def _batch_rejected(

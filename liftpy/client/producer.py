@@ -135,22 +135,21 @@ class Producer:
         self._most_bytes = transport.max_payload_bytes - BATCH_BYTES
         self._buffer = Window(options.buffer_records, options.buffer_bytes)
         self._inbox = transport.connection.new_inbox()
-        errand = SenderContext(
+        self._context = SenderContext(
             transport=transport,
             stream=stream,
             instance=secrets.randbits(63) + 1,
             name=name,
             source=source,
             round=self._round,
-            partitioning=lambda: self._partitioning,
             inbox=self._inbox,
             options=options,
             failed=self._fail,
-            left=self._buffer.leave,
+            buffer=self._buffer,
         )
         producer_id = _number_of(name)
         self._courses = [
-            PartitionSender(errand, partition, address, self._lane(partition, producer_id), partial(find, partition))
+            PartitionSender(self._context, partition, address, self._lane(partition, producer_id), partial(find, partition))
             for partition, address in enumerate(addresses)
         ]
         self._next = secrets.randbelow(len(self._courses))
@@ -159,7 +158,6 @@ class Producer:
         """Number of the next record, if the partitioner uses the record's number."""
         self._is_numbered = options.begin != "resume" and not callable(partitioner)
         self._used = len(self._courses)
-        self._partitioning: Partitioning | None = None
         self._why_not_again = self._why_not_keyless = ""
         """Why partitions of repeated records cannot be chosen again: of all records, and of keyless records. '': they can."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -661,7 +659,7 @@ class Producer:
         if self._source is not None:
             return
         own = PartitioningMethod.FUNCTION if callable(self._partitioner) else _METHODS[self._partitioner, self._is_numbered]
-        self._partitioning = Partitioning(len(self._courses), own)
+        self._context.partitioning = Partitioning(len(self._courses), own)
         states = [course.known for course in self._courses if course.known is not None]
         if self._options.begin != "repeat" or not states or len(self._courses) == 1:
             return
@@ -679,7 +677,7 @@ class Producer:
         else:
             before = " and ".join(_method_name(method) for method in sorted(methods))
             self._why_not_again = f"they were chosen by {before} before, and now by {_method_name(own)}"
-        self._partitioning = None if self._why_not_again else Partitioning(self._used, own)
+        self._context.partitioning = None if self._why_not_again else Partitioning(self._used, own)
 
     def _must_choose_as_before(self, *, keyless: bool) -> None:
         why = self._why_not_again or (self._why_not_keyless if keyless else "")

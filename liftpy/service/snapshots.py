@@ -115,10 +115,12 @@ def _digest(data: bytes = b"") -> hashlib.blake2b:
 class OpenSnapshot:
     """Open file of a snapshot, so that it can be read after the store has deleted it. Any thread may read it.
 
-    The file is closed when its last user releases this object.
+    The file is closed when its last user releases this object. ``used_s``: monotonic time of its last use, in seconds.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.used_s = 0.0
         self._path = path
         self._descriptor = -1
         with _storage_errors("read", path):
@@ -269,9 +271,9 @@ class SnapshotStore:
         return _stored_snapshot_of(snapshot, data)
 
     # ---- snapshots of other nodes' services ----------------------------------------------------------------------------
-    def open(self, position: int) -> OpenSnapshot:
-        """Return the open file of the snapshot at ``position``. It stays readable if the store deletes the file later."""
-        return OpenSnapshot(self._path(position))
+    def open(self, stored: StoredSnapshot) -> OpenSnapshot:
+        """Return the open file of a snapshot. It stays readable if the store deletes the file later."""
+        return OpenSnapshot(self._path(stored.position), stored.size_bytes)
 
     def receive_snapshot(self, position: int) -> SnapshotDownload:
         """Return an object that receives another node's snapshot at ``position``. Delete the rest of an earlier attempt."""
@@ -538,15 +540,6 @@ _MAX_WAITING = 64
 """Maximum number of waiting requests. NATS drops further ones, and their senders retry."""
 
 
-@dataclass(slots=True)
-class _OpenSnapshot:
-    """An open snapshot that other nodes download. ``used_s``: monotonic time of its last use, in seconds."""
-
-    kept: StoredSnapshot
-    file: OpenSnapshot
-    used_s: float
-
-
 class SnapshotServer:
     """Sends the snapshots of one service process to other nodes that request them."""
 
@@ -569,7 +562,7 @@ class SnapshotServer:
         self.counters: Counter[str] = Counter()
         """Reason -> number of requests without an answer."""
         self._guard = RequestGuard("snapshot", self.counters, self._reject)
-        self._held: dict[bytes, _OpenSnapshot] = {}
+        self._held: dict[bytes, OpenSnapshot] = {}
         """Digest -> open snapshot, the most recently used one at the end."""
 
     async def run(self) -> None:
@@ -634,15 +627,15 @@ class SnapshotServer:
         if held is None:
             raise UnavailableError(f"The snapshot at offset {question.position} no longer exists. Request a newer one.")
         room = min(question.maxBytes, self._settings.snapshot_chunk_bytes, self._transport.max_payload_bytes // 2)
-        if not question.start < held.kept.size_bytes:
+        if not question.start < held.size_bytes:
             raise UnavailableError(
-                f"The snapshot at offset {question.position} has {held.kept.size_bytes} bytes, the request is outside "
+                f"The snapshot at offset {question.position} has {held.size_bytes} bytes, the request is outside "
                 "of it. Start the download again."
             )
         held.used_s = time.monotonic()
-        return held.file.read(question.start, room)
+        return held.read(question.start, room)
 
-    def _hold(self, kept: StoredSnapshot) -> _OpenSnapshot | None:
+    def _hold(self, kept: StoredSnapshot) -> OpenSnapshot | None:
         """Open the offered snapshot ``kept``, so that it stays readable during a download. None: its file no longer exists.
 
         Above ``_MAX_HELD`` open snapshots, close the least recently used one.
@@ -650,7 +643,7 @@ class SnapshotServer:
         held = self._held.pop(kept.digest, None)
         if held is None:
             try:
-                held = _OpenSnapshot(kept, self._store.open(kept.position), 0.0)
+                held = self._store.open(kept)
             except LiftError:
                 return None
         held.used_s = time.monotonic()
