@@ -126,7 +126,7 @@ _NAMES = {
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 
-if not TYPE_CHECKING:  # or mypy takes every name for one that is there
+if not TYPE_CHECKING:  # otherwise mypy accepts every name
 
     def __getattr__(name: str) -> Any:
         module = _MODULE_OF.get(name)

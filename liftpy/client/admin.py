@@ -444,7 +444,7 @@ class Admin(NodeRequests):
 
     async def _plan(self, request: cluster_pb2.ControlRequest) -> PlacementPlan:
         response = await self._metadata.command(request)
-        if not response.HasField("plan"):  # nothing would be done, or a controller of an older version has done it
+        if not response.HasField("plan"):  # there is nothing to do, or a controller of an older version ignored dryRun
             raise ConfigError(
                 response.detail
                 or (

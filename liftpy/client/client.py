@@ -192,7 +192,7 @@ class Client:
         if self._closing is None:
             publishers, self._publishers = list(self._publishers.values()), {}
             self._closing = asyncio.create_task(self._close(publishers), name="closing of a client")
-        await asyncio.shield(self._closing)  # who is cancelled here leaves nothing half closed
+        await asyncio.shield(self._closing)  # a canceled caller does not stop the close
 
     async def _close(self, publishers: list[Publisher]) -> None:
         try:
@@ -266,7 +266,7 @@ class Client:
                 print(record.offset, record.key, record.value)
         """
         wanted = Filter(tuple(subjects), tuple(keys))
-        if start == "":  # the offset 0 is one
+        if start == "":  # not `if not start`: the offset 0 is a start
             start = "new" if backwards else "earliest"
         reader = self._streams.reader(stream, partition, options)
         return self._factories.consumer(reader, start, until, after_epoch, wanted=wanted, backwards=backwards)

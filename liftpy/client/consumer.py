@@ -267,7 +267,7 @@ class PartitionReader:
             if progress.done:
                 return None
             slices = await self.fetch(progress)
-            if not slices and progress.moves_end and not progress.done:  # an end that nothing committed reaches is none
+            if not slices and progress.moves_end and not progress.done:  # the end moves down to the committed end
                 committed = (await self.bounds(progress.uid))[0].end_offset
                 progress.end_offset = max(progress.next_offset, min(progress.end_offset or 0, committed))
             return slices if until_ns is None or progress.end_offset is not None else _cut(slices, until_ns, progress)
@@ -309,7 +309,7 @@ class PartitionReader:
         try:
             slices = progress.accept(answer)
         except NotServedError as error:
-            if error.leader != asked:  # there is a thing or two that only the leader knows
+            if error.leader != asked:  # only the leader knows some answers
                 self.node = self.options.node or error.leader
             raise
         except FINAL as error:
@@ -333,7 +333,7 @@ class PartitionReader:
         for piece in slices:
             piece.batch.on_damage = self._report_bad_batch
         self.node = self.options.node or progress.node
-        if self._nearest is not None and progress.node != asked:  # others were asked, because it was silent
+        if self._nearest is not None and progress.node != asked:  # the asked replica was silent, and another one answered
             self._nearest.note_failure(asked)
         records = sum(piece.record_count for piece in slices)
         self._teller.report_answer(progress.node, records, len(answer), time.perf_counter() - asked_at)
@@ -429,7 +429,7 @@ class PartitionReader:
                 check_partition_address(head, self.partition, stream=self.stream, requestId=request.requestId)
                 must_agree(head, uid, *last)
                 begins_at = head.node if self.options.committed else head.leader
-                self.node = self.node or begins_at  # it answers: reading begins there
+                self.node = self.node or begins_at  # start the read at a replica that answers
                 if not self.options.node and head.leader != head.node:
                     node = head.leader
                     text = f"Node {head.node} does not lead {self.stream}/{self.partition}. Retry: the client then asks the new leader."
@@ -492,7 +492,7 @@ class PartitionReader:
                     asked.add(asyncio.create_task(self._transport.request(subject, payload, timeout_s), name=f"ask {subject}"))
                 if hedge == _MOST_HEDGES:
                     patience_s = None
-                again = self._transport.reconnected  # then what was asked, or its answer, may be lost
+                again = self._transport.reconnected  # after a reconnect, the request or its answer may be lost
                 waiting = {*asked, again}
                 done, _ = await asyncio.wait(waiting, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
                 renewed = again in done
@@ -616,7 +616,8 @@ class Consumer:
     async def _begin_at(self, bounds: Bounds, at_offset: int | None, last: tuple[int, int]) -> ReadProgress:
         """Return the state of a read that starts now."""
         known, named = bounds, self._start.offset if isinstance(self._start, Position) else self._start
-        if isinstance(named, int) and not self._reader.options.committed:  # the leader knows whether there is one
+        # only the leader knows the end of the uncommitted records
+        if isinstance(named, int) and not self._reader.options.committed:
             known = replace(bounds, high_watermark=max(bounds.high_watermark, named - 1))
         begin = positions.start_offset(self._start, known) if at_offset is None else at_offset
         end = positions.end_offset(self._until, bounds)
@@ -806,7 +807,7 @@ class Consumer:
         """Make ``iteration`` the current one and return it. Raise ConfigError if another iteration is running."""
         earlier = self._iteration() if self._iteration is not None else None
         if earlier is not None:
-            if earlier.alive and earlier is not self._one:  # the application cannot hold that one
+            if earlier.alive and earlier is not self._one:  # the application has no reference to that iteration
                 raise ConfigError(
                     f"{self._reader.stream}/{self._reader.partition} is already read by another iteration of this "
                     "Consumer. Finish it, call aclose(), or create one Consumer per task."

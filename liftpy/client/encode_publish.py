@@ -104,7 +104,7 @@ def headers_with_conditions(headers: HeadersLike | None, msg_id: str, expected_l
             raise ConfigError(
                 f"Invalid expected_last = {expected_last}. Use the offset of the last record, or -1 if there is none."
             )
-        pairs += ((EXPECTED_LAST, b"%d" % (expected_last + 1)),)  # a sequence counts from 1
+        pairs += ((EXPECTED_LAST, b"%d" % (expected_last + 1)),)  # sequences start at 1, offsets at 0
     return pairs
 
 

@@ -210,7 +210,7 @@ class Group:
             goodbye = None if self._instance else machine.leave()
             if goodbye is not None:
                 await self._send_command(goodbye, _ANSWER_S)
-        except LiftError as error:  # the session ends by itself, and what was not committed comes again
+        except LiftError as error:  # the session expires, and uncommitted records are delivered again
             self.counters["unsaid"] += 1
             logger.warning("group %s: not left in order: %s", self.name, error)
 
@@ -322,7 +322,7 @@ class Group:
                 return None
             self._news.clear()
             while self._ready and self._pumps.get(self._ready[0][0].gained.key) is not self._ready[0][0]:
-                self._ready.popleft()  # given up or lost since
+                self._ready.popleft()  # this member has released or lost the partition
             if self._ready:
                 pump, piece = self._ready[0]
                 if self._machine.may_deliver(pump.gained.key, now_ns()):
@@ -489,7 +489,7 @@ class Group:
             logger.debug("group %s: %s", self.name, error)
             return
         self._follow(machine.on_answer(answer, now_ns()))
-        self._news.set()  # what was held back may be free now
+        self._news.set()  # held-back records may be deliverable now
 
     def _follow(self, events: list[MemberEvent]) -> None:
         gained: list[PartitionKey] = []
@@ -634,15 +634,15 @@ class Group:
                 try:
                     await self._read(pump, consumer)
                     return
-                except (UnavailableError, OutcomeUnknownError) as error:  # the last is what a process that was stopped sees
+                except (UnavailableError, OutcomeUnknownError) as error:  # a suspended process gets OutcomeUnknownError
                     self.counters["unread"] += 1
                     logger.debug("group %s: %s", self.name, error)
                     await asyncio.sleep(_AGAIN_S)
                 except NotFoundError:
-                    self._looked_s = -math.inf  # deleted, or made again
+                    self._looked_s = -math.inf  # the stream was deleted, or created again
                     self._wake.set()
                     return
-        except Exception as error:  # never in silence: what can't be read on is the application's to decide
+        except Exception as error:  # the iteration raises the error, so that the application decides
             self._fail(error)
 
     def _start_of(self, gained: PartitionAssigned) -> Start:
@@ -666,7 +666,7 @@ class Group:
             first = bounds.end_offset if self._start_of(pump.gained) == "new" else bounds.log_start_offset
             begins = self._done.setdefault(key, (first, 0))
             assert self._machine is not None
-            # before anything is given: where that is not committed, the next owner would begin later
+            # commit the start before any record is delivered. Otherwise the next owner would start later
             await self._commit(self._machine, {key: begins}, _ANSWER_S)
         async for piece in consumer.batches():
             pump.taken.clear()

@@ -194,10 +194,10 @@ class Window:
             await place[0]
         except asyncio.CancelledError:
             if place[0].cancelled():
-                with contextlib.suppress(ValueError):  # passed over already
+                with contextlib.suppress(ValueError):  # `_wake` has removed it already
                     self._waiting.remove(place)
                 self._wake()
-            else:  # the room was given in the same turn of the loop
+            else:  # the sender got its room in the same turn of the event loop
                 self.leave(size_bytes, count)
             raise
 

@@ -169,10 +169,10 @@ async def _fetch_all(fetch: Fetch, ready: _Ready, name: str) -> None:
         while (pieces := await fetch()) is not None:
             if pieces:
                 await ready.put(pieces)
-            pieces = None  # while the next ones come, these are the application's alone, and what they decompress to
+            pieces = None  # free the memory of these slices as soon as the application drops them
     except LiftError as error:
         await ready.put(error)
-    except Exception as error:  # a bug must reach the application, not die with this task
+    except Exception as error:  # the application must see a bug, too
         await ready.put(LiftError(f"Cannot read {name}: {error!r}. Read again from the last position."))
         raise
     else:
@@ -273,7 +273,7 @@ class Iteration(Generic[Item]):
         return self
 
     async def __anext__(self) -> Item:
-        for item in self._items:  # a record costs this and no call more
+        for item in self._items:  # the fast path: one loop step for each record
             self._handed_on.last = item
             return item
         if self._waiting or self.replaced:
@@ -314,7 +314,7 @@ class Iteration(Generic[Item]):
             try:
                 self._begin_slice(piece)
             except LiftError:
-                break  # for the next call
+                break  # the next call raises the error
         if found:
             self._handed_on.last = found[-1]
         return found

@@ -186,7 +186,7 @@ class ManyConsumer:
         now = asyncio.get_running_loop().time()
         if now < self._look_at:
             return
-        first = not self._begun  # also where an earlier look has failed, or was cancelled
+        first = not self._begun  # also True if an earlier call has failed or was canceled
         streams = await self._client.admin.list_streams(internal=True)
         there = sorted(
             (stream.name, p.partition) for stream in streams if self._selects(stream.name) for p in stream.partitions
@@ -213,9 +213,8 @@ class ManyConsumer:
                 options=bounded_ahead(self._options, ahead),
             )
         self._begun, self._look_at = True, now + LOOK_EVERY_S
-        await asyncio.gather(
-            *(self._readers[place].begin() for place in new)
-        )  # "new" is from now on, not from the first look at it
+        # resolve the start "new" now, not at the first read
+        await asyncio.gather(*(self._readers[place].begin() for place in new))
 
     # ---- reading -----------------------------------------------------------------------------------------------------
     def batches(self) -> AsyncIterator[ConsumedBatch]:
@@ -254,7 +253,7 @@ class ManyConsumer:
                 if not going:
                     if self._ended >= set(self._readers) and self._readers:
                         return None
-                    await asyncio.sleep(_IDLE_S)  # all is paused, or nothing is there yet
+                    await asyncio.sleep(_IDLE_S)  # all partitions are paused, or there are none yet
                     continue
                 done, _ = await asyncio.wait(going, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
                 if self._closes != closes:

@@ -157,7 +157,7 @@ class PartitionQueue:
         """True if incomplete batches are sent without waiting for more records."""
         self._open = _FillingBatch(ticket=new_ticket())
         self._parcels: deque[ProducerBatch] = deque()
-        self._out_count = 0  # of the first parcels: sent since the lane has gone back last, or placed
+        self._out_count = 0  # number of the first batches that were sent since the last `_go_back`, or stored
         self._pause_s = FIRST_PAUSE_S
         self.resume_at = 0.0
         """Time before which the queue sends nothing."""
@@ -261,7 +261,7 @@ class PartitionQueue:
             end = min(bisect_right(ends, taken + room), start + self._batch_records - first)
             if positions is not None:
                 end = self._whole_end(positions, start, end)
-                if end == start:  # they are more than is left of this one
+                if end == start:  # the results of one source record do not fit into the rest of this batch
                     self._close()
                     continue
                 gathered.position = positions[end - 1]
@@ -448,12 +448,12 @@ class PartitionQueue:
         """
         out = next((parcel for parcel in islice(self._parcels, self._out_count) if parcel.sequence == sequence), None)
         if out is None or out.placed is not None or attempt != out.attempt:
-            return True  # that was before it went back
+            return True  # the rejection belongs to an attempt before the last `_go_back`
         if refusal is BatchRejection.FINAL:
             return False
         self._asks = refusal is BatchRejection.UNKNOWN
         if refusal is BatchRejection.OUT_OF_ORDER and distance(due, self._parcels[0].sequence) < 0:
-            return False  # what was answered as stored is not there any more: nothing can follow on it
+            return False  # the log has lost a record that was acknowledged, so nothing can follow it
         self._go_back(now, after_s)
         return True
 

@@ -344,7 +344,7 @@ class PartitionSender:
         state = await self._ask()
         sequence, digest = self.lane.unanswered
         same = state.nextSequence == sequence and (digest is None or state.digest in (b"", digest.encode()))
-        if self._context.round is not None:  # at its beginning nothing of it may be there
+        if self._context.round is not None:  # no record of the round may be stored before its first batch
             same = same and self._is_of_the_round(state) if sequence else not self._is_of_the_round(state)
         if state.known and self._options.begin == "resume" and not same:
             text = (
@@ -510,13 +510,13 @@ class PartitionSender:
 
     def _batch_acked(self, sequence: int, ack: _Ack) -> None:
         offset = ack.offset
-        if offset >= 0:  # of a record that is there, whichever of the batch it is
+        if offset >= 0:  # the offset of any stored record of the batch
             self._acked = max(offset, self._acked[0] if self._acked else 0), ack.leaderEpoch
         known = ack.recordCount if ack.duplicate else ack.knownRecords
         if ack.duplicate and self._options.begin != "repeat" and offset >= 0:
-            known, offset = 0, offset  # this process has sent it twice: to its publishers it was stored once, there
+            known, offset = 0, offset  # this process has sent the batch twice, and the leader stored it once, at this offset
         elif ack.duplicate:
-            offset = -1  # it was stored in other batches, perhaps, with others between them
+            offset = -1  # an earlier process may have stored the records in other batches, at unknown offsets
         for parcel, placed in self.lane.acked(sequence, BatchResult(offset, ack.leaderEpoch, known)):
             ticket: BatchFuture = parcel.ticket
             ticket.record_count = parcel.record_count

@@ -410,7 +410,7 @@ class Producer:
         if not self._buffer.try_enter(size_bytes):
             await self._buffer.enter(size_bytes)
             self._must_go_on()
-        course = course or self._choose(key)  # by its number: what is not taken is not counted
+        course = course or self._choose(key)  # a number is used only if the record has entered the buffer
         ticket, index = course.lane.add(value, key, pairs, size_bytes, self._loop.time())
         course.awake.set()
         if ticket is not course.newest:
@@ -485,11 +485,12 @@ class Producer:
             if partition is None:
                 self._must_choose_as_before(keyless=some_keys is None or None in some_keys)
             by_number = partition is None and self._is_numbered
-            places = [] if by_number else self._shared_out(end - start, some_keys, partition)  # one that raises takes no room
+            # before the buffer is entered: an error of the partitioner takes no room in it
+            places = [] if by_number else self._shared_out(end - start, some_keys, partition)
             if not self._buffer.try_enter(taken, end - start):
                 await self._buffer.enter(taken, end - start)
                 self._must_go_on()
-            if by_number:  # what is not taken is not counted
+            if by_number:  # numbers are used only for records that have entered the buffer
                 places = self._shared_out(end - start, some_keys, partition)
             if made_from is not None:
                 self._last_position = made_from[end - 1]

@@ -209,7 +209,7 @@ class ReadProgress:
                 continue
             taken_bytes += batch.header.body_size_bytes
             if taken_bytes > MAX_DECOMPRESSED_BYTES and position > self.next_offset:
-                all_taken = False  # asked for again, when what was taken is done with
+                all_taken = False  # the next request asks for the rest
                 break
             self._check_batch(batch, position, epoch, head)
             wanted = BatchSlice.between(batch, position, self.end_offset)
@@ -246,9 +246,8 @@ class ReadProgress:
         Raises TombstonesMissedError if it has removed tombstones that this read did not reach, and that the read needs.
         """
         known = head.deletesEnd
-        if (
-            self.tombstones is not None
-        ):  # another replica may lack tombstones of older records that were read from the one before
+        # another replica may lack tombstones of older records that were read from the one before
+        if self.tombstones is not None:
             known = self.tombstones[1] if self.tombstones[0] == head.node else 0
         if head.deletesEnd > max(known, self.next_offset):
             if self.moves_end or self.refuses_missed_tombstones:
@@ -282,7 +281,7 @@ class ReadProgress:
         where = f"{self.stream}/{self.partition} from {head.node}"
         if batch.base_offset > position and not self.wanted:
             if not head.compacted:
-                self.suspect = (head.node, position)  # a batch with a wrong header is not found where it lies
+                self.suspect = (head.node, position)  # a batch with a wrong header has another offset
                 raise ProtocolError(
                     f"{where}: gap in the answer: requested offset {position}, received {batch.base_offset}. Read again. "
                     "If this repeats, run `liftpy spark audit`."
@@ -300,7 +299,7 @@ class ReadProgress:
             )
 
     def _move(self, head: client_pb2.ReadResponse, position: int, epoch: int, all_taken: bool) -> None:
-        if head.compacted and all_taken:  # the tail of what was asked for may have been compacted away
+        if head.compacted and all_taken:  # compaction may have removed the last requested records
             behind = min(head.nextOffset, head.highWatermark + 1)
             if behind > position:
                 self._may_skip(head)
@@ -466,7 +465,7 @@ class BackwardProgress(ReadProgress):
         for batch in reversed(batches):
             taken_bytes += batch.header.body_size_bytes
             if taken_bytes > MAX_DECOMPRESSED_BYTES and position < self.next_offset:
-                whole_answer = False  # asked for again, when what was taken is done with
+                whole_answer = False  # the next request asks for the rest
                 break
             self._check_below(batch, position, epoch, head)
             found = BatchSlice.between(batch, max(self.end_offset or 0, self.log_start_offset), position)

@@ -452,7 +452,7 @@ class Publisher:
         """
         try:
             await self._transport.room(message.deadline)
-        except UnavailableError as error:  # the sweeper tries on, for as long as the patience lasts
+        except UnavailableError as error:  # the sweeper retries until the patience is over
             self._send_again(number, message, error)
             return False
         except BaseException:
@@ -477,7 +477,7 @@ class Publisher:
         try:
             reply = f"{self._inbox}.{number}"
             await self._transport.write(address.subject, message.payload, reply, None, message.deadline)
-        except ProtocolError as error:  # the limit of this server, not of the one that may have got an earlier attempt
+        except ProtocolError as error:  # another server with a higher limit may have received an earlier attempt
             text = f"{_EARLIER_ATTEMPT} Last error: {error}"
             unknown = OutcomeUnknownError(text) if message.maybe_stored else None
             self._fail(number, unknown or PublishRejectedError(str(error), "TOO_LARGE"))
@@ -502,7 +502,7 @@ class Publisher:
                 self._not_ours(f"an answer on {self._addressing.address.subject} is not a liftpy ack ({error})")
             return
         if waiting is None and not (ack.recordCount > 1 and number >= 0):
-            return  # it has its answer; of a run others may wait for theirs
+            return  # the message has its ack. Other messages of a run may wait for this one
         if (ack.stream, ack.partition) != (self._stream, self._partition):
             self._not_ours(f"an ack on {self._addressing.address.subject} came from {ack.stream!r}/{ack.partition}")
             if ack.ackError == _Ack.WRONG_STREAM and waiting is not None:
@@ -598,8 +598,8 @@ class Publisher:
         if self._has_posted:
             self._denied = denial
         if not is_publish:
-            self._subscription = None  # the next one tries again
-        for number in list(self._in_flight):  # what was sent while the right was there may be stored
+            self._subscription = None  # the next message subscribes again
+        for number in list(self._in_flight):  # messages that were sent before the denial may be stored
             self._fail(number, OutcomeUnknownError(str(denial)) if self._has_right else denial)
 
     def _raise_denied(self) -> None:
@@ -673,7 +673,7 @@ class Publisher:
                 self._resume_sending(now)
             elif now < self._probing_until and self._first_is_silent(now):
                 first = self._in_flight[self._first]
-                if first.known_until:  # the leader stores its id once: it goes again
+                if first.known_until:  # the leader stores its message id once, so that the probe can be sent again
                     self._may_be_stored([self._first], now, self._silence(), growth=1)
                 self._addressing.doubt()
             await self._send_refused(now)
@@ -714,7 +714,7 @@ class Publisher:
         """
         waits = self._first in self._in_flight and self._first not in self._refused
         if waits and now < self._probing_until and self._first_is_silent(now):
-            waits = False  # it can't go again, for it has no id: the next one is the probe
+            waits = False  # a probe without a message id cannot be sent again: the next message is the probe
         for number in sorted(self._refused):
             message = self._in_flight.get(number)
             if message is None or number not in self._refused:
@@ -734,7 +734,7 @@ class Publisher:
         for number in numbers:
             message = self._in_flight[number]
             if message.resend_at:
-                continue  # it waits to be sent already
+                continue  # another attempt is already scheduled
             message.maybe_stored = True
             message.attempt_s = min(message.attempt_s * growth, self._options.timeout_s)
             if now >= min(message.give_up, message.known_until):

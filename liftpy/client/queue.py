@@ -81,7 +81,7 @@ class PrefetchLimit:
         if len(self._taken) <= _FEWEST or now_ns - self._taken[-1][0] > _PAUSE_NS:
             return 0
         began_ns = self._taken[0][0]
-        done = sum(count for _, count in self._taken) - self._taken[-1][1]  # the last ones are being worked on
+        done = sum(count for _, count in self._taken) - self._taken[-1][1]  # the application still processes the last ones
         rate = done * _NS_PER_S / max(1, now_ns - began_ns)
         return min(int(rate * HORIZON_S), max(self._most, self._taken[-1][1]))
 
@@ -430,7 +430,7 @@ class Queue:
         try:
             await self._return_prefetched()
             await self._settlements.wait_until_sent()
-        except LiftError as error:  # they come again all the same, later
+        except LiftError as error:  # the records are delivered again after their ack wait
             self.counters["unsaid"] += 1
             logger.warning("queue %s: not left in order: %s", self.name, error)
 
@@ -506,7 +506,7 @@ class Queue:
             if now_ns < job.over_ns - _MARGIN_NS:
                 jobs.append(job)
             else:
-                self.counters["expired"] += 1  # the application was slow: another has it by now
+                self.counters["expired"] += 1  # the application was slow, and another worker may have the record
         if jobs:
             self._touched_ns = now_ns
             self._pace.took(len(jobs), now_ns)
@@ -595,7 +595,7 @@ class Queue:
         self._look_at_ns = _now_ns() + round(_ASK_AGAIN_S * 1e9)
         try:
             await self._refresh_stream()
-        except (UnavailableError, OutcomeUnknownError) as error:  # those that are known go on
+        except (UnavailableError, OutcomeUnknownError) as error:  # the worker continues with the known partitions
             self.counters["not looked"] += 1
             logger.debug("queue %s: %s", self.name, error)
 
@@ -609,7 +609,7 @@ class Queue:
     async def _news(self, until_ns: int) -> None:
         """Wait until new records are committed, or until other workers may have returned records."""
         if any(place.log.bounds is None for place in self._places):
-            return  # not looked at yet
+            return  # a partition was not asked yet
         now_ns = _now_ns()
         at_ns = min(
             [until_ns, max(self._look_at_ns, now_ns), *(max(place.again_ns, now_ns + _LOOK_NS) for place in self._places)]
@@ -660,7 +660,7 @@ class Queue:
         place.ended = -1
         try:
             self._ready.extend(await self._fetch(place.log, list(answer.granted), sent_ns + answer.waitMs * commands.NS_PER_MS))
-        except NotFoundError:  # made again, or deleted: then that is said
+        except NotFoundError:  # the stream was deleted, or created again
             await self._refresh_stream()
         count = sum(part.end - part.start for part in answer.granted)
         if count < wanted and len(answer.granted) < commands.MAX_GRANTED_RANGES and not place.log.has_more:
@@ -875,7 +875,7 @@ class Queue:
         free = {(one.stream, one.partition) for one in settlements if self._options.order_by_key or one.kind != pb.SETTLE_ACK}
         for place in self._places:
             if (place.key.stream, place.key.partition) in free:
-                place.ended = -1  # they come again, or the next records of their keys are free
+                place.ended = -1  # these records are delivered again, or the next records of their keys are free
         return list(answer.lost)
 
     async def _send_with_settlements(

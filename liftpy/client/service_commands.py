@@ -109,7 +109,7 @@ async def call(
                     elif doubtful:
                         with contextlib.suppress(UnavailableError, OutcomeUnknownError, TimeoutError):  # no answer
                             address = await asyncio.wait_for(find(True), attempt_s)
-                    if answering is None:  # one for all attempts: the answer to an earlier one counts
+                    if answering is None:  # one inbox for all attempts, because the answer to an earlier attempt counts
                         answering = await stack.enter_async_context(transport.expect_answer(address.subject, attempt_s))
                     return await _once(transport, address, command, message_id, attempt_s, answering, timeout_s)
                 except OutcomeUnknownError:
@@ -117,7 +117,7 @@ async def call(
                     raise
                 except (UnavailableError, PublishRejectedError, NotAllowedError) as error:
                     doubtful = isinstance(error, MisaddressedError | NoRespondersError)
-                    if maybe_stored:  # what is said of this attempt is nothing about an earlier one
+                    if maybe_stored:  # this rejection says nothing about an earlier attempt
                         text = f"{error} An earlier attempt may have been stored."
                         raise OutcomeUnknownError(text, message_id) from None
                     raise

@@ -72,7 +72,7 @@ class StreamDirectory:
         self.cached.pop(stream, None)
         try:
             found = await self.requests.stream(stream)
-        except NotFoundError:  # a leader that was deposed and does not know may be behind
+        except NotFoundError:  # the answering controller may be behind
             found = await self.requests.stream(stream, linearizable=True)
         self.cached[stream] = found
         return found

@@ -107,7 +107,7 @@ class _Loop:
         except concurrent.futures.CancelledError:
             raise ClientClosedError("The client was closed during the call. Open a new client.") from None
         except BaseException:
-            coming.cancel()  # nothing, where it is what the work has raised
+            coming.cancel()  # no effect if the work itself has raised the error
             raise
 
     def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:

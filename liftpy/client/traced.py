@@ -234,7 +234,7 @@ def _end_with_ack(span: SendSpan, coming: asyncio.Future[PublishAck]) -> None:
     if coming.cancelled():
         span.end_span(asyncio.CancelledError("the application canceled the wait for the ack"))
         return
-    error = getattr(coming, "_exception", None)  # to ask for it would count as having looked at it
+    error = getattr(coming, "_exception", None)  # `exception()` would count as reading the error
     if error is not None:
         span.end_span(error)
     else:
