@@ -587,17 +587,15 @@ class ServiceHost:
             await self._send(message)
 
 
-# Upgrader: writes the decision that activates the next version of a service. It runs on the node of the partition's leader.
-#
-# ``liftpy/core/services/versions.py`` has the rules.
-
-
 AGAIN_S = 10.0
 """Time in seconds after which a decision that is not in the state is appended again."""
 
 
 class Upgrader:
-    """Appends the decisions that activate new versions of one service's code."""
+    """Appends the decisions that activate new versions of a service. It runs on the node of the partition's leader.
+
+    ``liftpy.core.services.versions`` has the rules.
+    """
 
     def __init__(self, client: Client, settings: ServiceSettings) -> None:
         self._writer = DecisionWriter(client, "", settings.emit_timeout_s)

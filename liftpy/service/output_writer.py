@@ -34,7 +34,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import Record, build_batch
 from liftpy.core.wire.headers import Pairs
-from liftpy.core.wire.subjects import data_subject
+from liftpy.core.wire.subjects import data_subject, has_wildcards
 from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError, UnavailableError
 from liftpy.nats.transport import Transport
 from liftpy.service.instance import ServiceInstance
@@ -220,7 +220,7 @@ class Emitter:
                 f"{self._partition} is needed. Add partitions (liftpy stream add-partitions)."
             )
         subject = data_subject(stream.subject, self._partition)
-        if any(token in ("*", ">") for token in subject.split(".")):
+        if has_wildcards(subject):
             raise ConfigError(
                 f"Output stream {self._stream} has the subject {subject} with wildcards. Use a stream without "
                 "wildcards (--output-stream)."
@@ -427,7 +427,7 @@ class Router:
         """Read the end of each partition of the target stream, and the number of the last output in it."""
         instances = len((await self._client.stream(self._settings.stream)).partitions)
         target = await self._client.stream(self.route.stream)
-        if any(token in ("*", ">") for token in target.subject.split(".")) or not target.answers or target.config.compaction:
+        if has_wildcards(target.subject) or not target.answers or target.config.compaction:
             raise ConfigError(
                 f"Stream {self.route.stream} cannot be used for a route. It needs a subject without wildcards, an ack "
                 "policy of leader or all, and no compaction. Choose another stream (--route)."
