@@ -552,19 +552,15 @@ async def unsubscribe(subscription: Any) -> None:
             await subscription.unsubscribe()
 
 
-# The answers to a connection's requests: one inbox, a number for each request.
-#
-# nats-py's own ``request`` may swallow a cancellation, may take longer than its timeout when the socket is
-# blocked, and does not report missing permissions. Here a request has one deadline for everything, and the caller gets an error
-# if the server rejects the request.
-
-
 _MAX_DIGITS = 18
 _NO_RESPONDERS = "503"
 
 
 class Answers:
     """Requests that wait for answers in one inbox.
+
+    nats-py's own ``request`` may swallow a cancellation, may take longer than its timeout when the socket is blocked, and does
+    not report missing permissions. Here a request has one deadline, and the caller gets an error if the server rejects it.
 
     Call ``begin`` after the subscription to the inbox, ``expect`` and ``forget`` for each request, and ``leave`` at the end.
     """

@@ -338,9 +338,6 @@ class Emitter:
         await append(self._transport, self._address, batch.frame, batch.first.number, count, self._settings.emit_timeout_s)
 
 
-# Router: copies the leader's outputs to the streams of their routes. ``liftpy/core/services/outbox.py`` has the rules.
-
-
 _CHUNK_RECORDS = 4096
 """Maximum number of outputs that are processed in one turn."""
 

@@ -357,17 +357,6 @@ def _storage_errors(what: str, path: Path):  # type: ignore[no-untyped-def]
         raise StorageError(f"Cannot {what} {path}: {error.strerror or error}. Check the disk and its permissions.") from error
 
 
-# SnapshotKeeper: decides when a service's state is stored, and from which offset on the log is needed.
-#
-# At every multiple of ``snapshot_interval_records`` the machine makes a snapshot, on all nodes. A single node also stores one
-# after ``snapshot_interval_s`` or ``snapshot_bytes`` of the log, at the stop of the process, at the request of an operator, and
-# before a record that the machine cannot apply.
-#
-# All nodes reach a multiple of ``snapshot_interval_records`` at about the same time, and ``take_snapshot`` may block for
-# long. They take it at this position, so that the bytes can be compared, but one after the other: the leader's node at once,
-# the others after one, two, ... times the duration of the last snapshot.
-
-
 _KNOWN = 64
 _TOLD = 4
 _NOTICED_S = 0.01
@@ -377,7 +366,12 @@ _LONGEST_TURN_S = 5.0
 
 
 class SnapshotKeeper:
-    """Decides when a service takes a snapshot, and stores it. Files are read and written in threads."""
+    """Decides when a service takes a snapshot, and stores it. Files are read and written in threads.
+
+    All nodes take a snapshot at every multiple of ``snapshot_interval_records``, so that its bytes can be compared. They take
+    it one after the other, because ``take_snapshot`` may block for long. The leader's node is the first. A single node also
+    stores one by age or size, at its stop, at the request of an operator, and before a record that the machine cannot apply.
+    """
 
     def __init__(
         self, store: SnapshotStore, settings: ServiceSettings, outbox: Outbox | None, fetcher: SnapshotFetcher | None = None
@@ -527,11 +521,6 @@ class SnapshotKeeper:
             await self.save(machine.snapshot())
 
 
-# Sends own snapshots in pieces to services on other nodes [``<ns>.service.<name>.snapshot.<node>``].
-#
-# A snapshot that was offered stays readable for ``_HELD_S``, even if the store deletes its file.
-
-
 _MAX_HELD = 8
 """Maximum number of open snapshots. At the limit, the least recently used one is closed."""
 _HELD_S = 60.0
@@ -541,7 +530,10 @@ _MAX_WAITING = 64
 
 
 class SnapshotServer:
-    """Sends the snapshots of one service process to other nodes that request them."""
+    """Sends the snapshots of one service process to other nodes that request them, in pieces.
+
+    A snapshot that was offered stays readable for ``_HELD_S``, even if the store deletes its file.
+    """
 
     def __init__(
         self,
@@ -656,9 +648,6 @@ class SnapshotServer:
             self._held.pop(digest, None)
 
 
-# SnapshotFetcher: downloads a snapshot of another node into the own store. ``SnapshotSearch`` chooses it.
-
-
 _ANSWER_S = 2.0
 _TRIES = 3
 """Maximum number of attempts for each piece of a download."""
@@ -673,7 +662,7 @@ _MAX_PEERS = 16
 
 
 class SnapshotFetcher:
-    """Downloads snapshots from other nodes for one service process.
+    """Downloads snapshots from other nodes for one service process. ``SnapshotSearch`` chooses them.
 
     ``order``: returns the newest order of the sidecar, None before the first.
     """

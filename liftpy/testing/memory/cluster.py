@@ -511,12 +511,6 @@ def memory_cluster(nodes: int = DEFAULT_NODES, **options: Any) -> MemoryCluster:
     return MemoryCluster(nodes, **options)
 
 
-# MemoryService: one replicated service of a cluster in memory: the shipped machine, replies, queries, effects and outputs.
-#
-# There is one instance, which leads; it lives beside no node, outlives them all, and keeps no snapshots. What replicas of a
-# service do to each other has ``ServiceTest`` and the real cluster.
-
-
 logger = logging.getLogger("liftpy.testing")
 
 _NODE = "memory"
@@ -531,7 +525,8 @@ _LEADER_EPOCH = 1
 class MemoryService:
     """A replicated service that runs on an in-memory cluster (implements ``ServiceInstance``). Call ``begin``, then ``close``.
 
-    ``client``: client that only this service uses. ``close`` closes it, too.
+    There is one instance, which leads. It depends on no node, and stores no snapshots. ``client``: client that only this service
+    uses. ``close`` closes it, too.
     """
 
     leads = is_fed = has_caught_up = True
