@@ -281,9 +281,6 @@ class Admin(NodeRequests):
         Args:
             name: Name of the stream.
 
-        Returns:
-            The stream.
-
         Raises:
             NotFoundError: No such stream.
             UnavailableError: The metadata group did not answer in time.
@@ -295,13 +292,10 @@ class Admin(NodeRequests):
         return StreamInfo.of(await self._streams.stream(name))
 
     async def list_streams(self, *, internal: bool = False) -> list[StreamInfo]:
-        """Return all streams with their partitions, replicas, ISR and leaders.
+        """Return all streams, sorted by name, with their partitions, replicas, ISR and leaders.
 
         Args:
             internal: If True, include the internal streams of the cluster. Default False.
-
-        Returns:
-            The streams, sorted by name.
 
         Raises:
             UnavailableError: The metadata group did not answer in time.
@@ -1102,7 +1096,7 @@ async def _until(reader: PartitionReader, stream: StreamImage, before: SupportsI
 
 
 def differences(stream: StreamImage, subject: str, partitions: int, replicas: int, config: StreamConfig | None) -> list[str]:
-    """Return the differences between a stream and the requested settings, as texts.
+    """Return one text for each difference between a stream and the requested settings.
 
     Args:
         stream: The existing stream.
@@ -1110,9 +1104,6 @@ def differences(stream: StreamImage, subject: str, partitions: int, replicas: in
         partitions: Requested number of partitions.
         replicas: Requested replicas per partition. 0: any.
         config: Requested settings. None: any.
-
-    Returns:
-        One text for each difference.
     """
     pairs: list[tuple[str, object, object]] = [
         ("subject", stream.subject, subject),

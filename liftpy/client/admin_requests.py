@@ -71,9 +71,6 @@ class NodeRequests:
             linearizable: If True, the answer contains every change that was committed before this call. Default False:
                 the state that the metadata leader last applied.
 
-        Returns:
-            The state of the cluster.
-
         Raises:
             UnavailableError: The metadata group did not answer in time.
 

@@ -652,9 +652,6 @@ class Consumer:
 
         Store it as ``str(position)`` and pass it as ``start`` to another Consumer.
 
-        Returns:
-            The position.
-
         Raises:
             UnavailableError: The start was not resolved yet, and no leader answered.
         """
@@ -708,12 +705,9 @@ class Consumer:
         await self.begin()
 
     async def lag(self) -> int:
-        """Return the number of offsets between the position and the high watermark.
+        """Return the number of offsets between the position and the high watermark, at least 0.
 
         With ``backwards``: down to the log start.
-
-        Returns:
-            The number of offsets, at least 0.
 
         Raises:
             UnavailableError: No leader answered for ``options.patience_s``.

@@ -205,14 +205,11 @@ class MemoryCluster:
         return self._subjects.namespace
 
     def client(self, name: str = "liftpy-client", *, trace: bool | TracerProvider = False) -> AwaitableContext[Client]:
-        """Return a client for the running event loop.
+        """Return a client for the running event loop. Use it with ``async with``, or ``await`` it.
 
         Args:
             name: Name of the connection. Default ``liftpy-client``.
             trace: True, or an OpenTelemetry TracerProvider, to create spans. Default False.
-
-        Returns:
-            The client. Use it with ``async with``, or ``await`` it.
 
         Example:
             async with cluster.client() as client:
@@ -230,13 +227,10 @@ class MemoryCluster:
         return sync.sync_client_of(partial(self._client, name, trace))
 
     def nats(self, **options: Any) -> AwaitableContext[NatsConnection]:
-        """Return a nats-py client of the cluster's NATS.
+        """Return a nats-py client of the cluster's NATS. Use it with ``async with``, or ``await`` it.
 
         Args:
             **options: Arguments for ``nats.connect``.
-
-        Returns:
-            The client. Use it with ``async with``, or ``await`` it.
         """
         return AwaitableContext(self._connection(**options))
 
