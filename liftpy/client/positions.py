@@ -364,7 +364,8 @@ def check_bounds(options: object, bounds: Mapping[str, tuple[float, float]]) -> 
 def check_value(name: str, value: float, low: float, high: float) -> None:
     """Raise ConfigError if ``value`` is outside ``low`` to ``high`` (inclusive), or no number. ``name``: name of the argument."""
     if not low <= value <= high:
-        raise ConfigError(f"{name} = {value} is outside {low:.15g}..{high:.15g}. Choose a value in this range.")
+        limits = [int(limit) if limit == int(limit) else limit for limit in (low, high)]
+        raise ConfigError(f"{name} = {value} is outside {limits[0]}..{limits[1]}. Choose a value in this range.")
 
 
 def check_partition(partition: int) -> None:
