@@ -128,7 +128,11 @@ class Source(NamedTuple):
     generation: int = 0
 
     def position_in(self, stream: StreamImage) -> SourcePosition:
-        """Return the source position at offset 0 of ``stream``. Raises NotFoundError if there is no such partition."""
+        """Return the source position at offset 0.
+
+        Args:
+            stream: Description of the source stream. Raises NotFoundError if it has no such partition.
+        """
         if not 0 <= self.partition < len(stream.partitions):
             raise NotFoundError(
                 f"Stream {stream.name} has no partition {self.partition}. Check `liftpy stream show {stream.name}`."
@@ -194,7 +198,7 @@ class BatchFuture:
 
 
 class Receipt:
-    """Future ack of one record. Await it to get the PublishAck, or the error.
+    """Future ack of one record. Await it to get the PublishAck, or the error. ``Producer.send`` returns it.
 
     Example:
         receipt = await producer.send(b"one")
@@ -221,6 +225,8 @@ class Receipt:
 
 class ManyReceipt:
     """Future acks of records that were sent together. Await it to get a list of ManyAck.
+
+    ``Producer.send_many`` returns it.
 
     Example:
         receipt = await producer.send_many([b"one", b"two"])

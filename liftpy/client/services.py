@@ -197,9 +197,16 @@ class Services:
 async def ask(
     transport: Transport, subjects: Subjects, service: str, query: bytes, partition: int, at_least: int | None, timeout_s: float
 ) -> QueryAnswer:
-    """Send a query to the instance of ``partition`` and return the answer. Retry for at most ``timeout_s`` seconds.
+    """Send a query to the instance of one partition and return the answer.
 
-    ``at_least``: offset below which the state must contain all records. None: linearizable.
+    Args:
+        transport: The NATS connection.
+        subjects: The subjects of the namespace.
+        service: Name of the service.
+        query: Bytes for ``Service.on_query``.
+        partition: Number of the partition.
+        at_least: Offset below which the state must contain all records. None: linearizable.
+        timeout_s: Total time of all attempts, in seconds.
     """
     subject = data_subject(subjects.service_query(check_name(service, "service")), partition)
     headers = None if at_least is None else {AT_LEAST_HEADER: str(at_least)}

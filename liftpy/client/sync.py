@@ -290,7 +290,7 @@ class _Attribute(Generic[_T]):
 
 # ---- publishing ------------------------------------------------------------------------------------------------------
 class SyncReceipt(Generic[_T]):
-    """Future ack of records that were sent.
+    """Future ack of records that were sent. ``send`` returns it.
 
     Example:
         with client.publisher("orders") as publisher:
@@ -536,7 +536,7 @@ class SyncGroup(_SyncContextManager[Group]):
 
 
 class SyncJob(_Synchronous[Job]):
-    """One record that this worker has until its ack wait expires."""
+    """One record that this worker has until its ack wait expires. ``SyncQueue.take`` returns it in a list."""
 
     __slots__ = ("_loop", "_wrapped")
 
