@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from liftpy.client.producer import Partitioner, Producer
     from liftpy.client.publisher import Publisher
     from liftpy.client.queue import Job, LeaseLostError, Queue, QueueOptions
-    from liftpy.client.service_queries import QueryAnswer, QueryRejectedError
-    from liftpy.client.services import Services
+    from liftpy.client.services import QueryAnswer, QueryRejectedError, Services
     from liftpy.client.stream_info import PartitionInfo, StreamInfo
     from liftpy.core.base.partition import PartitionStatus, Pause
     from liftpy.core.services.queries import QueryFailedError
@@ -109,7 +108,7 @@ _NAMES = {
     "liftpy.client.group": ("Group", "GroupOptions"),
     "liftpy.client.group_admin": ("Cursors", "Groups", "Queues"),
     "liftpy.client.consumed": ("ConsumedBatch", "ConsumedRecord", "GroupBatch"),
-    "liftpy.client.services": ("Services",),
+    "liftpy.client.services": ("QueryAnswer", "QueryRejectedError", "Services"),
     "liftpy.client.stream_info": ("PartitionInfo", "StreamInfo"),
     "liftpy.core.base.partition": ("PartitionStatus", "Pause"),
     "liftpy.client.in_flight": ("PublishAck", "PublishOptions"),
@@ -119,7 +118,6 @@ _NAMES = {
     "liftpy.client.producer": ("Partitioner", "Producer"),
     "liftpy.client.partition_sender": ("ManyAck", "ManyReceipt", "ProducerOptions", "Receipt", "Source"),
     "liftpy.client.publisher": ("Publisher",),
-    "liftpy.client.service_queries": ("QueryAnswer", "QueryRejectedError"),
     "liftpy.core.services.queries": ("QueryFailedError",),
     "liftpy.client.queue": ("Job", "LeaseLostError", "Queue", "QueueOptions"),
     "liftpy.client.batch_view": ("BatchSlice",),
@@ -128,7 +126,7 @@ _NAMES = {
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 
-if not TYPE_CHECKING:  # or mypy takes every name for one that is there
+if not TYPE_CHECKING:  # otherwise mypy accepts every name
 
     def __getattr__(name: str) -> Any:
         module = _MODULE_OF.get(name)

@@ -70,15 +70,11 @@ class ReplicaMove:
     uid: str
     partition: int
     replicas: tuple[str, ...] = ()
-    """Target nodes, preferred leader first. (): cancel a reassignment. A replica that already finished its copy stays."""
     reason: MoveReason = MoveReason.BY_HAND
 
 
 def _must_fit(request: cluster_pb2.CreateStream | cluster_pb2.AddPartitions, what: str) -> None:
-    """Raise ConfigError if the replica lists in ``request`` are too large for one control request.
-
-    ``what``: the action, such as "create the stream", for the error text. The error names the number of partitions that fit.
-    """
+    """Raise ConfigError if the replica lists in ``request`` are too large for one control request."""
     beyond_bytes = request.ByteSize() + _REQUEST_BYTES - MAX_REQUEST_BYTES
     if beyond_bytes <= 0 or not request.manual:
         return
@@ -119,18 +115,13 @@ class Admin(NodeRequests):
     - Cluster: ``describe_cluster``, ``set_node``, ``change_controllers``, ``set_default_quota``, ``set_feature_level``.
     - Single nodes: ``node_status``, ``node_health``, ``node_settings``, ``reload_settings``.
 
-    Args:
-        streams: The streams that the client knows.
-
     Example:
         await client.admin.alter_stream("orders", retention_age_s=86_400)
         print(await client.admin.node_ids())
     """
 
     def __init__(self, streams: StreamDirectory) -> None:
-        requests = streams.requests
-        super().__init__(requests.transport, requests.subjects, requests)
-        self._requests = requests
+        super().__init__(streams.requests.transport, streams.requests.subjects, streams.requests)
         self._streams = streams
 
     async def create_stream(
@@ -183,11 +174,11 @@ class Admin(NodeRequests):
             raise ConfigError(f"Invalid first_leader_epoch = {first_leader_epoch}. Use a LeaderEpoch from 0.")
         create.firstLeaderEpoch = first_leader_epoch
         try:
-            stream = await self._requests.whole(await self._requests.command(cluster_pb2.ControlRequest(createStream=create)))
+            stream = await self._metadata.whole(await self._metadata.command(cluster_pb2.ControlRequest(createStream=create)))
         except AlreadyExistsError:
             if not exist_ok:
                 raise
-            stream = await self._requests.stream(name, linearizable=True)
+            stream = await self._metadata.stream(name, linearizable=True)
             differ = differences(stream, subject, partitions, replicas, config)
             if differ:
                 raise AlreadyExistsError(
@@ -214,10 +205,7 @@ class Admin(NodeRequests):
         return await self._until_ready(stream.image, ready_s, first)
 
     async def _until_ready(self, stream: StreamImage, ready_s: float, first: int = 0) -> StreamInfo:
-        """Wait until the leaders of the partitions from number ``first`` on accept messages, and return the stream.
-
-        ``ready_s``: time limit in seconds.
-        """
+        """Wait until the leaders of the partitions from number ``first`` on accept messages, and return the stream."""
         give_up_at = asyncio.get_running_loop().time() + ready_s
         while stream.waiting:
             left_s = give_up_at - asyncio.get_running_loop().time()
@@ -228,7 +216,7 @@ class Admin(NodeRequests):
                     "replicas."
                 )
             await asyncio.sleep(min(left_s, _PLACED_POLL_S))
-            stream = self._streams.cached[stream.name] = await self._requests.stream(stream.name)
+            stream = self._streams.cached[stream.name] = await self._metadata.stream(stream.name)
         new = [partition.partition for partition in stream.partitions[first:] if partition.leader]
         await asyncio.gather(*(self._wait_for_leader(stream, number, ready_s) for number in new))
         return StreamInfo.of(stream)
@@ -269,7 +257,7 @@ class Admin(NodeRequests):
         self, name: str, subject: str, partitions: int, replicas: int, config: StreamConfig | None, placement: PlacementOptions
     ) -> cluster_pb2.CreateStream:
         check_new_stream(name)
-        check_data_subject(subject, self._requests.subjects.namespace)
+        check_data_subject(subject, self._metadata.subjects.namespace)
         if config is not None and not placement.allow_offline:  # a restore begins with one replica
             by_hand = [len(nodes) for _, nodes in placement.assignment]
             check_min_isr(config, min(by_hand, default=replicas or DEFAULT_REPLICAS))
@@ -293,9 +281,6 @@ class Admin(NodeRequests):
         Args:
             name: Name of the stream.
 
-        Returns:
-            The stream.
-
         Raises:
             NotFoundError: No such stream.
             UnavailableError: The metadata group did not answer in time.
@@ -307,13 +292,10 @@ class Admin(NodeRequests):
         return StreamInfo.of(await self._streams.stream(name))
 
     async def list_streams(self, *, internal: bool = False) -> list[StreamInfo]:
-        """Return all streams with their partitions, replicas, ISR and leaders.
+        """Return all streams, sorted by name, with their partitions, replicas, ISR and leaders.
 
         Args:
             internal: If True, include the internal streams of the cluster. Default False.
-
-        Returns:
-            The streams, sorted by name.
 
         Raises:
             UnavailableError: The metadata group did not answer in time.
@@ -322,7 +304,7 @@ class Admin(NodeRequests):
             for stream in await client.admin.list_streams():
                 print(stream.name, len(stream.partitions))
         """
-        found = (await self._requests.describe()).streams()
+        found = (await self._metadata.describe()).streams()
         return [StreamInfo.of(stream) for stream in found if internal or not is_internal(stream.name)]
 
     async def alter_stream(
@@ -379,7 +361,7 @@ class Admin(NodeRequests):
         if config_version is not None:
             wish.configVersion = config_version
         altered = await self._with_live_nodes(cluster_pb2.ControlRequest(alterStream=wish))
-        return StreamInfo.of(await self._requests.whole(altered))
+        return StreamInfo.of(await self._metadata.whole(altered))
 
     async def add_partitions(
         self,
@@ -415,7 +397,7 @@ class Admin(NodeRequests):
         more = self._more(name, partitions, uid, placement or PlacementOptions())
         before = len((await self._streams.describe(name)).partitions) if ready_s else 0
         added = await self._with_live_nodes(cluster_pb2.ControlRequest(addPartitions=more))
-        stream = self._streams.cached[name] = await self._requests.whole(added)
+        stream = self._streams.cached[name] = await self._metadata.whole(added)
         return await self._until_ready(stream, ready_s, before) if ready_s else StreamInfo.of(stream)
 
     async def plan_partitions(
@@ -455,8 +437,8 @@ class Admin(NodeRequests):
         return more
 
     async def _plan(self, request: cluster_pb2.ControlRequest) -> PlacementPlan:
-        response = await self._requests.command(request)
-        if not response.HasField("plan"):  # nothing would be done, or a controller of an older version has done it
+        response = await self._metadata.command(request)
+        if not response.HasField("plan"):  # there is nothing to do, or a controller of an older version ignored dryRun
             raise ConfigError(
                 response.detail
                 or (
@@ -488,7 +470,7 @@ class Admin(NodeRequests):
             await client.admin.delete_stream("orders")
         """
         check_name(name, "stream")
-        await self._requests.command(
+        await self._metadata.command(
             cluster_pb2.ControlRequest(deleteStream=cluster_pb2.DeleteStream(name=name, uid=check_uid(uid)))
         )
         self._streams.cached.pop(name, None)
@@ -527,7 +509,7 @@ class Admin(NodeRequests):
         first = await self._batch_start(found, partition, offset, bounds)
         if not dry_run and first > bounds.log_start_offset:
             wish = cluster_pb2.TruncateBefore(stream=found.name, uid=found.uid, partition=partition, offset=offset)
-            await self._requests.command(cluster_pb2.ControlRequest(truncateBefore=wish))
+            await self._metadata.command(cluster_pb2.ControlRequest(truncateBefore=wish))
         return first
 
     async def purge(
@@ -588,7 +570,7 @@ class Admin(NodeRequests):
                 keys=wanted.keys,
                 endOffset=end_offset,
             )
-            await self._requests.command(cluster_pb2.ControlRequest(purgeRecords=wish))
+            await self._metadata.command(cluster_pb2.ControlRequest(purgeRecords=wish))
         return end_offset
 
     async def _stream_with(self, name: str, uid: str) -> StreamImage:
@@ -695,8 +677,8 @@ class Admin(NodeRequests):
                 raise ConfigError("The list of partitions is empty. Name at least one partition, or pass None for all.")
         if config_version is not None:
             wish.configVersion = config_version
-        paused = await self._requests.command(cluster_pb2.ControlRequest(pausePartitions=wish))
-        return StreamInfo.of(await self._requests.whole(paused))
+        paused = await self._metadata.command(cluster_pb2.ControlRequest(pausePartitions=wish))
+        return StreamInfo.of(await self._metadata.whole(paused))
 
     async def elect_leader(self, stream: str, partition: int = 0, node_id: str = "", *, unclean: bool = False) -> PartitionInfo:
         """Move the leadership of a partition, or elect a leader of an Offline one.
@@ -726,11 +708,9 @@ class Admin(NodeRequests):
             check_name(node_id, "node")
         check_partition(partition)
         found = await self._streams.stream(stream)
-        request = cluster_pb2.ControlRequest()
-        request.electLeader.CopyFrom(
-            cluster_pb2.ElectLeader(stream=found.name, uid=found.uid, partition=partition, node=node_id, unclean=unclean)
-        )
-        return PartitionInfo.of(codec.partition_from_pb((await self._requests.command(request)).partition))
+        wish = cluster_pb2.ElectLeader(stream=found.name, uid=found.uid, partition=partition, node=node_id, unclean=unclean)
+        request = cluster_pb2.ControlRequest(electLeader=wish)
+        return PartitionInfo.of(codec.partition_from_pb((await self._metadata.command(request)).partition))
 
     async def reassign(self, stream: StreamInfo, partition: int, replicas: Sequence[str] = ()) -> PartitionInfo:
         """Move the replicas of one partition to other nodes.
@@ -760,7 +740,7 @@ class Admin(NodeRequests):
         wish = cluster_pb2.Reassign(
             stream=stream.name, uid=stream.uid, partition=partition, replicas=replicas, cancel=not replicas
         )
-        moved = await self._requests.command(cluster_pb2.ControlRequest(reassign=wish))
+        moved = await self._metadata.command(cluster_pb2.ControlRequest(reassign=wish))
         return PartitionInfo.of(codec.partition_from_pb(moved.partition))
 
     async def reassign_all(self, wishes: Iterable[ReplicaMove]) -> list[str]:
@@ -779,7 +759,8 @@ class Admin(NodeRequests):
         """
         refused: list[str] = []
         for asked in _batches(wishes):
-            response = await self._requests.command(_as_one([request for _, request in asked]))
+            requests = [cluster_pb2.BatchedRequest(number=number, request=one) for number, (_, one) in enumerate(asked)]
+            response = await self._metadata.command(cluster_pb2.ControlRequest(batch=cluster_pb2.Batch(requests=requests)))
             answers = {answer.number: answer for answer in response.batch.answers}
             if not response.HasField("batch"):
                 raise ProtocolError(
@@ -827,7 +808,7 @@ class Admin(NodeRequests):
             request.rack = rack
         if leaving is not None:
             request.leaving = leaving
-        return codec.node_from_pb((await self._requests.command(cluster_pb2.ControlRequest(setNode=request))).node)
+        return codec.node_from_pb((await self._metadata.command(cluster_pb2.ControlRequest(setNode=request))).node)
 
     async def reset_node(self, node_id: str, *, weight: bool = False, rack: bool = False) -> NodeImage:
         """Reset the weight or rack of a node to the value in its own settings.
@@ -848,7 +829,7 @@ class Admin(NodeRequests):
         """
         check_name(node_id, "node")
         request = cluster_pb2.SetNode(nodeId=node_id, weightAsItSays=weight, rackAsItSays=rack)
-        return codec.node_from_pb((await self._requests.command(cluster_pb2.ControlRequest(setNode=request))).node)
+        return codec.node_from_pb((await self._metadata.command(cluster_pb2.ControlRequest(setNode=request))).node)
 
     async def remove_node(self, node_id: str) -> None:
         """Remove a stopped node that holds no replicas from the cluster.
@@ -865,7 +846,7 @@ class Admin(NodeRequests):
             UnavailableError: The metadata group did not answer in time.
         """
         check_name(node_id, "node")
-        await self._requests.command(cluster_pb2.ControlRequest(removeNode=cluster_pb2.RemoveNode(nodeId=node_id)))
+        await self._metadata.command(cluster_pb2.ControlRequest(removeNode=cluster_pb2.RemoveNode(nodeId=node_id)))
 
     async def change_controllers(self, *, add: str = "", remove: str = "") -> str:
         """Add, remove or replace a controller of the metadata group.
@@ -895,7 +876,7 @@ class Admin(NodeRequests):
             raise ConfigError("Nothing to change. Name a node to add, a node to remove, or both.")
         change = cluster_pb2.ChangeControllers(node=add or remove, replaced=remove if add else "")
         change.what = (change.REPLACE if remove else change.ADD) if add else change.REMOVE
-        return (await self._requests.command(cluster_pb2.ControlRequest(changeControllers=change))).detail
+        return (await self._metadata.command(cluster_pb2.ControlRequest(changeControllers=change))).detail
 
     async def feature_levels(self, level: int = 0) -> FeatureLevels:
         """Return the feature level of the cluster and the levels that each node supports.
@@ -910,7 +891,7 @@ class Admin(NodeRequests):
             UnavailableError: The metadata group did not answer in time.
         """
         request = cluster_pb2.SetFeatureLevel(level=_count(level, "the feature level"), dryRun=True)
-        found = (await self._requests.command(cluster_pb2.ControlRequest(setFeatureLevel=request))).levels
+        found = (await self._metadata.command(cluster_pb2.ControlRequest(setFeatureLevel=request))).levels
         spoken = {n.nodeId: level_range_in(n) if n.maxLevel else None for n in found.nodes}
         return FeatureLevels(found.level, spoken, {n.nodeId: n.version for n in found.nodes}, tuple(found.reasons))
 
@@ -929,7 +910,7 @@ class Admin(NodeRequests):
             UnavailableError: The metadata group did not answer in time.
         """
         request = cluster_pb2.SetFeatureLevel(level=_count(level, "the feature level"))
-        return (await self._requests.command(cluster_pb2.ControlRequest(setFeatureLevel=request))).detail
+        return (await self._metadata.command(cluster_pb2.ControlRequest(setFeatureLevel=request))).detail
 
     async def default_quota(self) -> DefaultQuota:
         """Return the quota of streams that have no quota of their own.
@@ -940,8 +921,7 @@ class Admin(NodeRequests):
         Raises:
             UnavailableError: The metadata group did not answer in time.
         """
-        asked = cluster_pb2.ControlRequest(describeCluster=cluster_pb2.DescribeCluster(maxBytes=1))
-        return quota_from_pb((await self._requests.read(asked)).cluster.image.defaultQuota)
+        return quota_from_pb((await self._metadata.summary()).image.defaultQuota)
 
     async def set_default_quota(
         self, *, records_per_s: int | None = None, bytes_per_s: int | None = None, by_token: int | None = None
@@ -964,14 +944,13 @@ class Admin(NodeRequests):
         Example:
             await client.admin.set_default_quota(records_per_s=10_000)
         """
-        DefaultQuota(
-            records_per_s=records_per_s or 0, bytes_per_s=bytes_per_s or 0, by_token=by_token or 0
-        )  # within its bounds
+        # raises ConfigError for values outside the bounds
+        DefaultQuota(records_per_s=records_per_s or 0, bytes_per_s=bytes_per_s or 0, by_token=by_token or 0)
         request = cluster_pb2.SetDefaultQuota()
         for name, value in (("recordsPerS", records_per_s), ("bytesPerS", bytes_per_s), ("byToken", by_token)):
             if value is not None:
                 setattr(request, name, value)
-        return quota_from_pb((await self._requests.command(cluster_pb2.ControlRequest(setDefaultQuota=request))).defaultQuota)
+        return quota_from_pb((await self._metadata.command(cluster_pb2.ControlRequest(setDefaultQuota=request))).defaultQuota)
 
     async def session_times(self) -> SessionTimes | None:
         """Return the session and lease times of the cluster.
@@ -982,8 +961,7 @@ class Admin(NodeRequests):
         Raises:
             UnavailableError: The metadata group did not answer in time.
         """
-        asked = cluster_pb2.ControlRequest(describeCluster=cluster_pb2.DescribeCluster(maxBytes=1))
-        image = (await self._requests.read(asked)).cluster.image
+        image = (await self._metadata.summary()).image
         return times_from_pb(image.sessionTimes) if image.HasField("sessionTimes") else None
 
     async def set_session_times(self, *, session_s: float | None = None, lease_s: float | None = None) -> SessionTimes:
@@ -1012,7 +990,7 @@ class Admin(NodeRequests):
             leaseMs=held.lease_ms if lease_s is None else _milliseconds(lease_s),
             change=held.change,
         )
-        return times_from_pb((await self._requests.command(cluster_pb2.ControlRequest(setSessionTimes=request))).sessionTimes)
+        return times_from_pb((await self._metadata.command(cluster_pb2.ControlRequest(setSessionTimes=request))).sessionTimes)
 
     def allow_internal(self) -> None:
         """Allow this client to create, change and delete internal streams.
@@ -1023,24 +1001,23 @@ class Admin(NodeRequests):
         Example:
             client.admin.allow_internal()
         """
-        self._requests.internal = True
+        self._metadata.internal = True
 
     async def _with_live_nodes(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
         """Send a change that needs live nodes, and return the answer.
 
         While there are too few live nodes, the change is retried for a short time. A fenced node usually registers again by then.
         """
-        until_s = asyncio.get_running_loop().time() + min(_LIVE_S, self._requests.deadline_s)
+        until_s = asyncio.get_running_loop().time() + min(_LIVE_S, self._metadata.deadline_s)
         are_live = False
         while True:
             try:
-                return await self._requests.command(request)
+                return await self._metadata.command(request)
             except TooFewNodesError:
                 if are_live or asyncio.get_running_loop().time() >= until_s:
                     raise
-                are_live = not any(
-                    node.fenced for node in await self._requests.nodes()
-                )  # they may have come back since: a last time
+                # the fenced nodes may have registered since the request: try once more
+                are_live = not any(node.fenced for node in await self._metadata.nodes())
             await asyncio.sleep(0 if are_live else _LIVE_AGAIN_S)
 
     async def _wait_for_leader(self, stream: StreamImage, partition: int, ready_s: float) -> None:
@@ -1058,7 +1035,7 @@ class Admin(NodeRequests):
         before = json.dumps({"after": [stream.name, partition - 1]}).encode()
         async for attempt in retry_attempts(ready_s):
             with attempt:
-                page = await self._status_page(stream.partitions[partition].leader, before, 1.0)
+                page = await self.ask_node(stream.partitions[partition].leader, before, 1.0)
                 said: dict[str, Any] = next(
                     (p for p in page.get("partitions", []) if (p["uid"], p["partition"]) == (stream.uid, partition)), {}
                 )
@@ -1097,11 +1074,6 @@ def _batches(wishes: Iterable[ReplicaMove]) -> Iterator[list[_Asked]]:
         yield batch
 
 
-def _as_one(requests: list[cluster_pb2.ControlRequest]) -> cluster_pb2.ControlRequest:
-    items = [cluster_pb2.BatchedRequest(number=number, request=request) for number, request in enumerate(requests)]
-    return cluster_pb2.ControlRequest(batch=cluster_pb2.Batch(requests=items))
-
-
 def _milliseconds(seconds: float) -> int:
     if math.isnan(seconds):
         raise ConfigError(f"Invalid time limit {seconds} s. Use a number of seconds, such as 15.")
@@ -1124,7 +1096,7 @@ async def _until(reader: PartitionReader, stream: StreamImage, before: SupportsI
 
 
 def differences(stream: StreamImage, subject: str, partitions: int, replicas: int, config: StreamConfig | None) -> list[str]:
-    """Return the differences between a stream and the requested settings, as texts.
+    """Return one text for each difference between a stream and the requested settings.
 
     Args:
         stream: The existing stream.
@@ -1132,9 +1104,6 @@ def differences(stream: StreamImage, subject: str, partitions: int, replicas: in
         partitions: Requested number of partitions.
         replicas: Requested replicas per partition. 0: any.
         config: Requested settings. None: any.
-
-    Returns:
-        One text for each difference.
     """
     pairs: list[tuple[str, object, object]] = [
         ("subject", stream.subject, subject),

@@ -6,7 +6,7 @@ This module imports neither NumPy nor the record codec, because these imports ta
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -45,27 +45,10 @@ def object_of(node_id: str, answer: bytes) -> dict[str, Any]:
     return said
 
 
-async def whole_status(ask: Callable[[bytes], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-    """Return the status of a node with all its partitions, which may need several requests.
-
-    ``ask``: function that sends a request body and returns one page of the status.
-    """
-    status = page = await ask(envelope.encode(MessageType.STATUS_REQUEST, b""))
-    while page.get("more") and page["partitions"]:
-        last = page["partitions"][-1]
-        page = await ask(json.dumps({"after": [last["stream"], last["partition"]]}).encode())
-        status["partitions"] += page["partitions"]
-        status["more"] = page.get("more", False)
-    return status
-
-
 class NodeRequests:
     """Requests to single nodes and controllers. ``client.admin`` has these methods.
 
-    Args:
-        transport: The NATS connection.
-        subjects: The subjects of the namespace.
-        metadata: The way to the metadata group. Default None: created at the first request that needs it.
+    ``metadata``: the way to the metadata group. None: created at the first request that needs it.
     """
 
     def __init__(self, transport: Transport, subjects: Subjects, metadata: MetadataRequests | None = None) -> None:
@@ -87,9 +70,6 @@ class NodeRequests:
         Args:
             linearizable: If True, the answer contains every change that was committed before this call. Default False:
                 the state that the metadata leader last applied.
-
-        Returns:
-            The state of the cluster.
 
         Raises:
             UnavailableError: The metadata group did not answer in time.
@@ -114,7 +94,14 @@ class NodeRequests:
             status = await client.admin.node_status("n1")
             print(len(status["partitions"]))
         """
-        return await whole_status(lambda question: self._status_page(node_id, question, timeout_s))
+        status = page = await self.ask_node(node_id, envelope.encode(MessageType.STATUS_REQUEST, b""), timeout_s)
+        while page.get("more") and page["partitions"]:
+            last = page["partitions"][-1]
+            after = json.dumps({"after": [last["stream"], last["partition"]]}).encode()
+            page = await self.ask_node(node_id, after, timeout_s)
+            status["partitions"] += page["partitions"]
+            status["more"] = page.get("more", False)
+        return status
 
     async def node_health(self, node_id: str, timeout_s: float = 2.0) -> dict[str, Any]:
         """Return the health of a node: ``health``, and the failed checks in ``checks``.
@@ -126,7 +113,7 @@ class NodeRequests:
         Raises:
             UnavailableError: The node did not answer in time.
         """
-        return await self._status_page(node_id, b'{"health": true}', timeout_s)
+        return await self.ask_node(node_id, b'{"health": true}', timeout_s)
 
     async def node_glance(self, node_id: str, timeout_s: float = 2.0) -> NodeSummary | None:
         """Return a summary of a node, about 1 KiB. None if the node's version is too old.
@@ -139,7 +126,7 @@ class NodeRequests:
             UnavailableError: The node did not answer in time.
             ProtocolError: The answer cannot be read.
         """
-        return summary_from_json((await self._status_page(node_id, ASKED, timeout_s)).get("glance"))
+        return summary_from_json((await self.ask_node(node_id, ASKED, timeout_s)).get("glance"))
 
     async def ask_node(self, node_id: str, question: bytes, timeout_s: float = 2.0) -> dict[str, Any]:
         """Send a status request to a node and return its answer.
@@ -153,7 +140,8 @@ class NodeRequests:
             UnavailableError: The node did not answer in time.
             ProtocolError: The answer cannot be read.
         """
-        return await self._status_page(node_id, question, timeout_s)
+        subject = self._subjects.status(check_name(node_id, "node"))
+        return object_of(node_id, await self._transport.request(subject, question, timeout_s))
 
     @property
     def is_connected(self) -> bool:
@@ -364,10 +352,6 @@ class NodeRequests:
             return
         if node_id not in nodes:
             raise NotFoundError(f"There is no node {node_id!r}. The nodes are {', '.join(nodes)}.") from None
-
-    async def _status_page(self, node_id: str, question: bytes, timeout_s: float) -> dict[str, Any]:
-        subject = self._subjects.status(check_name(node_id, "node"))
-        return object_of(node_id, await self._transport.request(subject, question, timeout_s))
 
 
 @asynccontextmanager

@@ -6,8 +6,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from nats.aio.client import Client as NatsConnection
 
@@ -25,19 +24,17 @@ from liftpy.client.group_admin import Cursors, GroupCoordinator, Groups, Queues
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.iteration import Iteration
 from liftpy.client.metadata_requests import MetadataRequests
-from liftpy.client.multi_consumer import ManyConsumer, Place, StreamAccess, bounded_ahead
-from liftpy.client.partition_sender import ProducerOptions, Source, check_answers, name_for
-from liftpy.client.positions import Bounds, Position, Start, Until, check_partition, checked_until
-from liftpy.client.positions import resolve_start as _resolved
+from liftpy.client.multi_consumer import ManyConsumer, Place
+from liftpy.client.partition_sender import ProducerOptions, Source
+from liftpy.client.positions import Bounds, Position, Start, Until, check_partition
 from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.progress import ReadProgress
-from liftpy.client.publisher import Publisher
+from liftpy.client.publisher import MessageFields, Publisher
 from liftpy.client.queue import Queue, QueueOptions
 from liftpy.client.services import Services
 from liftpy.client.stream_directory import StreamDirectory, address_of, subject_address
-from liftpy.client.tracing import making_of
 from liftpy.config import AckPolicy
-from liftpy.core.base.ids import check_name, check_published
+from liftpy.core.base.ids import check_published
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.filters import Filter
 from liftpy.core.wire.headers import HeadersLike
@@ -89,25 +86,35 @@ def connect(
             await client.create_stream("orders", "shop.orders", exist_ok=True)
             ack = await client.publish("orders", b"one", key=b"k")
     """
-    return AwaitableContext(_connect(nats, namespace, credentials, name, timeout_s, trace, nats_options))
+
+    async def opened() -> Client:
+        factories = factories_for(trace)
+        subjects = Subjects(namespace, principal=credentials.principal if credentials is not None else "")
+        if isinstance(nats, NatsConnection):
+            make_strict(nats)
+            return Client(Transport(nats), subjects, owns_connection=False, factories=factories)
+        connection = await open_connection(nats, credentials=credentials, name=name, timeout_s=timeout_s, **nats_options)
+        return Client(Transport(connection), subjects, owns_connection=True, factories=factories)
+
+    return AwaitableContext(opened())
 
 
-async def _connect(
-    nats: str | Sequence[str] | NatsConnection,
-    namespace: str,
-    credentials: Credentials | None,
-    name: str,
-    timeout_s: float,
-    trace: bool | TracerProvider,
-    nats_options: dict[str, Any],
-) -> Client:
-    making = making_of(trace)
-    subjects = Subjects(namespace, principal=credentials.principal if credentials is not None else "")
-    if isinstance(nats, NatsConnection):
-        make_strict(nats)
-        return Client(Transport(nats), subjects, owns_connection=False, making=making)
-    connection = await open_connection(nats, credentials=credentials, name=name, timeout_s=timeout_s, **nats_options)
-    return Client(Transport(connection), subjects, owns_connection=True, making=making)
+def factories_for(trace: bool | TracerProvider) -> ClientFactories:
+    """Return the factories for the argument ``trace`` of ``connect``. OpenTelemetry is imported only for a traced client.
+
+    Raises ConfigError if it is not a tracer provider, or if OpenTelemetry is not installed.
+    """
+    if trace is False:
+        return ClientFactories()
+    if trace is not True and not callable(getattr(trace, "get_tracer", None)):
+        raise ConfigError(
+            f"Invalid trace of type {type(trace).__name__}. Use True, False or a TracerProvider of OpenTelemetry."
+        )
+    try:
+        from liftpy.client.traced import TracedFactories
+    except ImportError as error:
+        raise ConfigError(f"trace=True needs OpenTelemetry. Install it with `pip install 'liftpy[trace]'`. ({error})") from None
+    return TracedFactories(None if trace is True else trace)
 
 
 def _of_admin(
@@ -138,7 +145,7 @@ class Client:
         transport: The NATS connection.
         subjects: The subjects of the namespace.
         owns_connection: True if ``close`` also closes the NATS connection.
-        making: Factories that add traces. Default None: no traces.
+        factories: Factories that add traces. Default None: no traces.
 
     Example:
         async with liftpy.connect("nats://127.0.0.1:4222") as client:
@@ -147,12 +154,12 @@ class Client:
     """
 
     def __init__(
-        self, transport: Transport, subjects: Subjects, *, owns_connection: bool, making: ClientFactories | None = None
+        self, transport: Transport, subjects: Subjects, *, owns_connection: bool, factories: ClientFactories | None = None
     ) -> None:
         self._transport = transport
         self._owns_connection = owns_connection
-        self._made_by = making or ClientFactories()
-        self._streams = StreamDirectory(MetadataRequests(transport, subjects), self._made_by)
+        self._factories = factories or ClientFactories()
+        self._streams = StreamDirectory(MetadataRequests(transport, subjects), self._factories)
         self._closing: asyncio.Task[None] | None = None
         self._publishers: dict[tuple[str, int], Publisher] = {}
         self._making = asyncio.Lock()
@@ -185,7 +192,7 @@ class Client:
         if self._closing is None:
             publishers, self._publishers = list(self._publishers.values()), {}
             self._closing = asyncio.create_task(self._close(publishers), name="closing of a client")
-        await asyncio.shield(self._closing)  # who is cancelled here leaves nothing half closed
+        await asyncio.shield(self._closing)  # a canceled caller does not stop the close
 
     async def _close(self, publishers: list[Publisher]) -> None:
         try:
@@ -206,7 +213,7 @@ class Client:
         connection dropped. The client gave none of them to the application. If a counter grows, look at the logs of the
         nodes.
         """
-        return dict(self._transport.counters + self._transport.parse_errors + self._made_by.counters)
+        return dict(self._transport.counters + self._transport.parse_errors + self._factories.counters)
 
     # ---- streams -----------------------------------------------------------------------------------------------------
     create_stream = _of_admin(Admin.create_stream)
@@ -259,10 +266,10 @@ class Client:
                 print(record.offset, record.key, record.value)
         """
         wanted = Filter(tuple(subjects), tuple(keys))
-        if start == "":  # the offset 0 is one
+        if start == "":  # not `if not start`: the offset 0 is a start
             start = "new" if backwards else "earliest"
         reader = self._streams.reader(stream, partition, options)
-        return self._made_by.consumer(reader, start, until, after_epoch, wanted=wanted, backwards=backwards)
+        return self._factories.consumer(reader, start, until, after_epoch, wanted=wanted, backwards=backwards)
 
     def consume_many(
         self,
@@ -302,21 +309,7 @@ class Client:
                 async for record in many:
                     print(record.stream, record.partition, record.value)
         """
-
-        Filter(tuple(subjects), tuple(keys))  # what can't be asked for is said here, not by a task later
-        begin_at = _resolved(start, datetime.now(UTC))
-        checked_until(until)
-
-        def made(place: Place, begin: Start, ahead_bytes: int) -> Consumer:
-            bounded = bounded_ahead(options or ReadOptions(), ahead_bytes)
-            return self.consume(*place, start=begin, until=until, subjects=subjects, keys=keys, options=bounded)
-
-        async def places() -> list[Place]:
-            return [
-                (stream.name, p.partition) for stream in await self.admin.list_streams(internal=True) for p in stream.partitions
-            ]
-
-        return ManyConsumer(StreamAccess(places, made), names, begin_at, positions)
+        return ManyConsumer(self, names, start, until, positions, subjects=subjects, keys=keys, options=options)
 
     def read_range(
         self,
@@ -416,13 +409,9 @@ class Client:
         stream: str,
         value: bytes | None,
         *,
-        key: bytes | None = ...,
-        headers: HeadersLike | None = ...,
         partition: int = ...,
         ack: Literal[AckPolicy.ALL, AckPolicy.LEADER] = ...,
-        msg_id: str = ...,
-        expected_last: int | None = ...,
-        timeout_s: float | None = ...,
+        **fields: Unpack[MessageFields],
     ) -> PublishAck: ...
 
     @overload
@@ -431,28 +420,14 @@ class Client:
         stream: str,
         value: bytes | None,
         *,
-        key: bytes | None = ...,
-        headers: HeadersLike | None = ...,
         partition: int = ...,
         ack: Literal[AckPolicy.NONE],
-        msg_id: str = ...,
-        expected_last: int | None = ...,
-        timeout_s: float | None = ...,
+        **fields: Unpack[MessageFields],
     ) -> None: ...
 
     @overload
     async def publish(
-        self,
-        stream: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = ...,
-        headers: HeadersLike | None = ...,
-        partition: int = ...,
-        ack: AckPolicy,
-        msg_id: str = ...,
-        expected_last: int | None = ...,
-        timeout_s: float | None = ...,
+        self, stream: str, value: bytes | None, *, partition: int = ..., ack: AckPolicy, **fields: Unpack[MessageFields]
     ) -> PublishAck | None: ...
 
     async def publish(
@@ -535,21 +510,22 @@ class Client:
                 for number in range(1000):
                     await publisher.send(b"%d" % number)
         """
-        return AwaitableContext(self._publisher(stream, partition, subject, options or PublishOptions()))
-
-    async def _publisher(self, stream: str, partition: int, subject: str, options: PublishOptions) -> Publisher:
-        check_published(stream)
-        check_partition(partition)
-        if subject:
-            known = self._streams.cached.get(stream)
-            address = subject_address(subject) if known is None else address_of(known, partition, subject)
-        else:
-            address = address_of(await self._streams.cached_stream(stream, partition), partition)
 
         async def find() -> Address:
             return address_of(await self._streams.current_stream(stream), partition, subject)
 
-        return self._made_by.publisher(self._transport, stream, partition, address, options, find=find)
+        async def opened() -> Publisher:
+            check_published(stream)
+            check_partition(partition)
+            if subject:
+                known = self._streams.cached.get(stream)
+                address = subject_address(subject) if known is None else address_of(known, partition, subject)
+            else:
+                address = address_of(await self._streams.cached_stream(stream, partition), partition)
+            chosen = options or PublishOptions()
+            return self._factories.publisher(self._transport, stream, partition, address, chosen, find=find)
+
+        return AwaitableContext(opened())
 
     def producer(
         self,
@@ -589,22 +565,7 @@ class Client:
                 await producer.send(b"one", key=b"k")
                 await producer.send_many([b"two", b"three"])
         """
-        return AwaitableContext(self._producer(stream, name_for(id, source), options or ProducerOptions(), partitioner, source))
-
-    async def _producer(
-        self, stream: str, name: str, options: ProducerOptions, how: Partitioner, of: Source | None
-    ) -> Producer:
-        known = await self._streams.current_stream(check_published(stream))
-        addresses = [address_of(known, partition.partition) for partition in known.partitions]
-        check_answers(known)
-
-        async def find(partition: int) -> Address:
-            return address_of(await self._streams.current_stream(stream), partition)
-
-        read = None if of is None else of.position_in(await self._streams.current_stream(check_name(of.stream, "stream")))
-        made = self._made_by.producer(self._transport, stream, name, addresses, options, how, find, read)
-        await made.open()
-        return made
+        return self._streams.open_producer(stream, id=id, options=options, partitioner=partitioner, source=source)
 
     # ---- groups, queues and cursors ------------------------------------------------------------------------------------
     def group(
@@ -720,7 +681,7 @@ class Client:
                 with client.processing("orders", record):
                     print(record.value)
         """
-        return self._made_by.around(stream, what, partition)
+        return self._factories.around(stream, what, partition)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     async def _own_publisher(self, stream: str, partition: int) -> Publisher:

@@ -1,4 +1,4 @@
-"""``ClientHome``: the methods of ``Client`` that groups, queues and cursors call."""
+"""``ClientHome``: the methods of ``Client`` that consumers of several partitions, groups, queues and cursors call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from liftpy.client.stream_info import StreamInfo
 
 
 class ClientHome(Protocol):
-    """Methods of ``Client`` that a group member, a queue worker and a cursor use."""
+    """Methods of ``Client`` that a ManyConsumer, a group member, a queue worker and a cursor use."""
 
     admin: Admin
     groups: Groups

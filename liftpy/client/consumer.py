@@ -194,9 +194,7 @@ class ReadOptions:
             "patience_s": (0.01, 3600),
             "read_ahead": (1, 64),
         }
-        for name, (low, high) in bounds.items():
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}. Choose a value in this range.")
+        positions.check_bounds(self, bounds)
         if self.isolation not in ("committed", "uncommitted"):
             raise ConfigError(f"Invalid isolation {quote(str(self.isolation))}. Use committed or uncommitted.")
         if (self.near or self.nearest) and (self.node or not self.committed):
@@ -229,15 +227,8 @@ class PartitionReader:
     ) -> None:
         """Create the reader.
 
-        Args:
-            transport: The NATS connection.
-            subjects: The subjects of the namespace.
-            stream: Name of the stream.
-            partition: Number of the partition.
-            options: Timeouts, read-ahead and choice of replica.
-            exists: Asks the metadata group whether the partition exists. It raises NotFoundError if not. Default None:
-                no check.
-            nearest: Chooses the closest replica. Default None: no preference.
+        ``exists``: asks the metadata group whether the partition exists, and raises NotFoundError if not. None: no check. ``nearest``:
+        chooses the closest replica. None: no preference.
         """
         self._transport = transport
         self._exists = exists
@@ -276,7 +267,7 @@ class PartitionReader:
             if progress.done:
                 return None
             slices = await self.fetch(progress)
-            if not slices and progress.moves_end and not progress.done:  # an end that nothing committed reaches is none
+            if not slices and progress.moves_end and not progress.done:  # the end moves down to the committed end
                 committed = (await self.bounds(progress.uid))[0].end_offset
                 progress.end_offset = max(progress.next_offset, min(progress.end_offset or 0, committed))
             return slices if until_ns is None or progress.end_offset is not None else _cut(slices, until_ns, progress)
@@ -286,31 +277,24 @@ class PartitionReader:
     async def fetch(self, progress: ReadProgress, max_bytes: int | None = None) -> list[BatchSlice]:
         """Fetch the next slices after ``progress`` and advance it. Empty: a long poll ended without new records.
 
-        Args:
-            progress: Where the reader is.
-            max_bytes: Maximum size of this answer. Default None: ``options.max_bytes``.
-
-        Raises:
-            OffsetOutOfRangeError: The offset was deleted, or is past the end.
-            NotFoundError: The stream was deleted and created again.
-            UnavailableError: No replica answered for ``patience_s``.
-            ProtocolError: Every replica sent a malformed answer.
-            CorruptionError: Every replica sent damaged records.
+        ``max_bytes``: maximum size of this answer, None: ``options.max_bytes``. Raises OffsetOutOfRangeError, NotFoundError if the
+        stream was created again, UnavailableError, and ProtocolError or CorruptionError if every replica sent a wrong answer.
         """
-        opinion = ErrorConfirmation()
-        async for attempt in retry_attempts(self.options.patience_s, reads=True):
-            with attempt:
-                if self._nearest is not None:
-                    self.node = await self._nearest.instead_of(self.node)
-                asked, self.node = self.node, self.options.node  # after a failure, the next request goes to another replica
-                try:
-                    return await self._fetch_from(asked, progress, opinion, min(max_bytes or self._max_bytes, self._max_bytes))
-                except LiftError as error:
-                    self._teller.emit(EventKind.FAILED, asked, detail=f"{error.code}: {error}")
-                    if self._nearest is not None:
-                        self._nearest.note_failure(asked)
-                    raise
-        raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
+        size_bytes = min(max_bytes or self._max_bytes, self._max_bytes)
+        attempts = retry_attempts(self.options.patience_s, reads=True)
+        return await attempts(self._try_to_fetch, progress, ErrorConfirmation(), size_bytes)
+
+    async def _try_to_fetch(self, progress: ReadProgress, opinion: ErrorConfirmation, max_bytes: int) -> list[BatchSlice]:
+        if self._nearest is not None:
+            self.node = await self._nearest.instead_of(self.node)
+        asked, self.node = self.node, self.options.node  # after a failure, the next request goes to another replica
+        try:
+            return await self._fetch_from(asked, progress, opinion, max_bytes)
+        except LiftError as error:
+            self._teller.emit(EventKind.FAILED, asked, detail=f"{error.code}: {error}")
+            if self._nearest is not None:
+                self._nearest.note_failure(asked)
+            raise
 
     async def _fetch_from(
         self, asked: str, progress: ReadProgress, opinion: ErrorConfirmation, max_bytes: int
@@ -325,7 +309,7 @@ class PartitionReader:
         try:
             slices = progress.accept(answer)
         except NotServedError as error:
-            if error.leader != asked:  # there is a thing or two that only the leader knows
+            if error.leader != asked:  # only the leader knows some answers
                 self.node = self.options.node or error.leader
             raise
         except FINAL as error:
@@ -349,7 +333,7 @@ class PartitionReader:
         for piece in slices:
             piece.batch.on_damage = self._report_bad_batch
         self.node = self.options.node or progress.node
-        if self._nearest is not None and progress.node != asked:  # others were asked, because it was silent
+        if self._nearest is not None and progress.node != asked:  # the asked replica was silent, and another one answered
             self._nearest.note_failure(asked)
         records = sum(piece.record_count for piece in slices)
         self._teller.report_answer(progress.node, records, len(answer), time.perf_counter() - asked_at)
@@ -361,10 +345,7 @@ class PartitionReader:
         logger.warning("%s/%s: %s", self.stream, self.partition, error)
 
     async def _complain(self, progress: ReadProgress) -> None:
-        """Tell the node that sent damaged records about them, so that it checks its log.
-
-        ``progress``: knows the node and the offset.
-        """
+        """Tell the node that sent damaged records about them, so that it checks its log."""
         node = progress.suspect[0] if progress.suspect is not None else ""
         complaint = progress.complaint()
         if complaint is not None and node:
@@ -448,16 +429,11 @@ class PartitionReader:
                 check_partition_address(head, self.partition, stream=self.stream, requestId=request.requestId)
                 must_agree(head, uid, *last)
                 begins_at = head.node if self.options.committed else head.leader
-                self.node = self.node or begins_at  # it answers: reading begins there
+                self.node = self.node or begins_at  # start the read at a replica that answers
                 if not self.options.node and head.leader != head.node:
                     node = head.leader
-                    raise NotServedError(
-                        (
-                            f"Node {head.node} does not lead {self.stream}/{self.partition}. Retry: the client then asks the new "
-                            "leader."
-                        ),
-                        head.leader,
-                    )
+                    text = f"Node {head.node} does not lead {self.stream}/{self.partition}. Retry: the client then asks the new leader."
+                    raise NotServedError(text, head.leader)
                 wanted = request.offset if request.HasField("rangeEnd") else head.logStartOffset
                 try:
                     check_head(head, uid, self.stream, self.partition, last[0] + 1 if last[1] else wanted)
@@ -468,11 +444,7 @@ class PartitionReader:
         raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
     async def _answer(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
-        """Send a request to ``node`` ('': any replica) and return the first answer.
-
-        ``wait_s``: time that the replica may hold the request, in seconds. If NATS reports no responders, check that the partition
-        exists.
-        """
+        """Send a request as ``_ask`` does. If NATS reports no responders, check that the partition exists."""
         try:
             return await self._ask(node, request, wait_s)
         except NoRespondersError:
@@ -520,7 +492,7 @@ class PartitionReader:
                     asked.add(asyncio.create_task(self._transport.request(subject, payload, timeout_s), name=f"ask {subject}"))
                 if hedge == _MOST_HEDGES:
                     patience_s = None
-                again = self._transport.reconnected  # then what was asked, or its answer, may be lost
+                again = self._transport.reconnected  # after a reconnect, the request or its answer may be lost
                 waiting = {*asked, again}
                 done, _ = await asyncio.wait(waiting, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
                 renewed = again in done
@@ -569,14 +541,6 @@ class Consumer:
     Create it with ``client.consume``. Each committed record comes once, in order, without a gap, or an error is raised.
     If a loop ends early, by an error or by cancellation, the next loop continues after the last record that you
     received. A stream that is deleted and created again is an error. Only one iteration may run at a time.
-
-    Args:
-        reader: Sends the read requests.
-        start: Where to start.
-        until: Where to stop.
-        after_epoch: LeaderEpoch of the last record read before ``start``. Default 0: no check.
-        wanted: Filter for subjects and keys. Default: all records.
-        backwards: If True, newest record first. Default False.
 
     Example:
         consumer = client.consume("orders", until="end")
@@ -650,15 +614,10 @@ class Consumer:
         return self.bounds
 
     async def _begin_at(self, bounds: Bounds, at_offset: int | None, last: tuple[int, int]) -> ReadProgress:
-        """Return the state of a read that starts now.
-
-        Args:
-            bounds: Bounds of the partition.
-            at_offset: Offset of the first record at or after the start time. None: the start is not a time.
-            last: Offset and LeaderEpoch of the last record that was read earlier.
-        """
+        """Return the state of a read that starts now."""
         known, named = bounds, self._start.offset if isinstance(self._start, Position) else self._start
-        if isinstance(named, int) and not self._reader.options.committed:  # the leader knows whether there is one
+        # only the leader knows the end of the uncommitted records
+        if isinstance(named, int) and not self._reader.options.committed:
             known = replace(bounds, high_watermark=max(bounds.high_watermark, named - 1))
         begin = positions.start_offset(self._start, known) if at_offset is None else at_offset
         end = positions.end_offset(self._until, bounds)
@@ -692,9 +651,6 @@ class Consumer:
         """Return the position after the last record that was returned.
 
         Store it as ``str(position)`` and pass it as ``start`` to another Consumer.
-
-        Returns:
-            The position.
 
         Raises:
             UnavailableError: The start was not resolved yet, and no leader answered.
@@ -749,12 +705,9 @@ class Consumer:
         await self.begin()
 
     async def lag(self) -> int:
-        """Return the number of offsets between the position and the high watermark.
+        """Return the number of offsets between the position and the high watermark, at least 0.
 
         With ``backwards``: down to the log start.
-
-        Returns:
-            The number of offsets, at least 0.
 
         Raises:
             UnavailableError: No leader answered for ``options.patience_s``.
@@ -848,7 +801,7 @@ class Consumer:
         """Make ``iteration`` the current one and return it. Raise ConfigError if another iteration is running."""
         earlier = self._iteration() if self._iteration is not None else None
         if earlier is not None:
-            if earlier.alive and earlier is not self._one:  # the application cannot hold that one
+            if earlier.alive and earlier is not self._one:  # the application has no reference to that iteration
                 raise ConfigError(
                     f"{self._reader.stream}/{self._reader.partition} is already read by another iteration of this "
                     "Consumer. Finish it, call aclose(), or create one Consumer per task."

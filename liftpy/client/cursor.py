@@ -28,11 +28,6 @@ class Cursor:
 
     Create it with ``client.cursor``.
 
-    Args:
-        client: The client.
-        name: Name of the cursor.
-        stream: Name of the stream.
-
     Example:
         async with client.cursor("nightly", "orders") as cursor:
             async for record in await cursor.consume(until="end"):

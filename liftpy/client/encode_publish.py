@@ -57,15 +57,7 @@ def envelope_of(
 ) -> bytes:  # fmt: skip
     """Return the envelope of a message. Raise ConfigError if the message is not valid.
 
-    Args:
-        stream: Name of the stream that must store the message.
-        partition: Number of the partition.
-        uid: Uid of the stream. '': any stream with this name.
-        value: Payload. None: a tombstone.
-        key: Key of the record. None: no key.
-        headers: Headers of the record.
-        ack: Ack policy.
-        runs: True if one ack may answer several consecutive messages. Default False.
+    ``uid``: '' for any stream with this name. ``runs``: True if one ack may answer several consecutive messages.
     """
     pairs = pairs_of(headers) if headers else ()
     try:
@@ -112,7 +104,7 @@ def headers_with_conditions(headers: HeadersLike | None, msg_id: str, expected_l
             raise ConfigError(
                 f"Invalid expected_last = {expected_last}. Use the offset of the last record, or -1 if there is none."
             )
-        pairs += ((EXPECTED_LAST, b"%d" % (expected_last + 1)),)  # a sequence counts from 1
+        pairs += ((EXPECTED_LAST, b"%d" % (expected_last + 1)),)  # sequences start at 1, offsets at 0
     return pairs
 
 

@@ -27,7 +27,7 @@ from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.coordinator import GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.iteration import ResultIterator
 from liftpy.client.partition_sender import ProducerOptions
-from liftpy.client.positions import Position, Start
+from liftpy.client.positions import Position, Start, check_value
 from liftpy.client.stream_copy import GroupCopy, PartitionFor, Transform
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups import commands
@@ -83,11 +83,8 @@ class GroupOptions:
     keys: Sequence[bytes] = ()
 
     def __post_init__(self) -> None:
-        low, high = commands.MIN_SESSION_MS / 1000, commands.MAX_SESSION_MS / 1000
-        if not low <= self.session_s <= high:
-            raise ConfigError(f"session_s = {self.session_s} is outside {low:g}..{high:g}. Choose a value in this range.")
-        if not 0 <= self.auto_commit_s <= 3600:
-            raise ConfigError(f"auto_commit_s = {self.auto_commit_s} is outside 0..3600. Choose a value in this range.")
+        check_value("session_s", self.session_s, commands.MIN_SESSION_MS / 1000, commands.MAX_SESSION_MS / 1000)
+        check_value("auto_commit_s", self.auto_commit_s, 0, 3600)
         if self.start not in ("earliest", "new"):
             raise ConfigError(f"Invalid start = {self.start!r}. Use 'earliest' or 'new'.")
 
@@ -107,15 +104,6 @@ class Group:
 
     Create it with ``client.group``. Asking for the next record finishes the one before. The member commits finished
     records. Delivery is at least once. ``counters`` counts errors that the member retried.
-
-    Args:
-        client: The client.
-        name: Name of the group.
-        streams: Stream names, or patterns with ``*``.
-        instance: Static identity of this member, '' for none.
-        options: Session timeout, start, commit interval and filters.
-        on_assigned: Function that receives new partitions, or None.
-        on_revoked: Function that receives lost partitions, or None.
 
     Example:
         async with client.group("billing", ["orders"]) as group:
@@ -222,7 +210,7 @@ class Group:
             goodbye = None if self._instance else machine.leave()
             if goodbye is not None:
                 await self._send_command(goodbye, _ANSWER_S)
-        except LiftError as error:  # the session ends by itself, and what was not committed comes again
+        except LiftError as error:  # the session expires, and uncommitted records are delivered again
             self.counters["unsaid"] += 1
             logger.warning("group %s: not left in order: %s", self.name, error)
 
@@ -334,7 +322,7 @@ class Group:
                 return None
             self._news.clear()
             while self._ready and self._pumps.get(self._ready[0][0].gained.key) is not self._ready[0][0]:
-                self._ready.popleft()  # given up or lost since
+                self._ready.popleft()  # this member has released or lost the partition
             if self._ready:
                 pump, piece = self._ready[0]
                 if self._machine.may_deliver(pump.gained.key, now_ns()):
@@ -501,7 +489,7 @@ class Group:
             logger.debug("group %s: %s", self.name, error)
             return
         self._follow(machine.on_answer(answer, now_ns()))
-        self._news.set()  # what was held back may be free now
+        self._news.set()  # held-back records may be deliverable now
 
     def _follow(self, events: list[MemberEvent]) -> None:
         gained: list[PartitionKey] = []
@@ -543,7 +531,7 @@ class Group:
     async def _release_partitions(self, machine: MemberMachine) -> None:
         """Release the partitions that the member must give up, if the application has finished their batches.
 
-        The positions are committed first. ``machine``: state of the membership.
+        The positions are committed first.
         """
         held = {key for key, _ in self._in_hand}
         for key in [key for key in self._leaving if key not in held]:
@@ -569,10 +557,7 @@ class Group:
     async def _commit(
         self, machine: MemberMachine, positions: dict[PartitionKey, tuple[int, int]], timeout_s: float
     ) -> list[PartitionKey]:
-        """Commit positions, and return the partitions whose position was not committed, because this member no longer owns them.
-
-        ``positions``: (offset of the next record, LeaderEpoch) of each partition. ``timeout_s``: time limit in seconds.
-        """
+        """Commit positions, and return the partitions whose position was not committed, because this member no longer owns them."""
         refused: list[PartitionKey] = []
         async with self._committing:
             news = sorted((key, at) for key, at in positions.items() if self._committed.get(key) != at)
@@ -649,15 +634,15 @@ class Group:
                 try:
                     await self._read(pump, consumer)
                     return
-                except (UnavailableError, OutcomeUnknownError) as error:  # the last is what a process that was stopped sees
+                except (UnavailableError, OutcomeUnknownError) as error:  # a suspended process gets OutcomeUnknownError
                     self.counters["unread"] += 1
                     logger.debug("group %s: %s", self.name, error)
                     await asyncio.sleep(_AGAIN_S)
                 except NotFoundError:
-                    self._looked_s = -math.inf  # deleted, or made again
+                    self._looked_s = -math.inf  # the stream was deleted, or created again
                     self._wake.set()
                     return
-        except Exception as error:  # never in silence: what can't be read on is the application's to decide
+        except Exception as error:  # the iteration raises the error, so that the application decides
             self._fail(error)
 
     def _start_of(self, gained: PartitionAssigned) -> Start:
@@ -681,7 +666,7 @@ class Group:
             first = bounds.end_offset if self._start_of(pump.gained) == "new" else bounds.log_start_offset
             begins = self._done.setdefault(key, (first, 0))
             assert self._machine is not None
-            # before anything is given: where that is not committed, the next owner would begin later
+            # commit the start before any record is delivered. Otherwise the next owner would start later
             await self._commit(self._machine, {key: begins}, _ANSWER_S)
         async for piece in consumer.batches():
             pump.taken.clear()

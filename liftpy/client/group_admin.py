@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from liftpy import renamed
-from liftpy.client.coordinator import GroupRejectedError, name_of
+from liftpy.client.coordinator import GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.positions import check_offset, check_partition
 from liftpy.client.services import Services
 from liftpy.client.stream_directory import StreamDirectory
 from liftpy.client.stream_info import StreamInfo
 from liftpy.core.base.ids import NO_OFFSET, PartitionKey, check_name, check_uid
-from liftpy.core.groups.commands import decode_answer, decode_query_answer, encode_command, partition_of
+from liftpy.core.groups.commands import decode_query_answer, partition_of
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, StreamImage
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.core.wire.message_codec import MessageCodec
@@ -246,10 +246,7 @@ class GroupCoordinator:
             partition = await self._partition_of(command.group, "group")
         else:  # a group may be given positions before it has had a member
             partition = partition_of(command.group, len((await self.stream()).partitions))
-        said = await self._services.call(
-            GROUPS_SERVICE, GROUPS_STREAM, encode_command(command), partition=partition, timeout_s=_TIMEOUT_S
-        )
-        answer = decode_answer(said.value)
+        answer = await ask_coordinator(self._services, partition, command, _TIMEOUT_S)
         _check(answer.code, answer.detail)
 
     async def _partitions(self) -> int:
@@ -275,9 +272,6 @@ class GroupCoordinator:
 
 class Groups:
     """Consumer groups of the cluster. ``client.groups`` is one. ``client.group`` joins a group.
-
-    Args:
-        coordinator: Requests to the coordinators.
 
     Example:
         for summary in await client.groups.list():
@@ -369,9 +363,6 @@ class Queues:
 
     A queue and a consumer group with the same name are one entry of the coordinator.
 
-    Args:
-        coordinator: Requests to the coordinators.
-
     Example:
         for figures in await client.queues.describe("workers"):
             print(figures.key, figures.out, figures.dead)
@@ -432,9 +423,6 @@ class Queues:
 
 class Cursors:
     """Cursors of the cluster. ``client.cursors`` is one. ``client.cursor`` opens a cursor.
-
-    Args:
-        coordinator: Requests to the coordinators.
 
     Example:
         for name in await client.cursors.list():

@@ -10,7 +10,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from liftpy.errors import ConfigError, LiftError, NotFoundError, PublishRejectedError
+from liftpy.client.positions import check_bounds
+from liftpy.core.wire._pb import client_pb2
+from liftpy.errors import LiftError, NotFoundError, PublishRejectedError
 
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 1.0
@@ -42,7 +44,6 @@ class PublishAck(NamedTuple):
     offset: int
     leader_epoch: int
     duplicate: bool = False
-    """True if the message id was stored before, at this offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,7 @@ class PublishOptions:
             "overload_patience_s": (0, 3600),
             "window_bytes": (1, 1 << 30),
         }
-        for name, (low, high) in bounds.items():
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}. Choose a value in this range.")
+        check_bounds(self, bounds)
 
 
 @dataclass(slots=True)
@@ -127,10 +126,7 @@ class InFlight:
             self.wait_s = min(self.wait_s * 2, LONGEST_WAIT_S)
 
     def connection_renewed(self, attempt_s: float) -> None:
-        """Make the pauses short again after a reconnect, because a lost connection says nothing about the leader.
-
-        ``attempt_s``: timeout of the next attempt, in seconds.
-        """
+        """Make the pauses short again after a reconnect, because a lost connection says nothing about the leader."""
         self.attempt_s, self.wait_s = attempt_s, FIRST_WAIT_S
 
     def deadline_from(self, now: float) -> float:
@@ -146,6 +142,11 @@ class MessageIds:
 
     def next(self) -> bytes:
         return self._form % next(self._numbers)
+
+
+def ack_reason(ack: client_pb2.Ack) -> str:
+    """Return the name of the error in a negative ack. For an error that this version does not know, return its number."""
+    return client_pb2.Ack.Error.Name(ack.ackError) if ack.ackError in client_pb2.Ack.Error.values() else str(ack.ackError)
 
 
 def is_final(error: LiftError) -> bool:
@@ -173,12 +174,7 @@ class Window:
         self.size_bytes = 0
 
     def try_enter(self, size_bytes: int, count: int = 1) -> bool:
-        """Add messages to the window if there is room and no other sender waits. Return False otherwise.
-
-        Args:
-            size_bytes: Total size of the messages, in bytes.
-            count: Number of messages. Default 1.
-        """
+        """Add messages to the window if there is room and no other sender waits. Return False otherwise."""
         there, total_bytes = self.count + count, self.size_bytes + size_bytes
         if self._waiting or (self.count and (there > self._most or total_bytes > self._most_bytes)):
             return False
@@ -198,10 +194,10 @@ class Window:
             await place[0]
         except asyncio.CancelledError:
             if place[0].cancelled():
-                with contextlib.suppress(ValueError):  # passed over already
+                with contextlib.suppress(ValueError):  # `_wake` has removed it already
                     self._waiting.remove(place)
                 self._wake()
-            else:  # the room was given in the same turn of the loop
+            else:  # the sender got its room in the same turn of the event loop
                 self.leave(size_bytes, count)
             raise
 
@@ -219,13 +215,10 @@ class Window:
     def _fits(self, size_bytes: int, count: int) -> bool:
         return not self.count or (self.count + count <= self._most and self.size_bytes + size_bytes <= self._most_bytes)
 
-    def _add(self, size_bytes: int, count: int) -> None:
-        self.count += count
-        self.size_bytes += size_bytes
-
     def _wake(self) -> None:
         while self._waiting and self._fits(self._waiting[0][1], self._waiting[0][2]):
             place, size_bytes, count = self._waiting.popleft()
             if not place.done():
-                self._add(size_bytes, count)
+                self.count += count
+                self.size_bytes += size_bytes
                 place.set_result(None)

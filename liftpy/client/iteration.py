@@ -10,12 +10,13 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import islice
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.core.wire.batch import Record
 from liftpy.errors import ClientClosedError, ConfigError, LiftError
 from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.transport import Transport
 
 Item = TypeVar("Item", Record, BatchSlice)
 _T = TypeVar("_T")
@@ -24,25 +25,15 @@ Fetch = Callable[[], Awaitable[list[BatchSlice] | None]]
 """Function that fetches the next slices. An empty list: no new records. None: the end of the read."""
 
 
-class ReadConnection(Protocol):
-    """Methods of the NATS connection that a read calls."""
-
-    def must_be_usable(self) -> None:
-        """Raise ClientClosedError if the client is closed, or ConfigError in another event loop than the client's."""
-
-    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback`` when the client closes. Return a function that removes the callback."""
-
-
 class ReadAhead:
     """Queue of slices that a background task fetches ahead of the application.
 
     ``depth``: maximum number of queued answers. ``begin``: function that starts the read once and returns its fetch function.
     """
 
-    def __init__(self, name: str, home: ReadConnection, depth: int, begin: Callable[[], Awaitable[Fetch]]) -> None:
+    def __init__(self, name: str, transport: Transport, depth: int, begin: Callable[[], Awaitable[Fetch]]) -> None:
         self._name = name
-        self._home = home
+        self._transport = transport
         self._begin = begin
         self._ready: _Ready = asyncio.Queue(depth)
         self._pieces: deque[BatchSlice] = deque()
@@ -67,7 +58,7 @@ class ReadAhead:
             return self._pieces.popleft()
         if self.ended:
             return None
-        self._home.must_be_usable()
+        self._transport.must_be_usable()
         if self._fetch is None:
             self._fetch = await self._start_fetching()
         if self.ended or self._fetch is None:  # another task has closed it
@@ -143,7 +134,7 @@ class ReadAhead:
                 ready.get_nowait()
             ready.put_nowait(ClientClosedError(f"The client was closed while {name} was read. Open a new client to continue."))
 
-        self._forget = self._home.on_close(closed)
+        self._forget = self._transport.on_close(closed)
 
     async def close(self) -> None:
         """Stop fetching, and wait until the background tasks have ended."""
@@ -178,10 +169,10 @@ async def _fetch_all(fetch: Fetch, ready: _Ready, name: str) -> None:
         while (pieces := await fetch()) is not None:
             if pieces:
                 await ready.put(pieces)
-            pieces = None  # while the next ones come, these are the application's alone, and what they decompress to
+            pieces = None  # free the memory of these slices as soon as the application drops them
     except LiftError as error:
         await ready.put(error)
-    except Exception as error:  # a bug must reach the application, not die with this task
+    except Exception as error:  # the application must see a bug, too
         await ready.put(LiftError(f"Cannot read {name}: {error!r}. Read again from the last position."))
         raise
     else:
@@ -241,10 +232,7 @@ class ResultIterator(Generic[_T]):
 class Iteration(Generic[Item]):
     """Asynchronous iterator over the items of a read. ``aclose`` ends it at once.
 
-    Args:
-        ahead: Queue of fetched slices.
-        unfold: Function that returns the items of a slice, such as its records.
-        handed_on: Stores the last returned item. Default None: a new object.
+    ``unfold``: returns the items of a slice, such as its records. ``handed_on``: stores the last returned item.
     """
 
     def __init__(
@@ -285,7 +273,7 @@ class Iteration(Generic[Item]):
         return self
 
     async def __anext__(self) -> Item:
-        for item in self._items:  # a record costs this and no call more
+        for item in self._items:  # the fast path: one loop step for each record
             self._handed_on.last = item
             return item
         if self._waiting or self.replaced:
@@ -326,7 +314,7 @@ class Iteration(Generic[Item]):
             try:
                 self._begin_slice(piece)
             except LiftError:
-                break  # for the next call
+                break  # the next call raises the error
         if found:
             self._handed_on.last = found[-1]
         return found

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 from liftpy.client.client import Client
 from liftpy.client.consumer import ReadOptions
+from liftpy.client.iteration import Iteration
 from liftpy.client.positions import Bounds
 from liftpy.client.stream_info import StreamInfo
 from liftpy.core.base.ids import check_name, quote
@@ -119,10 +120,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def kind_of(rest: str) -> tuple[Kind, str]:
-    """Return (kind of a request, rest of its subject). The rest is the stream name, and for DIRECT also the record subject.
-
-    ``rest``: the request subject without ``$JS.<domain>.API.``.
-    """
+    """Return (kind of a request, rest of its subject). The rest is the stream name, and for DIRECT also the record subject."""
     if rest in _ALONE:
         return _ALONE[rest], ""
     found = next((start for start in _OF_STREAM if rest.startswith(start)), "")
@@ -194,11 +192,11 @@ def _fields(kind: Kind, body: bytes) -> Mapping[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, "", 0, False, [])}
 
 
-def _number(kind: Kind, fields: Mapping[str, Any], name: str, high: int = MOST) -> int:
+def _number(kind: Kind, fields: Mapping[str, Any], name: str) -> int:
     try:
-        return whole_number(fields.get(name, 0), 0, high)
+        return whole_number(fields.get(name, 0), 0, MOST)
     except ValueError:
-        raise _bad(kind, f"bad request: {name} must be a number from 0 to {high}") from None
+        raise _bad(kind, f"bad request: {name} must be a number from 0 to {MOST}") from None
 
 
 def _subject(kind: Kind, subject: object) -> str:
@@ -212,10 +210,7 @@ def _subject(kind: Kind, subject: object) -> str:
 
 
 def _moment(kind: Kind, text: object) -> int:
-    """Return the RFC 3339 time ``text`` as nanoseconds since 1970. Raise JsRefusal if it is not valid.
-
-    ``kind``: kind of the request, for the rejection.
-    """
+    """Return the RFC 3339 time ``text`` as nanoseconds since 1970. Raise JsRefusal if it is not valid."""
     found = _TIME.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         raise _bad(kind, "bad request: the time is not valid, use a time such as 2026-01-31T10:00:00Z")
@@ -344,11 +339,7 @@ def account(domain: str, streams: int) -> JsAnswer:
 
 
 def page(kind: Kind, question: JsRequest, total: int, items: Sequence[Any]) -> JsAnswer:
-    """Return the answer with one page of a list of streams or consumers.
-
-    ``question``: the request with the number of the first entry. ``total``: number of entries of the whole list. ``items``: entries of
-    this page.
-    """
+    """Return the answer with one page of a list of streams or consumers."""
     limit = LIST_PAGE if kind in (Kind.LIST, Kind.CONSUMER_LIST) else NAMES_PAGE
     what = "consumers" if kind in (Kind.CONSUMER_NAMES, Kind.CONSUMER_LIST) else "streams"
     numbers = {"total": total, "offset": min(question.page_offset, total), "limit": limit}
@@ -426,11 +417,7 @@ def message(record: Record, default_subject: str) -> JsAnswer:
 
 
 def direct(stream: str, record: Record, default_subject: str, numbers: Iterable[tuple[str, int]] = ()) -> JsAnswer:
-    """Return the answer to DIRECT.GET for a record.
-
-    ``stream``: JetStream name to show. ``default_subject``: subject to show if the record has none. ``numbers``: additional headers
-    of a batch, as (name, number).
-    """
+    """Return the answer to DIRECT.GET for a record."""
     own = [
         ("Nats-Stream", stream),
         ("Nats-Subject", record.subject or default_subject),
@@ -470,23 +457,14 @@ PATIENCE_S = 4.0
 MAX_BYTES = 8 * 1024 * 1024
 """Maximum size of the records of one answer, in bytes. The next request continues after them."""
 _OPTIONS = ReadOptions(max_bytes=128 * 1024, wait_s=0, answer_timeout_s=2.0, patience_s=PATIENCE_S, read_ahead=1)
-_NO_MESSAGE = JsRefusal(404, 10037, "no message found")
 
 
-class _Ends(Exception):
-    """Raised inside this module to end a request with the rejection ``refusal``."""
-
-    def __init__(self, refusal: JsRefusal) -> None:
-        self.refusal = refusal
+_Records = Iteration[Record] | AsyncGenerator[Record, None]
 
 
 @dataclass
 class StatelessReads:
-    """Answers JetStream read requests.
-
-    ``domain``: JetStream domain in the request subjects. ``wall_ns``: function that returns the wall clock time in
-    nanoseconds.
-    """
+    """Answers JetStream read requests."""
 
     client: Client
     domain: str
@@ -502,16 +480,13 @@ class StatelessReads:
                     yield part
         except JsRefusal as refusal:
             yield rejection_answer(kind, refusal)
-        except _Ends as end:
-            yield rejection_answer(kind, end.refusal)
         except NotFoundError:
             yield rejection_answer(kind, not_found(kind))
         except OffsetOutOfRangeError:  # retention was faster
-            yield rejection_answer(kind, _not_found(kind))
+            yield rejection_answer(kind, _no_message(kind))
         except TimeoutError:
-            yield rejection_answer(
-                kind, _late(kind, f"not found within {PATIENCE_S:g} s: say where to begin, or read with a consumer")
-            )
+            text = f"not found within {PATIENCE_S:g} s: say where to begin, or read with a consumer"
+            yield rejection_answer(kind, _late(kind, text))
         except LiftError as error:
             yield rejection_answer(kind, _late(kind, str(error)[:200]))
 
@@ -537,7 +512,7 @@ class StatelessReads:
     async def _stream(self, question: JsRequest) -> tuple[StreamInfo, int]:
         stream = await self.client.stream(question.stream)
         if question.partition >= len(stream.partitions):
-            raise _Ends(not_found(question.kind))
+            raise not_found(question.kind)
         return stream, question.partition
 
     async def _list(self, question: JsRequest) -> JsAnswer:
@@ -566,18 +541,14 @@ class StatelessReads:
         return JsPartition(stream, partition, bounds, *times)
 
     # ---- records -----------------------------------------------------------------------------------------------------
-    def _forwards(
-        self, stream: str, partition: int, bounds: Bounds, start: int, subjects: tuple[str, ...]
-    ) -> AsyncIterator[Record]:
-        begin = max(start, bounds.log_start_offset)
-        if begin > bounds.high_watermark:
+    def _forwards(self, stream: str, partition: int, bounds: Bounds, start: int, subjects: tuple[str, ...]) -> _Records:
+        begin, until = max(start, bounds.log_start_offset), bounds.high_watermark
+        if begin > until:
             return _none()
-        until = bounds.high_watermark
-        return aiter(self.client.consume(stream, partition, start=begin, until=until, subjects=subjects, options=_OPTIONS))
+        made = self.client.consume(stream, partition, start=begin, until=until, subjects=subjects, options=_OPTIONS)
+        return aiter(made)
 
-    def _backwards(
-        self, stream: str, partition: int, bounds: Bounds, newest: int, subjects: tuple[str, ...]
-    ) -> AsyncIterator[Record]:
+    def _backwards(self, stream: str, partition: int, bounds: Bounds, newest: int, subjects: tuple[str, ...]) -> _Records:
         if newest < bounds.log_start_offset:
             return _none()
         made = self.client.consume(
@@ -586,14 +557,14 @@ class StatelessReads:
         return aiter(made)
 
     @staticmethod
-    async def _first(records: AsyncIterator[Record]) -> Record | None:
+    async def _first(records: _Records) -> Record | None:
         try:
             async for record in records:
                 return record
         except OffsetOutOfRangeError:
             pass  # retention was faster
         finally:
-            await _close(records)
+            await records.aclose()
         return None
 
     async def _records(self, question: JsRequest) -> AsyncIterator[JsAnswer]:
@@ -616,12 +587,12 @@ class StatelessReads:
         else:
             start = await self._start(question)
             if start < bounds.log_start_offset and not wanted and question.start_ns is None:
-                raise _Ends(_not_found(question.kind))
+                raise _no_message(question.kind)
             found = await self._first(self._forwards(stream, partition, bounds, start, wanted))
             if found is not None and not wanted and question.start_ns is None and found.offset != start:
                 found = None  # compaction has dropped it
         if found is None:
-            raise _Ends(_not_found(question.kind))
+            raise _no_message(question.kind)
         yield direct(name, found, subject) if question.kind is Kind.DIRECT else message(found, subject)
 
     async def _start(self, question: JsRequest) -> int:
@@ -633,8 +604,7 @@ class StatelessReads:
     async def _batch(self, question: JsRequest, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
         """Yield the answers to a batch get: the matching records in log order, and a final status line.
 
-        ``name``: JetStream name of the partition. ``subject``: subject to show for records without one. ``Nats-Num-Pending`` is exact
-        without a filter and without compaction. Otherwise it is an upper bound.
+        ``Nats-Num-Pending`` is exact without a filter and without compaction. Otherwise it is an upper bound.
         """
         start, most_bytes = await self._start(question), min(question.max_bytes or MAX_BYTES, MAX_BYTES)
         records = self._forwards(question.stream, question.partition, bounds, start, question.subjects)
@@ -650,16 +620,15 @@ class StatelessReads:
             else:
                 pending = 0
         finally:
-            await _close(records)
+            await records.aclose()
         if not count:
-            raise _Ends(_not_found(question.kind))
+            raise _no_message(question.kind)
         yield status(204, "EOB", ("Nats-Num-Pending", pending), ("Nats-Last-Sequence", last))
 
     async def _newest_of_each(self, question: JsRequest, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
         """Yield the newest record of each subject that matches the request, in log order, up to the requested end.
 
-        ``name``: JetStream name of the partition. ``subject``: subject to show for records without one. The whole log is read, unless
-        the request names the subjects without wildcards.
+        The whole log is read, unless the request names the subjects without wildcards.
         """
         newest = await self._up_to(question, bounds)
         literal = {one for one in question.subjects if "*" not in one and ">" not in one}
@@ -673,14 +642,14 @@ class StatelessReads:
                     found[record.subject] = record
                     size_bytes += len(record.value or b"")
                     if size_bytes > MAX_BYTES:
-                        raise _Ends(JsRefusal(413, 0, "Too Many Results"))
+                        raise JsRefusal(413, 0, "Too Many Results")
                     if found.keys() == sought:
                         break
         finally:
-            await _close(records)
+            await records.aclose()
         chosen = sorted(found.values(), key=lambda record: record.offset)
         if not chosen:
-            raise _Ends(_not_found(question.kind))
+            raise _no_message(question.kind)
         limit = question.batch or len(chosen)
         last = 0
         for place, record in enumerate(chosen[:limit]):
@@ -699,21 +668,15 @@ class StatelessReads:
         return min(newest, question.up_to - 1) if question.up_to else newest
 
 
-def _not_found(kind: Kind) -> JsRefusal:
-    return JsRefusal(404, 0, "Message Not Found") if kind is Kind.DIRECT else _NO_MESSAGE
+def _no_message(kind: Kind) -> JsRefusal:
+    return JsRefusal(404, 0, "Message Not Found") if kind is Kind.DIRECT else JsRefusal(404, 10037, "no message found")
 
 
 def _late(kind: Kind, text: str) -> JsRefusal:
     return JsRefusal(408, 0, "Request Timeout") if kind is Kind.DIRECT else JsRefusal(503, 10008, f"unavailable: {text}")
 
 
-async def _none() -> AsyncIterator[Record]:
+async def _none() -> AsyncGenerator[Record, None]:
     nothing: tuple[Record, ...] = ()
     for record in nothing:
         yield record
-
-
-async def _close(records: Any) -> None:
-    """Close an iteration of records, so that its read-ahead stops."""
-    if close := getattr(records, "aclose", None):
-        await close()

@@ -10,46 +10,27 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups import commands
 from liftpy.core.wire._pb import group_pb2 as pb
-from liftpy.core.wire.batch import Record
 from liftpy.errors import LiftError
 
 MAX_RANGES = 2000
 """Maximum number of ranges in one command. A command of this size is well below its limit in bytes."""
 
 
-class LeasedRecord(Protocol):
-    """A record that a queue worker has received and not yet settled."""
-
-    @property
-    def record(self) -> Record: ...
-
-    @property
-    def key(self) -> PartitionKey: ...
-
-    @property
-    def lease(self) -> int:
-        """Number that the coordinator gave to this delivery of the record."""
-
-
-J = TypeVar("J", bound=LeasedRecord)
-
-
 @dataclass(slots=True, eq=False)
-class _SettlementBatch(Generic[J]):
-    """Settlements of some jobs that wait to be sent. Each settlement covers one partition."""
+class _SettlementBatch:
+    """Settlements that wait to be sent. Each settlement covers one partition."""
 
-    jobs: Sequence[J]
     settlements: list[pb.Settlement]
-    done: asyncio.Future[list[J]]
-    """Future with the jobs that this worker no longer owns."""
+    done: asyncio.Future[list[pb.LostRange]]
+    """Future with the offset ranges of the command that this worker no longer owns."""
 
 
-class Settlements(Generic[J]):
+class Settlements:
     """Queue of the settlements (acks, returns, extensions, rejections) of one worker.
 
     ``say``: function that sends settlements in one command, and returns the offset ranges that the worker no longer owns.
@@ -58,16 +39,16 @@ class Settlements(Generic[J]):
     def __init__(self, name: str, say: Callable[[list[pb.Settlement]], Awaitable[list[pb.LostRange]]]) -> None:
         self._name = name
         self._say = say
-        self._told: deque[_SettlementBatch[J]] = deque()
+        self._told: deque[_SettlementBatch] = deque()
         self._telling: asyncio.Task[None] | None = None
 
-    def settle(self, jobs: Sequence[J], asked: list[pb.Settlement]) -> asyncio.Future[list[J]]:
-        """Queue the settlements ``asked`` of ``jobs`` to be sent.
+    def settle(self, asked: list[pb.Settlement]) -> asyncio.Future[list[pb.LostRange]]:
+        """Queue the settlements ``asked`` to be sent.
 
         Returns:
-            A future of the jobs that this worker no longer owns. The caller may ignore it.
+            A future of offset ranges that this worker no longer owns, perhaps also of other settlements. The caller may ignore it.
         """
-        told = _SettlementBatch(jobs, asked, asyncio.get_running_loop().create_future())
+        told = _SettlementBatch(asked, asyncio.get_running_loop().create_future())
         told.done.add_done_callback(lambda done: done.cancelled() or done.exception())
         if not asked:
             told.done.set_result([])
@@ -98,9 +79,9 @@ class Settlements(Generic[J]):
                 continue
             for told in some:
                 if not told.done.done():
-                    told.done.set_result([job for job in told.jobs if is_in(job, lost)])
+                    told.done.set_result(lost)
 
-    def _next(self) -> list[_SettlementBatch[J]]:
+    def _next(self) -> list[_SettlementBatch]:
         some = [self._told.popleft()]
         ranges, count = _size(some[0])
         while self._told:
@@ -119,7 +100,7 @@ class Settlements(Generic[J]):
         return lost
 
 
-def _size(told: _SettlementBatch[Any]) -> tuple[int, int]:
+def _size(told: _SettlementBatch) -> tuple[int, int]:
     return sum(len(one.ranges) for one in told.settlements), len(told.settlements)
 
 
@@ -148,26 +129,21 @@ def combine_settlements(settlements: list[pb.Settlement]) -> list[pb.Settlement]
 def settlement(
     kind: Any, key: PartitionKey, ranges: Sequence[pb.RecordRange], delay_s: float = 0.0, reason: str = ""
 ) -> pb.Settlement:
-    """Return a settlement of offset ranges of one partition.
-
-    ``kind``: ack, return, extension or rejection. ``delay_s``: delay before the next delivery, in seconds. ``reason``: reason of a
-    rejection.
-    """
+    """Return a settlement of offset ranges of one partition."""
     return pb.Settlement(
         kind=kind, stream=key.stream, uid=key.uid, partition=key.partition, ranges=ranges,
         delayMs=round(delay_s * 1000), reason=reason,
     )  # fmt: skip
 
 
-def ranges_of(jobs: Sequence[LeasedRecord]) -> list[pb.RecordRange]:
-    """Return the offset ranges of ``jobs``. Adjacent records with an equal lease are one range.
+def ranges_of(leases: Iterable[tuple[int, int]]) -> list[pb.RecordRange]:
+    """Return the offset ranges of records. Adjacent records with an equal lease are one range.
 
-    If a record occurs twice, the range has its newest lease.
+    ``leases``: (offset, lease) of each record. If a record occurs twice, the range has its newest lease.
     """
     newest: dict[int, int] = {}
-    for job in jobs:
-        offset = job.record.offset
-        newest[offset] = max(job.lease, newest.get(offset, 0))
+    for offset, lease in leases:
+        newest[offset] = max(lease, newest.get(offset, 0))
     return _neighbours_together(sorted((offset, offset + 1, lease) for offset, lease in newest.items()))
 
 
@@ -193,7 +169,6 @@ def gaps(part: pb.GrantedRange, offsets: Sequence[int]) -> list[pb.RecordRange]:
     return found
 
 
-def is_in(job: LeasedRecord, lost: Iterable[pb.LostRange]) -> bool:
-    """Return whether the record of ``job`` is in one of the ranges ``lost``, which this worker no longer owns."""
-    place = job.key.stream, job.key.partition
-    return any((one.stream, one.partition) == place and one.start <= job.record.offset < one.end for one in lost)
+def is_in(key: PartitionKey, offset: int, lost: Iterable[pb.LostRange]) -> bool:
+    """Return whether a record is in one of the ranges ``lost``, which this worker no longer owns."""
+    return any((one.stream, one.partition) == (key.stream, key.partition) and one.start <= offset < one.end for one in lost)

@@ -173,20 +173,9 @@ class _Majority:
 
 
 class MetadataRequests:
-    """Requests to the metadata group that the library itself makes.
+    """Requests to the metadata group that the library itself makes. Applications use ``client.admin``.
 
-    Applications use ``client.admin``. This class returns the images of the metadata log.
-
-    Args:
-        transport: The NATS connection.
-        subjects: The subjects of the namespace.
-        deadline_s: Time limit of each call, retries included, in seconds. Default 15.
-
-    Example:
-        from liftpy.client.metadata_requests import MetadataRequests
-
-        requests = MetadataRequests(transport, subjects, deadline_s=5)
-        state = await requests.describe()
+    ``deadline_s``: time limit of each call, retries included, in seconds.
     """
 
     def __init__(self, transport: Transport, subjects: Subjects, deadline_s: float = DEADLINE_S) -> None:
@@ -201,28 +190,15 @@ class MetadataRequests:
         """True if requests may create, change and delete internal streams (names that begin with ``_``)."""
 
     async def stream(self, name: str, *, linearizable: bool = False) -> StreamImage:
-        """Return one stream with its partitions, replicas, ISR and leaders.
+        """Return one stream. Raises NotFoundError, and UnavailableError if the metadata group did not answer in time.
 
-        Args:
-            name: Name of the stream.
-            linearizable: If True, the answer contains every change that was committed before this call. Default False.
-
-        Returns:
-            The stream.
-
-        Raises:
-            NotFoundError: No such stream.
-            UnavailableError: The metadata group did not answer in time.
+        ``linearizable``: if True, the answer contains every change that was committed before this call.
         """
         request = cluster_pb2.ControlRequest(linearizable=linearizable, describeStream=cluster_pb2.DescribeStream(name=name))
         return await self.whole(await self.read(request))
 
     async def describe(self, *, linearizable: bool = False) -> ClusterState:
-        """Return the state of the cluster.
-
-        Args:
-            linearizable: If True, the answer contains every change that was committed before this call. Default False.
-        """
+        """Return the state of the cluster. ``linearizable``: include every change that was committed before this call."""
         request = cluster_pb2.ControlRequest(linearizable=linearizable)
         pages = ClusterPages()
         while pages.request is not None:
@@ -233,49 +209,28 @@ class MetadataRequests:
         return ClusterState(codec.image_from_pb(cluster.image), cluster.metadataLeader, controllers)
 
     async def open_groups(self) -> StreamImage:
-        """Return the internal stream of groups and queues. Create it if needed.
-
-        Returns:
-            The stream ``_groups``.
-
-        Raises:
-            UnavailableError: The metadata group did not answer in time.
-        """
+        """Return the internal stream of groups and queues. Create it if needed."""
         return await self.whole(await self.read(cluster_pb2.ControlRequest(openGroups=cluster_pb2.OpenGroups())))
 
     async def nodes_near(self, rack: str) -> tuple[set[str], set[str]]:
-        """Return the nodes on this host, and the nodes of a rack.
-
-        Args:
-            rack: Name of the rack. '': no rack.
-
-        Returns:
-            The ids of the nodes on this host, and the ids of the nodes in the rack.
-
-        Raises:
-            UnavailableError: The metadata group did not answer in time.
-        """
+        """Return the ids of the nodes on this host, and the ids of the nodes in ``rack``. '': no rack."""
         nodes, host = await self.nodes(), this_host()
         here = {node.nodeId for node in nodes if host and node.host == host}
         return here, {node.nodeId for node in nodes if rack and node.rack == rack}
 
     async def node_ids(self) -> list[str]:
-        """Return the ids of all registered nodes, sorted.
-
-        Raises:
-            UnavailableError: The metadata group did not answer in time.
-        """
+        """Return the ids of all registered nodes, sorted."""
         return sorted(node.nodeId for node in await self.nodes())
 
     async def controller_ids(self) -> list[str]:
-        """Return the ids of all controllers, the metadata leader first.
-
-        Raises:
-            UnavailableError: No controller answered in time.
-        """
-        asked = cluster_pb2.ControlRequest(describeCluster=cluster_pb2.DescribeCluster(maxBytes=1))
-        cluster = (await self.read(asked)).cluster
+        """Return the ids of all controllers, the metadata leader first."""
+        cluster = await self.summary()
         return sorted((one.nodeId for one in cluster.controllers), key=lambda node: (node != cluster.metadataLeader, node))
+
+    async def summary(self) -> cluster_pb2.ClusterDescription:
+        """Return the controllers and the settings of the cluster, without most of its nodes and streams."""
+        request = cluster_pb2.ControlRequest(describeCluster=cluster_pb2.DescribeCluster(maxBytes=1))
+        return (await self.read(request)).cluster
 
     async def nodes(self) -> list[cluster_pb2.Node]:
         request, pages = cluster_pb2.ControlRequest(), ClusterPages()
@@ -355,11 +310,7 @@ class MetadataRequests:
     async def watch_majority(self, *, is_patient: bool = True) -> None:
         """Return when the metadata group has a leader and a majority. Run it while a command runs.
 
-        Args:
-            is_patient: If False, return at once if no controller answers. Default True: ask until one answers.
-
-        Raises:
-            NoMajorityError: Too few controllers answer. Raised within two seconds, whatever the command waits for.
+        Raises NoMajorityError within two seconds if too few controllers answer. ``is_patient``: keep asking while none answers.
         """
         majority, time = _Majority(), asyncio.get_running_loop().time
         while True:
@@ -372,10 +323,7 @@ class MetadataRequests:
             await asyncio.sleep(MAJORITY_S / 5)
 
     async def _controllers(self, left_s: float) -> cluster_pb2.ClusterDescription | None:
-        """Ask any controller for the members and the leader of the metadata group. None: no controller answered.
-
-        ``left_s``: remaining time, in seconds.
-        """
+        """Ask any controller for the members and the leader of the metadata group. None: no controller answered."""
         if left_s < _LEAST_S:
             return None
         request = cluster_pb2.ControlRequest(operationId=secrets.token_bytes(OPERATION_ID_SIZE_BYTES))
@@ -400,10 +348,7 @@ class MetadataRequests:
         return True
 
     def _check_cluster(self, waited_s: float) -> None:
-        """Raise NoClusterError if no node of the namespace has ever answered this client.
-
-        ``waited_s``: time since the start of the request, in seconds. A short time raises no error.
-        """
+        """Raise NoClusterError if no node of the namespace has ever answered this client."""
         if not self._has_answered and waited_s >= min(_NO_RESPONDERS_S, self.deadline_s / 2):
             raise NoClusterError(
                 f"No liftpy node of namespace {self.subjects.namespace!r} answers at {self.transport.server}. Check "

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from typing import Any
 
 from liftpy.client.batch_view import BatchSlice
+from liftpy.client.client_home import ClientHome
 from liftpy.client.consumed import ConsumedBatch, ConsumedRecord, records_of
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.iteration import Iteration, ResultIterator
-from liftpy.client.positions import Position
+from liftpy.client.positions import Position, Start, Until, checked_until, resolve_start
 from liftpy.core.base.ids import check_name, is_internal, quote
 from liftpy.core.base.strict_json import load_json
+from liftpy.core.wire.filters import Filter
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.nats.cancellation import end_tasks
 
@@ -35,17 +37,6 @@ _WILD = frozenset("*?[")
 
 Place = tuple[str, int]
 """A partition, as (stream name, partition number)."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamAccess:
-    """Functions that a ManyConsumer needs from the client.
-
-    ``places``: lists all partitions. ``consumer``: opens a Consumer of a partition, at a start, with a maximum read-ahead in bytes.
-    """
-
-    places: Callable[[], Awaitable[Iterable[Place]]]
-    consumer: Callable[[Place, Any, int], Consumer]
 
 
 def bounded_ahead(options: ReadOptions, ahead_bytes: int) -> ReadOptions:
@@ -106,13 +97,6 @@ class ManyConsumer:
 
     Create it with ``client.consume_many`` and use it with ``async with``. Only one task may read at a time.
 
-    Args:
-        home: Lists partitions and opens consumers.
-        names: Stream names or patterns.
-        start: Where to start in partitions that ``positions`` does not name. Partitions that appear later start at
-            their first record.
-        positions: Positions of an earlier consumer. Default None.
-
     Example:
         async with client.consume_many("orders", "pay-*", until="end") as many:
             async for record in many:
@@ -120,12 +104,25 @@ class ManyConsumer:
     """
 
     def __init__(
-        self, home: StreamAccess, names: Iterable[str], start: Any, positions: Mapping[Place, Position] | None = None
+        self,
+        client: ClientHome,
+        names: Iterable[str],
+        start: Start,
+        until: Until,
+        positions: Mapping[Place, Position] | None,
+        *,
+        subjects: Sequence[str] = (),
+        keys: Sequence[bytes] = (),
+        options: ReadOptions | None = None,
     ) -> None:
-        self._home = home
+        Filter(tuple(subjects), tuple(keys))  # an invalid argument is an error now, not later in a task
+        self._client = client
         self._names = tuple(names)
         self._selects = selects(self._names)
-        self._start = start
+        self._start = resolve_start(start, datetime.now(UTC))
+        self._until = checked_until(until)
+        self._subjects, self._keys = subjects, keys
+        self._options = options or ReadOptions()
         self._positions = dict(positions or {})
         self._readers: dict[Place, Consumer] = {}
         self._iterations: dict[Place, Iteration[BatchSlice]] = {}
@@ -189,8 +186,11 @@ class ManyConsumer:
         now = asyncio.get_running_loop().time()
         if now < self._look_at:
             return
-        first = not self._begun  # also where an earlier look has failed, or was cancelled
-        there = sorted(place for place in await self._home.places() if self._selects(place[0]))
+        first = not self._begun  # also True if an earlier call has failed or was canceled
+        streams = await self._client.admin.list_streams(internal=True)
+        there = sorted(
+            (stream.name, p.partition) for stream in streams if self._selects(stream.name) for p in stream.partitions
+        )
         if first:
             exact = {name for name in self._names if not _WILD & set(name)}
             if lacking := sorted(exact - {stream for stream, _ in there}):
@@ -204,11 +204,17 @@ class ManyConsumer:
         ahead = max(AHEAD_BYTES // max(len(self._readers) + len(new), 1), LEAST_BYTES)
         for place in new:
             start = self._positions.get(place, self._start if first else "earliest")
-            self._readers[place] = self._home.consumer(place, start, ahead)
+            self._readers[place] = self._client.consume(
+                *place,
+                start=start,
+                until=self._until,
+                subjects=self._subjects,
+                keys=self._keys,
+                options=bounded_ahead(self._options, ahead),
+            )
         self._begun, self._look_at = True, now + LOOK_EVERY_S
-        await asyncio.gather(
-            *(self._readers[place].begin() for place in new)
-        )  # "new" is from now on, not from the first look at it
+        # resolve the start "new" now, not at the first read
+        await asyncio.gather(*(self._readers[place].begin() for place in new))
 
     # ---- reading -----------------------------------------------------------------------------------------------------
     def batches(self) -> AsyncIterator[ConsumedBatch]:
@@ -247,7 +253,7 @@ class ManyConsumer:
                 if not going:
                     if self._ended >= set(self._readers) and self._readers:
                         return None
-                    await asyncio.sleep(_IDLE_S)  # all is paused, or nothing is there yet
+                    await asyncio.sleep(_IDLE_S)  # all partitions are paused, or there are none yet
                     continue
                 done, _ = await asyncio.wait(going, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
                 if self._closes != closes:

@@ -131,14 +131,8 @@ class PartitionQueue:
     ) -> None:
         """Create the queue.
 
-        Args:
-            producer_id: Id of the producer, 64 bits.
-            window: Maximum number of batches in flight.
-            batch_bytes: Maximum size of a batch, in bytes.
-            batch_records: Maximum number of records in a batch.
-            attempt_s: Time to wait for an answer before a batch is sent again, in seconds.
-            linger_s: Time that an incomplete batch waits for more records, in seconds.
-            new_ticket: Creates the ticket of a batch.
+        ``window``: maximum number of batches in flight. ``attempt_s``: time to wait for an answer before a batch is sent again, in
+        seconds. ``linger_s``: time that an incomplete batch waits, in seconds. ``new_ticket``: creates the ticket of a batch.
         """
         self.producer_id = producer_id
         self._window = window
@@ -163,7 +157,7 @@ class PartitionQueue:
         """True if incomplete batches are sent without waiting for more records."""
         self._open = _FillingBatch(ticket=new_ticket())
         self._parcels: deque[ProducerBatch] = deque()
-        self._out_count = 0  # of the first parcels: sent since the lane has gone back last, or placed
+        self._out_count = 0  # number of the first batches that were sent since the last `_go_back`, or stored
         self._pause_s = FIRST_PAUSE_S
         self.resume_at = 0.0
         """Time before which the queue sends nothing."""
@@ -184,12 +178,8 @@ class PartitionQueue:
     ) -> None:
         """Set the state that the leader has for this producer. Call it before the first record is added.
 
-        Args:
-            epoch: Epoch of the producer.
-            next_sequence: Sequence number of the next record.
-            digest: Digest of the stored records. None: the leader does not know it, so batches carry no digest.
-            reset: True if the leader must discard its state of this producer.
-            position: Offset of the last source record whose results are stored. -1: none.
+        ``digest``: digest of the stored records, None: not known. ``reset``: True if the leader must discard its state.
+        ``position``: offset of the last source record whose results are stored, -1: none.
         """
         self.position, self._names = position, True
         self.epoch, self.next_sequence, self._digest, self._asks = epoch, next_sequence, digest, False
@@ -227,10 +217,7 @@ class PartitionQueue:
 
     # ---- what comes in -----------------------------------------------------------------------------------------------
     def add(self, value: bytes | None, key: bytes | None, headers: Pairs, size_bytes: int, now: float) -> tuple[Any, int]:
-        """Add one record to the open batch. Return the ticket of its batch and the index of the record in the batch.
-
-        ``size_bytes``: size of the record. ``now``: time of the event loop, in seconds.
-        """
+        """Add one record to the open batch. Return the ticket of its batch and the index of the record in the batch."""
         gathered = self._open
         index = len(gathered.values)
         if index and (index >= self._batch_records or gathered.size_bytes + size_bytes > self._batch_bytes):
@@ -258,14 +245,7 @@ class PartitionQueue:
         now: float,
         positions: Sequence[int] | None = None,
     ) -> list[tuple[Any, int, int]]:
-        """Add records without headers.
-
-        Args:
-            values: Payloads.
-            keys: One key or None for each value. None: no keys.
-            sizes: Size of each record in bytes.
-            now: Time of the event loop, in seconds.
-            positions: Source offset of each record. None: no source.
+        """Add records without headers. ``sizes``: size of each record in bytes. ``positions``: source offset of each record.
 
         Returns:
             For each batch: its ticket, the index of the first added record in it, and the number of added records.
@@ -281,7 +261,7 @@ class PartitionQueue:
             end = min(bisect_right(ends, taken + room), start + self._batch_records - first)
             if positions is not None:
                 end = self._whole_end(positions, start, end)
-                if end == start:  # they are more than is left of this one
+                if end == start:  # the results of one source record do not fit into the rest of this batch
                     self._close()
                     continue
                 gathered.position = positions[end - 1]
@@ -316,8 +296,7 @@ class PartitionQueue:
     def _whole_end(self, positions: Sequence[int], start: int, end: int) -> int:
         """Return the index at which a batch should end, so that all results of one source record are in one batch.
 
-        ``positions``: source offset of each record. ``start``: index of the first record of the batch. ``end``: largest index that has
-        room. The result is larger if the results of one source record have no room.
+        ``end``: largest index that has room. The result is larger if the results of one source record have no room.
         """
         if end == len(positions) or positions[end] != positions[end - 1]:
             return end
@@ -463,27 +442,18 @@ class PartitionQueue:
     def refused(
         self, sequence: int, attempt: int, refusal: BatchRejection, now: float, due: int = 0, after_s: float = 0.0
     ) -> bool:
-        """Process a rejection of a batch.
+        """Process a rejection of a batch. Return False if the producer cannot continue.
 
-        Args:
-            sequence: Sequence number of the rejected batch.
-            attempt: Number of the rejected attempt.
-            refusal: Reason of the rejection.
-            now: Time of the event loop, in seconds.
-            due: With OUT_OF_ORDER, the sequence number that the leader expects.
-            after_s: Time that a quota requires to wait, in seconds.
-
-        Returns:
-            False if the producer cannot continue.
+        ``due``: with OUT_OF_ORDER, the sequence number that the leader expects. ``after_s``: wait that a quota requires, in seconds.
         """
         out = next((parcel for parcel in islice(self._parcels, self._out_count) if parcel.sequence == sequence), None)
         if out is None or out.placed is not None or attempt != out.attempt:
-            return True  # that was before it went back
+            return True  # the rejection belongs to an attempt before the last `_go_back`
         if refusal is BatchRejection.FINAL:
             return False
         self._asks = refusal is BatchRejection.UNKNOWN
         if refusal is BatchRejection.OUT_OF_ORDER and distance(due, self._parcels[0].sequence) < 0:
-            return False  # what was answered as stored is not there any more: nothing can follow on it
+            return False  # the log has lost a record that was acknowledged, so nothing can follow it
         self._go_back(now, after_s)
         return True
 

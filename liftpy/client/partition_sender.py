@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from liftpy.client.encode_publish import Address, Addressing
-from liftpy.client.in_flight import PublishAck
+from liftpy.client.in_flight import PublishAck, Window, ack_reason
 from liftpy.client.partition_queue import BatchRejection, BatchResult, PartitionQueue, ProducerBatch
+from liftpy.client.positions import check_bounds
 from liftpy.client.retrying import retry_attempts
 from liftpy.client.write_epoch import PlanChangedError, Repeat, Round, offset_in, partitions_in
 from liftpy.core.metadata.image import StreamImage
@@ -102,9 +103,7 @@ class ProducerOptions:
             "attempt_s": (0.01, 600),
             "patience_s": (0.01, 86_400),
         }
-        for name, (low, high) in bounds.items():
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}. Choose a value in this range.")
+        check_bounds(self, bounds)
         if self.begin not in ("resume", "repeat", "anew"):
             raise ConfigError(f"Invalid begin = {self.begin!r}. Use resume, repeat or anew.")
 
@@ -132,10 +131,7 @@ class Source(NamedTuple):
         """Return the source position at offset 0.
 
         Args:
-            stream: Description of the source stream.
-
-        Raises:
-            NotFoundError: No such partition.
+            stream: Description of the source stream. Raises NotFoundError if it has no such partition.
         """
         if not 0 <= self.partition < len(stream.partitions):
             raise NotFoundError(
@@ -202,11 +198,7 @@ class BatchFuture:
 
 
 class Receipt:
-    """Future ack of one record. Await it to get the PublishAck, or the error.
-
-    Args:
-        ticket: The batch of the record.
-        index: Place of the record in the batch.
+    """Future ack of one record. Await it to get the PublishAck, or the error. ``Producer.send`` returns it.
 
     Example:
         receipt = await producer.send(b"one")
@@ -234,8 +226,7 @@ class Receipt:
 class ManyReceipt:
     """Future acks of records that were sent together. Await it to get a list of ManyAck.
 
-    Args:
-        shares: Parts of batches: the batch, the first index and the number of records.
+    ``Producer.send_many`` returns it.
 
     Example:
         receipt = await producer.send_many([b"one", b"two"])
@@ -276,7 +267,7 @@ def _offset_of(placed: BatchResult, index: int) -> int:
     return placed.offset + index - placed.known_records if index >= placed.known_records else -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SenderContext:
     """Values that all partition senders of a producer share.
 
@@ -291,38 +282,38 @@ class SenderContext:
     """Source partition of the producer. Its offset is not used. None: no source."""
     round: Round | None
     """Round that the producer writes. ``source`` is then the position of the round. None: no round."""
-    partitioning: Callable[[], Partitioning | None]
-    """Returns how the producer chooses partitions, known when all are open. None: it cannot be described."""
+    partitioning: Partitioning | None = None
+    """How the producer chooses partitions, known when all are open. None: it cannot be described."""
     inbox: str
     options: ProducerOptions
     failed: Callable[[LiftError], None]
     """Callback with the error that ends the producer."""
-    left: Callable[[int, int], None]
-    """Callback with the number of bytes and records that were answered."""
+    buffer: Window
+    """Records without an answer. The senders remove those that were answered."""
 
 
 class PartitionSender:
     """Sends the batches of a producer to one partition.
 
-    ``errand``: values that all senders share. ``lane``: send queue of the partition. ``find``: requests the current address.
+    ``context``: values that all senders share. ``lane``: send queue of the partition. ``find``: requests the current address.
     """
 
     def __init__(
         self,
-        errand: SenderContext,
+        context: SenderContext,
         partition: int,
         address: Address,
         lane: PartitionQueue,
         find: Callable[[], Awaitable[Address]],
     ) -> None:
-        self._transport = errand.transport
-        self._stream = errand.stream
-        self._errand = errand
-        self._options = errand.options
-        self._failed = errand.failed
+        self._transport = context.transport
+        self._stream = context.stream
+        self._context = context
+        self._options = context.options
+        self._failed = context.failed
         self.partition = partition
         self.lane = lane
-        self.addressing = Addressing(address, find, self._leader_moved, errand.failed)
+        self.addressing = Addressing(address, find, self._leader_moved, context.failed)
         self.awake = asyncio.Event()
         self.newest: Any = None
         """BatchFuture of the batch that contains the last added record."""
@@ -340,9 +331,9 @@ class PartitionSender:
         state, how = await self._ask(), self._options.begin
         self.known = state if state.known else None
         digest = RollingDigest.decode(state.digest) if state.digest else None
-        if self._errand.round is not None and not self._is_of_the_round(state):
+        if self._context.round is not None and not self._is_of_the_round(state):
             self.lane.begin(state.epoch, 0, RollingDigest(), reset=True)
-        elif self._errand.round is not None:
+        elif self._context.round is not None:
             self.repeat = Repeat(state.nextSequence, digest, partitions_in(state.position.offset))
             self.lane.begin(state.epoch, state.nextSequence, digest)
         elif how == "resume":
@@ -359,7 +350,7 @@ class PartitionSender:
         state = await self._ask()
         sequence, digest = self.lane.unanswered
         same = state.nextSequence == sequence and (digest is None or state.digest in (b"", digest.encode()))
-        if self._errand.round is not None:  # at its beginning nothing of it may be there
+        if self._context.round is not None:  # no record of the round may be stored before its first batch
             same = same and self._is_of_the_round(state) if sequence else not self._is_of_the_round(state)
         if state.known and self._options.begin == "resume" and not same:
             text = (
@@ -367,7 +358,7 @@ class PartitionSender:
                 "another producer id."
             )
             raise PublishRejectedError(text, "PRODUCER_FENCED")
-        own, known = self._errand.partitioning(), state.partitioning
+        own, known = self._context.partitioning, state.partitioning
         if self._options.begin == "repeat" and own is not None and known.partitions not in (0, own.partitions):
             text = (
                 f"Another process with this producer id sent the records of this round to {self._stream} with another number of "
@@ -377,56 +368,51 @@ class PartitionSender:
         self.lane.begin_again(state.epoch)
 
     def _is_of_the_round(self, state: client_pb2.ProducerState) -> bool:
-        source = self._errand.source
+        source = self._context.source
         return state.HasField("position") and source is not None and state.position.generation == source.generation
 
     def add_columns(self, columns: RecordColumns, start: int, end: int, size_bytes: int, partitions: int) -> BatchFuture:
-        """Add a part of ``columns`` to the send queue as one batch, and return the future of its result.
-
-        ``start``: index of the first record. ``end``: index after the last record. ``size_bytes``: their total size. ``partitions``:
-        number of partitions when the round began, which only a round uses.
-        """
+        """Add a part of ``columns`` to the send queue as one batch, and return the future of its result."""
         last = self.lane.next_sequence + end - start - 1
-        round = self._errand.round
+        round = self._context.round
         position = -1 if round is None else offset_in(partitions, last, round.plan)
         ticket: BatchFuture = self.lane.add_columns(columns.cut(start, end), size_bytes, position)
         self.awake.set()
         return ticket
 
     async def _ask(self) -> client_pb2.ProducerState:
-        async for attempt in retry_attempts(self._options.patience_s):
-            with attempt:
-                head = self._head()
-                head.askedProducer, head.producerSequence = self.lane.producer_id, self.lane.unanswered[0]
-                head.producerName = self._errand.name
-                self._add_position(head, 0 if self._errand.round is None else self._errand.round.position.offset)
-                if self._acked is not None:
-                    head.producerAckedOffset, head.producerAckedEpoch = self._acked
-                message = await self._transport.exchange(
-                    self.addressing.address.subject, frames.batch_publish(head, b""), self._options.attempt_s
-                )
-                ack = self._ack_in(message)
-                if ack is None:
-                    raise UnavailableError(
-                        f"Received an ack for {self.addressing.address.subject} from another stream. Another stream or "
-                        "cluster stores this subject. Check `liftpy stream list`: only one stream per subject may send acks."
-                    )
-                if ack.ackError == _Ack.OK:
-                    return ack.producer
-                self.addressing.doubt()
-                if _REFUSALS.get(ack.ackError) is BatchRejection.AGAIN:
-                    raise UnavailableError(
-                        f"{self._stream}/{self.partition} rejected the request for now: {ack.detail or ack.ackError}. "
-                        "Retry it later."
-                    )
-                rejection = self._rejection(ack)
-                if self._errand.round is not None and rejection.reason == "DIVERGED_PRODUCER":
-                    raise PlanChangedError(str(rejection))
-                raise rejection
-        raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
+        return await retry_attempts(self._options.patience_s)(self._ask_once)
+
+    async def _ask_once(self) -> client_pb2.ProducerState:
+        head = self._head()
+        head.askedProducer, head.producerSequence = self.lane.producer_id, self.lane.unanswered[0]
+        head.producerName = self._context.name
+        self._add_position(head, 0 if self._context.round is None else self._context.round.position.offset)
+        if self._acked is not None:
+            head.producerAckedOffset, head.producerAckedEpoch = self._acked
+        message = await self._transport.exchange(
+            self.addressing.address.subject, frames.batch_publish(head, b""), self._options.attempt_s
+        )
+        ack = self._ack_in(message)
+        if ack is None:
+            raise UnavailableError(
+                f"Received an ack for {self.addressing.address.subject} from another stream. Another stream or "
+                "cluster stores this subject. Check `liftpy stream list`: only one stream per subject may send acks."
+            )
+        if ack.ackError == _Ack.OK:
+            return ack.producer
+        self.addressing.doubt()
+        if _REFUSALS.get(ack.ackError) is BatchRejection.AGAIN:
+            raise UnavailableError(
+                f"{self._stream}/{self.partition} rejected the request for now: {ack.detail or ack.ackError}. Retry it later."
+            )
+        rejection = self._rejection(ack)
+        if self._context.round is not None and rejection.reason == "DIVERGED_PRODUCER":
+            raise PlanChangedError(str(rejection))
+        raise rejection
 
     def _add_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
-        source = self._errand.source
+        source = self._context.source
         if source is not None:
             head.producerPosition.CopyFrom(source._replace(offset=offset).message())
 
@@ -436,7 +422,7 @@ class PartitionSender:
             streamUid=self.addressing.address.uid,
             partition=self.partition,
             ackPolicy=client_pb2.ALL,
-            producerInstance=self._errand.instance,
+            producerInstance=self._context.instance,
         )
 
     # ---- sending -------------------------------------------------------------------------------------------------------
@@ -489,11 +475,11 @@ class PartitionSender:
         head = self._head()
         head.producerReset, head.producerDigest = parcel.reset, b"" if parcel.digest is None else parcel.digest.encode()
         if parcel.names:
-            head.producerName = self._errand.name
-            if (partitioning := self._errand.partitioning()) is not None:
-                head.producerPartitioning.CopyFrom(partitioning.message())
+            head.producerName = self._context.name
+            if self._context.partitioning is not None:
+                head.producerPartitioning.CopyFrom(self._context.partitioning.message())
         self._add_position(head, parcel.position)
-        reply = f"{self._errand.inbox}.{self.partition}-{parcel.sequence}-{parcel.attempt}"
+        reply = f"{self._context.inbox}.{self.partition}-{parcel.sequence}-{parcel.attempt}"
         payload = frames.batch_publish(head, parcel.batch)
         now = asyncio.get_running_loop().time()
         try:
@@ -505,10 +491,7 @@ class PartitionSender:
 
     # ---- answers -------------------------------------------------------------------------------------------------------
     def process_answer(self, sequence: int, attempt: int, message: Any) -> None:
-        """Process the answer to an attempt to store the batch that begins at ``sequence``.
-
-        ``attempt``: number of the attempt. ``message``: the received NATS message.
-        """
+        """Process the answer to an attempt to store the batch that begins at ``sequence``."""
         now = asyncio.get_running_loop().time()
         if nobody_there(message):
             error = UnavailableError(
@@ -533,19 +516,19 @@ class PartitionSender:
 
     def _batch_acked(self, sequence: int, ack: _Ack) -> None:
         offset = ack.offset
-        if offset >= 0:  # of a record that is there, whichever of the batch it is
+        if offset >= 0:  # the offset of any stored record of the batch
             self._acked = max(offset, self._acked[0] if self._acked else 0), ack.leaderEpoch
         known = ack.recordCount if ack.duplicate else ack.knownRecords
         if ack.duplicate and self._options.begin != "repeat" and offset >= 0:
-            known, offset = 0, offset  # this process has sent it twice: to its publishers it was stored once, there
+            known, offset = 0, offset  # this process has sent the batch twice, and the leader stored it once, at this offset
         elif ack.duplicate:
-            offset = -1  # it was stored in other batches, perhaps, with others between them
+            offset = -1  # an earlier process may have stored the records in other batches, at unknown offsets
         for parcel, placed in self.lane.acked(sequence, BatchResult(offset, ack.leaderEpoch, known)):
             ticket: BatchFuture = parcel.ticket
             ticket.record_count = parcel.record_count
             if not ticket.future.done():
                 ticket.future.set_result(placed)
-            self._errand.left(parcel.size_bytes, parcel.record_count)
+            self._context.buffer.leave(parcel.size_bytes, parcel.record_count)
         self.awake.set()
 
     def _batch_rejected(
@@ -580,7 +563,7 @@ class PartitionSender:
         return ack
 
     def _rejection(self, ack: _Ack) -> PublishRejectedError:
-        reason = _Ack.Error.Name(ack.ackError) if ack.ackError in _Ack.Error.values() else str(ack.ackError)
+        reason = ack_reason(ack)
         return PublishRejectedError(
             f"{self._stream}/{self.partition} rejected the records: {reason} {ack.detail}".rstrip(), reason
         )

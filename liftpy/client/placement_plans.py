@@ -33,13 +33,9 @@ class PlacementOptions:
     """
 
     policy: str = ""
-    """Name of a placement policy. '': the policy of the stream, or the default policy."""
     assignment: Assignment = ()
-    """Replicas of each partition, instead of a policy."""
     allow_offline: bool = False
-    """True if the assignment may name nodes that are not live."""
     later_policy: str = ""
-    """Placement policy for partitions that are added later to a stream with an assignment. '': they need an assignment."""
 
     def lists(self) -> list[cluster_pb2.ReplicaList]:
         """Return the assignment as the list of replica lists that a request to the metadata group contains."""
@@ -91,19 +87,16 @@ class PlacementPlan:
     Attributes:
         first_partition: Number of the first planned partition.
         replicas: Node ids for each planned partition, preferred leader first. Empty if the stream would wait for nodes.
-        nodes: All nodes with their load before the plan.
+        nodes: All nodes with their load before the plan, sorted by id.
         notes: Remarks of the placement policy, as text.
         waits: Why nothing can be placed now (``insufficient-nodes``). '': it can.
     """
 
     first_partition: int
     replicas: tuple[tuple[str, ...], ...]
-    """Node ids for each planned partition, preferred leader first. Empty if the stream would wait for nodes."""
     nodes: tuple[PlannedNode, ...]
-    """All nodes with their load before the plan, sorted by id."""
     notes: tuple[str, ...]
     waits: str
-    """Why nothing can be placed now (``insufficient-nodes``). '': it can."""
 
     def by_node(self) -> dict[str, ReplicaCounts]:
         """Return the load of each node after the plan."""

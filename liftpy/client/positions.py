@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal, SupportsIndex
@@ -88,11 +89,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class FromEnd:
-    """A start that is a number of offsets before the end.
-
-    Args:
-        records: Number of offsets before the end.
-    """
+    """A start that is a number of offsets (``records``) before the end."""
 
     records: int
 
@@ -197,14 +194,9 @@ def out_of_range(offset: int, log_start_offset: int, high_watermark: int) -> Off
 
 
 def timestamp_ns(moment: datetime | SupportsIndex, name: str = "time") -> int:
-    """Return a datetime or a number of nanoseconds as nanoseconds since 1970.
+    """Return a datetime (UTC without a time zone), or a number of nanoseconds, as nanoseconds since 1970.
 
-    Args:
-        moment: A datetime (UTC without a time zone), or nanoseconds since 1970.
-        name: Name of the argument in the error text. Default ``time``.
-
-    Raises:
-        ConfigError: It is neither a datetime nor an integer, or it does not fit into 64 bits.
+    Raises ConfigError if it does not fit into 64 bits. ``name``: name of the argument in the error text.
     """
     if isinstance(moment, datetime):
         try:
@@ -232,16 +224,9 @@ def check_offset(offset: SupportsIndex, name: str = "offset") -> int:
 
 
 def resolve_start(start: Start, now: datetime) -> Start:
-    """Return ``start`` with texts parsed and durations turned into times.
+    """Return ``start`` with texts parsed, and with durations turned into times before ``now``.
 
-    A negative number is a number of offsets before the end. NumPy integers are accepted.
-
-    Args:
-        start: Where to start.
-        now: Current time, for durations.
-
-    Raises:
-        ConfigError: It is not a valid start, or out of range.
+    A negative number is a number of offsets before the end. NumPy integers are accepted. Raises ConfigError for an invalid start.
     """
     if isinstance(start, str):
         return start if start in _WORDS else parse_start(start, now)
@@ -351,10 +336,7 @@ def _is_offset(text: str) -> bool:
 
 
 def _moment(text: str, now: datetime | None, name: str) -> datetime | None:
-    """Return the time in ``text``. None: the text is not a time. Raise ConfigError if the time is out of range.
-
-    ``now``: time that ``-10m`` is relative to. None: such texts are no times. ``name``: name of the argument in the error text.
-    """
+    """Return the time in ``text``. None: the text is not a time. Raise ConfigError if the time is out of range."""
     relative = _RELATIVE.fullmatch(text) if now is not None else None
     try:
         if relative is None or now is None:
@@ -371,6 +353,19 @@ def _moment(text: str, now: datetime | None, name: str) -> datetime | None:
     except ConfigError:
         raise ConfigError(f"Invalid {name} {quote(text)}. {_TIME_RANGE}") from None
     return moment
+
+
+def check_bounds(options: object, bounds: Mapping[str, tuple[float, float]]) -> None:
+    """Raise ConfigError if an attribute of ``options`` is outside its (lowest, highest) value in ``bounds``."""
+    for name, (low, high) in bounds.items():
+        check_value(name, getattr(options, name), low, high)
+
+
+def check_value(name: str, value: float, low: float, high: float) -> None:
+    """Raise ConfigError if ``value`` is outside ``low`` to ``high`` (inclusive), or no number. ``name``: name of the argument."""
+    if not low <= value <= high:
+        limits = [int(limit) if limit == int(limit) else limit for limit in (low, high)]
+        raise ConfigError(f"{name} = {value} is outside {limits[0]}..{limits[1]}. Choose a value in this range.")
 
 
 def check_partition(partition: int) -> None:

@@ -8,11 +8,10 @@ asks the leaders where to continue (``ProducerOptions.begin``).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import secrets
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate, islice
 from operator import le
@@ -20,10 +19,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.encode_publish import Address
 from liftpy.client.in_flight import Window
-from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.partition_queue import PartitionQueue
 from liftpy.client.partition_sender import (
     BATCH_BYTES,
@@ -34,30 +31,24 @@ from liftpy.client.partition_sender import (
     ProducerOptions,
     Receipt,
     SenderContext,
-    check_answers,
-    name_for,
 )
 from liftpy.client.write_epoch import Round
-from liftpy.core.base.ids import check_published, is_utf8, quote
-from liftpy.core.metadata.image import StreamImage
+from liftpy.core.base.ids import is_utf8, quote
 from liftpy.core.publish.jetstream_headers import first_refused
-from liftpy.core.wire.batch import ByteArray, RecordColumns
-from liftpy.core.wire.headers import HeadersLike, Pairs, pairs_of
+from liftpy.core.wire.batch import RecordColumns
+from liftpy.core.wire.headers import HeadersLike, pairs_of
 from liftpy.core.wire.partitioner import partition_of, partitions_of
 from liftpy.core.wire.producer_note import BY_KEY, MAX_NAME_BYTES, Partitioning, PartitioningMethod, SourcePosition
-from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import (
     ClientClosedError,
     ConfigError,
     LiftError,
     NotAllowedError,
-    NotFoundError,
     OutcomeUnknownError,
     PublishRejectedError,
-    UnavailableError,
 )
 from liftpy.nats.cancellation import end_tasks
-from liftpy.nats.transport import Transport
+from liftpy.nats.transport import Transport, unsubscribe
 
 Partitioner = Literal["key", "sticky", "round-robin"] | Callable[[bytes | None, int], int]
 """How a producer chooses the partition of a record.
@@ -68,6 +59,7 @@ Partitioner = Literal["key", "sticky", "round-robin"] | Callable[[bytes | None, 
 - A function of (key or None, number of partitions).
 """
 _CHUNK_RECORDS = 65_536
+_NO_POSITIONS = "A producer with a source needs the source position of each record. Use send_many(..., positions=)."
 _METHODS = {
     ("key", False): PartitioningMethod.KEY,
     ("key", True): PartitioningMethod.KEY_OR_NUMBER,
@@ -143,22 +135,21 @@ class Producer:
         self._most_bytes = transport.max_payload_bytes - BATCH_BYTES
         self._buffer = Window(options.buffer_records, options.buffer_bytes)
         self._inbox = transport.connection.new_inbox()
-        errand = SenderContext(
+        self._context = SenderContext(
             transport=transport,
             stream=stream,
             instance=secrets.randbits(63) + 1,
             name=name,
             source=source,
             round=self._round,
-            partitioning=lambda: self._partitioning,
             inbox=self._inbox,
             options=options,
             failed=self._fail,
-            left=self._buffer.leave,
+            buffer=self._buffer,
         )
         producer_id = _number_of(name)
         self._courses = [
-            PartitionSender(errand, partition, address, self._lane(partition, producer_id), partial(find, partition))
+            PartitionSender(self._context, partition, address, self._lane(partition, producer_id), partial(find, partition))
             for partition, address in enumerate(addresses)
         ]
         self._next = secrets.randbelow(len(self._courses))
@@ -167,7 +158,6 @@ class Producer:
         """Number of the next record, if the partitioner uses the record's number."""
         self._is_numbered = options.begin != "resume" and not callable(partitioner)
         self._used = len(self._courses)
-        self._partitioning: Partitioning | None = None
         self._why_not_again = self._why_not_keyless = ""
         """Why partitions of repeated records cannot be chosen again: of all records, and of keyless records. '': they can."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -354,9 +344,7 @@ class Producer:
         try:
             await end_tasks([*self._tasks, *(course.addressing.task for course in self._courses)])
         finally:
-            if subscription is not None:
-                with contextlib.suppress(Exception):
-                    await subscription.unsubscribe()
+            await unsubscribe(subscription)
 
     async def __aenter__(self) -> Producer:
         return self
@@ -405,12 +393,11 @@ class Producer:
             self._must_go_on()
         if self._source is not None:
             self._must_have_no_round()
-            raise ConfigError(
-                "A producer with a source needs the source position of each record. Use send_many(..., positions=)."
-            )
-        pairs = _check_headers(headers) if headers else ()
+            raise ConfigError(_NO_POSITIONS)
+        pairs = pairs_of(headers) if headers else ()
         size_bytes = _size_of(value) + _size_of(key) + RECORD_BYTES
         if pairs:
+            _check_header_names(name for name, _ in pairs)
             size_bytes += sum(len(name.encode()) + len(content) + RECORD_BYTES for name, content in pairs)
         self._must_fit(size_bytes)
         if partition is None:
@@ -423,7 +410,7 @@ class Producer:
         if not self._buffer.try_enter(size_bytes):
             await self._buffer.enter(size_bytes)
             self._must_go_on()
-        course = course or self._choose(key)  # by its number: what is not taken is not counted
+        course = course or self._choose(key)  # a number is used only if the record has entered the buffer
         ticket, index = course.lane.add(value, key, pairs, size_bytes, self._loop.time())
         course.awake.set()
         if ticket is not course.newest:
@@ -498,11 +485,12 @@ class Producer:
             if partition is None:
                 self._must_choose_as_before(keyless=some_keys is None or None in some_keys)
             by_number = partition is None and self._is_numbered
-            places = [] if by_number else self._shared_out(end - start, some_keys, partition)  # one that raises takes no room
+            # before the buffer is entered: an error of the partitioner takes no room in it
+            places = [] if by_number else self._shared_out(end - start, some_keys, partition)
             if not self._buffer.try_enter(taken, end - start):
                 await self._buffer.enter(taken, end - start)
                 self._must_go_on()
-            if by_number:  # what is not taken is not counted
+            if by_number:  # numbers are used only for records that have entered the buffer
                 places = self._shared_out(end - start, some_keys, partition)
             if made_from is not None:
                 self._last_position = made_from[end - 1]
@@ -533,12 +521,12 @@ class Producer:
         """
         self._must_go_on()
         if self._source is not None and self._round is None:
-            raise ConfigError(
-                "A producer with a source needs the source position of each record. Use send_many(..., positions=)."
-            )
+            raise ConfigError(_NO_POSITIONS)
         course, count = self._course(partition), len(columns)
         if columns.headers is not None:
-            _check_names(columns.headers.names)
+            names = columns.headers.names
+            found = set(names.column(0, len(names)).to_list())
+            _check_header_names((name or b"").decode("utf-8", "surrogateescape") for name in found)
         sizes = columns.sizes(RECORD_BYTES)
         self._must_fit(int(sizes.max(initial=0)))
         ends, shares, start = np.cumsum(sizes), list[tuple[BatchFuture, int, int]](), 0
@@ -610,8 +598,7 @@ class Producer:
     def _not_there(self, known: int, positions: Sequence[int], sizes: Sequence[int], at: Sequence[int]) -> list[int]:
         """Return the indexes in ``at`` of the records that are not stored yet: their source offset is above ``known``.
 
-        ``positions``: source offset of each record. ``sizes``: size of each record, in bytes. The buffer space of stored records is
-        freed.
+        The buffer space of stored records is freed.
         """
         first = bisect_right(at, known, key=positions.__getitem__)
         if first:
@@ -623,8 +610,7 @@ class Producer:
     ) -> list[tuple[PartitionSender, list[int] | None]]:
         """Divide ``count`` records between the partitions, and return each partition's sender with the indexes of its records.
 
-        None instead of indexes means all records. ``keys``: key of each record. ``partition``: the only partition, None: the
-        partitioner chooses.
+        None instead of indexes means all records.
         """
         if partition is not None:
             return [(self._course(partition), None)]
@@ -674,7 +660,7 @@ class Producer:
         if self._source is not None:
             return
         own = PartitioningMethod.FUNCTION if callable(self._partitioner) else _METHODS[self._partitioner, self._is_numbered]
-        self._partitioning = Partitioning(len(self._courses), own)
+        self._context.partitioning = Partitioning(len(self._courses), own)
         states = [course.known for course in self._courses if course.known is not None]
         if self._options.begin != "repeat" or not states or len(self._courses) == 1:
             return
@@ -692,7 +678,7 @@ class Producer:
         else:
             before = " and ".join(_method_name(method) for method in sorted(methods))
             self._why_not_again = f"they were chosen by {before} before, and now by {_method_name(own)}"
-        self._partitioning = None if self._why_not_again else Partitioning(self._used, own)
+        self._context.partitioning = None if self._why_not_again else Partitioning(self._used, own)
 
     def _must_choose_as_before(self, *, keyless: bool) -> None:
         why = self._why_not_again or (self._why_not_keyless if keyless else "")
@@ -773,17 +759,8 @@ def _method_name(method: int) -> str:
     return PartitioningMethod(method).name.lower() if method in list(PartitioningMethod) else f"method {method}"
 
 
-def _check_headers(headers: HeadersLike) -> Pairs:
-    pairs = pairs_of(headers)
-    refused = first_refused(name for name, _ in pairs)
-    if refused:
-        raise ConfigError(f"A producer does not support the header {refused!r}. Use client.publish() for this record.")
-    return pairs
-
-
-def _check_names(names: ByteArray) -> None:
-    found = {(name or b"").decode("utf-8", "surrogateescape") for name in set(names.column(0, len(names)).to_list())}
-    if refused := first_refused(found):
+def _check_header_names(names: Iterable[str]) -> None:
+    if refused := first_refused(names):
         raise ConfigError(f"A producer does not support the header {refused!r}. Use client.publish() for this record.")
 
 
@@ -803,74 +780,7 @@ def _sizes_of(values: Sequence[bytes | None], keys: Sequence[bytes | None] | Non
 
 
 def _chunk_end(ends: list[int], start: int, most_bytes: int, most_records: int) -> int:
-    """Return the index after the last record of the batch that begins with the record ``start``.
-
-    ``ends``: end of each record, in bytes from the first record. The batch has at most ``most_bytes`` and ``most_records``, but at
-    least one record.
-    """
+    """Return the index after the last record of the batch that begins with the record ``start``."""
     before = ends[start - 1] if start else 0
     end = bisect_right(ends, before + most_bytes, start, min(len(ends), start + most_records))
     return max(end, start + 1)
-
-
-def open_producer(
-    transport: Transport,
-    requests: MetadataRequests,
-    stream: str,
-    *,
-    id: str = "",
-    round: Round | None = None,
-    options: ProducerOptions,
-) -> AwaitableContext[Producer]:
-    """Open a producer that writes one round of records to a stream.
-
-    Args:
-        transport: The NATS connection.
-        requests: Requests to the metadata group.
-        stream: Name of the stream.
-        id: Id of the producer. '': a random id, whose records no other process can send again.
-        round: The round to send. None: no round.
-        options: Batch sizes, buffer and timeouts.
-
-    Raises:
-        NotFoundError: No such stream.
-        ConfigError: The stream does not send acks.
-        UnavailableError: No answer in time.
-        PublishRejectedError: ``PRODUCER_FENCED``: a later round has begun.
-    """
-    return AwaitableContext(_open(transport, requests, stream, name_for(id, None), round, options))
-
-
-async def _open(
-    transport: Transport, requests: MetadataRequests, stream: str, name: str, round: Round | None, options: ProducerOptions
-) -> Producer:
-    known = await _describe_stream(requests, check_published(stream))
-    check_answers(known)
-    if known.waiting:
-        raise UnavailableError(f"Stream {stream} is not placed, because the cluster has too few nodes. Start more nodes.")
-
-    async def find(partition: int) -> Address:
-        return _address(await _describe_stream(requests, stream), partition)
-
-    addresses = [_address(known, partition.partition) for partition in known.partitions]
-    made = Producer(transport, stream, name, addresses, options, "key", find, round)
-    await made.open()
-    return made
-
-
-async def _describe_stream(requests: MetadataRequests, stream: str) -> StreamImage:
-    try:
-        return await requests.stream(stream)
-    except NotFoundError:  # who answered may be behind
-        return await requests.stream(stream, linearizable=True)
-
-
-def _address(stream: StreamImage, partition: int) -> Address:
-    if partition >= len(stream.partitions):
-        raise NotFoundError(f"Stream {stream.name} has no partition {partition}. Check `liftpy stream show {stream.name}`.")
-    subject = data_subject(stream.subject, partition)
-    if any(token in ("*", ">") for token in subject.split(".")):
-        raise ConfigError(
-            f"Subject {subject} of stream {stream.name} has wildcards, but a producer needs one subject. Set subject=."
-        )
-    return Address(subject, stream.uid, stream.answers)

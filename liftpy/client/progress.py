@@ -72,10 +72,7 @@ class ErrorConfirmation:
         self._heard: type[LiftError] | None = None
 
     def ask_again(self, error: LiftError, leader: str) -> NotServedError:
-        """Return a retryable error at the first report of ``error``. Raise ``error`` itself at the second report.
-
-        ``leader``: id of the leader, which the reader asks next.
-        """
+        """Return a retryable error at the first report of ``error``. Raise ``error`` itself at the second report."""
         if type(error) is self._heard:
             raise error
         self._heard = type(error)
@@ -154,10 +151,7 @@ class ReadProgress:
         return self.end_offset is not None and self.next_offset >= self.end_offset
 
     def request(self, max_bytes: int, wait_ms: int, request_id: int = 0) -> client_pb2.ReadRequest:
-        """Return the next read request. A replica that lacks records which this reader has must not answer it.
-
-        ``max_bytes``: maximum size of the answer. ``wait_ms``: time that the replica may wait for new records, in milliseconds.
-        """
+        """Return the next read request. A replica that lacks records which this reader has must not answer it."""
         held = self.assembly.held
         self._request_id = request_id
         return client_pb2.ReadRequest(
@@ -189,19 +183,11 @@ class ReadProgress:
         If the answer is not acceptable, a LiftError is raised and the position stays. The result is empty while a large batch arrives
         in pieces. The next request gets the next piece.
         """
-        head, body = frames.decode_read_response(answer)
-        check_partition_address(head, self.partition, stream=self.stream, requestId=self._request_id)
-        must_agree(head, self.uid, self.last_offset, self.leader_epoch)
-        self.leader = head.leader
+        head, body = self._decode(answer)
         check_head(head, self.uid, self.stream, self.partition, self.next_offset)
         if self.wanted and not head.selected:
-            raise NotServedError(
-                (
-                    f"Node {head.node} does not support filters, because it runs an older version. Upgrade it, or read "
-                    "without a filter."
-                ),
-                head.leader,
-            )
+            text = f"Node {head.node} does not support filters, because it runs an older version. Upgrade it, or read without a filter."
+            raise NotServedError(text, head.leader)
         self.looked_bytes = head.lookedBytes
         self._learn_compaction(head)
         if not head.compacted:
@@ -223,7 +209,7 @@ class ReadProgress:
                 continue
             taken_bytes += batch.header.body_size_bytes
             if taken_bytes > MAX_DECOMPRESSED_BYTES and position > self.next_offset:
-                all_taken = False  # asked for again, when what was taken is done with
+                all_taken = False  # the next request asks for the rest
                 break
             self._check_batch(batch, position, epoch, head)
             wanted = BatchSlice.between(batch, position, self.end_offset)
@@ -236,6 +222,14 @@ class ReadProgress:
         self._move(head, position, epoch, all_taken)
         self.last_offset = last_offset
         return slices
+
+    def _decode(self, answer: bytes | memoryview) -> tuple[client_pb2.ReadResponse, memoryview]:
+        """Return (header, body) of an answer to the newest request. Raise ProtocolError if it contradicts the request."""
+        head, body = frames.decode_read_response(answer)
+        check_partition_address(head, self.partition, stream=self.stream, requestId=self._request_id)
+        must_agree(head, self.uid, self.last_offset, self.leader_epoch)
+        self.leader = head.leader
+        return head, body
 
     def learn_compacted(self, compacted_end: int) -> None:
         """Store that the log below the offset ``compacted_end`` (exclusive) was compacted when earlier records were read.
@@ -252,9 +246,8 @@ class ReadProgress:
         Raises TombstonesMissedError if it has removed tombstones that this read did not reach, and that the read needs.
         """
         known = head.deletesEnd
-        if (
-            self.tombstones is not None
-        ):  # another replica may lack tombstones of older records that were read from the one before
+        # another replica may lack tombstones of older records that were read from the one before
+        if self.tombstones is not None:
             known = self.tombstones[1] if self.tombstones[0] == head.node else 0
         if head.deletesEnd > max(known, self.next_offset):
             if self.moves_end or self.refuses_missed_tombstones:
@@ -288,7 +281,7 @@ class ReadProgress:
         where = f"{self.stream}/{self.partition} from {head.node}"
         if batch.base_offset > position and not self.wanted:
             if not head.compacted:
-                self.suspect = (head.node, position)  # a batch with a wrong header is not found where it lies
+                self.suspect = (head.node, position)  # a batch with a wrong header has another offset
                 raise ProtocolError(
                     f"{where}: gap in the answer: requested offset {position}, received {batch.base_offset}. Read again. "
                     "If this repeats, run `liftpy spark audit`."
@@ -306,7 +299,7 @@ class ReadProgress:
             )
 
     def _move(self, head: client_pb2.ReadResponse, position: int, epoch: int, all_taken: bool) -> None:
-        if head.compacted and all_taken:  # the tail of what was asked for may have been compacted away
+        if head.compacted and all_taken:  # compaction may have removed the last requested records
             behind = min(head.nextOffset, head.highWatermark + 1)
             if behind > position:
                 self._may_skip(head)
@@ -315,13 +308,8 @@ class ReadProgress:
         if position == self.next_offset and committed >= position and not self.done:
             self._behind_count += head.highWatermark < position
             if self._behind_count < _MOST_BEHIND:
-                raise NotServedError(
-                    (
-                        f"Node {head.node} returned nothing at offset {position}, although offset {committed} is committed. "
-                        "The client asks another node."
-                    ),
-                    head.leader,
-                )
+                text = f"Node {head.node} returned nothing at offset {position}, although offset {committed} is committed."
+                raise NotServedError(f"{text} The client asks another node.", head.leader)
             self.high_watermark = head.highWatermark
         self._behind_count = 0
         self.next_offset = position if self.end_offset is None else min(position, self.end_offset)
@@ -446,10 +434,7 @@ class BackwardProgress(ReadProgress):
 
         Raises the errors of ``ReadProgress.accept``.
         """
-        head, body = frames.decode_read_response(answer)
-        check_partition_address(head, self.partition, stream=self.stream, requestId=self._request_id)
-        must_agree(head, self.uid, self.last_offset, self.leader_epoch)
-        self.leader = head.leader
+        head, body = self._decode(answer)
         gone = head.error == client_pb2.ReadResponse.OFFSET_OUT_OF_RANGE and self.next_offset < head.logStartOffset
         if not gone:
             check_head(head, self.uid, self.stream, self.partition, self.next_offset)
@@ -480,7 +465,7 @@ class BackwardProgress(ReadProgress):
         for batch in reversed(batches):
             taken_bytes += batch.header.body_size_bytes
             if taken_bytes > MAX_DECOMPRESSED_BYTES and position < self.next_offset:
-                whole_answer = False  # asked for again, when what was taken is done with
+                whole_answer = False  # the next request asks for the rest
                 break
             self._check_below(batch, position, epoch, head)
             found = BatchSlice.between(batch, max(self.end_offset or 0, self.log_start_offset), position)

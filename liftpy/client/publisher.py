@@ -10,21 +10,28 @@ the stream's deduplication window. Otherwise it fails with OutcomeUnknownError.
 Order: while a message waits to be sent again, later messages wait behind it. Then the first one is sent alone, as a
 probe. When a leader accepts it, the others follow. So only messages that were in flight behind a rejected one can be
 out of order.
-
-``FireAndForget`` sends messages without acks as plain NATS messages.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Literal, TypedDict, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 from liftpy.client.encode_publish import Address, Addressing, envelope_of, headers_with_conditions, plain, with_new_uid
-from liftpy.client.in_flight import PROBE_S, PROBING_S, InFlight, MessageIds, PublishAck, PublishOptions, Window, is_final
+from liftpy.client.in_flight import (
+    PROBE_S,
+    PROBING_S,
+    InFlight,
+    MessageIds,
+    PublishAck,
+    PublishOptions,
+    Window,
+    ack_reason,
+    is_final,
+)
 from liftpy.config import AckPolicy
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
@@ -41,70 +48,7 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.nats.cancellation import end_tasks
-from liftpy.nats.transport import SILENT_S, Transport, nobody_there
-
-
-class FireAndForget:
-    """Sends messages without acks.
-
-    ``timeout_s``: maximum time to pass one message to the NATS connection, in seconds.
-    """
-
-    def __init__(self, transport: Transport, stream: str, partition: int, timeout_s: float) -> None:
-        self._transport, self._stream, self._partition, self._timeout_s = transport, stream, partition, timeout_s
-        self._some = False
-        """True if some sent messages were not flushed to the NATS server yet."""
-        self._denied: NotAllowedError | None = None
-        """Last permission error of NATS that was not raised yet. None: no such error."""
-
-    async def send(
-        self, address: Address, value: bytes | None, key: bytes | None, headers: HeadersLike | None, *, addressed: bool
-    ) -> None:
-        """Send one message without requesting an ack.
-
-        Args:
-            address: Subject and uid to publish to.
-            value: Payload. None: a tombstone.
-            key: Key of the record. None: no key.
-            headers: Headers of the record.
-            addressed: True to send an envelope that only the addressed stream accepts.
-
-        Raises:
-            ConfigError: NATS cannot carry the message.
-            ProtocolError: The message is too large.
-            UnavailableError: The message was not sent.
-            NotAllowedError: NATS has denied an earlier message.
-        """
-        self.raise_denied()
-        self._some = True
-        give_up_at = asyncio.get_running_loop().time() + self._timeout_s
-        if addressed or key is not None or value is None:
-            payload = envelope_of(self._stream, self._partition, address.uid, value, key, headers, AckPolicy.NONE)
-            await self._transport.publish(address.subject, payload, give_up_at=give_up_at)
-            return
-        payload, nats_headers = plain(value, headers)
-        await self._transport.publish(address.subject, payload, headers=nats_headers, give_up_at=give_up_at)
-
-    async def settle(self) -> None:
-        """Wait until the NATS server has received all messages that were sent so far.
-
-        Raises UnavailableError, or NotAllowedError if the server denied one.
-        """
-        if self._some:
-            await self._transport.settle()
-            self._some = False
-            self.raise_denied()
-
-    def remember_denial(self, denial: NotAllowedError) -> None:
-        """Store the permission error ``denial`` of NATS, so that the next call of this object raises it."""
-        if self._some:
-            self._denied = denial
-
-    def raise_denied(self) -> None:
-        denied, self._denied = self._denied, None
-        if denied is not None:
-            raise denied
-
+from liftpy.nats.transport import SILENT_S, Transport, nobody_there, unsubscribe
 
 _Ack = client_pb2.Ack
 _AGAIN = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM, _Ack.QUOTA, _Ack.BELOW_MIN_ISR})
@@ -114,6 +58,9 @@ _EXTEND_EVERY_S = 0.2
 """Minimum time between two extensions of the deadlines of an overloaded leader's messages, in seconds."""
 FIRST_ATTEMPT_S = 2.0
 """Time to wait for an ack of a message that may be sent again, in seconds."""
+_EARLIER_ATTEMPT = (
+    "An earlier attempt got no ack, so the message may be stored. Send it again with the same message id (message_id)."
+)
 _OF_THE_WINDOW = 0.8
 """Share of the deduplication window in which a message may be sent again. The rest allows for the time in the network."""
 
@@ -136,14 +83,6 @@ class Publisher:
     Messages are stored in call order, with one exception: messages in flight behind one that had to be sent again may
     be stored before it. Use ``PublishOptions(window=1)`` for strict order. If the stream is deleted and created again,
     the publisher continues with the new one.
-
-    Args:
-        transport: The NATS connection.
-        stream: Name of the stream.
-        partition: Number of the partition.
-        address: Subject and uid to publish to.
-        options: Window and timeouts.
-        find: Asks the metadata group for the current address. Raises NotFoundError if there is none. Default None.
 
     Example:
         async with client.publisher("orders") as publisher:
@@ -191,7 +130,10 @@ class Publisher:
         """Event loop of the transport. Getting it for each message would cost as much as encoding the message."""
         self._subscription: Any = None
         self._sweeper: asyncio.Task[None] | None = None
-        self._posts = FireAndForget(transport, stream, partition, options.timeout_s)
+        self._has_posted = False
+        """True if some messages without acks were not flushed to the NATS server yet."""
+        self._denied: NotAllowedError | None = None
+        """Last permission error of NATS that ``post`` or ``flush`` has not raised yet. None: no such error."""
         self._has_right = False
         """True if an ack has arrived on this address. A later permission error then does not apply to earlier messages."""
         self._opening = asyncio.Lock()
@@ -266,10 +208,14 @@ class Publisher:
         new_id = self._ids.next() if not msg_id and options.message_ids and address.window_s else b""
         uid, window_s = address.uid, address.window_s if msg_id or new_id else 0.0
         if type(value) is bytes and value and not (msg_id or headers) and key is None and expected_last is None:
-            made = self._made if self._made and self._made.made_for == (uid, ack) else self._form(uid, ack)
+            made = self._made
+            if made is None or made.made_for != (uid, ack):
+                made = self._made = FastEnvelope(self._stream, self._partition, uid, ack, runs=True)
             payload = made.envelope(value, new_id)
         else:
-            payload = self._any(uid, ack, value, key, headers, msg_id or new_id.decode(), expected_last)
+            if msg_id or new_id or expected_last is not None:
+                headers = headers_with_conditions(headers, msg_id or new_id.decode(), expected_last)
+            payload = envelope_of(self._stream, self._partition, uid, value, key, headers, ack, runs=True)
         if self._subscription is None:
             await self._open()
         if not self._window.try_enter(size_bytes := len(payload)):
@@ -334,46 +280,26 @@ class Publisher:
         self._must_be_open()
         if self._addressing.unknown:
             await self._addressing.refresh()
-        await self._posts.send(self._addressing.address, value, key, headers, addressed=addressed)
+        self._raise_denied()
+        self._has_posted = True
+        address, give_up_at = self._addressing.address, self._loop.time() + self._options.timeout_s
+        if addressed or key is not None or value is None:
+            payload = envelope_of(self._stream, self._partition, address.uid, value, key, headers, AckPolicy.NONE)
+            await self._transport.publish(address.subject, payload, give_up_at=give_up_at)
+        else:
+            payload, nats_headers = plain(value, headers)
+            await self._transport.publish(address.subject, payload, headers=nats_headers, give_up_at=give_up_at)
 
     @overload
     async def publish(
-        self,
-        value: bytes | None,
-        *,
-        key: bytes | None = ...,
-        headers: HeadersLike | None = ...,
-        ack: Literal[AckPolicy.ALL, AckPolicy.LEADER] = ...,
-        msg_id: str = ...,
-        expected_last: int | None = ...,
-        timeout_s: float | None = ...,
+        self, value: bytes | None, *, ack: Literal[AckPolicy.ALL, AckPolicy.LEADER] = ..., **fields: Unpack[MessageFields]
     ) -> PublishAck: ...
 
     @overload
-    async def publish(
-        self,
-        value: bytes | None,
-        *,
-        key: bytes | None = ...,
-        headers: HeadersLike | None = ...,
-        ack: Literal[AckPolicy.NONE],
-        msg_id: str = ...,
-        expected_last: int | None = ...,
-        timeout_s: float | None = ...,
-    ) -> None: ...
+    async def publish(self, value: bytes | None, *, ack: Literal[AckPolicy.NONE], **fields: Unpack[MessageFields]) -> None: ...
 
     @overload
-    async def publish(
-        self,
-        value: bytes | None,
-        *,
-        key: bytes | None = ...,
-        headers: HeadersLike | None = ...,
-        ack: AckPolicy,
-        msg_id: str = ...,
-        expected_last: int | None = ...,
-        timeout_s: float | None = ...,
-    ) -> PublishAck | None: ...
+    async def publish(self, value: bytes | None, *, ack: AckPolicy, **fields: Unpack[MessageFields]) -> PublishAck | None: ...
 
     async def publish(
         self,
@@ -444,8 +370,10 @@ class Publisher:
         waiting = [message.answer for message in self._in_flight.values() if not message.answer.done()]
         if waiting:
             await asyncio.wait(waiting)
-        if not self._closed:
-            await self._posts.settle()
+        if self._has_posted and not self._closed:
+            await self._transport.settle()
+            self._has_posted = False
+            self._raise_denied()
         unseen, self._unseen = self._unseen, None
         if unseen is not None and not _was_looked_at(unseen):
             unseen.result()
@@ -466,9 +394,7 @@ class Publisher:
         try:
             await end_tasks([self._sweeper, self._addressing.task])
         finally:
-            if subscription is not None:
-                with contextlib.suppress(Exception):
-                    await subscription.unsubscribe()
+            await unsubscribe(subscription)
 
     def _end(self, why: str) -> None:
         self._closed = True
@@ -493,18 +419,6 @@ class Publisher:
             await self.close()
 
     # ---- sending -----------------------------------------------------------------------------------------------------
-    def _any(
-        self, uid: str, ack: AckPolicy, value: bytes | None, key: bytes | None, headers: HeadersLike | None, msg_id: str,
-        expected_last: int | None,
-    ) -> bytes:  # fmt: skip
-        if msg_id or expected_last is not None:
-            headers = headers_with_conditions(headers, msg_id, expected_last)
-        return envelope_of(self._stream, self._partition, uid, value, key, headers, ack, runs=True)
-
-    def _form(self, uid: str, ack: AckPolicy) -> FastEnvelope:
-        self._made = FastEnvelope(self._stream, self._partition, uid, ack, runs=True)
-        return self._made
-
     def _must_be_open(self) -> None:
         self._transport.must_be_usable()
         if self._closed:
@@ -538,7 +452,7 @@ class Publisher:
         """
         try:
             await self._transport.room(message.deadline)
-        except UnavailableError as error:  # the sweeper tries on, for as long as the patience lasts
+        except UnavailableError as error:  # the sweeper retries until the patience is over
             self._send_again(number, message, error)
             return False
         except BaseException:
@@ -563,15 +477,9 @@ class Publisher:
         try:
             reply = f"{self._inbox}.{number}"
             await self._transport.write(address.subject, message.payload, reply, None, message.deadline)
-        except ProtocolError as error:  # the limit of this server, not of the one that may have got an earlier attempt
-            unknown = (
-                OutcomeUnknownError(
-                    "An earlier attempt got no ack, so the message may be stored. Send it again with the same message id "
-                    f"(message_id). Last error: {error}"
-                )
-                if message.maybe_stored
-                else None
-            )
+        except ProtocolError as error:  # another server with a higher limit may have received an earlier attempt
+            text = f"{_EARLIER_ATTEMPT} Last error: {error}"
+            unknown = OutcomeUnknownError(text) if message.maybe_stored else None
             self._fail(number, unknown or PublishRejectedError(str(error), "TOO_LARGE"))
         except UnavailableError as error:
             self._send_again(number, message, error)
@@ -594,7 +502,7 @@ class Publisher:
                 self._not_ours(f"an answer on {self._addressing.address.subject} is not a liftpy ack ({error})")
             return
         if waiting is None and not (ack.recordCount > 1 and number >= 0):
-            return  # it has its answer; of a run others may wait for theirs
+            return  # the message has its ack. Other messages of a run may wait for this one
         if (ack.stream, ack.partition) != (self._stream, self._partition):
             self._not_ours(f"an ack on {self._addressing.address.subject} came from {ack.stream!r}/{ack.partition}")
             if ack.ackError == _Ack.WRONG_STREAM and waiting is not None:
@@ -650,7 +558,7 @@ class Publisher:
             other.resend_at = max(now, other.not_before)
 
     def _refusal(self, number: int, waiting: InFlight, ack: _Ack, other: bool) -> None:
-        reason = _Ack.Error.Name(ack.ackError) if ack.ackError in _Ack.Error.values() else str(ack.ackError)
+        reason = ack_reason(ack)
         refusal = PublishRejectedError(
             f"{self._stream}/{self._partition} rejected the message: {reason} {ack.detail}".rstrip(), reason
         )
@@ -672,10 +580,7 @@ class Publisher:
             message.give_up = max(message.give_up, min(give_up, message.overload_give_up))
 
     def _not_ours(self, why: str) -> None:
-        """Count an ack that does not come from the addressed partition, and continue to wait for the right one [A9].
-
-        ``why``: description of the ack, for error texts.
-        """
+        """Count an ack that does not come from the addressed partition, and continue to wait for the right one [A9]."""
         self.foreign_answers += 1
         self._transport.counters["acks by somebody else"] += 1
         self._last_foreign = f" ({why})"
@@ -690,11 +595,17 @@ class Publisher:
             f"The NATS permissions of this user do not allow it to {what}. Change the permissions: `liftpy permissions "
             "--role publisher` prints them."
         )
-        self._posts.remember_denial(denial)
+        if self._has_posted:
+            self._denied = denial
         if not is_publish:
-            self._subscription = None  # the next one tries again
-        for number in list(self._in_flight):  # what was sent while the right was there may be stored
+            self._subscription = None  # the next message subscribes again
+        for number in list(self._in_flight):  # messages that were sent before the denial may be stored
             self._fail(number, OutcomeUnknownError(str(denial)) if self._has_right else denial)
+
+    def _raise_denied(self) -> None:
+        denied, self._denied = self._denied, None
+        if denied is not None:
+            raise denied
 
     def _use_new_address(self) -> None:
         """Send rejected messages to the new stream, because the stream was deleted and created again.
@@ -740,11 +651,7 @@ class Publisher:
         if isinstance(error, OutcomeUnknownError):
             error = OutcomeUnknownError(str(error), message.message_id.decode())
         elif message.maybe_stored and not is_final(error):
-            error = OutcomeUnknownError(
-                "An earlier attempt got no ack, so the message may be stored. Send it again with the same message id "
-                f"(message_id). Last error: {error}",
-                message.message_id.decode(),
-            )
+            error = OutcomeUnknownError(f"{_EARLIER_ATTEMPT} Last error: {error}", message.message_id.decode())
         answer = self._pop_future(number)
         if answer.done():
             return
@@ -755,10 +662,7 @@ class Publisher:
             answer.exception()  # it counts as looked at: one error is enough for flush()
 
     async def _sweep(self, renewed: asyncio.Future[None]) -> None:
-        """Run until canceled. At every tick, send rejected messages again. At every tenth tick, resend or fail messages without an ack.
-
-        ``renewed``: future that is done after a reconnect.
-        """
+        """At every tick, send rejected messages again. At every tenth tick, resend or fail messages without an ack."""
         loop = asyncio.get_running_loop()
         for tick in itertools.count():
             await asyncio.sleep(_SWEEP_S)
@@ -769,7 +673,7 @@ class Publisher:
                 self._resume_sending(now)
             elif now < self._probing_until and self._first_is_silent(now):
                 first = self._in_flight[self._first]
-                if first.known_until:  # the leader stores its id once: it goes again
+                if first.known_until:  # the leader stores its message id once, so that the probe can be sent again
                     self._may_be_stored([self._first], now, self._silence(), growth=1)
                 self._addressing.doubt()
             await self._send_refused(now)
@@ -780,10 +684,7 @@ class Publisher:
                     self._addressing.doubt()
 
     def _check_server(self, now: float) -> None:
-        """Ping the NATS server if messages are in flight and no ack has arrived for ``SILENT_S`` seconds.
-
-        ``now``: time of the event loop.
-        """
+        """Ping the NATS server if messages are in flight and no ack has arrived for ``SILENT_S`` seconds."""
         if not self._in_flight or self._quiet_since is None:
             self._quiet_since = now
         elif now >= self._quiet_since + SILENT_S:
@@ -792,7 +693,7 @@ class Publisher:
     def _resume_sending(self, now: float) -> None:
         """Send messages in flight again after a reconnect, or after a silence of the server.
 
-        One message is sent first, as a probe. The others follow when a leader has accepted it. ``now``: time of the event loop.
+        One message is sent first, as a probe. The others follow when a leader has accepted it.
         """
         self._probing_until = now + PROBING_S
         known = [number for number, message in self._in_flight.items() if message.known_until]
@@ -809,11 +710,11 @@ class Publisher:
     async def _send_refused(self, now: float) -> None:
         """Send rejected messages again, in the order of their numbers.
 
-        The first one is sent alone, as a probe. The others follow when a leader has accepted it. ``now``: time of the event loop.
+        The first one is sent alone, as a probe. The others follow when a leader has accepted it.
         """
         waits = self._first in self._in_flight and self._first not in self._refused
         if waits and now < self._probing_until and self._first_is_silent(now):
-            waits = False  # it can't go again, for it has no id: the next one is the probe
+            waits = False  # a probe without a message id cannot be sent again: the next message is the probe
         for number in sorted(self._refused):
             message = self._in_flight.get(number)
             if message is None or number not in self._refused:
@@ -828,13 +729,12 @@ class Publisher:
     def _may_be_stored(self, numbers: Iterable[int], now: float, why: str, growth: int = 2) -> None:
         """Resend messages without an ack whose message ids the leader still knows. Fail the others with OutcomeUnknownError.
 
-        ``numbers``: the messages. ``now``: time of the event loop. ``why``: reason for the error text. ``growth``: factor by which the
-        timeout of the next attempt grows.
+        ``growth``: factor by which the timeout of the next attempt grows.
         """
         for number in numbers:
             message = self._in_flight[number]
             if message.resend_at:
-                continue  # it waits to be sent already
+                continue  # another attempt is already scheduled
             message.maybe_stored = True
             message.attempt_s = min(message.attempt_s * growth, self._options.timeout_s)
             if now >= min(message.give_up, message.known_until):

@@ -29,8 +29,8 @@ from liftpy.client.client_home import ClientHome
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.coordinator import GroupRejectedError, ask_coordinator
 from liftpy.client.group import now_ns as _now_ns
-from liftpy.client.job_acks import MAX_RANGES, Settlements, gaps, ranges_of, settlement
-from liftpy.client.positions import Bounds
+from liftpy.client.job_acks import MAX_RANGES, Settlements, gaps, is_in, ranges_of, settlement
+from liftpy.client.positions import Bounds, check_bounds, check_value
 from liftpy.client.queue_log import QueueLog
 from liftpy.client.stream_info import StreamInfo
 from liftpy.core.base.ids import PartitionKey, check_name, check_published, is_utf8, quote
@@ -81,7 +81,7 @@ class PrefetchLimit:
         if len(self._taken) <= _FEWEST or now_ns - self._taken[-1][0] > _PAUSE_NS:
             return 0
         began_ns = self._taken[0][0]
-        done = sum(count for _, count in self._taken) - self._taken[-1][1]  # the last ones are being worked on
+        done = sum(count for _, count in self._taken) - self._taken[-1][1]  # the application still processes the last ones
         rate = done * _NS_PER_S / max(1, now_ns - began_ns)
         return min(int(rate * HORIZON_S), max(self._most, self._taken[-1][1]))
 
@@ -222,9 +222,7 @@ class QueueOptions:
             "max_own_pending": (1, commands.MAX_MAX_PENDING),
             "ahead": (1, commands.MAX_TAKE),
         }
-        for name, (low, high) in bounds.items():
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low:g}..{high:g}. Choose a value in this range.")
+        check_bounds(self, bounds)
         if self.start not in ("earliest", "new"):
             raise ConfigError(f"Invalid start = {self.start!r}. Use 'earliest' or 'new'.")
         if self.dead_letters:
@@ -343,12 +341,6 @@ class Queue:
 
     Create it with ``client.queue``. ``counters`` counts errors that the worker retried.
 
-    Args:
-        client: The client.
-        stream: Name of the stream.
-        group: Name of the queue.
-        options: Ack wait, deliveries, dead letters, limits.
-
     Example:
         async with client.queue("jobs", "workers") as queue:
             async for job in queue:
@@ -377,7 +369,7 @@ class Queue:
         self._touched_ns = 0
         """Time of the last delivery or arrival."""
         self._untouched: asyncio.TimerHandle | None = None
-        self._settlements: Settlements[Job] = Settlements(self.name, self._settle_and_take)
+        self._settlements = Settlements(self.name, self._settle_and_take)
         self._number = 0
         self._closed = False
         self._burials: set[asyncio.Task[None]] = set()
@@ -438,11 +430,11 @@ class Queue:
         try:
             await self._return_prefetched()
             await self._settlements.wait_until_sent()
-        except LiftError as error:  # they come again all the same, later
+        except LiftError as error:  # the records are delivered again after their ack wait
             self.counters["unsaid"] += 1
             logger.warning("queue %s: not left in order: %s", self.name, error)
 
-    def _return_prefetched(self) -> asyncio.Future[list[Job]]:
+    def _return_prefetched(self) -> asyncio.Future[list[pb.LostRange]]:
         """Return the prefetched records to the queue, for other workers. The future is done when the coordinator has answered."""
         jobs, self._ready = list(self._ready), deque()
         return self._begin_settling(pb.SETTLE_RELEASE, jobs)
@@ -482,8 +474,7 @@ class Queue:
             jobs = await queue.take(100)
             await queue.ack(jobs)
         """
-        if not 1 <= max_records <= commands.MAX_TAKE:
-            raise ConfigError(f"max_records = {max_records} is outside 1..{commands.MAX_TAKE}. Choose a value in this range.")
+        check_value("max_records", max_records, 1, commands.MAX_TAKE)
         if math.isnan(timeout_s):
             raise ConfigError(f"timeout_s = {timeout_s} is not a number of seconds. Choose a number from 0.")
         give_up_ns, tries = _now_ns() + round(min(timeout_s, _LONGEST_TAKE_S) * 1e9), 0
@@ -515,7 +506,7 @@ class Queue:
             if now_ns < job.over_ns - _MARGIN_NS:
                 jobs.append(job)
             else:
-                self.counters["expired"] += 1  # the application was slow: another has it by now
+                self.counters["expired"] += 1  # the application was slow, and another worker may have the record
         if jobs:
             self._touched_ns = now_ns
             self._pace.took(len(jobs), now_ns)
@@ -570,10 +561,7 @@ class Queue:
             raise refused
 
     async def _request_from(self, place: _QueuePartition, wanted: int) -> bool:
-        """Request records of one partition. Return whether it had some, or whether it must be asked again at once.
-
-        ``wanted``: number of records that the application needs now.
-        """
+        """Request records of one partition. Return whether it had some, or whether it must be asked again at once."""
         log = place.log
         if log.bounds is None or not log.has_more or _now_ns() >= place.again_ns > 0:
             try:
@@ -607,27 +595,21 @@ class Queue:
         self._look_at_ns = _now_ns() + round(_ASK_AGAIN_S * 1e9)
         try:
             await self._refresh_stream()
-        except (UnavailableError, OutcomeUnknownError) as error:  # those that are known go on
+        except (UnavailableError, OutcomeUnknownError) as error:  # the worker continues with the known partitions
             self.counters["not looked"] += 1
             logger.debug("queue %s: %s", self.name, error)
 
     def _note_end(self, place: _QueuePartition, answer: pb.GroupAnswer) -> None:
-        """Store that the coordinator has no more records of the partition, and when to ask it again.
-
-        ``answer``: answer to the request.
-        """
+        """Store that the coordinator has no more records of the partition, and when to ask it again."""
         place.ended = place.log.end_offset
         known = answer.nextReadyMs >= 0 and not answer.granted
         ready_s = answer.nextReadyMs / 1000 if known else _ASK_AGAIN_S
         place.again_ns = _now_ns() + round(min(ready_s, _ASK_AGAIN_S) * 1e9)
 
     async def _news(self, until_ns: int) -> None:
-        """Wait until new records are committed, or until other workers may have returned records.
-
-        ``until_ns``: monotonic time at which the wait ends, in nanoseconds.
-        """
+        """Wait until new records are committed, or until other workers may have returned records."""
         if any(place.log.bounds is None for place in self._places):
-            return  # not looked at yet
+            return  # a partition was not asked yet
         now_ns = _now_ns()
         at_ns = min(
             [until_ns, max(self._look_at_ns, now_ns), *(max(place.again_ns, now_ns + _LOOK_NS) for place in self._places)]
@@ -674,14 +656,11 @@ class Queue:
         )  # fmt: skip
 
     async def _receive(self, place: _QueuePartition, answer: pb.GroupAnswer, sent_ns: int, wanted: int) -> None:
-        """Fetch the records that the coordinator has granted in ``answer``, and queue them as jobs for the application.
-
-        ``sent_ns``: time at which the request was sent. ``wanted``: number of requested records.
-        """
+        """Fetch the records that the coordinator has granted in ``answer``, and queue them as jobs for the application."""
         place.ended = -1
         try:
             self._ready.extend(await self._fetch(place.log, list(answer.granted), sent_ns + answer.waitMs * commands.NS_PER_MS))
-        except NotFoundError:  # made again, or deleted: then that is said
+        except NotFoundError:  # the stream was deleted, or created again
             await self._refresh_stream()
         count = sum(part.end - part.start for part in answer.granted)
         if count < wanted and len(answer.granted) < commands.MAX_GRANTED_RANGES and not place.log.has_more:
@@ -690,11 +669,7 @@ class Queue:
     async def _receive_along(
         self, place: _QueuePartition, coming: asyncio.Future[pb.GroupAnswer | None], sent_ns: int, wanted: int
     ) -> None:
-        """Process the records that the coordinator has granted together with the answer to an ack.
-
-        ``coming``: future of the answer, None if the command failed. ``sent_ns``: time at which the command was sent. ``wanted``:
-        number of requested records.
-        """
+        """Process the records that the coordinator has granted together with the answer to an ack."""
         answer = await coming
         if answer is not None and answer.granted:
             await self._receive(place, answer, sent_ns, wanted)
@@ -720,11 +695,11 @@ class Queue:
                     found += jobs
         except BaseException:
             rest = [pb.RecordRange(start=part.start, end=part.end, lease=part.lease) for part in granted]
-            self._settlements.settle((), [settlement(pb.SETTLE_RELEASE, key, rest)])
+            self._settlements.settle([settlement(pb.SETTLE_RELEASE, key, rest)])
             raise
         if done:
             self.counters["gone or dead"] += sum(part.end - part.start for part in done)
-            self._settlements.settle((), [settlement(pb.SETTLE_ACK, key, done)])
+            self._settlements.settle([settlement(pb.SETTLE_ACK, key, done)])
         if dead:
             burial = asyncio.create_task(self._bury_all(key, dead, over_ns), name=f"dead letters of {self.name}")
             self._burials.add(burial)
@@ -744,7 +719,7 @@ class Queue:
         try:
             while left:
                 part, job = left[0]
-                await self._bury(key, part, [job], min(_BURY_S, (over_ns - _now_ns()) / 1e9))
+                await self._bury(part, job, min(_BURY_S, (over_ns - _now_ns()) / 1e9))
                 stored.append(left.popleft()[1])
             self.problem = ""
         except LiftError as error:
@@ -760,42 +735,41 @@ class Queue:
             for kind, jobs, delay_s in told:
                 self._begin_settling(kind, jobs, delay_s=delay_s)
 
-    async def _bury(self, key: PartitionKey, part: pb.GrantedRange, jobs: Sequence[Job], timeout_s: float = _BURY_S) -> None:
-        """Publish the records of ``jobs`` to the stream for dead letters. Raises the errors of a publish.
+    async def _bury(self, part: pb.GrantedRange, job: Job, timeout_s: float) -> None:
+        """Publish the record of ``job`` to the stream for dead letters. Raises the errors of a publish.
 
-        ``part``: grant of the records, with the number of deliveries. A message id prevents duplicates.
+        ``part``: grant of the record, with the number of deliveries. A message id prevents duplicates.
         """
-        for job in jobs:
-            record = job.record
-            said = {
-                "Group": self.name, "Stream": key.stream, "Partition": str(key.partition), "Offset": str(record.offset),
-                "Deliveries": str(part.deliveries), "Reason": part.reason or "delivered too often", "Subject": record.subject,
-            }  # fmt: skip
-            kept = [pair for pair in record.headers if not is_reserved(pair[0]) and not asked_for(pair[0]) and is_utf8(pair[0])]
-            name = f"{self.name}/{key.stream}/{key.uid}/{key.partition}/{record.offset}"
-            for omitted in ("", "value", "value headers", "value headers key", "value headers key reason"):
-                said["Omitted"] = omitted
-                if "reason" in omitted:
-                    said["Reason"] = said["Subject"] = ""
-                elif "headers" in omitted:
-                    said["Subject"] = record.subject.encode(*_TEXT)[:_MAX_SUBJECT].decode(*_TEXT)
-                own = [(_HEADER + name, value.encode(*_TEXT)) for name, value in said.items() if value]
-                try:
-                    await self._client.publish(
-                        self._options.dead_letters,
-                        b"" if "value" in omitted else record.value,
-                        key=None if "key" in omitted else record.key,
-                        headers=own if "headers" in omitted else [*kept, *own],
-                        msg_id=sha256(name.encode()).hexdigest()[:32],
-                        timeout_s=max(timeout_s, 0.1),
-                    )
-                    break
-                except (PublishRejectedError, ConfigError, ProtocolError) as error:
-                    too_large = not isinstance(error, PublishRejectedError) or error.reason == "TOO_LARGE"
-                    if not too_large or "reason" in omitted:
-                        raise
-            self.counters["buried"] += 1
-            self.counters["buried without value"] += bool(omitted)
+        key, record = job.key, job.record
+        said = {
+            "Group": self.name, "Stream": key.stream, "Partition": str(key.partition), "Offset": str(record.offset),
+            "Deliveries": str(part.deliveries), "Reason": part.reason or "delivered too often", "Subject": record.subject,
+        }  # fmt: skip
+        kept = [pair for pair in record.headers if not is_reserved(pair[0]) and not asked_for(pair[0]) and is_utf8(pair[0])]
+        name = f"{self.name}/{key.stream}/{key.uid}/{key.partition}/{record.offset}"
+        for omitted in ("", "value", "value headers", "value headers key", "value headers key reason"):
+            said["Omitted"] = omitted
+            if "reason" in omitted:
+                said["Reason"] = said["Subject"] = ""
+            elif "headers" in omitted:
+                said["Subject"] = record.subject.encode(*_TEXT)[:_MAX_SUBJECT].decode(*_TEXT)
+            own = [(_HEADER + name, value.encode(*_TEXT)) for name, value in said.items() if value]
+            try:
+                await self._client.publish(
+                    self._options.dead_letters,
+                    b"" if "value" in omitted else record.value,
+                    key=None if "key" in omitted else record.key,
+                    headers=own if "headers" in omitted else [*kept, *own],
+                    msg_id=sha256(name.encode()).hexdigest()[:32],
+                    timeout_s=max(timeout_s, 0.1),
+                )
+                break
+            except (PublishRejectedError, ConfigError, ProtocolError) as error:
+                too_large = not isinstance(error, PublishRejectedError) or error.reason == "TOO_LARGE"
+                if not too_large or "reason" in omitted:
+                    raise
+        self.counters["buried"] += 1
+        self.counters["buried without value"] += bool(omitted)
 
     # ---- settling ----------------------------------------------------------------------------------------------------
     async def ack(self, jobs: Iterable[Job]) -> None:
@@ -823,10 +797,7 @@ class Queue:
             LeaseLostError: The ack wait of some jobs has expired. ``jobs`` lists them.
             UnavailableError: The coordinator did not answer. Nothing changed.
         """
-        if not 0 <= delay_s <= commands.MAX_DELAY_MS / 1000:
-            raise ConfigError(
-                f"delay_s = {delay_s} is outside 0..{commands.MAX_DELAY_MS / 1000:g}. Choose a value in this range."
-            )
+        check_value("delay_s", delay_s, 0, commands.MAX_DELAY_MS / 1000)
         await self._settle(pb.SETTLE_NACK, list(jobs), delay_s=delay_s)
 
     async def extend(self, jobs: Iterable[Job]) -> None:
@@ -860,7 +831,8 @@ class Queue:
         await self._settle(pb.SETTLE_REJECT, list(jobs), reason=reason)
 
     async def _settle(self, kind: Any, jobs: list[Job], *, delay_s: float = 0.0, reason: str = "") -> None:
-        lost = await self._begin_settling(kind, jobs, delay_s=delay_s, reason=reason)
+        ranges = await self._begin_settling(kind, jobs, delay_s=delay_s, reason=reason)
+        lost = [job for job in jobs if is_in(job.key, job.record.offset, ranges)]
         if lost:
             self.counters["lost"] += len(lost)
             raise LeaseLostError(
@@ -873,17 +845,17 @@ class Queue:
 
     def _begin_settling(
         self, kind: Any, jobs: list[Job], *, delay_s: float = 0.0, reason: str = ""
-    ) -> asyncio.Future[list[Job]]:
+    ) -> asyncio.Future[list[pb.LostRange]]:
         by_key: dict[PartitionKey, list[Job]] = {}
         for job in jobs:
             by_key.setdefault(job.key, []).append(job)
         asked = [
             settlement(kind, key, ranges[at : at + MAX_RANGES], delay_s, reason)
             for key, some in by_key.items()
-            for ranges in [ranges_of(some)]
+            for ranges in [ranges_of((job.record.offset, job.lease) for job in some)]
             for at in range(0, len(ranges), MAX_RANGES)
         ]
-        return self._settlements.settle(jobs, asked)
+        return self._settlements.settle(asked)
 
     async def _settle_and_take(self, settlements: list[pb.Settlement]) -> list[pb.LostRange]:
         """Send settlements, and return the offset ranges that this worker no longer owns.
@@ -903,7 +875,7 @@ class Queue:
         free = {(one.stream, one.partition) for one in settlements if self._options.order_by_key or one.kind != pb.SETTLE_ACK}
         for place in self._places:
             if (place.key.stream, place.key.partition) in free:
-                place.ended = -1  # they come again, or the next records of their keys are free
+                place.ended = -1  # these records are delivered again, or the next records of their keys are free
         return list(answer.lost)
 
     async def _send_with_settlements(

@@ -140,8 +140,7 @@ class QueueLog:
     async def _fetch(self, start: int, end: int, *, alone: bool) -> list[ReadSpan]:
         """Read one answer from offset ``start`` on, and return its spans.
 
-        ``end``: end of the needed offsets, exclusive. ``alone``: True to read beyond the end, because no other worker seems to use the
-        partition.
+        ``alone``: True to read beyond ``end``, because no other worker seems to use the partition.
         """
         key = self.key
         progress = ReadProgress(

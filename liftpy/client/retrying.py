@@ -14,12 +14,7 @@ def retry_attempts(patience_s: float, *, reads: bool = False) -> AsyncRetrying:
     """Return the attempts of a request that may be repeated: reads, and changes with an operation id.
 
     Attempts end when one succeeds, when an error is final, or after ``patience_s`` seconds. Then the last error is
-    raised.
-
-    Args:
-        patience_s: Total time of all attempts, in seconds.
-        reads: If True, also retry after malformed or damaged answers, because another replica may send good ones.
-            Default False.
+    raised. ``reads``: also retry after malformed or damaged answers, because another replica may send good ones.
     """
     also: tuple[type[LiftError], ...] = (OutcomeUnknownError, *((ProtocolError, CorruptionError) if reads else ()))
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from liftpy.client.encode_publish import MESSAGE_ID, Address
+from liftpy.client.in_flight import ack_reason
 from liftpy.client.retrying import retry_attempts
 from liftpy.core.base.ids import is_utf8, quote
 from liftpy.core.services.queries import ERROR_HEADER, NODE_HEADER
@@ -108,7 +109,7 @@ async def call(
                     elif doubtful:
                         with contextlib.suppress(UnavailableError, OutcomeUnknownError, TimeoutError):  # no answer
                             address = await asyncio.wait_for(find(True), attempt_s)
-                    if answering is None:  # one for all attempts: the answer to an earlier one counts
+                    if answering is None:  # one inbox for all attempts, because the answer to an earlier attempt counts
                         answering = await stack.enter_async_context(transport.expect_answer(address.subject, attempt_s))
                     return await _once(transport, address, command, message_id, attempt_s, answering, timeout_s)
                 except OutcomeUnknownError:
@@ -116,7 +117,7 @@ async def call(
                     raise
                 except (UnavailableError, PublishRejectedError, NotAllowedError) as error:
                     doubtful = isinstance(error, MisaddressedError | NoRespondersError)
-                    if maybe_stored:  # what is said of this attempt is nothing about an earlier one
+                    if maybe_stored:  # this rejection says nothing about an earlier attempt
                         text = f"{error} An earlier attempt may have been stored."
                         raise OutcomeUnknownError(text, message_id) from None
                     raise
@@ -192,7 +193,7 @@ def _raise_if_rejected(message: Any, subject: str, command: Command) -> None:
         return
     if (ack.stream, ack.partition) != (command.stream, command.partition) or ack.ackError == client_pb2.Ack.OK:
         return
-    reason = client_pb2.Ack.Error.Name(ack.ackError) if ack.ackError in client_pb2.Ack.Error.values() else str(ack.ackError)
+    reason = ack_reason(ack)
     text = f"{command.stream}/{command.partition} refused: {reason} {ack.detail}".rstrip()
     if ack.ackError == client_pb2.Ack.WRONG_STREAM:
         raise MisaddressedError(text)

@@ -1,23 +1,67 @@
-"""``Services``: call replicated services. ``client.services`` is one."""
+"""``Services``: call replicated services. ``client.services`` is one.
+
+A query is a NATS request that one process of the service answers. A command is a record with a reply
+(``liftpy.client.service_commands``).
+"""
 
 from __future__ import annotations
 
-from liftpy.client import service_commands, service_queries
+from dataclasses import dataclass
+
+from liftpy.client import service_commands
 from liftpy.client.encode_publish import Address
 from liftpy.client.positions import check_partition
+from liftpy.client.retrying import retry_attempts
 from liftpy.client.stream_directory import StreamDirectory
 from liftpy.core.base.ids import check_name
 from liftpy.core.metadata.image import StreamImage
+from liftpy.core.services.queries import (
+    AT_LEAST_HEADER,
+    ERROR_HEADER,
+    NODE_HEADER,
+    PARTITIONS_HEADER,
+    POSITION_HEADER,
+    QueryFailedError,
+)
 from liftpy.core.wire.headers import HeadersLike, pairs_of
 from liftpy.core.wire.partitioner import partition_of
-from liftpy.errors import ConfigError
+from liftpy.core.wire.subjects import Subjects, data_subject
+from liftpy.errors import ConfigError, LiftError, NotFoundError, OutcomeUnknownError, ProtocolError, UnavailableError
+from liftpy.nats.transport import NoRespondersError, Transport
+
+_MAX_DIGITS = 9
+_ATTEMPT_S = 3.0
+"""Time limit of one attempt, in seconds. It is longer than the time that a service lets a query wait."""
+
+
+class QueryRejectedError(LiftError):
+    """The service cannot answer the query now, because of load or because it is behind. Retry."""
+
+    code = "QUERY_REJECTED"
+    retryable = True
+
+
+@dataclass(frozen=True, slots=True)
+class QueryAnswer:
+    """The answer of a replicated service to a query.
+
+    Attributes:
+        value: Bytes that ``Service.on_query`` returned.
+        position: The state contained every record below this offset.
+        node: Node of the service that answered.
+        partition: Partition of the instance that answered.
+        partitions: Number of partitions of the service. 0: not known.
+    """
+
+    value: bytes
+    position: int
+    node: str
+    partition: int = 0
+    partitions: int = 0
 
 
 class Services:
     """Commands and queries to replicated services. ``client.services`` is one.
-
-    Args:
-        streams: The streams that the client knows.
 
     Example:
         answer = await client.services.query("bank", b'{"account": "a"}')
@@ -36,7 +80,7 @@ class Services:
         key: bytes | None = None,
         at_least: int | None = None,
         timeout_s: float = 5.0,
-    ) -> service_queries.QueryAnswer:
+    ) -> QueryAnswer:
         """Send a query about the state of a replicated service.
 
         Any node of the service may answer. By default the state contains every record that was committed before this
@@ -64,16 +108,32 @@ class Services:
             answer = await client.services.query("bank", b'{"account": "a"}')
             print(answer.value, answer.position)
         """
-        return await service_queries.ask_for(
-            self._streams.requests.transport,
-            self._streams.requests.subjects,
-            service,
-            query,
-            partition,
-            key,
-            at_least,
-            timeout_s,
-        )
+        for what, given in (("query", query), ("key", b"" if key is None else key)):
+            if not isinstance(given, bytes | bytearray | memoryview):
+                raise ConfigError(f"Invalid {what} of type {type(given).__name__}. It must be bytes: encode text first.")
+        if partition is not None and key is not None:
+            raise ConfigError("partition and key cannot be combined. Set one of them.")
+        if partition is not None:
+            return await self._ask(service, query, partition, at_least, timeout_s)
+        try:  # the instance of partition 0 knows the number of partitions
+            answer = await self._ask(service, query, 0, at_least if key is None else 0, timeout_s)
+            partitions = answer.partitions
+        except QueryFailedError as error:
+            if error.partitions <= 1:
+                raise
+            partitions = error.partitions
+        if key is not None:
+            return await self._ask(service, query, partition_of(key, max(1, partitions)), at_least, timeout_s)
+        if partitions > 1:
+            raise ConfigError(
+                f"Service {service} has {partitions} partitions, each with its own state. Name the partition "
+                "(partition=, --partition) or the key of the records (key=, --key)."
+            )
+        return answer
+
+    async def _ask(self, service: str, query: bytes, partition: int, at_least: int | None, timeout_s: float) -> QueryAnswer:
+        requests = self._streams.requests
+        return await ask(requests.transport, requests.subjects, service, query, partition, at_least, timeout_s)
 
     async def call(
         self,
@@ -132,6 +192,75 @@ class Services:
 
         sent = service_commands.Command(service, stream, place, command, key, pairs_of(headers), message_id)
         return await service_commands.call(self._streams.requests.transport, find, sent, timeout_s)
+
+
+async def ask(
+    transport: Transport, subjects: Subjects, service: str, query: bytes, partition: int, at_least: int | None, timeout_s: float
+) -> QueryAnswer:
+    """Send a query to the instance of one partition and return the answer.
+
+    Args:
+        transport: The NATS connection.
+        subjects: The subjects of the namespace.
+        service: Name of the service.
+        query: Bytes for ``Service.on_query``.
+        partition: Number of the partition.
+        at_least: Offset below which the state must contain all records. None: linearizable.
+        timeout_s: Total time of all attempts, in seconds.
+    """
+    subject = data_subject(subjects.service_query(check_name(service, "service")), partition)
+    headers = None if at_least is None else {AT_LEAST_HEADER: str(at_least)}
+
+    async def attempt() -> QueryAnswer:
+        try:
+            answer = await transport.exchange(subject, query, min(_ATTEMPT_S, timeout_s), headers)
+        except NoRespondersError:
+            await _check_partition(transport, subjects, service, query, partition)
+            raise NoRespondersError(
+                f"No process of service {service} answers queries of partition {partition}. Check the name, the partition and "
+                "--namespace, and that the service runs (`liftpy status`) and its class defines on_query."
+            ) from None
+        return _read_answer(subject, partition, bytes(answer.data), dict(answer.headers or {}))
+
+    return await retry_attempts(timeout_s)(attempt)
+
+
+async def _check_partition(transport: Transport, subjects: Subjects, service: str, query: bytes, partition: int) -> None:
+    """Raise NotFoundError if the service has no partition with this number.
+
+    The instance of partition 0 is asked for the number of partitions. If it does not answer, no error is raised.
+    """
+    if partition == 0:
+        return
+    subject = data_subject(subjects.service_query(service), 0)
+    try:
+        answer = await transport.exchange(subject, query, _ATTEMPT_S, {AT_LEAST_HEADER: "0"})
+        partitions = _read_answer(subject, 0, bytes(answer.data), dict(answer.headers or {})).partitions
+    except QueryFailedError as error:
+        partitions = error.partitions
+    except (UnavailableError, OutcomeUnknownError, ProtocolError, QueryRejectedError):
+        return  # the number of partitions is unknown
+    if 0 < partitions <= partition:
+        which = "the partition 0" if partitions == 1 else f"the partitions 0 to {partitions - 1}"
+        raise NotFoundError(f"Service {service} has no partition {partition}. It has {which}.")
+
+
+def _read_answer(subject: str, partition: int, data: bytes, headers: dict[str, str]) -> QueryAnswer:
+    code, position = headers.get(ERROR_HEADER), headers.get(POSITION_HEADER, "")
+    count = headers.get(PARTITIONS_HEADER, "")
+    partitions = int(count) if count.isascii() and count.isdigit() and len(count) <= _MAX_DIGITS else 0
+    if code == QueryRejectedError.code:
+        raise QueryRejectedError(data.decode(errors="replace"))
+    if code is not None:
+        failed = QueryFailedError(data.decode(errors="replace"))
+        failed.partitions = partitions
+        raise failed
+    if not (position.isascii() and position.isdigit()):
+        raise ProtocolError(
+            f"The answer on {subject} does not come from a service: it has no header {POSITION_HEADER}. Check the "
+            "service name and --namespace."
+        )
+    return QueryAnswer(data, int(position), headers.get(NODE_HEADER, ""), partition, partitions)
 
 
 def _only_partition(stream: StreamImage) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
+from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.closest_replica import ReplicaSelector
 from liftpy.client.consumer import PartitionReader, ReadOptions, read_range
@@ -15,22 +16,21 @@ from liftpy.client.encode_publish import Address
 from liftpy.client.factories import ClientFactories
 from liftpy.client.iteration import Iteration
 from liftpy.client.metadata_requests import MetadataRequests
+from liftpy.client.partition_sender import ProducerOptions, Source, check_answers, name_for
 from liftpy.client.positions import check_partition
+from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.progress import ReadProgress
-from liftpy.core.base.ids import check_name, is_utf8, quote
+from liftpy.client.write_epoch import Round
+from liftpy.core.base.ids import check_name, check_published, is_utf8, quote
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, StreamImage
+from liftpy.core.wire.producer_note import SourcePosition
 from liftpy.core.wire.subjects import data_subject, matcher
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 
 
 class StreamDirectory:
-    """Cache of the descriptions of streams. It also makes readers of their partitions.
-
-    Args:
-        requests: Requests to the metadata group.
-        factories: Factories of readers that add traces. Default None: no traces.
-    """
+    """Cache of the descriptions of streams. It also makes readers of their partitions."""
 
     def __init__(self, requests: MetadataRequests, factories: ClientFactories | None = None) -> None:
         self.requests = requests
@@ -72,7 +72,7 @@ class StreamDirectory:
         self.cached.pop(stream, None)
         try:
             found = await self.requests.stream(stream)
-        except NotFoundError:  # a leader that was deposed and does not know may be behind
+        except NotFoundError:  # the answering controller may be behind
             found = await self.requests.stream(stream, linearizable=True)
         self.cached[stream] = found
         return found
@@ -92,6 +92,40 @@ class StreamDirectory:
 
         nearest = ReplicaSelector(chosen.near, now, self.requests.nodes_near) if chosen.near or chosen.nearest else None
         return self.factories.reader(self.requests.transport, self.requests.subjects, stream, partition, chosen, now, nearest)
+
+    def open_producer(
+        self,
+        stream: str,
+        *,
+        id: str = "",
+        options: ProducerOptions | None = None,
+        partitioner: Partitioner = "key",
+        source: Source | Round | None = None,
+    ) -> AwaitableContext[Producer]:
+        """Open a producer. ``source``: partition that the records are made from, or the round to write. None: neither.
+
+        ``Client.producer`` describes the other arguments and the errors. A round without an ``id`` cannot be sent again.
+        """
+        name, chosen = name_for(id, source if isinstance(source, Source) else None), options or ProducerOptions()
+
+        async def find(partition: int) -> Address:
+            return address_of(await self.current_stream(stream), partition)
+
+        async def opened() -> Producer:
+            known = await self.current_stream(check_published(stream))
+            check_answers(known)
+            addresses = [address_of(known, number) for number in range(max(len(known.partitions), 1))]
+            position: SourcePosition | Round | None
+            if isinstance(source, Source):
+                position = source.position_in(await self.current_stream(check_name(source.stream, "stream")))
+            else:
+                position = source
+            transport = self.requests.transport
+            made = self.factories.producer(transport, stream, name, addresses, chosen, partitioner, find, position)
+            await made.open()
+            return made
+
+        return AwaitableContext(opened())
 
     def read(self, progress: ReadProgress, options: ReadOptions | None = None) -> Iteration[BatchSlice]:
         place = progress.stream, progress.partition
@@ -114,11 +148,7 @@ def partition_state(stream: StreamImage, partition: int) -> PartitionState:
 
 
 def subject_address(subject: str, uid: str = "", answers: bool = True, window_s: float = 0.0) -> Address:
-    """Return the address for publishing to ``subject``. Raise ConfigError if the subject has wildcards or is not text.
-
-    ``uid``: uid of the stream, '' if unknown. ``answers``: True if the stream sends acks. ``window_s``: deduplication window in
-    seconds.
-    """
+    """Return the address for publishing to ``subject``. Raise ConfigError if the subject has wildcards or is not text."""
     if any(token in ("*", ">") for token in subject.split(".")):
         raise ConfigError(f"Cannot publish on {subject}, because it has wildcards. Name one subject (subject=, --subject).")
     if not is_utf8(subject):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from liftpy import renamed
@@ -10,6 +10,11 @@ from liftpy.config import StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionState, PartitionStatus, Pause
 from liftpy.core.metadata.image import StreamImage
+
+
+def _values(kind: type, source: object) -> dict[str, Any]:
+    """Return the fields of the dataclass ``kind`` that ``source`` has under the same names."""
+    return {field.name: getattr(source, field.name) for field in fields(kind) if field.repr}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +50,7 @@ class PartitionInfo:
         Args:
             state: The metadata of the partition.
         """
-        return cls(
-            partition=state.partition,
-            leader=state.leader,
-            leader_epoch=state.leader_epoch,
-            replicas=state.replicas,
-            isr=state.isr,
-            target=state.target,
-            status=state.status,
-            pause=state.pause,
-            state=state,
-        )
+        return cls(**_values(cls, state), state=state)
 
     if not TYPE_CHECKING:  # mypy reports the old names
 
@@ -105,19 +100,8 @@ class StreamInfo:
         Args:
             image: The metadata of the stream.
         """
-        return cls(
-            name=image.name,
-            uid=image.uid,
-            subject=image.subject,
-            config=image.config,
-            config_version=image.config_version,
-            partitions=tuple(map(PartitionInfo.of, image.partitions)),
-            replication_factor=image.replication_factor,
-            waiting=image.waiting,
-            placement=image.placement,
-            created_time_ns=image.created_time_ns,
-            image=image,
-        )
+        partitions = tuple(map(PartitionInfo.of, image.partitions))
+        return cls(**{**_values(cls, image), "partitions": partitions}, image=image)
 
     @property
     def replica_count(self) -> int:

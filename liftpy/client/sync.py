@@ -107,7 +107,7 @@ class _Loop:
         except concurrent.futures.CancelledError:
             raise ClientClosedError("The client was closed during the call. Open a new client.") from None
         except BaseException:
-            coming.cancel()  # nothing, where it is what the work has raised
+            coming.cancel()  # no effect if the work itself has raised the error
             raise
 
     def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -203,13 +203,7 @@ def _copy_docstring(method: Callable[..., Any]) -> Callable[[Callable[_P, _T]], 
 
 def _sync_method(method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]) -> Callable[Concatenate[Any, _P], _T]:
     """Return a method that runs the coroutine method ``method`` of the asynchronous object, waits, and returns its result."""
-    name = method.__name__
-
-    def call(self: _Synchronous[Any], /, *arguments: _P.args, **named: _P.kwargs) -> _T:
-        coming: Coroutine[Any, Any, _T] = getattr(self._wrapped, name)(*arguments, **named)
-        return self._loop.run(coming)
-
-    return _named(call, method)
+    return _waiting_as(lambda _, result: result, method)
 
 
 def _waiting_as(
@@ -296,11 +290,7 @@ class _Attribute(Generic[_T]):
 
 # ---- publishing ------------------------------------------------------------------------------------------------------
 class SyncReceipt(Generic[_T]):
-    """Future ack of records that were sent.
-
-    Args:
-        loop: The event loop of the client.
-        coming: The future or the receipt of the asynchronous client.
+    """Future ack of records that were sent. ``send`` returns it.
 
     Example:
         with client.publisher("orders") as publisher:
@@ -345,10 +335,6 @@ class SyncPublisher(_SyncContextManager[Publisher]):
 
     Create it with ``client.publisher``. Leaving the ``with`` block waits for all acks and raises the first error.
 
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous publisher.
-
     Example:
         with client.publisher("orders") as publisher:
             for number in range(1000):
@@ -382,10 +368,6 @@ class SyncProducer(_SyncContextManager[Producer]):
     Create it with ``client.producer``. Leaving the ``with`` block waits for all acks and raises the first error. Use
     ``send_many`` for many records: each call switches to another thread.
 
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous producer.
-
     Example:
         with client.producer("orders", id="till-7") as producer:
             producer.send_many([b"one", b"two"])
@@ -415,10 +397,6 @@ class SyncConsumer(_Synchronous[Consumer]):
     """Reads the committed records of one partition. Iterate over it for records, or over ``batches()``.
 
     Create it with ``client.consume``.
-
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous consumer.
 
     Example:
         for record in client.consume("orders", until="end"):
@@ -478,10 +456,6 @@ class SyncManyConsumer(_SyncContextManager[ManyConsumer]):
 
     Create it with ``client.consume_many`` and use it with ``with``. Only one thread may read at a time.
 
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous consumer.
-
     Example:
         with client.consume_many("orders", "pay-*", until="end") as many:
             for record in many:
@@ -513,10 +487,6 @@ class SyncCursor(_SyncContextManager[Cursor]):
 
     Create it with ``client.cursor``.
 
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous cursor.
-
     Example:
         with client.cursor("nightly", "orders") as cursor:
             for record in cursor.consume(until="end"):
@@ -536,10 +506,6 @@ class SyncGroup(_SyncContextManager[Group]):
     """One member of a consumer group. Iterate over it for records, or over ``batches()``.
 
     Create it with ``client.group``. Asking for the next record finishes the one before.
-
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous member.
 
     Example:
         with client.group("billing", ["orders"]) as group:
@@ -570,12 +536,7 @@ class SyncGroup(_SyncContextManager[Group]):
 
 
 class SyncJob(_Synchronous[Job]):
-    """One record that this worker has until its ack wait expires.
-
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous job.
-    """
+    """One record that this worker has until its ack wait expires. ``SyncQueue.take`` returns it in a list."""
 
     __slots__ = ("_loop", "_wrapped")
 
@@ -607,10 +568,6 @@ class SyncQueue(_SyncContextManager[Queue]):
 
     Create it with ``client.queue``. A LeaseLostError has the jobs of the asynchronous queue.
 
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous worker.
-
     Example:
         with client.queue("jobs", "workers") as queue:
             for job in queue:
@@ -637,10 +594,6 @@ class SyncQueue(_SyncContextManager[Queue]):
 # ---- administration --------------------------------------------------------------------------------------------------
 class SyncAdmin(_Synchronous[Admin]):
     """``client.admin`` without asyncio. Its methods are those of ``liftpy.client.admin.Admin``.
-
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous object.
 
     Example:
         client.admin.alter_stream("orders", retention_age_s=86_400)
@@ -696,10 +649,6 @@ class SyncAdmin(_Synchronous[Admin]):
 class SyncGroups(_Synchronous[Groups]):
     """``client.groups`` without asyncio. Its methods are those of ``liftpy.client.group_admin.Groups``.
 
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous object.
-
     Example:
         print(client.groups.list())
     """
@@ -714,10 +663,6 @@ class SyncGroups(_Synchronous[Groups]):
 class SyncQueues(_Synchronous[Queues]):
     """``client.queues`` without asyncio. Its methods are those of ``liftpy.client.group_admin.Queues``.
 
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous object.
-
     Example:
         print(client.queues.list())
     """
@@ -729,10 +674,6 @@ class SyncQueues(_Synchronous[Queues]):
 
 class SyncCursors(_Synchronous[Cursors]):
     """``client.cursors`` without asyncio. Its methods are those of ``liftpy.client.group_admin.Cursors``.
-
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous object.
 
     Example:
         print(client.cursors.list())
@@ -747,10 +688,6 @@ class SyncCursors(_Synchronous[Cursors]):
 class SyncServices(_Synchronous[Services]):
     """``client.services`` without asyncio. Its methods are those of ``liftpy.client.services.Services``.
 
-    Args:
-        loop: The event loop of the client.
-        wrapped: The asynchronous object.
-
     Example:
         print(client.services.query("bank", b'{"account": "a"}').value)
     """
@@ -763,10 +700,6 @@ class SyncClient(_Synchronous[Client]):
     """A connection to one liftpy cluster, without asyncio. Create it with ``connect``.
 
     Its methods are those of ``liftpy.client.Client``. Each call waits for its result.
-
-    Args:
-        loop: The event loop.
-        wrapped: The asynchronous client.
 
     Example:
         with sync.connect("nats://127.0.0.1:4222") as client:

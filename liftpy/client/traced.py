@@ -118,11 +118,7 @@ class ClientSpans:
     def record_delivery(
         self, stream: str, partition: int, created: Sequence[TraceContext], arrived_ns: int, offset: int, count: int
     ) -> None:
-        """Record a span for received records.
-
-        ``created``: trace contexts that the records carry. ``arrived_ns``: wall-clock time of the arrival, in ns since 1970.
-        ``offset``: first offset. ``count``: number of records.
-        """
+        """Record a span for received records."""
         if created:
             said = {
                 **_span_attributes("receive", stream, partition),
@@ -163,11 +159,7 @@ class ClientSpans:
         self, budget: SpanBudget, name: str, kind: trace.SpanKind, said: dict[str, AttributeValue], links: Sequence[TraceContext],
         start_ns: int | None = None,
     ) -> trace.Span | None:  # fmt: skip
-        """Start a span and return it. None: the client has reached its limit of spans, or the span is not sampled.
-
-        ``budget``: limit of the direction. ``said``: attributes. ``links``: trace contexts to link to. ``start_ns``: start time in ns
-        since 1970, None: now.
-        """
+        """Start a span and return it. None: the client has reached its limit of spans, or the span is not sampled."""
         if not budget.takes(1, time.monotonic_ns()):
             self._counters[DROPPED] += 1
             return None
@@ -242,7 +234,7 @@ def _end_with_ack(span: SendSpan, coming: asyncio.Future[PublishAck]) -> None:
     if coming.cancelled():
         span.end_span(asyncio.CancelledError("the application canceled the wait for the ack"))
         return
-    error = getattr(coming, "_exception", None)  # to ask for it would count as having looked at it
+    error = getattr(coming, "_exception", None)  # `exception()` would count as reading the error
     if error is not None:
         span.end_span(error)
     else:

@@ -34,6 +34,9 @@ _READ_BYTES = 4096
 """Maximum number of bytes per read of a protocol line. Bytes of a payload in this read are copied once more."""
 _SEND_S = 5
 _SID = b"1"
+_CLOSED = (
+    "The NATS server closed the connection. If this repeats, look for 'slow consumer' or 'authorization' in the server log."
+)
 _MAX_DIGITS = 18
 _logger = logging.getLogger("liftpy.client")
 Answer = concurrent.futures.Future[memoryview]
@@ -132,10 +135,7 @@ class BlockingConnection:
                 )
             more = self._socket.recv(_READ_BYTES)
             if not more:
-                raise UnavailableError(
-                    "The NATS server closed the connection. If this repeats, look for 'slow consumer' or 'authorization' "
-                    "in the server log."
-                )
+                raise UnavailableError(_CLOSED)
             self._rest += more
         line, self._rest = self._rest[:eol], self._rest[eol + 2 :]
         return line
@@ -182,10 +182,7 @@ class BlockingConnection:
         while had < len(view):
             got = self._socket.recv_into(view[had:], len(view) - had, socket.MSG_WAITALL)
             if not got:
-                raise UnavailableError(
-                    "The NATS server closed the connection. If this repeats, look for 'slow consumer' or 'authorization' "
-                    "in the server log."
-                )
+                raise UnavailableError(_CLOSED)
             had += got
         return view[:size_bytes]
 

@@ -266,10 +266,7 @@ class StrictParser(Parser):
             ) from error
 
     async def _message(self, line: list[bytes], content: bytes) -> None:
-        """Pass one message to its subscription. An invalid message is counted and skipped.
-
-        ``line``: fields of its protocol line. ``content``: header block and payload.
-        """
+        """Pass one message to its subscription. An invalid message is counted and skipped."""
         fields = message_fields(line)
         if fields is None or size_of(fields[1]) < 0:
             self.errors["malformed"] += 1
@@ -356,13 +353,7 @@ class StrictConnection(Client):
     def hand_over(self, subject: str, reply: str, payload: bytes, room_bytes: int) -> bool:
         """Queue a message for writing as ``publish`` does, at half the cost. Return False if it was not queued.
 
-        The caller then calls ``publish``, which sends it or raises the error.
-
-        Args:
-            subject: Subject of the message.
-            reply: Reply subject, an inbox of this connection.
-            payload: Payload of the message.
-            room_bytes: The message is not queued if more bytes than this wait to be written.
+        The caller then calls ``publish``, which sends it or raises the error. ``room_bytes``: maximum number of waiting bytes.
         """
         queue, flusher, size_bytes = self._flush_queue, self._flusher_task, len(payload)
         if queue is None or flusher is None or flusher.done() or self._status != _CONNECTED:

@@ -11,7 +11,6 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
@@ -158,10 +157,7 @@ class _ErrorsSeen:
 
 
 async def _first_connect(connection: NatsConnection, urls: list[str], options: dict[str, Any], timeout_s: float) -> None:
-    """Connect ``connection`` to one of ``urls``, with two tries per server. After this, nats-py reconnects forever.
-
-    ``options``: arguments of ``nats.connect``. Raises TimeoutError after 2 x ``timeout_s`` seconds.
-    """
+    """Connect ``connection`` to one of ``urls``, with two tries per server. After this, nats-py reconnects forever."""
     attempts = options.pop("max_reconnect_attempts")
     await asyncio.wait_for(connection.connect(servers=urls, max_reconnect_attempts=1, **options), timeout_s * 2)
     connection.options["max_reconnect_attempts"] = attempts
@@ -304,13 +300,7 @@ class Transport:
         return bytes((await self.exchange(subject, payload, timeout_s, headers)).data)
 
     async def exchange(self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None) -> Any:
-        """Send a request and return the answer, a nats-py message.
-
-        Args:
-            subject: Subject of the request.
-            payload: Payload of the request.
-            timeout_s: Maximum total time, in seconds.
-            headers: Headers of the request. None: none.
+        """Send a request and return the answer, a nats-py message. ``timeout_s``: maximum total time, in seconds.
 
         Raises:
             NoRespondersError: No subscriber got the request.
@@ -319,29 +309,18 @@ class Transport:
             NotAllowedError: The permissions of this user do not allow it.
             ClientClosedError: The client is closed.
         """
-        self.must_be_usable()
         give_up_at = self._loop.time() + timeout_s
-        if not self._answers.is_open:
+        async with self.expect_answer(subject, timeout_s) as (reply, coming):
             try:
-                await self._open_inbox(timeout_s)
+                await self.publish(subject, payload, reply, headers, give_up_at=give_up_at)
+                async with asyncio.timeout_at(give_up_at):
+                    answer = await coming
             except TimeoutError:
-                raise UnavailableError(
-                    f"Cannot open the reply inbox on NATS within {timeout_s:g} s. Nothing was sent. Check the NATS "
-                    "server, then retry."
+                self.must_be_usable()
+                raise RequestTimeoutError(
+                    f"No answer on {subject} within {timeout_s:g} s. The request may have been applied. Check `liftpy "
+                    "health`, then retry."
                 ) from None
-        number, reply, coming = self._answers.expect(subject)
-        try:
-            await self.publish(subject, payload, reply, headers, give_up_at=give_up_at)
-            async with asyncio.timeout_at(give_up_at):
-                answer = await coming
-        except TimeoutError:
-            self.must_be_usable()
-            raise RequestTimeoutError(
-                f"No answer on {subject} within {timeout_s:g} s. The request may have been applied. Check `liftpy "
-                "health`, then retry."
-            ) from None
-        finally:
-            self._answers.forget(number)
         if nobody_there(answer):
             raise NoRespondersError(
                 f"No responders on {subject}. Check that a liftpy node is connected to this NATS server: --nats, "
@@ -412,12 +391,12 @@ class Transport:
                 f"NATS connection error on {subject}: {str(error) or type(error).__name__}. Check the NATS server, then retry."
             ) from error
         except asyncio.CancelledError:
-            await _unsubscribe(subscription)
+            await unsubscribe(subscription)
             raise
         finally:
             unwatch()
         if subject in denied or self.closed:
-            await _unsubscribe(subscription)
+            await unsubscribe(subscription)
             self.must_be_usable()
             raise NotAllowedError(
                 f"The NATS permissions of this user do not allow it to subscribe to {subject}, where answers arrive. "
@@ -566,31 +545,22 @@ def _do_nothing() -> None:
     pass
 
 
-async def _unsubscribe(subscription: Any) -> None:
+async def unsubscribe(subscription: Any) -> None:
+    """End a subscription of nats-py. None, and errors of a closed connection, are ignored."""
     if subscription is not None:
         with contextlib.suppress(Exception):
             await subscription.unsubscribe()
-
-
-# The answers to a connection's requests: one inbox, a number for each request.
-#
-# nats-py's own ``request`` may swallow a cancellation, may take longer than its timeout when the socket is
-# blocked, and does not report missing permissions. Here a request has one deadline for everything, and the caller gets an error
-# if the server rejects the request.
 
 
 _MAX_DIGITS = 18
 _NO_RESPONDERS = "503"
 
 
-@dataclass(slots=True)
-class _PendingRequest:
-    subject: str
-    answer: asyncio.Future[Any]
-
-
 class Answers:
     """Requests that wait for answers in one inbox.
+
+    nats-py's own ``request`` may swallow a cancellation, may take longer than its timeout when the socket is blocked, and does
+    not report missing permissions. Here a request has one deadline, and the caller gets an error if the server rejects it.
 
     Call ``begin`` after the subscription to the inbox, ``expect`` and ``forget`` for each request, and ``leave`` at the end.
     """
@@ -599,7 +569,8 @@ class Answers:
         self._inbox = ""
         self._subscription: Any = None
         self._numbers = count()
-        self._asked: dict[int, _PendingRequest] = {}
+        self._asked: dict[int, tuple[str, asyncio.Future[Any]]] = {}
+        """Number of the request -> its subject, and the future of its answer."""
         self.is_open = False
 
     @property
@@ -611,28 +582,26 @@ class Answers:
 
     async def leave(self) -> None:
         subscription, self._subscription, self.is_open = self._subscription, None, False
-        if subscription is not None:
-            with contextlib.suppress(Exception):
-                await subscription.unsubscribe()
+        await unsubscribe(subscription)
 
     def expect(self, subject: str) -> tuple[int, str, asyncio.Future[Any]]:
         """Register a request on ``subject``. Return (its number for ``forget``, its reply subject, the future of its answer)."""
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
-        self._asked[number] = _PendingRequest(subject, answer)
+        self._asked[number] = subject, answer
         return number, f"{self._inbox}.{number}", answer
 
     def forget(self, number: int) -> None:
         """Remove the request ``number``. An answer or an error for it is ignored from now on."""
-        asked = self._asked.pop(number, None)
-        if asked is not None and asked.answer.done() and not asked.answer.cancelled():
-            asked.answer.exception()
+        _, answer = self._asked.pop(number, ("", None))
+        if answer is not None and answer.done() and not answer.cancelled():
+            answer.exception()
 
     async def process_message(self, message: Any) -> None:
         token = message.subject.rpartition(".")[2]
         number = int(token) if token.isascii() and token.isdigit() and len(token) <= _MAX_DIGITS else -1
-        asked = self._asked.get(number)
-        if asked is not None and not asked.answer.done():
-            asked.answer.set_result(message)
+        _, answer = self._asked.get(number, ("", None))
+        if answer is not None and not answer.done():
+            answer.set_result(message)
 
     def note_denial(self, is_publish: bool, subject: str) -> None:
         """Fail the requests that cannot be sent or answered, because NATS permissions deny ``subject``.
@@ -642,26 +611,22 @@ class Answers:
         ours = subject == f"{self._inbox}.*"
         if not is_publish and ours:
             self.is_open = False  # the next request tries again, because permissions may change
-        for number, asked in self._asked.items():
-            if (asked.subject == subject and is_publish) or ours or subject == f"{self._inbox}.{number}":
-                what = "publish" if is_publish and asked.subject == subject else "be answered"
-                self._fail(
-                    asked,
+        for number, (asked, answer) in self._asked.items():
+            is_ours = asked == subject and is_publish
+            if (is_ours or ours or subject == f"{self._inbox}.{number}") and not answer.done():
+                what = "publish" if is_ours else "be answered"
+                answer.set_exception(
                     NotAllowedError(
                         f"The NATS permissions of this user do not allow it to {what} on {subject}. Change the permissions: "
                         "`liftpy permissions` prints them."
-                    ),
+                    )
                 )
 
     def end(self, error: LiftError) -> None:
         """Fail all waiting requests with ``error``."""
-        for asked in self._asked.values():
-            self._fail(asked, error)
-
-    @staticmethod
-    def _fail(asked: _PendingRequest, error: LiftError) -> None:
-        if not asked.answer.done():
-            asked.answer.set_exception(error)
+        for _, answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(error)
 
 
 def nobody_there(message: Any) -> bool:

@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from liftpy.core.services.outbox import MAX_OUTPUT_BYTES
 from liftpy.core.services.service import ServiceFailedError
 from liftpy.errors import LiftError
 from liftpy.service.bad_record_writer import RecordWriter
+from liftpy.service.instance import ServiceInstance
 from liftpy.service.settings import ServiceSettings
 
 logger = logging.getLogger("liftpy.service")
@@ -50,25 +51,12 @@ class _EffectAttempts:
 
 
 class EffectRunner:
-    """Runs the effects of a LEADER, and appends their results to the input of the service.
+    """Runs the effects of a LEADER, and appends their results to the input of the service."""
 
-    ``machine``: returns the current machine. ``leads``: returns whether this service is LEADER. ``emitted_end``: returns the
-    number of written outputs, None if the service has no outputs.
-    """
-
-    def __init__(
-        self,
-        writer: RecordWriter,
-        settings: ServiceSettings,
-        machine: Callable[[], ServiceMachine | None],
-        leads: Callable[[], bool],
-        emitted_end: Callable[[], int | None],
-    ) -> None:
+    def __init__(self, writer: RecordWriter, settings: ServiceSettings, instance: ServiceInstance) -> None:
         self._writer = writer
         self._settings = settings
-        self._machine = machine
-        self._leads = leads
-        self._emitted_end = emitted_end
+        self._instance = instance
         self._tries: dict[int, _EffectAttempts] = {}
         self._threads = 0
         self._ticked_s = 0.0
@@ -79,8 +67,8 @@ class EffectRunner:
 
     def wake(self) -> None:
         """Let ``run`` check for effects and due timers soon, because records were applied or the role has changed."""
-        machine = self._machine()
-        if machine is not None and self._leads():
+        machine = self._instance.machine
+        if machine is not None and self._instance.leads:
             rests_until_s = time.monotonic() + self._rest_s(machine)
             if len(machine.effects) or rests_until_s < self._rests_until_s:
                 self._woken.set()
@@ -90,8 +78,8 @@ class EffectRunner:
         try:
             while True:
                 self._woken.clear()
-                machine = self._machine()
-                if machine is not None and self._leads() and not machine.failed:
+                machine = self._instance.machine
+                if machine is not None and self._instance.leads and not machine.failed:
                     self._begin(machine)
                     await self._tick(machine)
                     await asyncio.sleep(_LOOK_S)  # the limit for the number of checks, however often it is woken
@@ -108,7 +96,7 @@ class EffectRunner:
 
     def _rest_s(self, machine: ServiceMachine | None) -> float:
         """Return how long ``run`` waits before it checks for new effects and due timers, in seconds."""
-        if machine is None or not self._leads():
+        if machine is None or not self._instance.leads:
             return _IDLE_LOOK_S
         if len(machine.effects):
             return _SOON_S
@@ -126,7 +114,7 @@ class EffectRunner:
         self.problem = ""
 
     def _begin(self, machine: ServiceMachine) -> None:
-        now_s, emitted_end = time.monotonic(), self._emitted_end()
+        now_s, emitted_end = time.monotonic(), self._instance.emitted_end
         for number in [n for n in self._tries if machine.effects.get(n) is None]:
             one = self._tries.pop(number)
             if one.task is not None:

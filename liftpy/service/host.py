@@ -16,7 +16,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any
 
 from liftpy.client import Client, ReadOptions
@@ -63,36 +62,6 @@ _AHEAD_S = 5.0
 Told = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
 Say = Callable[[pb.ServiceHello | pb.ServiceAck, str, Told], None]
 """Sends a message to a node in the same process: (message, name of the sender, callback for the answer)."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _HostParts:
-    """Parts of a ServiceHost that stay the same when the state is restored, such as the replies and the runners.
-
-    ``emitted``: last seen end of the output stream, and the monotonic time in seconds at which it grew.
-    """
-
-    replies: ReplyBuffer = field(default_factory=ReplyBuffer)
-    queries: QueryServer | None = None
-    emitted: tuple[int, float] | None = None
-    effects: EffectRunner | None = None
-    replier: Replier | None = None
-    reader_of: Callable[[ReadOptions], PartitionReader] | None = None
-    say: Say | None = None
-    acknowledged: tuple[int, int] = (0, -1)
-    """(order, position) of the last ack that the node has received."""
-    thread: int = field(default_factory=threading.get_ident)
-
-    def wake(self) -> None:
-        """Let the tasks that send replies, answer queries and run effects check for work now."""
-        if self.replier is not None:
-            self.replier.wake()
-        if self.effects is not None:
-            self.effects.wake()
-
-    def at_home(self) -> bool:
-        """Return whether the caller runs in the thread that applies records. False: it runs in the thread of an effect."""
-        return threading.get_ident() == self.thread
 
 
 def _text_of(error: Exception | str) -> str:
@@ -144,7 +113,17 @@ class ServiceHost:
         self._feeder: Feeder | None = None
         self._keeper: SnapshotKeeper | None = None
         self._fetcher: SnapshotFetcher | None = None
-        self._serving = _HostParts(reader_of=reader_of, say=say)
+        self._reader_of = reader_of
+        self._say = say
+        self._replies = ReplyBuffer()
+        self._replier: Replier | None = None
+        self._effects: EffectRunner | None = None
+        self._queries: QueryServer | None = None
+        self._emitted: tuple[int, float] | None = None
+        """Last seen end of the output stream, and the monotonic time in seconds at which it grew."""
+        self._acknowledged = (0, -1)
+        """(order, position) of the last ack that the node has received."""
+        self._thread = threading.get_ident()
         self._refusal = ""
         self._stopped = False
         self._ended_by: Exception | str | None = None
@@ -208,7 +187,8 @@ class ServiceHost:
         if not self._ended.done():
             self._ended.set_result(None)
 
-    def _fatal(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """End ``run`` with ``error``."""
         if not self._ended.done():
             self._ended.set_exception(error)
 
@@ -220,7 +200,7 @@ class ServiceHost:
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            self._fatal(task.exception())  # type: ignore[arg-type]
+            self.fail(task.exception())  # type: ignore[arg-type]
 
     async def _serve(self) -> None:
         """Restore the state, then start the tasks that read records, emit outputs, reply, run effects and answer queries."""
@@ -235,18 +215,9 @@ class ServiceHost:
         if settings.output_stream:
             bounds = {"max_records": settings.outbox_records, "max_bytes": settings.outbox_bytes}
             outbox = Outbox(f"{identity.uid}/{identity.partition}", service=identity.service, **bounds)
-            told = (self._leads, self._fatal, self._disproven, self._outputs_known)
-            self._emitter = Emitter(self._client, self._transport, settings, outbox, *told)
+            self._emitter = Emitter(self._client, self._transport, settings, outbox, self)
             self._routers = [
-                Router(
-                    self._client,
-                    self._transport,
-                    settings,
-                    route,
-                    source=outbox.source,
-                    leads=self._leads,
-                    fatal=self._fatal,
-                )
+                Router(self._client, self._transport, settings, route, source=outbox.source, instance=self)
                 for route in settings.routes
             ]
         reading = ReadOptions(
@@ -259,8 +230,8 @@ class ServiceHost:
         peers = (self._transport, self._subjects, settings, identity, store)
         self._fetcher = SnapshotFetcher(self._client, *peers, lambda: self._order)
         self._keeper = SnapshotKeeper(store, settings, outbox, self._fetcher)
-        if self._serving.reader_of is not None:
-            reader = self._serving.reader_of(reading)
+        if self._reader_of is not None:
+            reader = self._reader_of(reading)
         else:
             reader = PartitionReader(self._transport, self._subjects, settings.stream, settings.partition, reading)
         self._feeder = Feeder(
@@ -272,7 +243,7 @@ class ServiceHost:
             factory=self._factory,
             emitter=self._emitter,
             started=self._machine_started,
-            stop_reached=self._stop_reached,
+            stop_reached=self._acknowledge,
             decider=SkipDecisions(self._is_beside_the_leader, self._decide),
         )
         await self._feeder.restart(order.startOffset)
@@ -280,27 +251,35 @@ class ServiceHost:
         self._spawn(self._feeder.run())
         if self._emitter is not None:
             self._spawn(self._emitter.run())
-            self._emitter.on_advance = self._wake_routers
             for router in self._routers:
                 self._spawn(router.run())
-        self._serving.replier = Replier(self._transport, settings, self._serving.replies, self._leads, self._emitted_end)
-        self._spawn(self._serving.replier.run())
-        writer = RecordWriter(self._client, settings.emit_timeout_s)
-        self._serving.effects = EffectRunner(writer, settings, lambda: self.machine, self._leads, self._emitted_end)
-        self._spawn(self._serving.effects.run())
+        self._replier = Replier(self._transport, settings, self._replies, self)
+        self._spawn(self._replier.run())
+        self._effects = EffectRunner(RecordWriter(self._client, settings.emit_timeout_s), settings, self)
+        self._spawn(self._effects.run())
         if self.machine is not None and self.machine.takes_queries:
-            asked = (lambda: self.machine, self._hears, self._caught_up)
-            self._serving.queries = QueryServer(self._client, self._transport, self._subjects, settings, *asked)
-            self._spawn(self._serving.queries.run())
+            self._queries = QueryServer(self._client, self._transport, self._subjects, settings, self)
+            self._spawn(self._queries.run())
 
     def _machine_started(self, machine: ServiceMachine, snapshot: Snapshot | None) -> None:
-        machine.at_home = self._serving.at_home
-        machine.on_work = self._serving.wake
-        self._serving.replies.restart()
-        self.machine, machine.replies = machine, self._serving.replies
+        machine.at_home = self._at_home
+        machine.on_work = self._wake
+        self._replies.restart()
+        self.machine, machine.replies = machine, self._replies
         where = "no snapshot" if snapshot is None else f"the snapshot at {snapshot.position}"
         logger.info("service started service=%s from=%s", machine.identity, where)
         self._apply_order()
+
+    def _at_home(self) -> bool:
+        """Return whether the caller runs in the thread that applies records. False: it runs in the thread of an effect."""
+        return threading.get_ident() == self._thread
+
+    def _wake(self) -> None:
+        """Let the tasks that send replies and run effects check for work now."""
+        if self._replier is not None:
+            self._replier.wake()
+        if self._effects is not None:
+            self._effects.wake()
 
     # ---- orders ----------------------------------------------------------------------------------------------------------
     async def _message_arrived(self, message: Any) -> None:
@@ -326,7 +305,7 @@ class ServiceHost:
             else:
                 self._service_rejected(message)
         except LiftError as error:
-            self._fatal(error)
+            self.fail(error)
 
     def _join_log(self, order: pb.JoinLog) -> None:
         if order.instance != self._instance or (self._order is not None and order.ackId < self._order.ackId):
@@ -379,7 +358,7 @@ class ServiceHost:
 
         An order of a node in the same process is always valid.
         """
-        if self._serving.say is not None:
+        if self._say is not None:
             return self._heard_s > -math.inf
         return time.monotonic() - self._heard_s < order.leaseMs / 1000
 
@@ -395,23 +374,28 @@ class ServiceHost:
         writer = DecisionWriter(self._client, self._settings.dead_letter_stream, self._settings.emit_timeout_s)
         await writer.pass_over(machine.identity, decision, failing.error.record, str(failing.error))
 
-    def _hears(self) -> bool:
-        """Return whether the host gets orders and records: the node's last order is valid, and reads from the node work."""
+    @property
+    def is_fed(self) -> bool:
+        """True if the host gets orders and records: the node's last order is valid, and reads from the node work."""
         order = self._order
         feeding = self._refusal or (self._feeder.problem if self._feeder is not None else "")
         return order is not None and self._holds(order) and not feeding
 
-    def _caught_up(self) -> bool:
-        """Return whether the state has all records that were committed at the time of the last order from the node."""
+    @property
+    def has_caught_up(self) -> bool:
+        """True if the state has all records that were committed at the time of the last order from the node."""
         machine, order = self.machine, self._order
         return machine is not None and order is not None and machine.position > order.highWatermark
 
-    def _emitted_end(self) -> int | None:
-        """Return the number of outputs of this service that are written to the output stream. None: the service has no outputs."""
+    @property
+    def emitted_end(self) -> int | None:
+        """Number of outputs of this service that are written to the output stream. None: the service has no outputs."""
         outbox = self.machine.outbox if self.machine is not None else None
         return None if outbox is None else outbox.emitted_end if not outbox.diverged else 0
 
-    def _leads(self) -> bool:
+    @property
+    def leads(self) -> bool:
+        """True if this instance is the LEADER of the service."""
         return self.machine is not None and self.machine.role is Role.LEADER
 
     def _apply_order(self) -> None:
@@ -431,7 +415,7 @@ class ServiceHost:
                 order.leaderEpoch,
                 machine.position,
             )
-            self._serving.wake()
+            self._wake()
             if self._emitter is not None:
                 self._emitter.reread_end()
             feeder.verify(order.startOffset)
@@ -445,29 +429,29 @@ class ServiceHost:
         feeder.stop_at(order.stopPosition if order.stopPosition >= 0 else None)
         self._acknowledge()
 
-    def _wake_routers(self) -> None:
+    def outputs_written(self) -> None:
+        """Let the routers copy new outputs now."""
         for router in self._routers:
             router.wake()
 
-    def _outputs_known(self) -> None:
+    def outputs_known(self) -> None:
+        """Apply the last order again, because a LEADER must know the end of the output stream."""
         if self.machine is not None and self._order is not None:
             self._apply_order()
 
-    def _disproven(self) -> None:
+    def outputs_disproven(self) -> None:
+        """Let the feeder restore another snapshot, because the written outputs differ from those of this state."""
         if self._feeder is not None:
             self._feeder.disproven()
-
-    def _stop_reached(self) -> None:
-        self._acknowledge()
 
     def _acknowledge(self) -> None:
         order, machine = self._order, self.machine
         if order is None or machine is None:
             return
         acknowledged = (order.ackId, machine.position)
-        if self._serving.say is not None and order.stopPosition < 0 and acknowledged == self._serving.acknowledged:
+        if self._say is not None and order.stopPosition < 0 and acknowledged == self._acknowledged:
             return
-        self._serving.acknowledged = acknowledged
+        self._acknowledged = acknowledged
         settings = self._settings
         ack = pb.ServiceAck(
             service=settings.service,
@@ -490,14 +474,13 @@ class ServiceHost:
             await asyncio.sleep(0)  # first process an answer that is here already: this process was suspended, not its node
             self._upgrade_if_due()
             order = self._order
-            if order is not None and self._leads() and not self._holds(order):
+            if order is not None and self.leads and not self._holds(order):
                 logger.warning(
                     "node silent stream=%s node=%s: service is FOLLOWER until it answers", order.stream, self._settings.node
                 )
                 self._apply_order()
-            queries = self._serving.queries
-            if queries is not None and not self._hears():
-                queries.wake()
+            if self._queries is not None and not self.is_fed:
+                self._queries.wake()
             await asyncio.sleep(self._until_the_next_s())
 
     def _until_the_next_s(self) -> float:
@@ -508,14 +491,14 @@ class ServiceHost:
         every_s = self._settings.heartbeat_interval_s
         if not self._greeted or self._refusal:
             return min(_ASK_S, every_s)
-        if self._serving.say is None:
+        if self._say is None:
             return every_s
         left_s = every_s - time.monotonic() % every_s
         return left_s if left_s > every_s / 2 else left_s + every_s
 
     def _upgrade_if_due(self) -> None:
         order, machine = self._order, self.machine
-        if order is not None and machine is not None and self._leads() and self._is_beside_the_leader():
+        if order is not None and machine is not None and self.leads and self._is_beside_the_leader():
             decision = self._upgrader.due_decision(order, machine)
             if decision is not None:
                 self._spawn(self._upgrader.decide(machine, *decision))
@@ -559,17 +542,13 @@ class ServiceHost:
         )
 
     def _figures(self) -> pb.ServiceFigures:
-        machine, keeper, queries, now_s = self.machine, self._keeper, self._serving.queries, time.monotonic()
+        machine, keeper, queries, now_s = self.machine, self._keeper, self._queries, time.monotonic()
         outbox = machine.outbox if machine is not None else None
-        if (
-            outbox is not None
-            and outbox.known
-            and (self._serving.emitted is None or outbox.emitted_end != self._serving.emitted[0])
-        ):
-            self._serving.emitted = (outbox.emitted_end, now_s)
+        if outbox is not None and outbox.known and (self._emitted is None or outbox.emitted_end != self._emitted[0]):
+            self._emitted = (outbox.emitted_end, now_s)
         saved_s = keeper.saved_s if keeper is not None else None
         return pb.ServiceFigures(
-            sinceOutputMs=-1 if self._serving.emitted is None else round((now_s - self._serving.emitted[1]) * 1000),
+            sinceOutputMs=-1 if self._emitted is None else round((now_s - self._emitted[1]) * 1000),
             queriesWaiting=queries.waiting_count if queries is not None else 0,
             queriesAnswered=queries.answered_count if queries is not None else 0,
             queriesRefused=queries.refused_count if queries is not None else 0,
@@ -584,7 +563,7 @@ class ServiceHost:
     def problem(self) -> str:
         """Reason why the service makes no progress or cannot write, for the status. '': there is none."""
         feeding = (self._fetcher.problem if self._fetcher else "") or (self._feeder.problem if self._feeder is not None else "")
-        effects = self._serving.effects.problem if self._serving.effects is not None else ""
+        effects = self._effects.problem if self._effects is not None else ""
         snapshot = self._keeper.problem if self._keeper is not None else ""
         outputs = (self._emitter.problem if self._emitter is not None else "") or "".join(r.problem for r in self._routers)
         stands = self._refusal or feeding or outputs or effects or snapshot
@@ -594,8 +573,8 @@ class ServiceHost:
         return f"log time is {ahead_s:.0f} s ahead of the newest record: a leader's clock was; timers wait until records come there"
 
     async def _send(self, message: pb.ServiceHello | pb.ServiceAck) -> None:
-        if self._serving.say is not None:
-            self._serving.say(message, self._inbox, self._process_message)
+        if self._say is not None:
+            self._say(message, self._inbox, self._process_message)
             return
         settings, subjects = self._settings, self._subjects
         subject = subjects.service(settings.node)
@@ -608,17 +587,15 @@ class ServiceHost:
             await self._send(message)
 
 
-# Upgrader: writes the decision that activates the next version of a service. It runs on the node of the partition's leader.
-#
-# ``liftpy/core/services/versions.py`` has the rules.
-
-
 AGAIN_S = 10.0
 """Time in seconds after which a decision that is not in the state is appended again."""
 
 
 class Upgrader:
-    """Appends the decisions that activate new versions of one service's code."""
+    """Appends the decisions that activate new versions of a service. It runs on the node of the partition's leader.
+
+    ``liftpy.core.services.versions`` has the rules.
+    """
 
     def __init__(self, client: Client, settings: ServiceSettings) -> None:
         self._writer = DecisionWriter(client, "", settings.emit_timeout_s)

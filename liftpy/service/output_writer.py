@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from liftpy.client import Client
+from liftpy.client.in_flight import ack_reason
 from liftpy.client.stream_info import StreamInfo
 from liftpy.core.services.outbox import (
     Outbox,
@@ -33,9 +34,10 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import Record, build_batch
 from liftpy.core.wire.headers import Pairs
-from liftpy.core.wire.subjects import data_subject
+from liftpy.core.wire.subjects import data_subject, has_wildcards
 from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError, UnavailableError
 from liftpy.nats.transport import Transport
+from liftpy.service.instance import ServiceInstance
 from liftpy.service.settings import ServiceSettings
 
 Row = tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]] | Pairs]
@@ -100,8 +102,7 @@ async def append(
             "Only one stream may store this subject: check `liftpy stream list`."
         )
     if ack.ackError != client_pb2.Ack.OK:
-        reason = client_pb2.Ack.Error.Name(ack.ackError) if ack.ackError in client_pb2.Ack.Error.values() else ack.ackError
-        raise OutputNotWrittenError(f"The output stream rejected {which}: {reason} {ack.detail}".rstrip())
+        raise OutputNotWrittenError(f"The output stream rejected {which}: {ack_reason(ack)} {ack.detail}".rstrip())
     if (ack.offset, ack.recordCount) != (expected_offset, count):
         raise OutputConflictError(
             f"{which} and {count - 1} more were stored as {ack.recordCount} records from offset {ack.offset}. "
@@ -121,10 +122,6 @@ A new leader may report a lower end at first.
 """
 
 
-def _do_nothing() -> None:
-    pass
-
-
 class StreamReplacedError(NotFoundError):
     """The output stream was deleted and created again. After a restart, the service writes its outputs from the first one on."""
 
@@ -142,25 +139,10 @@ class _Batch(NamedTuple):
 
 
 class Emitter:
-    """Writes the outputs of a LEADER to the output stream. On a follower, it reads the stream and compares the outputs.
-
-    Args:
-        leads: Returns whether it may write now.
-        fatal: Called with an error that ends the service.
-        disproven: Called if the written outputs show that the current state is wrong.
-        known: Called once, when the end of the output stream is known.
-    """
+    """Writes the outputs of a LEADER to the output stream. On a follower, it reads the stream and compares the outputs."""
 
     def __init__(
-        self,
-        client: Client,
-        transport: Transport,
-        settings: ServiceSettings,
-        outbox: Outbox,
-        leads: Callable[[], bool],
-        fatal: Callable[[LiftError], None],
-        disproven: Callable[[], None],
-        known: Callable[[], None],
+        self, client: Client, transport: Transport, settings: ServiceSettings, outbox: Outbox, instance: ServiceInstance
     ) -> None:
         self._client = client
         self._transport = transport
@@ -168,10 +150,7 @@ class Emitter:
         self._partition = settings.partition
         self._settings = settings
         self._outbox = outbox
-        self._leads = leads
-        self._fatal = fatal
-        self._disproven = disproven
-        self._known = known
+        self._instance = instance
         self._address = Destination(self._stream, "", self._partition, "")
         """Address of the output stream. It has no subject until the stream was found."""
         self._wake = asyncio.Event()
@@ -182,9 +161,6 @@ class Emitter:
         self._wait_s = _AGAIN_S
         self.problem = ""
         """Reason why outputs are not sent, for the status. '': none."""
-        self.advanced = asyncio.Event()
-        """Set whenever outputs were written."""
-        self.on_advance: Callable[[], None] = _do_nothing
 
     def wake(self) -> None:
         """Let ``run`` check for outputs to write now, because there are new ones or the role has changed."""
@@ -204,9 +180,9 @@ class Emitter:
                 self.problem = ""
             except OutputMismatchError as error:
                 self._must_look, self.problem = True, f"outputs: {error.code}: {error}"
-                self._disproven()
+                self._instance.outputs_disproven()
             except (DivergedError, ConfigError, StreamReplacedError) as error:
-                self._fatal(error)
+                self._instance.fail(error)
                 return
             except LiftError as error:
                 again = isinstance(error, OutputNotWrittenError)
@@ -231,9 +207,9 @@ class Emitter:
     async def _turn(self) -> None:
         if not self._address.subject:
             await self._open()
-        if self._must_look or not self._leads():
+        if self._must_look or not self._instance.leads:
             await self._learn()
-        if self._leads() and not self._outbox.must_rewind:
+        if self._instance.leads and not self._outbox.must_rewind:
             await self._send()
 
     async def _open(self) -> None:
@@ -244,7 +220,7 @@ class Emitter:
                 f"{self._partition} is needed. Add partitions (liftpy stream add-partitions)."
             )
         subject = data_subject(stream.subject, self._partition)
-        if any(token in ("*", ">") for token in subject.split(".")):
+        if has_wildcards(subject):
             raise ConfigError(
                 f"Output stream {self._stream} has the subject {subject} with wildcards. Use a stream without "
                 "wildcards (--output-stream)."
@@ -279,11 +255,11 @@ class Emitter:
         if outbox.emitted_end < end:
             await self._read_outputs(outbox.emitted_end, end, outbox.check_output)
             outbox.outputs_committed(end)  # the last outputs may have been purged
-            self._advance()
+            self._instance.outputs_written()
         self._must_look = self._shorter_since_s is not None
         if not outbox.known:
             outbox.known = True
-            self._known()
+            self._instance.outputs_known()
 
     def _detect_truncation(self, end: int) -> None:
         now_s = time.monotonic()
@@ -318,7 +294,7 @@ class Emitter:
     # ---- writing -----------------------------------------------------------------------------------------------------------
     async def _send(self) -> None:
         outbox = self._outbox
-        while self._leads() and not self._must_look:
+        while self._instance.leads and not self._must_look:
             outputs = outbox.read(outbox.emitted_end, self._settings.emit_window)
             if not outputs:
                 return
@@ -333,11 +309,7 @@ class Emitter:
                     ) from answer
                 outbox.wrote(batch.last)
                 self._wait_s = _AGAIN_S
-                self._advance()
-
-    def _advance(self) -> None:
-        self.advanced.set()
-        self.on_advance()
+                self._instance.outputs_written()
 
     def _outputs_in_batches(self, outputs: Sequence[Output]) -> Iterator[_Batch]:
         """Yield ``outputs`` as record batches, each of which fits into one message."""
@@ -366,9 +338,6 @@ class Emitter:
         await append(self._transport, self._address, batch.frame, batch.first.number, count, self._settings.emit_timeout_s)
 
 
-# Router: copies the leader's outputs to the streams of their routes. ``liftpy/core/services/outbox.py`` has the rules.
-
-
 _CHUNK_RECORDS = 4096
 """Maximum number of outputs that are processed in one turn."""
 
@@ -387,16 +356,14 @@ class Router:
         route: Route,
         *,
         source: str,
-        leads: Callable[[], bool],
-        fatal: Callable[[LiftError], None],
+        instance: ServiceInstance,
     ) -> None:
         self._client = client
         self._transport = transport
         self._settings = settings
         self.route = route
         self._source = source
-        self._leads = leads
-        self._fatal = fatal
+        self._instance = instance
         self._target: StreamInfo | None = None
         self._places: dict[int, RouteTarget] = {}
         """Partition of the route's stream -> its end and last output. Empty: not known yet."""
@@ -415,13 +382,13 @@ class Router:
         while True:
             self._wake.clear()
             try:
-                if self._leads():
+                if self._instance.leads:
                     await self._turn()
                 else:
                     self._places = {}
                 self.problem = ""
             except (ConfigError, OutputConflictError) as error:
-                self._fatal(error)
+                self._instance.fail(error)
                 return
             except LiftError as error:
                 self._places = {}
@@ -441,7 +408,7 @@ class Router:
                 *(self.route.name, settings.output_stream, bounds.log_start_offset),
             )
             self._next = bounds.log_start_offset
-        while self._next < bounds.end_offset and self._leads():
+        while self._next < bounds.end_offset and self._instance.leads:
             end = min(bounds.end_offset, self._next + _CHUNK_RECORDS)
             pieces = self._client.read_range(
                 settings.output_stream, settings.partition, self._next, end, uid=bounds.uid, exact=True
@@ -457,7 +424,7 @@ class Router:
         """Read the end of each partition of the target stream, and the number of the last output in it."""
         instances = len((await self._client.stream(self._settings.stream)).partitions)
         target = await self._client.stream(self.route.stream)
-        if any(token in ("*", ">") for token in target.subject.split(".")) or not target.answers or target.config.compaction:
+        if has_wildcards(target.subject) or not target.answers or target.config.compaction:
             raise ConfigError(
                 f"Stream {self.route.stream} cannot be used for a route. It needs a subject without wildcards, an ack "
                 "policy of leader or all, and no compaction. Choose another stream (--route)."
@@ -484,7 +451,7 @@ class Router:
         to = Destination(target.name, target.uid, partition, data_subject(target.subject, partition))
         waiting, place.waiting = place.waiting, []
         while waiting:
-            if not self._leads():
+            if not self._instance.leads:
                 raise OutputNotWrittenError(
                     f"Route {self.route.name}: this instance is no longer the leader. The new leader writes the outputs."
                 )

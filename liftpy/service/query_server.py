@@ -12,11 +12,10 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from liftpy.client import Client, ReadOptions
-from liftpy.client.service_queries import QueryRejectedError
+from liftpy.client.services import QueryRejectedError
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.queries import (
     AT_LEAST_HEADER,
@@ -33,7 +32,8 @@ from liftpy.core.services.service import ServiceFailedError
 from liftpy.core.wire.subjects import InboxRule, Subjects, data_subject, publish_answer, reply_to
 from liftpy.errors import LiftError, UnavailableError
 from liftpy.nats.request_guard import RequestGuard
-from liftpy.nats.transport import Transport
+from liftpy.nats.transport import Transport, unsubscribe
+from liftpy.service.instance import ServiceInstance
 from liftpy.service.settings import ServiceSettings
 
 logger = logging.getLogger("liftpy.service")
@@ -52,13 +52,7 @@ _HEADERS_BYTES = 1024
 
 
 class QueryServer:
-    """Answers queries of a service's state that arrive over NATS.
-
-    Args:
-        machine: Returns the current machine. None: before the first one.
-        hears: Returns whether the node sends records to this process.
-        caught_up: Returns whether the state has all records that are known to be committed.
-    """
+    """Answers queries of a service's state that arrive over NATS."""
 
     def __init__(
         self,
@@ -66,17 +60,13 @@ class QueryServer:
         transport: Transport,
         subjects: Subjects,
         settings: ServiceSettings,
-        machine: Callable[[], ServiceMachine | None],
-        hears: Callable[[], bool],
-        caught_up: Callable[[], bool],
+        instance: ServiceInstance,
     ) -> None:
         self._client = client
         self._transport = transport
         self._subject = data_subject(subjects.service_query(settings.service), settings.partition)
         self._settings = settings
-        self._machine = machine
-        self._hears = hears
-        self._caught_up = caught_up
+        self._instance = instance
         self._pending = PendingQueries()
         self.answered_count = 0
         self.refused_count = 0
@@ -108,7 +98,7 @@ class QueryServer:
         """Receive and answer queries whenever the state has caught up. This never ends."""
         while True:
             await self._count_partitions()
-            while not (self._hears() and self._caught_up()):
+            while not (self._instance.is_fed and self._instance.has_caught_up):
                 await asyncio.sleep(_JOIN_LOOK_S)
             subscription = await self._transport.connection.subscribe(
                 self._subject, queue=_GROUP, cb=self._guard.callback(self._message_arrived)
@@ -116,8 +106,7 @@ class QueryServer:
             try:
                 why = await self._serve()
             finally:
-                with contextlib.suppress(Exception):
-                    await subscription.unsubscribe()
+                await unsubscribe(subscription)
             for query in self._pending.pop_expired(math.inf):
                 await self._refuse(query.reply, QueryRejectedError(why))
 
@@ -150,7 +139,7 @@ class QueryServer:
                     await self._refuse(query.reply, QueryRejectedError(_BEHIND))
                 if expired:
                     return _BEHIND
-                if not self._hears():
+                if not self._instance.is_fed:
                     return f"nothing is heard from node {self._settings.node}, which feeds the state here"
                 if not len(self._pending):
                     self._arrival.clear()
@@ -182,7 +171,7 @@ class QueryServer:
                 )
 
     async def _answer_ready(self) -> None:
-        machine = self._machine()
+        machine = self._instance.machine
         if machine is not None and not machine.failed:  # otherwise the machine is being restored, and the queries wait for that
             for query in self._pending.ready(machine.position):
                 await self._answer_one(machine, query)

@@ -206,22 +206,18 @@ class Feeder:
             await self.restart(0)
             if outbox is not None:
                 outbox.compare_again()
-            if self._emitter is not None:
-                self._emitter.reread_end()
+            self._reread_outputs()
             return True
         # retention has deleted the next records: start from a later snapshot
         if self._machine.position < self._log_start_offset:
             await self.restart(0)
-            if self._emitter is not None:
-                self._emitter.reread_end()
+            self._reread_outputs()
             return True
         if self._disproven:
             self._disproven = False
-            first_wrong = self._began.position if self._began is not None else 0
-            await self._keeper.set_aside(first_wrong)
+            await self._keeper.set_aside(_position(self._began))
             await self.restart(0)
-            if self._emitter is not None:
-                self._emitter.reread_end()
+            self._reread_outputs()
             return True
         if outbox is not None and outbox.must_rewind and self._machine.role is Role.LEADER:
             emitted_end = outbox.emitted_end
@@ -399,6 +395,9 @@ class Feeder:
     async def _rebuild(self, unit: Unit) -> None:
         """Restore the newest snapshot at or below the failed ``unit``, so that the state has no part of the unit."""
         await self.restart(0, lambda snapshot: snapshot.position <= unit.offset)
+        self._reread_outputs()
+
+    def _reread_outputs(self) -> None:
         if self._emitter is not None:
             self._emitter.reread_end()
 
@@ -494,10 +493,7 @@ class Feeder:
         return failing.unit.offset if stop is None else min(stop, failing.unit.offset)
 
     def _adapt_chunk(self, took_s: float) -> None:
-        """Change the number of records that are applied at once, so that heartbeats are not delayed.
-
-        ``took_s``: time that the last records took, in seconds. A slow service gets fewer records, at least one.
-        """
+        """Change the number of records that are applied at once, so that heartbeats are not delayed."""
         step_s = self._settings.step_s
         if took_s > step_s:
             self._chunk_records = max(1, self._chunk_records // 2)

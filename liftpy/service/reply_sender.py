@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 
 from liftpy.client.service_commands import OFFSET_HEADER, SERVICE_HEADER
@@ -14,6 +13,7 @@ from liftpy.core.services.replies import Reply, ReplyBuffer
 from liftpy.core.wire.subjects import InboxRule, publish_answer
 from liftpy.errors import ProtocolError, UnavailableError
 from liftpy.nats.transport import Transport
+from liftpy.service.instance import ServiceInstance
 from liftpy.service.settings import ServiceSettings
 
 logger = logging.getLogger("liftpy.service")
@@ -26,25 +26,13 @@ _MAX_TURN = 256
 
 
 class Replier:
-    """Sends the replies of a LEADER to the senders of the commands.
+    """Sends the replies of a LEADER to the senders of the commands."""
 
-    ``leads``: returns whether this service is LEADER. ``emitted_end``: returns the number of written outputs. None: the
-    service has no outputs.
-    """
-
-    def __init__(
-        self,
-        transport: Transport,
-        settings: ServiceSettings,
-        buffer: ReplyBuffer,
-        leads: Callable[[], bool],
-        emitted_end: Callable[[], int | None],
-    ) -> None:
+    def __init__(self, transport: Transport, settings: ServiceSettings, buffer: ReplyBuffer, instance: ServiceInstance) -> None:
         self._transport = transport
         self._settings = settings
         self._buffer = buffer
-        self._leads = leads
-        self._emitted_end = emitted_end
+        self._instance = instance
         self._inboxes = InboxRule(settings.reply_prefixes)
         self._woken = asyncio.Event()
         self.sent_count = 0
@@ -54,7 +42,7 @@ class Replier:
 
     def wake(self) -> None:
         """Let ``run`` check for replies to send now, because there is a new one or the role has changed."""
-        if self._leads():
+        if self._instance.leads:
             self._woken.set()
 
     async def run(self) -> None:
@@ -63,7 +51,11 @@ class Replier:
         while True:
             self._woken.clear()
             sent = 0
-            while self._leads() and sent < _MAX_TURN and (reply := self._buffer.next(self._emitted_end())) is not None:
+            while (
+                self._instance.leads
+                and sent < _MAX_TURN
+                and (reply := self._buffer.next(self._instance.emitted_end)) is not None
+            ):
                 try:
                     await self._send(reply)
                 except UnavailableError:
@@ -72,7 +64,7 @@ class Replier:
                 sent += 1
             if sent:
                 await asyncio.sleep(0)
-            elif self._leads() and len(self._buffer):  # the outputs of its record are not written yet
+            elif self._instance.leads and len(self._buffer):  # the outputs of its record are not written yet
                 await asyncio.sleep(_LOOK_S)
             else:
                 with suppress(TimeoutError):

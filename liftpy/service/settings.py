@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from liftpy.client.positions import check_bounds
 from liftpy.core.base.ids import check_name
 from liftpy.core.services.outbox import MAX_ROUTES, Route
 from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, check_inbox_prefixes
@@ -131,6 +132,4 @@ class ServiceSettings:
             "snapshot_fetch_timeout_s": (0, 3600),
             "snapshot_chunk_bytes": (4096, 8 << 20),
         }
-        for name, (low, high) in bounds.items():
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low:g}..{high:g}. Choose a value in this range.")
+        check_bounds(self, bounds)

@@ -58,7 +58,7 @@ from liftpy.errors import (
     UnknownFormatError,
 )
 from liftpy.nats.request_guard import RequestGuard
-from liftpy.nats.transport import Transport
+from liftpy.nats.transport import Transport, unsubscribe
 from liftpy.service.settings import ServiceSettings
 
 logger = logging.getLogger("liftpy.service")
@@ -115,10 +115,12 @@ def _digest(data: bytes = b"") -> hashlib.blake2b:
 class OpenSnapshot:
     """Open file of a snapshot, so that it can be read after the store has deleted it. Any thread may read it.
 
-    The file is closed when its last user releases this object.
+    The file is closed when its last user releases this object. ``used_s``: monotonic time of its last use, in seconds.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.used_s = 0.0
         self._path = path
         self._descriptor = -1
         with _storage_errors("read", path):
@@ -201,10 +203,7 @@ class SnapshotStore:
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def newest(self, wanted: Callable[[Snapshot], bool] = lambda _: True) -> Snapshot | None:
-        """Return the newest valid snapshot for which ``wanted`` is true. None: there is none.
-
-        Raises UnknownFormatError if a newer version wrote it.
-        """
+        """Return the newest valid snapshot for which ``wanted`` is true. None: there is none."""
         found = self.newest_stored(wanted)
         return None if found is None else found[0]
 
@@ -272,9 +271,9 @@ class SnapshotStore:
         return _stored_snapshot_of(snapshot, data)
 
     # ---- snapshots of other nodes' services ----------------------------------------------------------------------------
-    def open(self, position: int) -> OpenSnapshot:
-        """Return the open file of the snapshot at ``position``. It stays readable if the store deletes the file later."""
-        return OpenSnapshot(self._path(position))
+    def open(self, stored: StoredSnapshot) -> OpenSnapshot:
+        """Return the open file of a snapshot. It stays readable if the store deletes the file later."""
+        return OpenSnapshot(self._path(stored.position), stored.size_bytes)
 
     def receive_snapshot(self, position: int) -> SnapshotDownload:
         """Return an object that receives another node's snapshot at ``position``. Delete the rest of an earlier attempt."""
@@ -358,17 +357,6 @@ def _storage_errors(what: str, path: Path):  # type: ignore[no-untyped-def]
         raise StorageError(f"Cannot {what} {path}: {error.strerror or error}. Check the disk and its permissions.") from error
 
 
-# SnapshotKeeper: decides when a service's state is stored, and from which offset on the log is needed.
-#
-# At every multiple of ``snapshot_interval_records`` the machine makes a snapshot, on all nodes. A single node also stores one
-# after ``snapshot_interval_s`` or ``snapshot_bytes`` of the log, at the stop of the process, at the request of an operator, and
-# before a record that the machine cannot apply.
-#
-# All nodes reach a multiple of ``snapshot_interval_records`` at about the same time, and ``take_snapshot`` may block for
-# long. They take it at this position, so that the bytes can be compared, but one after the other: the leader's node at once,
-# the others after one, two, ... times the duration of the last snapshot.
-
-
 _KNOWN = 64
 _TOLD = 4
 _NOTICED_S = 0.01
@@ -378,7 +366,12 @@ _LONGEST_TURN_S = 5.0
 
 
 class SnapshotKeeper:
-    """Decides when a service takes a snapshot, and stores it. Files are read and written in threads."""
+    """Decides when a service takes a snapshot, and stores it. Files are read and written in threads.
+
+    All nodes take a snapshot at every multiple of ``snapshot_interval_records``, so that its bytes can be compared. They take
+    it one after the other, because ``take_snapshot`` may block for long. The leader's node is the first. A single node also
+    stores one by age or size, at its stop, at the request of an operator, and before a record that the machine cannot apply.
+    """
 
     def __init__(
         self, store: SnapshotStore, settings: ServiceSettings, outbox: Outbox | None, fetcher: SnapshotFetcher | None = None
@@ -528,11 +521,6 @@ class SnapshotKeeper:
             await self.save(machine.snapshot())
 
 
-# Sends own snapshots in pieces to services on other nodes [``<ns>.service.<name>.snapshot.<node>``].
-#
-# A snapshot that was offered stays readable for ``_HELD_S``, even if the store deletes its file.
-
-
 _MAX_HELD = 8
 """Maximum number of open snapshots. At the limit, the least recently used one is closed."""
 _HELD_S = 60.0
@@ -541,17 +529,11 @@ _MAX_WAITING = 64
 """Maximum number of waiting requests. NATS drops further ones, and their senders retry."""
 
 
-@dataclass(slots=True)
-class _OpenSnapshot:
-    """An open snapshot that other nodes download. ``used_s``: monotonic time of its last use, in seconds."""
-
-    kept: StoredSnapshot
-    file: OpenSnapshot
-    used_s: float
-
-
 class SnapshotServer:
-    """Sends the snapshots of one service process to other nodes that request them."""
+    """Sends the snapshots of one service process to other nodes that request them, in pieces.
+
+    A snapshot that was offered stays readable for ``_HELD_S``, even if the store deletes its file.
+    """
 
     def __init__(
         self,
@@ -572,7 +554,7 @@ class SnapshotServer:
         self.counters: Counter[str] = Counter()
         """Reason -> number of requests without an answer."""
         self._guard = RequestGuard("snapshot", self.counters, self._reject)
-        self._held: dict[bytes, _OpenSnapshot] = {}
+        self._held: dict[bytes, OpenSnapshot] = {}
         """Digest -> open snapshot, the most recently used one at the end."""
 
     async def run(self) -> None:
@@ -585,8 +567,7 @@ class SnapshotServer:
                 now_s = time.monotonic()
                 self._release([digest for digest, held in self._held.items() if now_s - held.used_s >= _HELD_S])
         finally:
-            with contextlib.suppress(Exception):
-                await subscription.unsubscribe()
+            await unsubscribe(subscription)
             self._release(list(self._held))
 
     async def _message_arrived(self, message: Any) -> None:
@@ -638,15 +619,15 @@ class SnapshotServer:
         if held is None:
             raise UnavailableError(f"The snapshot at offset {question.position} no longer exists. Request a newer one.")
         room = min(question.maxBytes, self._settings.snapshot_chunk_bytes, self._transport.max_payload_bytes // 2)
-        if not question.start < held.kept.size_bytes:
+        if not question.start < held.size_bytes:
             raise UnavailableError(
-                f"The snapshot at offset {question.position} has {held.kept.size_bytes} bytes, the request is outside "
+                f"The snapshot at offset {question.position} has {held.size_bytes} bytes, the request is outside "
                 "of it. Start the download again."
             )
         held.used_s = time.monotonic()
-        return held.file.read(question.start, room)
+        return held.read(question.start, room)
 
-    def _hold(self, kept: StoredSnapshot) -> _OpenSnapshot | None:
+    def _hold(self, kept: StoredSnapshot) -> OpenSnapshot | None:
         """Open the offered snapshot ``kept``, so that it stays readable during a download. None: its file no longer exists.
 
         Above ``_MAX_HELD`` open snapshots, close the least recently used one.
@@ -654,7 +635,7 @@ class SnapshotServer:
         held = self._held.pop(kept.digest, None)
         if held is None:
             try:
-                held = _OpenSnapshot(kept, self._store.open(kept.position), 0.0)
+                held = self._store.open(kept)
             except LiftError:
                 return None
         held.used_s = time.monotonic()
@@ -665,9 +646,6 @@ class SnapshotServer:
     def _release(self, digests: list[bytes]) -> None:
         for digest in digests:
             self._held.pop(digest, None)
-
-
-# SnapshotFetcher: downloads a snapshot of another node into the own store. ``SnapshotSearch`` chooses it.
 
 
 _ANSWER_S = 2.0
@@ -684,7 +662,7 @@ _MAX_PEERS = 16
 
 
 class SnapshotFetcher:
-    """Downloads snapshots from other nodes for one service process.
+    """Downloads snapshots from other nodes for one service process. ``SnapshotSearch`` chooses them.
 
     ``order``: returns the newest order of the sidecar, None before the first.
     """

@@ -36,8 +36,9 @@ from pyspark.sql.types import StructType
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.partition_sender import ManyReceipt, ProducerOptions
-from liftpy.client.producer import Producer, open_producer
+from liftpy.client.producer import Producer
 from liftpy.client.progress import BackwardProgress
+from liftpy.client.stream_directory import StreamDirectory
 from liftpy.client.write_epoch import PlanChangedError, Round
 from liftpy.core.wire.batch import RecordBatch
 from liftpy.core.wire.batch_columns import Columns
@@ -464,7 +465,7 @@ async def send_round(
     for stream, own in shares:
         name = f"spark/{round.run}/{round.part}"
         chosen = ProducerOptions(patience_s=options.patience_s)
-        async with open_producer(transport, requests, stream, id=name, round=round, options=chosen) as producer:
+        async with StreamDirectory(requests).open_producer(stream, id=name, source=round, options=chosen) as producer:
             sender = _Sender(stream, producer)
             if own is not None:
                 await sender.send(in_order(own) if options.by_content else own, producer.round_partitions)
@@ -601,7 +602,7 @@ class RowAppender:
         for stream, own in by_stream(rows, options.stream):
             if stream not in self._senders:
                 chosen = ProducerOptions(patience_s=options.patience_s)
-                opened = await open_producer(self._transport, self._requests, stream, options=chosen)
+                opened = await StreamDirectory(self._requests).open_producer(stream, options=chosen)
                 self._senders[stream] = _Sender(stream, opened)
             sender = self._senders[stream]
             await sender.send(own, sender.producer.partitions)

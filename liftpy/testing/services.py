@@ -47,7 +47,8 @@ _SHOWN_BYTES = 200
 class ServiceTest:
     """Runs one instance of a service without a cluster. Feed it records by hand.
 
-    Its role is LEADER. An error of the service is raised by ``send`` as ServiceFailedError, and ends the test instance.
+    Its role is LEADER. An error of the service is raised by ``send`` as ServiceFailedError, and ends the test instance. Methods
+    that feed records return this object.
 
     Args:
         factory: The service class, or a function that returns an instance.
@@ -96,9 +97,6 @@ class ServiceTest:
         Args:
             effect: The effect. For an offer, its own record is fed.
             result: Result of the effect. Default: empty.
-
-        Returns:
-            This object.
         """
         value = effect.payload if effect.is_offer else result
         return self.send(value, key=effect.key, headers=result_headers(_IDENTITY.service, effect.number))
@@ -108,9 +106,6 @@ class ServiceTest:
 
         Args:
             limit: Maximum number of effects. Default 1000.
-
-        Returns:
-            This object.
 
         Raises:
             ServiceFailedError: There are still effects after ``limit``.
@@ -126,11 +121,7 @@ class ServiceTest:
         )
 
     def tick(self) -> ServiceTest:
-        """Feed a record that only advances log time, as a LEADER with ``tick_interval_s`` appends it.
-
-        Returns:
-            This object.
-        """
+        """Feed a record that only advances log time, as a LEADER with ``tick_interval_s`` appends it."""
         return self.send(b"", headers=tick_headers(_IDENTITY.service))
 
     @property
@@ -155,9 +146,6 @@ class ServiceTest:
             headers: Pairs of name and value. Default (): none.
             subject: Subject of the record. Default ``input``.
             reply: Reply subject of the record. Default None: none.
-
-        Returns:
-            This object.
 
         Raises:
             ServiceFailedError: The service raised an error or broke a rule.
@@ -204,9 +192,6 @@ class ServiceTest:
 
         Args:
             seconds: Time to add, in seconds.
-
-        Returns:
-            This object.
         """
         self._now_ns += round(seconds * NS_PER_S)
         return self
@@ -216,11 +201,7 @@ class ServiceTest:
         return self._run.machine.snapshot().whole().state
 
     def restart(self) -> ServiceTest:
-        """Take a snapshot and continue with a new instance from it, as after a crash.
-
-        Returns:
-            This object.
-        """
+        """Take a snapshot and continue with a new instance from it, as after a crash."""
         self._run = self._run.restart_from_snapshot()
         return self
 
@@ -340,10 +321,7 @@ def _state(run: _Run) -> str:
 
 
 def _run_records(factory: Callable[[], Service], role: Role, records: Sequence[Record], places: Sequence[int]) -> _RunResult:
-    """Run a new service instance over ``records``, and return its outputs, replies and snapshots.
-
-    ``role``: role of the instance. ``places``: numbers of records after which a snapshot is taken.
-    """
+    """Run a new service instance over ``records``, and return its outputs, replies and snapshots."""
     run, states, done = _Run(factory, role), {}, 0
     for place in places:
         run.feed(records[done:place])

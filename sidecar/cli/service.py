@@ -28,7 +28,7 @@ from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import Client
 from liftpy.client.service_commands import CommandAnswer
-from liftpy.client.service_queries import QueryAnswer
+from liftpy.client.services import QueryAnswer
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.services.bad_records import SkipDecision, Unit

@@ -14,7 +14,7 @@ import pytest
 from liftpy.client import Client, ProducerOptions
 from liftpy.client.sync import SyncClient
 from liftpy.config import StreamConfig
-from liftpy.errors import ConfigError, LiftError, PublishRejectedError
+from liftpy.errors import ConfigError, LiftError, PublishRejectedError, UnavailableError
 from liftpy.testing.memory import memory_cluster
 from liftpy.testing.memory.cluster import MemoryCluster
 
@@ -42,6 +42,13 @@ async def test_producer_on_a_stream_with_standby_stores_records_after_leader_cha
             for number in range(1, 4):
                 await (await producer.send(b"%d" % number))
         assert [r.value async for r in client.consume("s", until="end")] == [b"0", b"1", b"2", b"3"]
+
+
+async def test_producer_of_a_stream_that_waits_for_nodes_raises_unavailable() -> None:
+    async with memory_cluster(nodes=1) as cluster, cluster.client() as client:
+        await client.create_stream("s", "data.s", replicas=2, ready_s=0)
+        with pytest.raises(UnavailableError, match="has no replicas yet"):
+            await client.producer("s")
 
 
 @pytest.mark.parametrize("how", ["transfer", "kill"])

@@ -43,6 +43,8 @@ ENTRY_POINTS = (
 )  # fmt: skip
 MAX_SUMMARY = 110
 """Length of a summary line. The guide asks for 80; a sentence that is a little longer is no error."""
+_MADE_BY_A_CALL = re.compile(r"Create it with ``|`` (is one|returns it|without asyncio)\b")
+"""Text of a class that users do not construct. They get an instance from a call or an attribute of a client."""
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Example):$", re.MULTILINE)
 
 
@@ -95,6 +97,8 @@ def _parameters(value: Any) -> list[str]:
     if inspect.isclass(value) and (issubclass(value, enum.Enum) or Protocol in value.__bases__):
         return []
     if inspect.isclass(value) and issubclass(value, BaseException) and "__init__" not in vars(value):
+        return []
+    if inspect.isclass(value) and _MADE_BY_A_CALL.search(_text(value)):
         return []
     return [name for name in inspect.signature(value).parameters if name not in ("self", "cls")]
 

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -461,7 +462,9 @@ async def test_services_that_all_believe_to_lead_write_each_output_once(bench: B
     await bench.create(stream_name)
     settings = ServiceSettings("any", "in", "n1", tmp_path, output_stream=stream_name, emit_window=64)
     failed: list[Exception] = []
-    ended: Callable[[], None] = lambda: None  # noqa: E731
+    instance: Any = SimpleNamespace(
+        leads=True, fail=failed.append, outputs_known=list, outputs_written=list, outputs_disproven=list
+    )
     tasks, connections = [], []
     for _ in range(3):
         outbox = Outbox("u/0")
@@ -471,9 +474,7 @@ async def test_services_that_all_believe_to_lead_write_each_output_once(bench: B
         connections.append(connection)
         transport = Transport(connection)
         client = Client(transport, Subjects(), owns_connection=False)
-        tasks.append(
-            asyncio.create_task(Emitter(client, transport, settings, outbox, lambda: True, failed.append, ended, ended).run())
-        )
+        tasks.append(asyncio.create_task(Emitter(client, transport, settings, outbox, instance).run()))
 
     async def all_written() -> bool:
         return (await bench.client.bounds(stream_name)).end_offset >= total

@@ -11,7 +11,7 @@ from liftpy.client.cursor import Cursor
 from liftpy.config import AckPolicy
 from liftpy.core.publish.dedup_window import RecentIds
 from liftpy.core.services.machine import ServiceMachine
-from liftpy.testing.memory.replica import MemoryReplica
+from liftpy.testing.memory.node import MemoryReplica
 from tests.pairs.__main__ import main, scenarios
 from tests.pairs.scenario import Scenario, run
 from tests.pairs.table import FEATURES, combined

@@ -609,7 +609,7 @@ class EffectHandler(Protocol):
 
     ``liftpy.core.partition.shell.PartitionShell`` changes the log and the publishers. Three classes add a network and timers:
     ``sidecar.partition.executor.Executor``, ``tests.sim.sim_replica.SimReplica`` and
-    ``liftpy.testing.memory.replica.MemoryReplica``.
+    ``liftpy.testing.memory.node.MemoryReplica``.
     """
 
     def append_batch(self, effect: AppendBatch, /) -> None: ...

@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 
 from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.partition_sender import ProducerOptions
-from liftpy.client.producer import Producer, open_producer
+from liftpy.client.producer import Producer
+from liftpy.client.stream_directory import StreamDirectory
 from liftpy.client.write_epoch import Round
 from liftpy.core.base.ids import check_published
 from liftpy.errors import ConfigError, LiftError, NotFoundError, PublishRejectedError, StorageError
@@ -317,7 +318,9 @@ async def _open(link: ProcessConnection, target: str, round: Round) -> Producer:
     transport = await link.transport(_PATIENCE_S)
     requests = MetadataRequests(transport, link.subjects, _PATIENCE_S)
     chosen = ProducerOptions(patience_s=_PATIENCE_S)
-    return await open_producer(transport, requests, target, id=f"spark/{round.run}/{round.part}", round=round, options=chosen)
+    return await StreamDirectory(requests).open_producer(
+        target, id=f"spark/{round.run}/{round.part}", source=round, options=chosen
+    )
 
 
 def _send(

@@ -17,9 +17,8 @@ from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import sync
 from liftpy.client.awaitable_context import AwaitableContext
-from liftpy.client.client import Client
+from liftpy.client.client import Client, factories_for
 from liftpy.client.consumer import ReadOptions
-from liftpy.client.tracing import making_of
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups.coordinator import GroupCoordinator
@@ -41,9 +40,8 @@ from liftpy.service.query_server import QueryServer
 from liftpy.service.reply_sender import Replier
 from liftpy.service.settings import ServiceSettings
 from liftpy.testing.memory.group import MemoryGroup
-from liftpy.testing.memory.home import FellowReplica
 from liftpy.testing.memory.nats import MAX_PAYLOAD_BYTES, URL, Bus, MemoryServer, MemoryTransport
-from liftpy.testing.memory.node import MemoryNode
+from liftpy.testing.memory.node import MemoryNode, MemoryReplica
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -123,7 +121,7 @@ class MemoryCluster:
         bus = Bus(loop.call_soon, self._max_payload)
         self._server = MemoryServer(bus, loop)
         self._group = MemoryGroup(bus, self._subjects, self._config, self._image_changed, self._first_up)
-        served: dict[PartitionKey, FellowReplica] = {}
+        served: dict[PartitionKey, MemoryReplica] = {}
         for number in range(1, self._count + 1):
             node_id = f"n{number}"
             self._nodes[node_id] = MemoryNode(node_id, loop, bus, self._subjects, self._config, self._nodes, served)
@@ -207,14 +205,11 @@ class MemoryCluster:
         return self._subjects.namespace
 
     def client(self, name: str = "liftpy-client", *, trace: bool | TracerProvider = False) -> AwaitableContext[Client]:
-        """Return a client for the running event loop.
+        """Return a client for the running event loop. Use it with ``async with``, or ``await`` it.
 
         Args:
             name: Name of the connection. Default ``liftpy-client``.
             trace: True, or an OpenTelemetry TracerProvider, to create spans. Default False.
-
-        Returns:
-            The client. Use it with ``async with``, or ``await`` it.
 
         Example:
             async with cluster.client() as client:
@@ -232,13 +227,10 @@ class MemoryCluster:
         return sync.sync_client_of(partial(self._client, name, trace))
 
     def nats(self, **options: Any) -> AwaitableContext[NatsConnection]:
-        """Return a nats-py client of the cluster's NATS.
+        """Return a nats-py client of the cluster's NATS. Use it with ``async with``, or ``await`` it.
 
         Args:
             **options: Arguments for ``nats.connect``.
-
-        Returns:
-            The client. Use it with ``async with``, or ``await`` it.
         """
         return AwaitableContext(self._connection(**options))
 
@@ -248,9 +240,9 @@ class MemoryCluster:
         return open_connection(URL, carrier=MemoryTransport(self._server), **options)
 
     async def _client(self, name: str, trace: bool | TracerProvider = False) -> Client:
-        making = making_of(trace)
+        factories = factories_for(trace)
         connection = await self._connection(name=name)
-        return Client(Transport(connection), self._subjects, owns_connection=True, making=making)
+        return Client(Transport(connection), self._subjects, owns_connection=True, factories=factories)
 
     # ---- services --------------------------------------------------------------------------------------------------------
     @accept_old_keywords
@@ -283,12 +275,12 @@ class MemoryCluster:
         Example:
             cluster.serve(Counter, "counter", "orders")
         """
-        settings = (name, stream, partition, output_stream, tick_interval_s)
+        more = {"output_stream": output_stream, "tick_interval_s": tick_interval_s}
+        self._wait_for(self._serve(factory, name, stream, partition, **more))
 
-        self._wait_for(self._serve(factory, settings))
-
-    async def _serve(self, factory: Callable[[], Service], settings: tuple[str, str, int, str, float]) -> None:
-        made = MemoryService(await self._client(settings[0]), self._subjects, factory, settings)
+    async def _serve(self, factory: Callable[[], Service], name: str, stream: str, partition: int, **more: Any) -> None:
+        settings = ServiceSettings(name, stream, _NODE, Path(), partition, **more)
+        made = MemoryService(await self._client(name), self._subjects, factory, settings)
         self._services.append(made)
         await made.begin()
 
@@ -305,7 +297,7 @@ class MemoryCluster:
 
     async def _coordinate(self, stream: StreamImage) -> None:
         for partition in stream.partitions:
-            await self._serve(GroupCoordinator, (GROUPS_SERVICE, GROUPS_STREAM, partition.partition, "", 1.0))
+            await self._serve(GroupCoordinator, GROUPS_SERVICE, GROUPS_STREAM, partition.partition, tick_interval_s=1.0)
 
     def _wait_for(self, work: Coroutine[Any, Any, None]) -> None:
         if self._loop is None:
@@ -513,12 +505,6 @@ def memory_cluster(nodes: int = DEFAULT_NODES, **options: Any) -> MemoryCluster:
     return MemoryCluster(nodes, **options)
 
 
-# MemoryService: one replicated service of a cluster in memory: the shipped machine, replies, queries, effects and outputs.
-#
-# There is one instance, which leads; it lives beside no node, outlives them all, and keeps no snapshots. What replicas of a
-# service do to each other has ``ServiceTest`` and the real cluster.
-
-
 logger = logging.getLogger("liftpy.testing")
 
 _NODE = "memory"
@@ -531,34 +517,21 @@ _LEADER_EPOCH = 1
 
 
 class MemoryService:
-    """A replicated service that runs on an in-memory cluster. Call ``begin``, then ``close``.
+    """A replicated service that runs on an in-memory cluster (implements ``ServiceInstance``). Call ``begin``, then ``close``.
 
-    ``client``: client that only this service uses. ``close`` closes it, too.
+    There is one instance, which leads. It depends on no node, and stores no snapshots. ``client``: client that only this service
+    uses. ``close`` closes it, too.
     """
 
-    def __init__(
-        self, client: Client, subjects: Subjects, factory: Callable[[], Service], settings: tuple[str, str, int, str, float]
-    ) -> None:
-        """Create the service.
+    leads = is_fed = has_caught_up = True
 
-        ``factory``: returns an instance of the service. ``settings``: name, stream, partition, output stream ('': none), and interval
-        of ticks in seconds.
-        """
-        name, stream, partition, output, tick_interval_s = settings
+    def __init__(self, client: Client, subjects: Subjects, factory: Callable[[], Service], settings: ServiceSettings) -> None:
         self._client = client
         self._subjects = subjects
         self._factory = factory
-        self._settings = ServiceSettings(
-            service=name,
-            stream=stream,
-            node=_NODE,
-            data=Path(),
-            partition=partition,
-            output_stream=output,
-            tick_interval_s=tick_interval_s,
-        )
+        self._settings = settings
         self._tasks: list[asyncio.Task[None]] = []
-        self._machine: ServiceMachine | None = None
+        self.machine: ServiceMachine | None = None
         self._outbox: Outbox | None = None
 
     async def begin(self) -> None:
@@ -570,24 +543,24 @@ class MemoryService:
             await client.stream(settings.output_stream)
             bounds = {"max_records": settings.outbox_records, "max_bytes": settings.outbox_bytes}
             self._outbox = Outbox(f"{uid}/{settings.partition}", service=settings.service, **bounds)
-            told = (_yes, lambda error: self._run_ended(error), lambda: None, lambda: None)
-            self._spawn(Emitter(client, transport, settings, self._outbox, *told).run())
-        self._machine = machine = ServiceMachine(
+            self._spawn(Emitter(client, transport, settings, self._outbox, self).run())
+        self.machine = machine = ServiceMachine(
             self._factory(), identity, snapshot_interval_records=_NO_SNAPSHOTS, outbox=self._outbox
         )
         machine.active_version = machine.version
         machine.start(None)
         machine.change_role(Role.LEADER, _LEADER_EPOCH)
         self._spawn(self._feed(machine))
-        self._spawn(Replier(transport, settings, machine.replies, _yes, self._emitted_end).run())
-        writer = RecordWriter(client, settings.emit_timeout_s)
-        effects = EffectRunner(writer, settings, lambda: machine, _yes, self._emitted_end)
+        self._spawn(Replier(transport, settings, machine.replies, self).run())
+        effects = EffectRunner(RecordWriter(client, settings.emit_timeout_s), settings, self)
         machine.on_work = effects.wake
         self._spawn(effects.run())
         if machine.takes_queries:
-            self._spawn(QueryServer(client, transport, self._subjects, settings, lambda: machine, _yes, _yes).run())
+            self._spawn(QueryServer(client, transport, self._subjects, settings, self).run())
 
-    def _emitted_end(self) -> int | None:
+    @property
+    def emitted_end(self) -> int | None:
+        """Number of outputs that are written to the output stream. None: the service has no outputs."""
         return None if self._outbox is None else self._outbox.emitted_end
 
     async def _feed(self, machine: ServiceMachine) -> None:
@@ -603,17 +576,22 @@ class MemoryService:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work, name=f"service {self._settings.service} in memory")
-        task.add_done_callback(lambda done: None if done.cancelled() else self._run_ended(done.exception()))
+        task.add_done_callback(self._task_ended)
         self._tasks.append(task)
 
-    def _run_ended(self, error: BaseException | None) -> None:
-        if error is not None:
-            logger.error("service %s in memory has ended: %s", self._settings.service, error, exc_info=error)
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Log that the service has ended with ``error``."""
+        logger.error("service %s in memory has ended: %s", self._settings.service, error, exc_info=error)
+
+    def outputs_known(self) -> None:
+        """Do nothing: the one instance always leads."""
+
+    outputs_written = outputs_disproven = outputs_known
 
     async def close(self) -> None:
         await end_tasks(self._tasks)
         await self._client.close()
-
-
-def _yes() -> bool:
-    return True

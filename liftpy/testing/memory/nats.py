@@ -244,11 +244,7 @@ class NatsSession:
         return end + 2
 
     def _publish(self, data: bytes, begin: int, fields: list[bytes], header_bytes: int) -> int:
-        """Process a publish of the client.
-
-        ``begin``: index of the payload in ``data``. ``fields``: subject, optional reply subject, and the size with the headers.
-        ``header_bytes``: size of the headers. Return the index at which the next line begins. -1: the payload is not complete.
-        """
+        """Process a publish of the client."""
         size_bytes = int(fields[-1])
         if size_bytes > self._bus.max_payload:
             raise ProtocolError("Maximum Payload Violation")

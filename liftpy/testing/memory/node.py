@@ -1,32 +1,66 @@
-"""MemoryNode: one node of an in-memory cluster: its storage, which survives a kill, and the replicas that it runs."""
+"""Nodes of an in-memory cluster and their replicas: the shipped ``Replica``, ``Log`` and ``PartitionShell``, without disk and network.
+
+A message between two replicas becomes an event of the receiver in the next turn of the event loop, and the answer becomes
+one in the turn after it. So no replica calls the state machine of another one directly. Clients and publishers use the
+in-memory NATS.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+import zlib
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from liftpy.config import NS_PER_MS, ReplicationConfig
+from liftpy.config import NS_PER_MS, NS_PER_S, ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import PartitionMetadata, PartitionState
+from liftpy.core.log.flush import Flush
+from liftpy.core.log.group_commit import GroupCommit
 from liftpy.core.log.log import Log
+from liftpy.core.log.range_reads import read_portion
 from liftpy.core.log.storage import MemoryStorage
+from liftpy.core.metadata.controller.request_batcher import purge_report
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.metadata.node_identity import DirectoryIdentity
+from liftpy.core.partition.shell import FetchedBatches, PartitionShell
+from liftpy.core.publish import state_writer
+from liftpy.core.publish.acks import PendingAcks
+from liftpy.core.publish.ingest import Ingest
+from liftpy.core.publish.log_state import derived_state
 from liftpy.core.publish.log_state_part import NodeStateMemory
-from liftpy.core.publish.standby import NodeStandbyMemory
+from liftpy.core.publish.message_decoder import MessageDecoder
+from liftpy.core.publish.ports import PublishRejector, Sink
+from liftpy.core.publish.standby import NodeStandbyMemory, Standby, StandbyBuffer, StandbyReplayRules
+from liftpy.core.publish.state_file import state_owner
+from liftpy.core.publish.state_transfer import StateFetcher, StatePiece, StatePieceRequest, StateServer
+from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import pace_of
+from liftpy.core.replication.effects import acts_of
 from liftpy.core.replication.inflight_limits import NodeInflight
-from liftpy.core.replication.reads import ReadBudget
+from liftpy.core.replication.messages import received_from
+from liftpy.core.replication.metadata_requests import Request, request_of
+from liftpy.core.replication.reads import Chunks, ReadBudget, Reads, ReplicaSource
+from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.subjects import InboxRule, Subjects
+from liftpy.core.wire.batch import split_batches
+from liftpy.core.wire.chunking import NOTHING
+from liftpy.core.wire.subjects import InboxRule, Subjects, data_subject
+from liftpy.errors import LiftError, StorageError
 from liftpy.testing.memory.group import MemoryGroup
-from liftpy.testing.memory.home import Answered, FellowReplica
-from liftpy.testing.memory.nats import Bus
-from liftpy.testing.memory.replica import MemoryReplica
+from liftpy.testing.memory.nats import Bus, BusSubscription
+
+_ROOM_BYTES = 1 << 40
+"""Size limit of a fetch answer, practically unlimited, because no NATS message contains it."""
+_COMPACT_FROM_DIRTY_RATIO = 0.5
+_LATER_NS = 20_000_000
+"""Pause before another attempt to delete records of a log that is not replayed completely, in nanoseconds."""
 
 
 class MemoryNode:
@@ -43,7 +77,7 @@ class MemoryNode:
         subjects: Subjects,
         config: ReplicationConfig,
         others: Mapping[str, MemoryNode],
-        served: dict[PartitionKey, FellowReplica],
+        served: dict[PartitionKey, MemoryReplica],
     ) -> None:
         self.node_id = node_id
         self.loop = loop
@@ -59,8 +93,8 @@ class MemoryNode:
         self.replicas: dict[PartitionKey, MemoryReplica] = {}
         self.up = False
         self.incarnation = 0
-        self._others = others
-        self._served = served
+        self.others = others
+        self.served = served
         self._group: MemoryGroup | None = None
         self._storages: dict[PartitionKey, MemoryStorage] = {}
         self._starts = DirectoryIdentity(f"memory-{node_id}")
@@ -157,11 +191,12 @@ class MemoryNode:
         storage = self._storages.setdefault(key, MemoryStorage())
         log, _ = Log.open(storage, stream.config, now_wall_ns=self.wall_ns(), promised_epoch=self.promises.get(key, 0))
         replica = self.replicas[key] = MemoryReplica(self, stream, number, log)
-        replica.open()
+        replica.feed_log_opened()
         return replica
 
     # ---- what replicas ask -----------------------------------------------------------------------------------------------
-    def ask(self, request: pb.ControlRequest, answered: Answered) -> None:
+    def ask(self, request: pb.ControlRequest, answered: Callable[[pb.ControlResponse], object]) -> None:
+        """Send a request to the metadata group. It decides in the next turn of the event loop and then calls ``answered``."""
         incarnation = self.incarnation
 
         def asked() -> None:
@@ -171,20 +206,617 @@ class MemoryNode:
 
         self.loop.call_soon(asked)
 
-    def serving_replica(self, key: PartitionKey) -> FellowReplica | None:
-        return self._served.get(key)
+    def serving_replica(self, key: PartitionKey) -> MemoryReplica | None:
+        """Return the replica of any node that serves the partition as leader or candidate. None: there is none."""
+        return self.served.get(key)
 
-    def serve(self, key: PartitionKey, peer: FellowReplica) -> None:
-        self._served[key] = peer
-
-    def serve_no_more(self, key: PartitionKey, peer: FellowReplica) -> None:
-        if self._served.get(key) is peer:
-            del self._served[key]
-
-    def replica_of(self, node_id: str, key: PartitionKey) -> FellowReplica | None:
-        other = self._others.get(node_id)
+    def replica_of(self, node_id: str, key: PartitionKey) -> MemoryReplica | None:
+        other = self.others.get(node_id)
         return None if other is None else other.replicas.get(key)
 
-    def is_up(self, node_id: str) -> bool:
-        other = self._others.get(node_id)
-        return other is not None and other.up
+
+@dataclass(frozen=True, slots=True)
+class _PendingRequest:
+    """Replica that has sent a request, and the id of the request."""
+
+    peer: MemoryReplica
+    request_id: int
+
+
+class MemoryReplica(PartitionShell):
+    """One partition on one in-memory node, until ``stop`` or ``die``. It runs on the event loop of the cluster."""
+
+    def __init__(self, node: MemoryNode, stream: StreamImage, number: int, log: Log) -> None:
+        self.node = node
+        self.node_id = node.node_id
+        self.key = stream.key(number)
+        self.subject = data_subject(stream.subject, number)
+        self.log = log
+        seed = zlib.crc32(f"{node.node_id} {self.key}".encode())
+        self.replica = Replica(node.node_id, node.incarnation, node.config, seed, node.intake, copy_pace=node.copy_pace)
+        self.counters = node.counters
+        self.state: PartitionState | None = None
+        self.gone = False
+        """True if the replica is stopped or its node was killed. It receives no more events."""
+        self._inbox: deque[ev.Event] = deque()
+        self._stepping = False
+        self._timers: dict[ev.Deadline, asyncio.TimerHandle] = {}
+        self._replaying: do.ReplayLog | None = None
+        self._loop = node.loop
+        self.fetched: dict[int, FetchedBatches] = {}
+        self._next_token = 1
+        self._askers: dict[int, _PendingRequest] = {}
+        self._kept: dict[str, _PendingRequest] = {}
+        """Replica -> its last fetch, which got an empty answer and waits for records."""
+        self._waiting: do.SendFetch | None = None
+        """Fetch that is sent after the state of the leader has arrived. None: none."""
+        publishers = self.publishers = MemoryPublishers(self)
+        self.ingest, self.acks, self.derived = publishers.ingest, publishers.acks, publishers.derived
+        self.standby, self.taker = publishers.standby, publishers.taker
+        self.reads = self.readers = Readers(self)
+        self.commit = GroupCommit(log, log.config.flush, _Flusher(self))
+        self._do = acts_of(self)
+
+    def update(self, held: PartitionMetadata, incarnations: Mapping[str, int]) -> None:
+        """Apply changed metadata of the partition.
+
+        ``held``: state of the partition and settings of its stream. ``incarnations``: incarnation of each live node.
+        """
+        self.state = held.state
+        if self.apply_metadata(held, incarnations):
+            self.apply_retention()
+        self.readers.share(self.node_id in held.isr)
+        self.readers.advanced()
+
+    def stop(self, *, clean: bool = True) -> None:
+        """Stop the replica and close its log. ``clean``: True to flush the log and to store its checkpoint first."""
+        self.feed(ev.StopRequested())
+        self.die()
+        if not self.log.closed:
+            self.log.close(clean=clean and not self.failed)
+
+    def die(self) -> None:
+        """End the replica as a killed process does. Its storage does not change."""
+        self.gone = True
+        for timer in self._timers.values():
+            timer.cancel()
+        self.publishers.close()
+        self.readers.close()
+        self.publishers.derived.join(NodeStateMemory())
+        self.stop_serving()
+        self.fetched.clear()
+
+    # ---- events in, effects out --------------------------------------------------------------------------------------
+    def feed(self, event: ev.Event) -> None:
+        """Pass an event to the state machine, and carry out its effects. Events that the effects cause are processed afterwards."""
+        if self.gone:
+            return
+        self._inbox.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._inbox and not self.gone:
+                event = self._inbox.popleft()
+                for effect in self.replica.step(event, self.now_ns()):
+                    self._do[type(effect)](effect)
+        finally:
+            self._stepping = False
+
+    def now_ns(self) -> int:
+        return self.node.now_ns()
+
+    def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
+        def call() -> None:
+            if not self.gone:
+                callback()
+
+        return self._loop.call_later(delay_ns / NS_PER_S, call) if delay_ns else self._loop.call_soon(call)
+
+    # ---- the log -----------------------------------------------------------------------------------------------------
+    def append_time_ns(self) -> int:
+        return self.node.wall_ns()
+
+    def flush_appended(self) -> None:
+        self.commit.appended()
+
+    def run_alone(self, work: Callable[[], None]) -> None:
+        self.commit.alone(work)
+
+    def named_leader(self) -> tuple[str, int, int]:
+        state = self.replica.state
+        return state.leader, state.leader_epoch, state.epoch
+
+    def store_promise(self, leader_epoch: int, then: Callable[[StorageError | None], None]) -> None:
+        """Store the promise in the memory of the node, which survives a restart of the node."""
+        self.node.promises[self.key] = max(leader_epoch, self.node.promises.get(self.key, 0))
+        then(None)
+
+    def store(self, change: Callable[[], Any]) -> bool:
+        try:
+            change()
+        except StorageError as error:
+            self.log_failed(error)
+            return False
+        return True
+
+    def apply_retention(self) -> None:
+        before = self.log.log_start_offset
+        if not self.failed and self.log.may_give_up:
+            wall_ns = self.node.wall_ns()
+            done = self.store(lambda: self.commit.alone(lambda: self.log.apply_retention(wall_ns, may_drop=self._may_drop)))
+            if done and self.log.log_start_offset != before:
+                self.feed(ev.LogStartMoved(log_start_offset=self.log.log_start_offset))
+
+    def _may_drop(self, log_start_offset: int) -> bool:
+        """Return whether the records below ``log_start_offset`` may be deleted: the state that belongs to them is stored.
+
+        If it is not, it is stored now if possible, and retention runs again later.
+        """
+        states = self.publishers.states
+        if not states.may_drop(log_start_offset):
+            self.log.checkpoint()
+            self.publishers.store_state()
+        if states.may_drop(log_start_offset):
+            return True
+        self.later(self.apply_retention, _LATER_NS)
+        return False
+
+    def keep_house(self, dirty_ratio: float = _COMPACT_FROM_DIRTY_RATIO) -> None:
+        """Store the HW, apply retention, and compact the log if its stream is compacted.
+
+        ``dirty_ratio``: minimum share of the log that is not compacted, for compaction.
+        """
+        if self.failed or self.gone:
+            return
+        if self.store(self.log.checkpoint):
+            self.publishers.store_state()
+            self.apply_retention()
+        if self.log.may_be_cleaned and not self.failed:
+            compaction = self.log.begin_compaction(self.node.wall_ns(), min_dirty_ratio=dirty_ratio)
+            if compaction is not None:
+                compaction.run()
+                self.store(lambda: self.commit.alone(lambda: self.log.complete_compaction(compaction)))
+            self._report_purged()
+
+    # ---- derived state -------------------------------------------------------------------------------------------------
+    def replay_log(self, effect: do.ReplayLog) -> None:
+        self._replaying = effect
+        self.later(lambda: self._replay(effect))
+
+    def _replay(self, effect: do.ReplayLog) -> None:
+        if self._replaying is not effect:
+            return
+        derived = self.publishers.derived
+        try:
+            complete = derived.is_complete or derived.replay()
+        except LiftError as error:
+            self.log_failed(StorageError(f"The log cannot be replayed: {error}"))
+            return
+        if complete:
+            self._replaying = None
+            self.feed(ev.ReplayFinished(end_offset=effect.end_offset))
+        else:
+            self.feed(ev.ReplayProgressed(end_offset=derived.end_offset or 0))
+            self.later(lambda: self._replay(effect))
+
+    # ---- publishers ----------------------------------------------------------------------------------------------------
+    def close_subject(self, effect: do.CloseSubject) -> None:
+        super().close_subject(effect)
+        self._replaying = None
+        self.stop_serving()
+
+    # ---- time and status -----------------------------------------------------------------------------------------------
+    def set_deadline(self, effect: do.SetDeadline) -> None:
+        kind = effect.kind
+        timer = self._timers.pop(kind, None)
+        if timer is not None:
+            timer.cancel()
+        if effect.at_ns is not None:
+            reached = ev.DeadlineReached(kind=kind)
+            self._timers[kind] = self._loop.call_at(effect.at_ns / NS_PER_S, lambda: self.feed(reached))
+
+    def role_changed(self, effect: do.RoleChanged) -> None:
+        self._waiting = None
+        self.standby.review()
+
+    # ---- requests to the metadata group --------------------------------------------------------------------------------
+    def propose_isr(self, effect: do.ProposeIsr) -> None:
+        def answered(response: pb.ControlResponse) -> None:
+            accepted = response.error == pb.ControlResponse.OK
+            self.feed(ev.IsrChangeAnswered(epoch=effect.epoch, accepted=accepted))
+
+        self._send_request(effect, answered)
+
+    def _send_request(self, effect: Request, answered: Callable[[pb.ControlResponse], object] = lambda response: None) -> None:
+        self.node.ask(request_of(effect, self.key, self.node_id, self.node.incarnation), answered)
+
+    report_leader = leave_isr = give_up_leadership = wake_partition = step_aside = report_promotion = _send_request
+
+    def _report_purged(self) -> None:
+        """Tell the metadata group which purges this replica has completed, if the group does not know it yet."""
+        purged = self.log.cleaning.purged
+        report = purge_report(self.key, self.state, self.node_id, self.node.incarnation, purged) if self.state else None
+        if report is not None:
+            self.node.ask(report, lambda response: None)
+
+    def _token(self) -> int:
+        token, self._next_token = self._next_token, self._next_token + 1
+        return token
+
+    # ---- a follower ------------------------------------------------------------------------------------------------------
+    def _ask_leader(self, request_id: int, event: Callable[[int], ev.Event]) -> None:
+        def ask() -> None:
+            leader = self.node.serving_replica(self.key)
+            if leader is None or leader is self:
+                self.feed(ev.RequestFailed(request_id=request_id, reason="no responders"))
+                return
+            leader.feed(event(leader.asked_by(self, request_id)))
+
+        self.later(ask)
+
+    def send_fetch(self, effect: do.SendFetch) -> None:
+        question = self.publishers.taker.asks(effect.leader_epoch)
+        self._waiting = None if question is None else effect
+        if question is not None:
+            self.later(lambda: self._ask_state(effect, question))
+            return
+        self._ask_leader(
+            effect.request_id,
+            lambda token: received_from(
+                ev.FetchReceived, effect, token=token, replica=self.node_id, incarnation=self.node.incarnation,
+                stream_uid=self.key.uid, awaits_more=True,
+            ),
+        )  # fmt: skip
+
+    def _ask_state(self, effect: do.SendFetch, question: StatePieceRequest) -> None:
+        """Request the leader's state of producers and message ids that belongs to deleted records. Then send the fetch ``effect``."""
+        if self._waiting is not effect:
+            return  # it has another role
+        leader, piece = self.node.serving_replica(self.key), None
+        if leader is None or leader is self:
+            self.publishers.taker.nobody_listens()
+        else:
+            piece = leader.read_state(question)
+        try:
+            goes_on = self.publishers.taker.add_piece(piece)
+        except StorageError as error:
+            self.log_failed(error)
+            return
+        if goes_on:
+            self.send_fetch(effect)
+        else:
+            self.feed(ev.RequestFailed(request_id=effect.request_id, reason="the leader's state is not ready"))
+
+    def read_state(self, question: StatePieceRequest) -> StatePiece | None:
+        return self.publishers.giver.read_piece(question)
+
+    def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
+        self._ask_leader(
+            effect.request_id,
+            lambda token: received_from(
+                ev.EpochQueryReceived, effect, token=token, replica=self.node_id, stream_uid=self.key.uid
+            ),
+        )
+
+    def answer_arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
+        self.publishers.taker.fetch_answered()
+        view = memoryview(data)
+        batches = split_batches(view)
+        spans = tuple(
+            ev.BatchSpan(base_offset=b.base_offset, last_offset=b.last_offset, leader_epoch=b.leader_epoch) for b in batches
+        )
+        token = self._token() if spans else 0
+        if spans:
+            self.fetched[token] = FetchedBatches(view, batches)
+        answer = ev.FetchAnswered(
+            token=token, request_id=request_id, leader_epoch=leader_epoch, high_watermark=high_watermark, spans=spans,
+            size_bytes=len(data),
+        )  # fmt: skip
+        self.feed(answer)
+
+    def quiesce(self, effect: do.Quiesce) -> None:
+        self.feed(ev.QuiescenceEnded(heard_ns=None))  # it is asked for alone
+
+    def end_quiescence(self, effect: do.EndQuiescence) -> None:
+        pass
+
+    def confirm_quiescence(self, effect: do.ConfirmQuiescence) -> None:
+        pass
+
+    def asked_by(self, peer: MemoryReplica, request_id: int) -> int:
+        token = self._token()
+        self._askers[token] = _PendingRequest(peer, request_id)
+        return token
+
+    # ---- a leader --------------------------------------------------------------------------------------------------------
+    def start_serving(self, effect: do.StartServing) -> None:
+        self.node.served[self.key] = self
+
+    def stop_serving(self) -> None:
+        if self.node.served.get(self.key) is self:
+            del self.node.served[self.key]
+        self._askers.clear()
+        self._kept.clear()
+
+    def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
+        asker = self._askers.pop(effect.token, None)
+        if asker is not None:
+            self._send_batches(asker, effect.leader_epoch, effect.from_offset, effect.max_bytes)
+        self.publishers.ingest.settle()
+
+    def park_fetch(self, effect: do.ParkFetch) -> None:
+        asker = self._askers.pop(effect.token, None)
+        if asker is not None:
+            self._kept[effect.replica] = asker
+        self.publishers.ingest.settle()
+
+    def answer_parked_fetch(self, effect: do.AnswerParkedFetch) -> None:
+        asker = self._kept.pop(effect.replica, None)
+        if asker is not None and effect.from_offset < self.log.log_end_offset:
+            self._send_batches(asker, effect.leader_epoch, effect.from_offset, effect.max_bytes)
+
+    def send_high_watermark(self, effect: do.SendHighWatermark) -> None:
+        asker = self._kept.get(effect.replica)
+        if asker is not None:
+            self._send(asker, effect.leader_epoch, b"")
+
+    def _send_batches(self, asker: _PendingRequest, leader_epoch: int, from_offset: int, max_bytes: int) -> None:
+        try:
+            end_offset = self.log.log_end_offset
+            portion = read_portion(self.log, from_offset, max_bytes, _ROOM_BYTES, end_offset=end_offset, held=NOTHING)
+        except LiftError as error:
+            if isinstance(error, StorageError):
+                return  # a read that fails is answered by nothing: an empty response would say "you are caught up"
+            raise
+        self._send(asker, leader_epoch, b"".join(portion.chunks))
+
+    def _send(self, asker: _PendingRequest, leader_epoch: int, data: bytes) -> None:
+        high_watermark, peer = self.replica.high_watermark, asker.peer
+        peer.later(lambda: peer.answer_arrived(asker.request_id, leader_epoch, high_watermark, data))
+
+    def send_fetch_refusal(self, effect: do.SendFetchRefusal) -> None:
+        asker = self._askers.pop(effect.token, None)
+        if asker is not None:
+            refused = received_from(ev.FetchRefused, effect, request_id=asker.request_id)
+            asker.peer.later(lambda: asker.peer.feed(refused))
+
+    def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
+        asker = self._askers.pop(effect.token, None)
+        if asker is not None:
+            answered = received_from(ev.EpochQueryAnswered, effect, request_id=asker.request_id)
+            asker.peer.later(lambda: asker.peer.feed(answered))
+
+    def notify_replica(self, effect: do.NotifyReplica) -> None:
+        self._send_event(effect.replica, ev.NotificationReceived())
+
+    def send_notice(self, effect: do.SendNotice) -> None:
+        notice = received_from(ev.NoticeReceived, effect, leader=self.node_id)
+        for replica in effect.replicas:
+            self._send_event(replica, notice)
+
+    def _send_event(self, node_id: str, event: ev.Event) -> None:
+        other = self.node.replica_of(node_id, self.key)
+        if other is not None:
+            other.later(lambda: other.feed(event))
+
+    def probe_replica(self, effect: do.ProbeReplica) -> None:
+        other = self.node.others.get(effect.replica)
+        if other is None or not other.up:
+            self.later(lambda: self.feed(ev.ReplicaAbsent(replica=effect.replica)))
+
+
+class Readers:
+    """Receives the read requests for one replica (implements ``ReadShell``). A reader is identified by its reply subject."""
+
+    def __init__(self, replica: MemoryReplica) -> None:
+        self._replica = replica
+        self._bus = replica.node.bus
+        key, node, subjects = replica.key, replica.node, replica.node.subjects
+        source = ReplicaSource(
+            replica.replica, replica.log, failed=lambda: bool(replica.failed), is_heard=lambda: replica.ingest.heard
+        )
+        self._reads = Reads[str](key, node.node_id, source, self, node.counters, node.read_budget)
+        self._reads.give_state = replica.publishers.giver.read_piece_below
+        self.advanced = self._reads.advanced
+        self._subject = subjects.read(key.stream, key.partition)
+        self._own = self._bus.listen(subjects.read_from(key.stream, key.partition, node.node_id), self._message_arrived)
+        self._shared: BusSubscription | None = None
+
+    def share(self, wanted: bool) -> None:
+        """Subscribe to reads that any in-sync replica may answer if ``wanted`` is True. Otherwise unsubscribe."""
+        if wanted and self._shared is None:
+            self._shared = self._bus.listen(self._subject, self._message_arrived, self._subject)
+        elif not wanted and self._shared is not None:
+            self._shared.close()
+            self._shared = None
+
+    def close(self) -> None:
+        self.share(False)
+        self._own.close()
+        self._reads.close()
+
+    def _message_arrived(self, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
+        if self._replica.node.inboxes.allows(reply):
+            self._reads.answer_request(payload, reply.decode())
+
+    # ---- what carries the answers ----------------------------------------------------------------------------------------
+    @property
+    def max_payload(self) -> int:
+        return self._bus.max_payload
+
+    @property
+    def has_room(self) -> bool:
+        return True
+
+    def now_ns(self) -> int:
+        return self._replica.now_ns()
+
+    def answer(self, asker: str, chunks: Chunks) -> None:
+        self._bus.send(asker, chunks)
+
+    def request_failed(self, asker: str, error: Exception) -> None:
+        """Raise ``error``, the error of a read request of ``asker``, so that the test fails."""
+        raise error
+
+    def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
+        return self._replica.node.loop.call_at(at_ns / NS_PER_S, callback).cancel
+
+
+class MemoryPublishers:
+    """Ingest and standby buffer of one replica (implements ``IngestShell`` and ``StandbyShell``)."""
+
+    def __init__(self, replica: MemoryReplica) -> None:
+        self._replica = replica
+        self._bus = replica.node.bus
+        self.send_lines = self._bus.send_lines
+        self.behind_read = self._bus.behind_read
+        node, log, core = replica.node, replica.log, replica.replica
+        config, stream = node.config, log.config
+        self.acks = PendingAcks(self, replica.key, replica.subject)
+        self.derived = derived_state(log, replica.subject, stream, config, replica.now_ns)
+        self.derived.join(node.derived)
+        self.derived.on_lacking = self._read_soon
+        self._reading = False
+        owner = state_owner(replica.key)
+        state_writer.restore_state(self.derived, log, owner)
+        self.states = state_writer.StateWriter(self.derived, log, owner, state_writer.pace_of(config), replica.now_ns)
+        self.giver = StateServer(self.derived, owner, replica.now_ns)
+        self.taker = StateFetcher(self.derived, log, owner)
+        self.ingest = Ingest(
+            shell=self, subject=replica.subject, config=config, policy=stream.ack_policy, codec=stream.codec,
+            inboxes=node.inboxes, acks=self.acks, feed=replica.feed, wall_ns=node.wall_ns,
+            log_end_offset=lambda: log.log_end_offset,
+            may_refuse=lambda: core.may_refuse_publishers(replica.now_ns()),
+            may_refuse_for_now=lambda: core.may_refuse_for_now(replica.now_ns()),
+            derived=self.derived, takes=core.takes_publishes, on_drop=self._count_dropped,
+        )  # fmt: skip
+        self.standby = Standby(
+            shell=self, subject=replica.subject, replica=core, log=log, ids=self.derived.ids,
+            reader=MessageDecoder(replica.key, replica.subject, stream.ack_policy, node.inboxes, stream.codec),
+            heard=StandbyBuffer(node.heard, config.standby_bytes, round(config.standby_age_s * NS_PER_S)),
+            now_ns=replica.now_ns, wall_ns=node.wall_ns, rules=StandbyReplayRules(doubt_ns=round(config.lease_s * NS_PER_S)),
+        )  # fmt: skip
+
+    def _count_dropped(self, reason: str, count: int) -> None:
+        self._replica.node.counters[f"messages dropped: {reason}"] += count
+
+    def _read_soon(self) -> None:
+        if not self._reading:
+            self._reading = True
+            self._replica.later(self._read_beside)
+
+    def _read_beside(self) -> None:
+        self._reading = False
+        try:
+            complete = self.derived.read_beside()
+        except LiftError:
+            return  # its log cannot be read: the next read raises the error
+        if not complete:
+            self._read_soon()
+
+    def close(self) -> None:
+        self.standby.cancel()
+        self.standby.stop()
+        self.ingest.stop()
+        self.acks.drop()
+
+    def store_state(self) -> None:
+        """Store the state of producers and message ids if that is due, after a checkpoint of the HW."""
+        unwritten = self.states.begin()
+        if unwritten is not None:
+            self.states.write(unwritten)
+
+    # ---- the shells ------------------------------------------------------------------------------------------------------
+    @property
+    def max_payload(self) -> int:
+        return self._bus.max_payload
+
+    def listen(
+        self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: PublishRejector | None = None
+    ) -> BusSubscription:
+        return self._bus.listen(subject, sink)
+
+    def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> _StandbySubscription:
+        return _StandbySubscription(self._replica, self._bus, subject, sink)
+
+    def when_subscribed(self, heard: Callable[[], None]) -> None:
+        """Call ``heard`` in the next turn of the event loop, because subscriptions take effect immediately."""
+        self._replica.later(heard)
+
+    def sink_failed(self, subject: bytes, error: Exception) -> None:
+        """Report an unexpected error in the processing of a message on ``subject`` to the event loop."""
+        self._replica.node.counters["not_taken"] += 1
+        self._replica.node.loop.call_exception_handler({"message": f"a message on {subject!r}", "exception": error})
+
+
+class _StandbySubscription:
+    """Subscription of a standby follower to the data subject of its partition."""
+
+    is_denied = False
+
+    def __init__(self, replica: MemoryReplica, bus: Bus, subject: str, sink: Sink) -> None:
+        self._replica = replica
+        self._sink = sink
+        self._subscription = bus.listen(subject, self._message_arrived)
+        self.behind_read = bus.behind_read
+
+    def _message_arrived(self, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
+        self._sink(subject, reply, payload, block)
+
+    def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
+        self._sink = sink
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        self._replica.later(callback)
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` in the next turn of the event loop. A real connection would first wait for messages in flight."""
+        self._replica.later(callback)
+
+    def leave(self) -> None:
+        self._subscription.close()
+
+    def close(self) -> None:
+        self._subscription.close()
+
+
+class _Flusher:
+    """Flushes of an in-memory log (implements ``FlushShell``). A flush ends within the next turn of the event loop."""
+
+    def __init__(self, replica: MemoryReplica) -> None:
+        self._replica = replica
+
+    def begin(self) -> None:
+        self._replica.later(self._run)
+
+    def _run(self) -> None:
+        commit = self._replica.commit
+        flush = commit.start()
+        if flush is None:
+            return
+        error: StorageError | None = None
+        try:
+            flush.run()
+        except StorageError as refused:
+            error = refused
+        commit.flush_ended(flush, 0, error)
+
+    def wait(self, flush: Flush) -> tuple[int, Exception | None]:
+        raise AssertionError("Internal error: an in-memory flush never waits. Please report it.")
+
+    def wait_for_checkpoint(self) -> None:
+        """Do nothing: no checkpoint runs in the background."""
+
+    def arm(self) -> None:
+        interval_s = self._replica.log.config.flush.interval_s
+        self._replica.later(self._replica.commit.interval_over, round(interval_s * NS_PER_S))
+
+    def flush_succeeded(self) -> None:
+        """Do nothing: the duration of flushes is not measured in memory."""
+
+    def flushed(self, end_offset: int, disk_ns: int) -> None:
+        self._replica.feed(ev.LogFlushed(end_offset=end_offset, took_ns=disk_ns))
+
+    def flush_failed(self, error: StorageError) -> None:
+        self._replica.log_failed(error)

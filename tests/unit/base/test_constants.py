@@ -94,7 +94,7 @@ AGAIN: Figures = {
     "liftpy.nats.cancellation": {"_TRY_AGAIN_S": (0.05, 0.5), "_TRIES": (20, 100)},
     "liftpy.client.in_flight": {"FIRST_WAIT_S": (0.02, 0.2), "LONGEST_WAIT_S": (0.5, 2)},
     "liftpy.client.publisher": {"FIRST_ATTEMPT_S": (1, 5), "_OF_THE_WINDOW": (0.5, 0.9)},
-    "liftpy.client.service_queries": {"_ATTEMPT_S": (2.1, 6)},
+    "liftpy.client.services": {"_ATTEMPT_S": (2.1, 6)},
     "liftpy.client.retrying": {"FIRST_WAIT_S": (0.01, 0.05), "LONGEST_WAIT_S": (0.25, 1)},
     "liftpy.nats.transport": {"REQUEST_TIMEOUT_S": (1, 5)},
     "liftpy.core.metadata.election": {
@@ -202,7 +202,7 @@ def test_code_constant_is_within_its_documented_range(module: str) -> None:
 LESS: list[tuple[str, str, str]] = [
     (
         "liftpy.core.services.queries:PATIENCE_S",
-        "liftpy.client.service_queries:_ATTEMPT_S",
+        "liftpy.client.services:_ATTEMPT_S",
         "a query is asked again when its service has given it up",
     ),
     (

@@ -19,7 +19,7 @@ from liftpy.client.factories import ClientFactories
 from liftpy.client.in_flight import InFlight, PublishOptions
 from liftpy.client.iteration import Iteration, LastItem
 from liftpy.client.progress import _MOST_BEHIND, NotServedError, ReadProgress, check_head, must_agree
-from liftpy.client.publisher import FireAndForget, Publisher
+from liftpy.client.publisher import Publisher
 from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import (
     ConfigError,
@@ -478,8 +478,8 @@ async def test_client_close_closes_only_a_connection_that_the_client_opened(
     made: list[Any] = []
 
     class Made:
-        def __init__(self, transport: Any, subjects: Any, *, owns_connection: bool, making: Any) -> None:
-            assert type(making) is ClientFactories
+        def __init__(self, transport: Any, subjects: Any, *, owns_connection: bool, factories: Any) -> None:
+            assert type(factories) is ClientFactories
             made.append((transport, subjects.namespace, subjects.principal, owns_connection))
 
     monkeypatch.setattr(client_module, "Client", Made)
@@ -529,8 +529,7 @@ async def test_publisher_permission_denial_fails_only_messages_of_the_denied_sub
     failed: list[tuple[int, Exception]] = []
     made: Any = Publisher.__new__(Publisher)
     made._addressing = SimpleNamespace(address=Address("ev", "u1", True))
-    made._inbox, made._posts, made._subscription = "inbox", FireAndForget(made, "s", 0, 1.0), "listens"
-    made._posts._some = True
+    made._inbox, made._has_posted, made._denied, made._subscription = "inbox", True, None, "listens"
     made._in_flight, made._has_right = {1: None, 2: None}, had_right
     made._fail = lambda number, error: failed.append((number, error))
     made._on_denial(is_publish, subject)
@@ -538,7 +537,7 @@ async def test_publisher_permission_denial_fails_only_messages_of_the_denied_sub
     assert all(isinstance(error, OutcomeUnknownError if had_right else NotAllowedError) for _, error in failed)
     assert made._subscription == (None if concerns and not is_publish else "listens")
     if not concerns:
-        made._posts.raise_denied()
+        made._raise_denied()
         return
     what = "publish on ev" if is_publish else "subscribe for acks on inbox.*"
     with pytest.raises(
@@ -547,8 +546,8 @@ async def test_publisher_permission_denial_fails_only_messages_of_the_denied_sub
             f"The NATS permissions of this user do not allow it to {what}. Change the permissions: `liftpy permissions --role publisher` prints them."  # noqa: E501
         ),
     ):
-        made._posts.raise_denied()
-    made._posts.raise_denied()  # it is said once
+        made._raise_denied()
+    made._raise_denied()  # it is said once
 
 
 def test_publish_options_with_values_out_of_range_raise_config_error() -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.client import retrying, service_queries
+from liftpy.client import retrying, services
 from liftpy.client.admin import _READY, Admin
 from liftpy.client.client import Client
-from liftpy.client.service_queries import QueryAnswer, QueryRejectedError
+from liftpy.client.services import QueryAnswer, QueryRejectedError
 from liftpy.core.services.queries import QueryFailedError
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
@@ -59,7 +59,7 @@ REFUSED = (b"it is behind", {"Lift-Error": "QUERY_REJECTED"})
 
 
 async def ask(transport: Any, at_least: int | None = None, timeout_s: float = 30.0, partition: int = 0) -> QueryAnswer:
-    return await service_queries.ask(transport, Subjects("ns"), "bank", b"query", partition, at_least, timeout_s)
+    return await services.ask(transport, Subjects("ns"), "bank", b"query", partition, at_least, timeout_s)
 
 
 async def test_service_query_is_retried_until_a_service_answers() -> None:
@@ -95,7 +95,7 @@ async def test_service_query_with_an_error_answer_raises_the_matching_error(
 async def test_admin_delete_remove_and_elect_requests_contain_the_arguments_of_the_call() -> None:
     asked: list[pb.ControlRequest] = []
     admin = admin_over(None, Subjects("ns"))
-    requests: Any = admin._requests
+    requests: Any = admin._metadata
 
     async def command(request: pb.ControlRequest) -> Any:
         asked.append(request)
@@ -139,7 +139,7 @@ async def test_admin_readiness_check_waits_for_the_status_of_the_leader_node() -
             raise found
         return found
 
-    admin._status_page = page
+    admin.ask_node = page
     stream: Any = SimpleNamespace(name="s", uid="u1", partitions=[SimpleNamespace(leader="n1"), SimpleNamespace(leader="n2")])
     await admin._led_as_nodes_say(stream, 1, 30.0)
     assert (pages, asked) == ([], [("n2", b'{"after": ["s", 0]}', 1.0)] * 5)

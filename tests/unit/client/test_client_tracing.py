@@ -19,12 +19,12 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, StatusC
 
 import liftpy
 from liftpy.client import Client, ProducerOptions
+from liftpy.client.client import factories_for
 from liftpy.client.encode_publish import MESSAGE_ID
 from liftpy.client.partition_sender import BATCH_BYTES, RECORD_BYTES
 from liftpy.client.producer import Producer
 from liftpy.client.publisher import Publisher
 from liftpy.client.traced import DROPPED
-from liftpy.client.tracing import making_of
 from liftpy.config import AckPolicy
 from liftpy.core.observe.trace_context import (
     SPANS_PER_S,
@@ -310,7 +310,7 @@ async def test_traced_receive_spans_above_the_rate_limit_are_dropped_and_counted
     async with traced.client.producer(traced.stream, options=ProducerOptions(batch_records=1)) as producer:
         for number in range(200):
             await producer.send(b"x", headers=BEARS if number % 2 else [("a", b"b")])
-    traced.client._made_by._spans._read = SpanBudget(1.0)  # type: ignore[attr-defined]
+    traced.client._factories._spans._read = SpanBudget(1.0)  # type: ignore[attr-defined]
     before = traced.client.counters.get(DROPPED, 0)
     read = [piece async for piece in traced.client.consume(traced.stream, until="end").batches()]
     bearing = sum(any(name == "traceparent" for name, _ in pairs) for piece in read for pairs in piece.headers())
@@ -367,7 +367,7 @@ async def test_connect_with_tracing_but_without_opentelemetry_names_the_package_
     with pytest.raises(ConfigError, match=r"liftpy\[trace\]"):
         await liftpy.connect("nats://127.0.0.1:1", trace=True)
     with pytest.raises(ConfigError, match="TracerProvider"):
-        making_of("otlp")  # type: ignore[arg-type]
+        factories_for("otlp")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("method", ["send", "post"])

@@ -288,7 +288,7 @@ async def test_node_status_of_several_pages_returns_all_rows() -> None:
         asked.append(question)
         return pages[len(asked) - 1]
 
-    client.admin._status_page = page
+    client.admin.ask_node = page
     status = await client.admin.node_status("n1")
     assert [p["partition"] for p in status["partitions"]] == [0, 1, 2]
     assert status["more"] is False

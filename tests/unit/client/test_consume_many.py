@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from liftpy.client import ManyConsumer, Position, ReadOptions, positions_from
 from liftpy.client import multi_consumer as module
 from liftpy.client.batch_view import BatchSlice
-from liftpy.client.multi_consumer import Place, StreamAccess, bounded_ahead, selects
+from liftpy.client.multi_consumer import Place, bounded_ahead, selects
 from liftpy.errors import (
     ConfigError,
     CorruptionError,
@@ -38,21 +39,24 @@ class Streams:
                 node.append(b"%s/%d/%d" % (stream.encode(), partition, number))
 
     def many(self, *names: str, start: Any = "earliest", until: Any = "end", positions: Any = None) -> ManyConsumer:
-        async def places() -> list[Place]:
-            return list(self.nodes)
+        client: Any = SimpleNamespace(admin=self, consume=self.consume)
+        return ManyConsumer(client, names, start, until, positions)
 
-        def made(place: Place, begin: Any, ahead_bytes: int) -> Any:
-            self.begun.append((place, begin, ahead_bytes))
-            return consumer(self.nodes[place], begin, until)
+    async def list_streams(self, *, internal: bool) -> list[Any]:
+        assert internal
+        return [SimpleNamespace(name=name, partitions=[SimpleNamespace(partition=number)]) for name, number in self.nodes]
 
-        return ManyConsumer(StreamAccess(places, made), names, start, positions)
+    def consume(self, *place: Any, start: Any, until: Any, options: ReadOptions, **_: Any) -> Any:
+        self.begun.append((place, start, options.read_ahead * options.max_bytes))
+        return consumer(self.nodes[place], start, until)
 
 
 def keys_of(stream: str, partition: int, numbers: range) -> list[bytes]:
     return [b"%s/%d/%d" % (stream.encode(), partition, number) for number in numbers]
 
 
-async def test_consume_many_reads_all_matching_partitions_each_in_order() -> None:
+async def test_consume_many_reads_all_matching_partitions_each_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AHEAD_BYTES", 6 << 20)
     streams = Streams(orders=3, pay_eu=1, pay_us=2, other=1)
     found: dict[Place, list[bytes | None]] = {}
     async with streams.many("orders", "pay_*") as many:
@@ -60,7 +64,7 @@ async def test_consume_many_reads_all_matching_partitions_each_in_order() -> Non
         async for stream, partition, record in many:
             found.setdefault((stream, partition), []).append(record.key)
     assert found == {place: keys_of(*place, range(20)) for place in many.places}
-    assert {ahead for _, _, ahead in streams.begun} == {module.AHEAD_BYTES // 6}
+    assert {ahead for _, _, ahead in streams.begun} == {1 << 20}
 
 
 async def test_consume_many_resumes_from_stored_positions_without_loss(
@@ -101,18 +105,18 @@ async def test_consume_many_reads_a_new_stream_from_its_first_record(monkeypatch
     assert [(place, start) for place, start, _ in streams.begun] == [(("orders", 0), "new"), (("new-1", 0), "earliest")]
 
 
-async def test_consume_many_repeats_a_failed_first_stream_lookup() -> None:
+async def test_consume_many_repeats_a_failed_first_stream_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = Streams(orders=1)
     many = streams.many("orders", start="new", until=None)
     lacking = streams.many("orders", "lacking", start="new")
-    real, outcomes = many._home.places, [UnavailableError("no metadata group"), asyncio.CancelledError()]
+    real, outcomes = streams.list_streams, [UnavailableError("no metadata group"), asyncio.CancelledError()]
 
-    async def places() -> Any:
+    async def list_streams(*, internal: bool) -> Any:
         if outcomes:
             raise outcomes.pop(0)
-        return await real()
+        return await real(internal=internal)
 
-    many._home = StreamAccess(places, many._home.consumer)
+    monkeypatch.setattr(streams, "list_streams", list_streams)
     for error in list(outcomes):
         with pytest.raises(type(error)):
             await many.next()
@@ -134,14 +138,14 @@ async def test_consume_many_repeats_a_failed_first_stream_lookup() -> None:
 async def test_consume_many_close_ends_a_wait_in_another_task(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     streams, gate = Streams(orders=1), asyncio.Event()
     many = streams.many("orders", start="new", until=None)
-    real = many._home.places
+    real = streams.list_streams
 
-    async def places() -> Any:
+    async def list_streams(*, internal: bool) -> Any:
         await gate.wait()
-        return await real()
+        return await real(internal=internal)
 
     if at == "a look":
-        many._home = StreamAccess(places, many._home.consumer)
+        monkeypatch.setattr(streams, "list_streams", list_streams)
     if at == "nothing":
         many.pause(("orders", 0))
     waiting = asyncio.create_task(many.next())

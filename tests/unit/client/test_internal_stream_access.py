@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from liftpy.client import producer as round_opening
+from liftpy.client import stream_directory
 from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.multi_consumer import selects
 from liftpy.client.partition_sender import ProducerOptions
-from liftpy.client.producer import open_producer
+from liftpy.client.stream_directory import StreamDirectory
 from liftpy.client.write_epoch import Round
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire import envelope, frames
@@ -59,16 +59,15 @@ async def test_producer_of_an_internal_stream_is_rejected_by_its_leader(monkeypa
 
         async def open_it(round: Round | None) -> None:
             options = ProducerOptions(patience_s=5.0)
-            async with open_producer(
-                client.transport, requests, GROUPS_STREAM, id="sink", round=round, options=options
-            ) as producer:
+            opening = StreamDirectory(requests).open_producer(GROUPS_STREAM, id="sink", source=round, options=options)
+            async with opening as producer:
                 await producer.send_columns(RecordColumns(ByteArray.of([b"junk"])), partition=0)
 
         for round in (None, Round("query", 0, 0)):
             with pytest.raises(InvalidNameError, match="internal"):
                 await open_it(round)
             with monkeypatch.context() as patched:
-                patched.setattr(round_opening, "check_published", lambda stream: stream)  # a client that does not look
+                patched.setattr(stream_directory, "check_published", lambda stream: stream)  # a client that does not look
                 with pytest.raises(PublishRejectedError, match="stream _groups is internal"):
                     await open_it(round)
         for place in made.partitions:

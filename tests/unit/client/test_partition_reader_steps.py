@@ -532,7 +532,7 @@ async def test_node_status_with_an_empty_second_page_has_no_more_pages() -> None
     async def page(*_: Any) -> Any:
         return pages.pop(0)
 
-    nodes._status_page = page
+    nodes.ask_node = page
     assert await nodes.node_status("n1") == {"partitions": [{"stream": "s", "partition": 0}], "more": False}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import admin as admin_module
-from liftpy.client import service_commands, service_queries
+from liftpy.client import service_commands, services
 from liftpy.client.admin import Admin
 from liftpy.client.client import Client
 from liftpy.client.encode_publish import Address
@@ -354,7 +354,7 @@ def led_client(**script: list[Any]) -> tuple[Any, Told, list[Any]]:
     told: Any = Told(**script)
     told.transport, told.subjects, told.deadline_s = made.transport, Subjects(), 15.0
     made.admin._wait_for_leader = _wait_for_leader
-    made.admin._requests = made._streams.requests = told
+    made.admin._metadata = made._streams.requests = told
     return made, told, led
 
 
@@ -460,7 +460,7 @@ async def test_service_query_contains_the_arguments_of_the_call(monkeypatch: pyt
         asked.append(given)
         return "answer"
 
-    monkeypatch.setattr(service_queries, "ask", ask)
+    monkeypatch.setattr(services, "ask", ask)
     assert await made.services.query("bank", b"q", partition=2, at_least=7, timeout_s=9.0) == "answer"
     assert asked == [(made.transport, made._streams.requests.subjects, "bank", b"q", 2, 7, 9.0)]
 

@@ -323,7 +323,7 @@ async def test_queue_dead_letter_stored_by_two_workers_has_one_message_id(
         (job,) = await queue.take(1)
         for lease in (4, 9):
             part = group_pb2.GrantedRange(start=0, end=1, lease=lease, deliveries=lease, dead=True)
-            await queue._bury(job.key, part, [job])
+            await queue._bury(part, job, 5.0)
     assert ids[0] == ids[1]
 
 
@@ -360,7 +360,7 @@ async def test_queue_settlement_with_more_ranges_than_the_limit_is_split_into_re
     async with client.queue("jobs", "w") as queue:
         jobs, told = await queue.take(9), list[Any]()
         real = queue._settlements.settle
-        monkeypatch.setattr(queue._settlements, "settle", lambda some, asked: told.extend(asked) or real(some, asked))
+        monkeypatch.setattr(queue._settlements, "settle", lambda asked: told.extend(asked) or real(asked))
         await queue.ack(jobs[::2])
     assert [[part.start for part in one.ranges] for one in told] == [[0, 2], [4, 6], [8]]
 

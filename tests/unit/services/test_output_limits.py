@@ -73,7 +73,7 @@ async def test_service_output_destination_with_a_missing_or_unsuitable_partition
     client: Any = SimpleNamespace(stream=described)
     settings = ServiceSettings("s", "in", "n1", Path("/nowhere"), partition=partition, output_stream="out")
     nothing: Any = None
-    emitter = Emitter(client, nothing, settings, Outbox("u/0"), nothing, nothing, nothing, nothing)
+    emitter = Emitter(client, nothing, settings, Outbox("u/0"), nothing)
     if error is None:
         await emitter._open()
         assert emitter._address == Destination("out", "o1", partition, f"shop.out.{partition}")

@@ -138,17 +138,20 @@ class World:
 
 class Copier:
     def __init__(self, world: Any) -> None:
-        self.leads = True
+        self.is_leader = True
         self.failed: list[LiftError] = []
         settings = ServiceSettings(
             "bank", "in", "n1", Path("/nowhere"), output_stream="out", routes=(ALERTS,), emit_poll_interval_s=0.01
         )
         self.asked = 0
-        self.router = Router(world, world, settings, ALERTS, source=SOURCE, leads=self._leads, fatal=self.failed.append)
+        self.fail = self.failed.append
+        own: Any = self
+        self.router = Router(world, world, settings, ALERTS, source=SOURCE, instance=own)
 
-    def _leads(self) -> bool:
+    @property
+    def leads(self) -> bool:
         self.asked += 1
-        return self.leads
+        return self.is_leader
 
 
 def numbers(world: World, partition: int) -> list[int]:
@@ -170,7 +173,7 @@ async def test_service_output_router_with_overlapping_leaders_copies_each_output
             while any(numbers(world, p) != wanted[p] for p in (0, 1)):
                 world.logs["out", 0] = outputs[: len(world.logs["out", 0]) + rng.randrange(6)]
                 for copier in copiers:
-                    copier.leads = rng.random() < 0.6
+                    copier.is_leader = rng.random() < 0.6
                     copier.router.wake()
                 await asyncio.sleep(0.003)
                 for p in (0, 1):
@@ -189,13 +192,13 @@ async def test_service_output_router_of_a_follower_copies_nothing() -> None:
     world = World()
     world.logs["out", 0] = [output(0)]
     copier = Copier(world)
-    copier.leads = False
+    copier.is_leader = False
     task = asyncio.create_task(copier.router.run())
     async with asyncio.timeout(30):
         while copier.asked < 3:
             await asyncio.sleep(0.002)
     assert world.logs["warnings", 0] == []
-    copier.leads = True
+    copier.is_leader = True
     copier.router.wake()
     async with asyncio.timeout(30):
         while numbers(world, 0) != [0]:
@@ -311,21 +314,21 @@ async def test_service_output_router_that_lost_leadership_stops_writing_and_read
     assert (copier.router._places[0].end_offset, copier.router._places[0].last_number, copier.router._next) == (5, 4, 5)
     place = copier.router._places[0]
     place.waiting = [output(5)]
-    copier.leads = False
+    copier.is_leader = False
     with pytest.raises(OutputNotWrittenError, match="Route alerts: this instance"):
         await copier.router._write(0, place)
     assert (numbers(world, 0), place.end_offset) == ([0, 1, 2, 3, 4], 5)
-    looks = [0]
+    copier.asked = 0
 
-    def leads() -> bool:
-        looks[0] += 1
-        if looks[0] > 3:
+    def leads(self: Copier) -> bool:
+        self.asked += 1
+        if self.asked > 3:
             raise ConfigError("enough")
         return False
 
-    copier.router._leads = leads
+    monkeypatch.setattr(Copier, "leads", property(leads))
     await copier.router.run()
-    assert (looks[0], copier.router._places) == (4, {})
+    assert (copier.asked, copier.router._places) == (4, {})
 
 
 async def test_service_output_router_batches_contain_consecutive_outputs_up_to_the_size_limit(

@@ -101,17 +101,21 @@ class Sender:
             "s", "in", "n1", Path("/nowhere"), output_stream="out", emit_poll_interval_s=0.01, emit_window=16
         )
         anything: Any = partition
-        self.emitter = Emitter(
-            anything, anything, settings, self.outbox, lambda: self.leads, self.failed.append, self._disprove, self._know
-        )
+        own: Any = self
+        self.emitter = Emitter(anything, anything, settings, self.outbox, own)
         self.values = values
         self.disproven = 0
         self.known = 0
+        self.ends: list[int] = []
+        self.fail = self.failed.append
 
-    def _know(self) -> None:
+    def outputs_known(self) -> None:
         self.known += 1
 
-    def _disprove(self) -> None:
+    def outputs_written(self) -> None:
+        self.ends.append(self.outbox.emitted_end)
+
+    def outputs_disproven(self) -> None:
         self.disproven += 1
 
     def produce(self, end: int) -> None:
@@ -359,15 +363,12 @@ async def test_service_output_writer_rejects_a_compacted_output_stream(start: An
 async def test_service_output_writer_notifies_routes_after_each_written_batch(start: Any) -> None:
     partition = Partition()
     leader, follower = Sender(partition), Sender(partition, leads=False)
-    ends: dict[str, list[int]] = {"leader": [], "follower": []}
-    leader.emitter.on_advance = lambda: ends["leader"].append(leader.outbox.emitted_end)
-    follower.emitter.on_advance = lambda: ends["follower"].append(follower.outbox.emitted_end)
     start(leader).produce(10)
     await until(lambda: leader.outbox.emitted_end == 10)
-    assert (ends["leader"], leader.emitter.advanced.is_set()) == ([4, 8, 10], True)
+    assert leader.ends == [4, 8, 10]
     start(follower).produce(10)
     await until(lambda: follower.outbox.emitted_end == 10)
-    assert (ends["follower"], follower.emitter.advanced.is_set()) == ([10], True)
+    assert follower.ends == [10]
 
 
 async def test_service_output_writer_retries_a_rejected_append_before_the_next_poll(start: Any) -> None:

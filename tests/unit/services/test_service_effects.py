@@ -214,10 +214,11 @@ class Bench:
     def __init__(self, machine: ServiceMachine, **settings: Any) -> None:
         self.machine, self.writer = machine, Writer(machine)
         self.leads = True
-        self.emitted: int | None = None
+        self.emitted_end: int | None = None
         made = ServiceSettings("shop", "orders", "n1", Path("unused"), **settings)
         writer: Any = self.writer
-        self.runner = EffectRunner(writer, made, lambda: self.machine, lambda: self.leads, lambda: self.emitted)
+        own: Any = self
+        self.runner = EffectRunner(writer, made, own)
         self.task = asyncio.create_task(self.runner.run())
 
     async def until(self, condition: Callable[[], Any]) -> None:
@@ -243,11 +244,11 @@ async def test_service_effect_runner_of_the_leader_runs_handlers_in_threads_and_
     bench.machine.apply([record(0, b"a"), record(1, b"remind")])
     await asyncio.sleep(0.1)
     assert bench.writer.appended == [], "a FOLLOWER does nothing"
-    bench.leads, bench.emitted = True, 0
+    bench.leads, bench.emitted_end = True, 0
     bench.runner.wake()  # as its host does when the leadership comes
     await asyncio.sleep(0.1)
     assert bench.writer.appended == [], "an output of the first is not written yet"
-    bench.emitted = 10
+    bench.emitted_end = 10
     await bench.until(lambda: not any(effect.number < 3 for effect in bench.machine.effects))
     first = [result_headers("shop", number) for number in range(3)]
     assert sorted((one for one in bench.writer.appended if one[2] in first), key=lambda a: a[2]) == [

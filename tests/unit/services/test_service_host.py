@@ -173,16 +173,16 @@ async def test_service_host_replaced_by_another_instance_loses_leadership_and_re
     """The hello of the other instance may be forged."""
     bus, made, task, _ = running
     await bus.tell(order(bus, 1, role=pb.SERVICE_LEADER))
-    await bus.until(lambda: made._leads() and not bus.hellos[-1].first)
+    await bus.until(lambda: made.leads and not bus.hellos[-1].first)
     await bus.tell(pb.ServiceRefusal(instance=bus.hellos[0].instance, reason=pb.ServiceRefusal.REPLACED, node="n1", detail="x"))
-    assert not made._leads()
+    assert not made.leads
     await bus.until(lambda: bus.hellos[-1].first)
     await bus.tell(
         pb.ServiceRefusal(instance=bus.hellos[0].instance, reason=pb.ServiceRefusal.TAKEN, node="n1", detail="waited for")
     )
     assert made.problem == "waited for"
     await bus.tell(order(bus, 2, role=pb.SERVICE_LEADER))
-    await bus.until(lambda: made._leads() and not made.problem and not bus.hellos[-1].first)
+    await bus.until(lambda: made.leads and not made.problem and not bus.hellos[-1].first)
     assert not task.done()
 
 
@@ -265,7 +265,7 @@ async def test_service_host_that_failed_stores_no_snapshot(running: Any, tmp_pat
     log.append(3)
     await bus.tell(order(bus, 1))
     await bus.until(lambda: bus.hellos[-1].position == 3)
-    made._fatal(ConfigError("no"))
+    made.fail(ConfigError("no"))
     with pytest.raises(ConfigError):
         await task
     assert bus.hellos[-1].leaving
@@ -324,7 +324,7 @@ async def test_service_host_leader_without_messages_of_its_node_becomes_follower
     made._heard_s -= 60.0
     await bus.until(lambda: made.machine.role is Role.FOLLOWER)
     await bus.tell(order(bus, 1, role=pb.SERVICE_LEADER))
-    assert made._leads(), "the same order again renews it"
+    assert made.leads, "the same order again renews it"
 
 
 # ---- feeding ---------------------------------------------------------------------------------------------------------------
@@ -400,7 +400,8 @@ async def test_service_output_writer_after_a_role_change_reads_the_output_stream
         outbox.add(output)
     outbox.known = True
     transport: Any = SimpleNamespace(max_payload_bytes=1 << 20)
-    made: Any = Emitter(transport, transport, settings, outbox, lambda: True, lambda _: None, lambda: None, lambda: None)  # type: ignore[arg-type]
+    instance: Any = SimpleNamespace(leads=True, outputs_written=list)
+    made: Any = Emitter(transport, transport, settings, outbox, instance)
     written: list[int] = []
 
     async def write(batch: Any) -> None:

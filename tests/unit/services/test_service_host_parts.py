@@ -53,7 +53,6 @@ class Part:
         self.problem = self.tried = ""
         self.runs = False
         self.told: list[str] = []
-        self.on_advance: Any = None
         self.waiting_count, self.answered_count, self.refused_count = 1, 2, 3
         self.fetched_bytes = 17
 
@@ -129,15 +128,15 @@ async def running(made: Made, tmp_path: Path) -> AsyncIterator[tuple[Any, Bus, M
     task = asyncio.create_task(server.run())
     await bus.until(lambda: bus.said)
     await bus.tell(order(bus, 1, startOffset=0))
-    await bus.until(lambda: server._serving.queries is not None)
+    await bus.until(lambda: server._queries is not None)
     yield server, bus, made
     server.stop()
     await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_service_host_wakes_all_output_routes_after_written_outputs(running: Any) -> None:
-    _, _, made = running
-    made.one("Emitter").on_advance()
+    server, _, made = running
+    server.outputs_written()
     assert [part.told for part in made.all("Router")] == [["wake"], ["wake"]]
 
 
@@ -154,7 +153,7 @@ async def test_service_host_with_a_new_role_verifies_its_state_and_reads_the_out
         "where the output stream ends is not known: it would take those of others for missing"
     )
     server.machine.outbox.known = True
-    server._outputs_known()
+    server.outputs_known()
     assert server.machine.role is Role.LEADER
     assert emitter.told == ["look again"]
     server._feeder._verifying = False
@@ -212,20 +211,20 @@ async def test_service_host_metrics_contain_the_values_of_its_components(running
 async def test_service_host_after_a_divergence_reports_zero_written_outputs(running: Any) -> None:
     server, _, _ = running
     server.machine.outbox.emitted_end = 4
-    assert server._emitted_end() == 4
+    assert server.emitted_end == 4
     server.machine.outbox.diverged = "it differs"
-    assert server._emitted_end() == 0, "no reply leaves"
+    assert server.emitted_end == 0, "no reply leaves"
 
 
 async def test_service_host_after_a_state_rebuild_drops_earlier_replies(running: Any) -> None:
     server, _, _ = running
-    server._serving.replies.add(Reply(1, "_INBOX.x", b""))
+    server._replies.add(Reply(1, "_INBOX.x", b""))
     machine = server.machine
     server._machine_started(machine, None)
-    assert (len(server._serving.replies), machine.replies, machine.at_home) == (
+    assert (len(server._replies), machine.replies, machine.at_home) == (
         0,
-        server._serving.replies,
-        server._serving.at_home,
+        server._replies,
+        server._at_home,
     )
     assert machine.at_home()
     assert not await asyncio.to_thread(machine.at_home)
@@ -240,19 +239,19 @@ async def test_service_host_without_messages_for_one_lease_rejects_queries_and_d
     now_s = [1000.0]
     only_in(monkeypatch, host, "time", monotonic=lambda: now_s[0])
     await bus.tell(order(bus, 1, leaseMs=1500, highWatermark=2))
-    assert (server._hears(), server._caught_up()) == (True, True)
+    assert (server.is_fed, server.has_caught_up) == (True, True)
     await bus.tell(order(bus, 1, leaseMs=1500, highWatermark=3, leads=True))
-    assert (server._hears(), server._caught_up()) == (True, False)
+    assert (server.is_fed, server.has_caught_up) == (True, False)
     now_s[0] = 1001.49
-    assert (server._hears(), server._is_beside_the_leader()) == (True, True)
+    assert (server.is_fed, server._is_beside_the_leader()) == (True, True)
     server._feeder.problem = "reading"
-    assert not server._hears()
+    assert not server.is_fed
     server._feeder.problem = ""
     server._refusal = "refused"
-    assert not server._hears()
+    assert not server.is_fed
     server._refusal = ""
     now_s[0] = 1001.5
-    assert (server._hears(), server._is_beside_the_leader()) == (False, False)
+    assert (server.is_fed, server._is_beside_the_leader()) == (False, False)
 
 
 async def test_service_host_leadership_ends_when_the_lease_expires(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,13 +260,13 @@ async def test_service_host_leadership_ends_when_the_lease_expires(running: Any,
     now_s = [1000.0]
     only_in(monkeypatch, host, "time", monotonic=lambda: now_s[0])
     await bus.tell(order(bus, 2, role=pb.SERVICE_LEADER, leaseMs=1500))
-    assert server._leads()
+    assert server.leads
     now_s[0] = 1001.49
     server._apply_order()
-    assert server._leads()
+    assert server.leads
     now_s[0] = 1001.5
     server._apply_order()
-    assert not server._leads()
+    assert not server.leads
 
 
 async def test_service_host_passes_an_instruction_to_record_feeder_and_snapshot_keeper(
@@ -330,9 +329,9 @@ async def test_service_host_of_a_service_without_outputs_starts_no_output_writer
     await bus.tell(order(bus, 1))
     await bus.until(lambda: made.all("EffectRunner"))
     await bus.tell(order(bus, 2, role=pb.SERVICE_LEADER))
-    assert server._leads()
+    assert server.leads
     assert (made.all("Emitter"), made.all("Router"), made.all("QueryServer")) == ([], [], [])
-    assert (server._emitted_end(), server._figures().sinceOutputMs, server._figures().queriesWaiting) == (None, -1, 0)
+    assert (server.emitted_end, server._figures().sinceOutputMs, server._figures().queriesWaiting) == (None, -1, 0)
     server.stop()
     await task
 
@@ -343,7 +342,7 @@ async def test_service_host_with_diverged_outputs_rewinds_the_record_feeder(
     server, _, _ = running
     told: list[str] = []
     monkeypatch.setattr(server._feeder, "disproven", lambda: told.append("disproven"))
-    server._disproven()
+    server.outputs_disproven()
     assert told == ["disproven"]
 
 
@@ -398,7 +397,7 @@ async def test_service_host_in_the_process_of_its_node_leads_without_a_lease(mad
     assert effects.told == ["wake", "wake"], "and where records bring something to do"
     count = len(said)
     await bus.until(lambda: len(said) > count + 3)
-    assert server._leads(), "a lease of 1 ms does not end between it and its own process"
+    assert server.leads, "a lease of 1 ms does not end between it and its own process"
     for _ in range(3):
         ordered(2, role=pb.SERVICE_LEADER)
     ordered(2, role=pb.SERVICE_LEADER, stopPosition=5)
@@ -407,7 +406,7 @@ async def test_service_host_in_the_process_of_its_node_leads_without_a_lease(mad
     assert bus.said == [], "nothing goes over NATS"
     assert queries.told == []
     hear[-1](pb.ServiceRefusal(instance=instance, reason=pb.ServiceRefusal.REPLACED, node="n1", detail="x"))
-    assert not server._leads()
+    assert not server.leads
     await bus.until(lambda: queries.told), "it looks whether its node is there"
     server.stop()
     await task

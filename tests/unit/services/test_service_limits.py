@@ -54,7 +54,7 @@ def test_service_setting_outside_its_bounds_is_rejected(name: str, low: float, h
     for value in (low, high):
         assert getattr(replace(OURS, **{name: value}), name) == value
     for value in (low - 0.0005, high + 1):
-        with pytest.raises(ConfigError, match=f"^{name} = .* is outside {low:g}..{high:g}".replace("+", r"\+")):
+        with pytest.raises(ConfigError, match=rf"^{name} = .* is outside {low}\.\.{high}\. Choose"):
             replace(OURS, **{name: value})
 
 

@@ -82,7 +82,7 @@ async def test_service_host_leads_until_its_lease_expires(
     host._order, host._heard_s = order(host, leaseMs=200), 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0 + heard_ago_s)
     host._apply_order()
-    assert host._leads() is leads
+    assert host.leads is leads
 
 
 @pytest.mark.parametrize(("log_end", "stop", "told"), [(-1, -1, None), (5, 9, None), (4, 9, 4), (0, 0, 0)])
@@ -131,8 +131,8 @@ def emitter(answer: client_pb2.Ack | None = None, uid: str = "o1", end: int = 0)
 
     settings = ServiceSettings("s", "in", "n1", Path("/nowhere"), output_stream="out")
     client: Any = SimpleNamespace(bounds=bounds, request=request, max_payload_bytes=1 << 20)
-    nothing: Any = lambda *_: None  # noqa: E731
-    made: Any = Emitter(client, client, settings, Outbox("u/0"), lambda: True, nothing, nothing, nothing)
+    instance: Any = SimpleNamespace(leads=True, outputs_known=list, outputs_written=list)
+    made: Any = Emitter(client, client, settings, Outbox("u/0"), instance)
     made._address = Destination("out", "o1", 0, "out.here")
     return made, asked
 

@@ -187,19 +187,19 @@ class Bus:
             return await self.answers.get()
 
 
-def always() -> bool:
-    return True
+def instance_of(machine: ServiceMachine) -> Any:
+    return SimpleNamespace(machine=machine, is_fed=True, has_caught_up=True)
 
 
-def server_of(bus: Bus, machine: ServiceMachine, caught_up: Any = always, hears: Any = always) -> QueryServer:
+def server_of(bus: Bus, instance: Any) -> QueryServer:
     settings = ServiceSettings(service="sum", stream="in", node="n1", data=Path("unused"), partition=2)
-    return QueryServer(bus, bus, Subjects(), settings, lambda: machine, hears, caught_up)  # type: ignore[arg-type]
+    return QueryServer(bus, bus, Subjects(), settings, instance)  # type: ignore[arg-type]
 
 
 async def served(
-    bus: Bus, machine: ServiceMachine, caught_up: Any = always, hears: Any = always, server: QueryServer | None = None
+    bus: Bus, machine: ServiceMachine, *, instance: Any = None, server: QueryServer | None = None
 ) -> asyncio.Task[None]:
-    task = asyncio.create_task((server or server_of(bus, machine, caught_up, hears)).run())
+    task = asyncio.create_task((server or server_of(bus, instance or instance_of(machine))).run())
     async with asyncio.timeout(30):
         while bus.listening is None:
             await asyncio.sleep(0.001)
@@ -245,7 +245,7 @@ async def test_service_query_server_answers_a_query_with_a_position_without_a_le
 )
 async def test_service_query_server_error_answer_contains_code_and_reason(body: bytes, at_least: str | None, code: str) -> None:
     bus, machine = Bus(), machine_of(Sum())
-    server = server_of(bus, machine)
+    server = server_of(bus, instance_of(machine))
     task = await served(bus, machine, server=server)
     bus.end_offset = None
     await bus.ask(body, at_least)
@@ -271,16 +271,17 @@ async def test_service_query_server_of_a_lagging_service_unsubscribes_until_the_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("liftpy.service.query_server.PendingQueries", partial(PendingQueries, patience_s=0.05))
-    bus, machine, behind = Bus(), machine_of(Sum()), [False]
-    task = await served(bus, machine, lambda: not behind[0])
-    behind[0] = True
+    bus, machine = Bus(), machine_of(Sum())
+    instance = instance_of(machine)
+    task = await served(bus, machine, instance=instance)
+    instance.has_caught_up = False
     await bus.ask(b"?", at_least="9")
     assert (await bus.answer())[2][ERROR_HEADER] == "QUERY_REJECTED"
     async with asyncio.timeout(30):
         while bus.listening is not None:
             await asyncio.sleep(0.001)
         assert len(bus.groups) == 1
-        behind[0] = False
+        instance.has_caught_up = True
         while bus.listening is None:
             await asyncio.sleep(0.001)
     assert len(bus.groups) == 2
@@ -288,11 +289,12 @@ async def test_service_query_server_of_a_lagging_service_unsubscribes_until_the_
 
 
 async def test_service_query_server_that_lost_its_node_unsubscribes_and_rejects_waiting_queries() -> None:
-    bus, machine, node = Bus(), machine_of(Sum()), [True]
-    task = await served(bus, machine, hears=lambda: node[0])
+    bus, machine = Bus(), machine_of(Sum())
+    instance = instance_of(machine)
+    task = await served(bus, machine, instance=instance)
     await bus.ask(b"?", at_least="9")
     await asyncio.sleep(0.02)
-    node[0] = False
+    instance.is_fed = False
     _, why, headers = await bus.answer()
     assert headers[ERROR_HEADER] == "QUERY_REJECTED"
     assert b"nothing is heard from node n1" in why
@@ -301,7 +303,7 @@ async def test_service_query_server_that_lost_its_node_unsubscribes_and_rejects_
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.15)
         assert len(bus.groups) == 1, "it holds what it was told of, and is told nothing more"
-        node[0] = True
+        instance.is_fed = True
         while bus.listening is None:
             await asyncio.sleep(0.001)
     task.cancel()

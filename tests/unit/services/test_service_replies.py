@@ -258,15 +258,15 @@ async def until(condition: Any) -> None:
 
 
 async def test_service_reply_sender_sends_only_as_leader_and_waits_for_the_connection() -> None:
-    bus, buffer, leads, emitted = Bus(), ReplyBuffer(), [False], [1]
+    bus, buffer, instance = Bus(), ReplyBuffer(), SimpleNamespace(leads=False, emitted_end=1)
     settings = ServiceSettings("adder", "in", "n1", Path("unused"))
-    replier = Replier(bus, settings, buffer, lambda: leads[0], lambda: emitted[0])  # type: ignore[arg-type]
+    replier = Replier(bus, settings, buffer, instance)  # type: ignore[arg-type]
     task = asyncio.create_task(replier.run())
     buffer.add(replace(reply(3), output_count=1))
     buffer.add(replace(reply(4), output_count=2, error="PASSED_OVER"))
     await asyncio.sleep(0.05)
     assert bus.sent == [], "a FOLLOWER answers nobody"
-    bus.deaf = leads[0] = True
+    bus.deaf = instance.leads = True
     replier.wake()  # as its host does when the leadership comes
     await asyncio.sleep(0.02)
     bus.deaf = False
@@ -274,7 +274,7 @@ async def test_service_reply_sender_sends_only_as_leader_and_waits_for_the_conne
     assert bus.sent == [("_INBOX.a.1", b"x", {"Lift-Service": "adder", "Lift-Offset": "3", "Lift-Node": "n1"})]
     await asyncio.sleep(0.02)
     assert len(bus.sent) == 1, "an output of the second is not written yet"
-    emitted[0] = 2
+    instance.emitted_end = 2
     await until(lambda: len(bus.sent) == 2)
     assert bus.sent[1][2]["Lift-Error"] == "PASSED_OVER"
     for offset, to in enumerate(("orders.new", "_INBOX.*", "$SYS.x", "\udcff"), 5):

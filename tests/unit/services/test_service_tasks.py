@@ -76,12 +76,13 @@ class Acting:
     """An effect runner whose writer records its appends. ``error``: the error of an append."""
 
     def __init__(self, machine: ServiceMachine, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
-        self.machine, self.emitted = machine, None
+        self.machine, self.emitted_end = machine, None
         self.appended: list[tuple[Any, ...]] = []
         self.error: Exception | None = None
         made = ServiceSettings("shop", "orders", "n1", Path("unused"), **settings)
         self.now_s = 1000.0
-        self.runner: Any = EffectRunner(self, made, lambda: machine, lambda: True, lambda: self.emitted)  # type: ignore[arg-type]
+        self.leads = True
+        self.runner: Any = EffectRunner(self, made, self)  # type: ignore[arg-type]
         only_in(monkeypatch, effect_runner, "time", monotonic=lambda: self.now_s)
 
     async def append(self, *given: Any) -> int:
@@ -169,10 +170,10 @@ async def test_service_effect_runner_rejects_a_handler_result_that_is_not_bytes(
 
 async def test_service_effect_runner_runs_an_effect_after_the_outputs_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Acting(machine_of(b"pay", b"output", b"late"), monkeypatch)
-    bench.emitted = 0
+    bench.emitted_end = 0
     await bench.act()
     assert list(bench.runner._tries) == [0]
-    bench.emitted = 1
+    bench.emitted_end = 1
     await bench.act()
     assert list(bench.runner._tries) == [0, 1, 2]
 
@@ -204,16 +205,15 @@ async def test_service_effect_runner_result_from_another_node_cancels_the_handle
 
 
 async def test_service_effect_runner_stops_without_leadership_or_with_failed_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine, leads, waits = machine_of(b"a"), [True], []
-    made: Any = EffectRunner(
-        None, ServiceSettings("shop", "orders", "n1", Path("x")), lambda: machine, lambda: leads[0], lambda: None
-    )  # type: ignore[arg-type]
+    machine, waits = machine_of(b"a"), list[tuple[int, float]]()
+    instance: Any = SimpleNamespace(machine=machine, leads=True, emitted_end=None)
+    made: Any = EffectRunner(None, ServiceSettings("shop", "orders", "n1", Path("x")), instance)  # type: ignore[arg-type]
     states = iter(["runs", "follows", "runs", "failed", "end"])
 
     async def sleep(wait_s: float) -> None:
         waits.append((len(made._tries), wait_s))
         state = next(states)
-        leads[0], machine.failed = state != "follows", state == "failed"
+        instance.leads, machine.failed = state != "follows", state == "failed"
         if state == "end":
             raise asyncio.CancelledError
 
@@ -243,7 +243,7 @@ async def test_service_effect_runner_sleeps_until_the_next_timer_is_due(
     bench.runner._ticked_s = bench.now_s + ticked_s if ticked_s else bench.now_s - 60
     assert bench.runner._rest_s(machine) == pytest.approx(rest_s)
     assert bench.runner._rest_s(None) == 30.0
-    bench.runner._leads = lambda: False
+    bench.leads = False
     assert bench.runner._rest_s(machine) == 30.0
 
 
@@ -256,9 +256,10 @@ async def test_service_effect_runner_starts_a_new_effect_without_waiting_for_the
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(effect_runner, "_IDLE_LOOK_S", 3600.0)
-    machine, leads, ran = machine_of(), [True], []
+    machine, ran = machine_of(), list[int]()
+    instance: Any = SimpleNamespace(machine=machine, leads=True, emitted_end=None)
     settings = ServiceSettings("shop", "orders", "n1", Path("x"))
-    made: Any = EffectRunner(None, settings, lambda: machine, lambda: leads[0], lambda: None)  # type: ignore[arg-type]
+    made: Any = EffectRunner(None, settings, instance)  # type: ignore[arg-type]
     machine.on_work = made.wake
 
     async def act(_: Any, machine: Any, effect: Any, __: Any) -> None:
@@ -279,10 +280,10 @@ async def test_service_effect_runner_starts_a_new_effect_without_waiting_for_the
     await until(lambda: made._woken._waiters)
     asks(0)
     await until(lambda: ran == [0] and made._woken._waiters)
-    leads[0] = False
+    instance.leads = False
     asks(1)
     assert not made._woken.is_set()
-    leads[0] = True
+    instance.leads = True
     made.wake()
     await until(lambda: ran == [0, 1])
     running.cancel()
@@ -351,7 +352,8 @@ class Answers:
 
 def server_of(transport: Answers, machine: ServiceMachine | None) -> Any:
     settings = ServiceSettings("shop", "orders", "n1", Path("unused"), partition=3)
-    return QueryServer(transport, transport, Subjects("ns"), settings, lambda: machine, lambda: True, lambda: True)  # type: ignore[arg-type]
+    instance = SimpleNamespace(machine=machine, is_fed=True, has_caught_up=True)
+    return QueryServer(transport, transport, Subjects("ns"), settings, instance)  # type: ignore[arg-type]
 
 
 def message(reply: str = "_INBOX.r", headers: dict[str, str] | None = None, data: bytes = b"?") -> Any:
@@ -392,7 +394,7 @@ async def test_service_query_server_answer_limit_includes_the_headers() -> None:
     bus = Answers(max_payload=2000)
     server = server_of(bus, machine_of(b"pay"))
     for size, fits in ((488, True), (489, False)):
-        await server._answer_one(server._machine(), Query(b"x" * size, "_INBOX.r", 0.0))
+        await server._answer_one(server._instance.machine, Query(b"x" * size, "_INBOX.r", 0.0))
         (reply, payload, headers) = bus.said.pop()
         assert reply == "_INBOX.r"
         if fits:
@@ -406,7 +408,7 @@ async def test_service_query_server_answer_limit_includes_the_headers() -> None:
     await server._refuse("_INBOX.r", ServiceFailedError("y" * 3000))
     assert bus.said.pop()[1] == b"y" * 1024
     bus.deaf = UnavailableError
-    await server._answer_one(server._machine(), Query(b"x", "_INBOX.r", 0.0))
+    await server._answer_one(server._instance.machine, Query(b"x", "_INBOX.r", 0.0))
     await server._refuse("_INBOX.r", ServiceFailedError("y"))
     assert (server.answered_count, server.refused_count, bus.said) == (2, 3, []), "who asked asks again"
 
@@ -436,7 +438,7 @@ async def test_service_query_server_without_a_leader_rejects_only_queries_that_w
     await server._answer_ready()
     assert (server.waiting_count, bus.said[-1][:2]) == (0, ("_INBOX.r3", b"xx"))
     assert third.position == 1
-    server._machine = lambda: None
+    server._instance.machine = None
     server._pending.try_add(third)
     await server._answer_ready()
     assert server._pending.pop_expired(math.inf) == [third], "there is no state: it waits"
@@ -444,7 +446,8 @@ async def test_service_query_server_without_a_leader_rejects_only_queries_that_w
 
 # ---- replies ---------------------------------------------------------------------------------------------------------------
 def replier(bus: Answers, buffer: ReplyBuffer) -> Any:
-    return Replier(bus, ServiceSettings("shop", "orders", "n1", Path("x")), buffer, lambda: True, lambda: None)  # type: ignore[arg-type]
+    instance = SimpleNamespace(leads=True, emitted_end=None)
+    return Replier(bus, ServiceSettings("shop", "orders", "n1", Path("x")), buffer, instance)  # type: ignore[arg-type]
 
 
 async def test_service_reply_sender_retries_only_replies_that_were_not_sent(caplog: pytest.LogCaptureFixture) -> None:
