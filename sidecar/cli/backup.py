@@ -157,19 +157,26 @@ def trace_steps(
 EXIT_PARTLY = 4
 """All streams are restored, but something that belongs to them is not. The output names it."""
 scratch_option = click.option(
-    "--scratch", type=click.Path(exists=True, file_okay=False, path_type=Path), default=None, metavar="DIR",
+    "--scratch",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
     help="Directory for temporary files. Needs room for one copy of everything that is restored.  [default: the system's]",
-)  # fmt: skip
+)
 node_config_option = click.option(
-    "--config", "node_config", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=None, metavar="FILE",
-    help=("Settings file of a node. The restore helper connects with these settings, because it needs the "
-        "permissions of a node.  [default: the connection options]"),
-)  # fmt: skip
+    "--config",
+    "node_config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help=(
+        "Settings file of a node. The restore helper connects with these settings, because it needs the "
+        "permissions of a node.  [default: the connection options]"
+    ),
+)
 backup_option = click.option("--backup", "backup_id", default="", metavar="ID", help="Id of the backup.  [default: the newest]")
 
 
 @click.command(cls=HelpCommand, example="liftpy backup restore s3://backups/liftpy --stream orders --into orders-restored")
-@click.argument("url", metavar="URL")
+@click.argument("url")
 @backup_option
 @click.option("--all", "everything", is_flag=True, help="Restore all streams under their old names.")
 @click.option(
@@ -185,7 +192,6 @@ backup_option = click.option("--backup", "backup_id", default="", metavar="ID", 
 @click.option(
     "--until",
     "until_text",
-    default=None,
     metavar="TIME|OFFSET",
     help="Restore records up to this offset (inclusive) or before this time (exclusive).",
 )
@@ -319,7 +325,7 @@ def _print_settings(said: Sequence[RestoredSetting]) -> None:
 
 
 @click.command("cursors", cls=HelpCommand, example="liftpy backup cursors /backups/liftpy")
-@click.argument("url", metavar="URL")
+@click.argument("url")
 @backup_option
 @json_option
 @connection_options
@@ -367,7 +373,7 @@ def _backup_restore_shown(manifest: Manifest, done: RestoreResult) -> dict[str, 
 
 
 @click.command("drill", cls=HelpCommand, example="liftpy backup drill /backups/liftpy")
-@click.argument("url", metavar="URL")
+@click.argument("url")
 @backup_option
 @scratch_option
 @node_config_option
@@ -411,7 +417,7 @@ EXIT_DAMAGED = 1
 _MIB = 1024 * 1024
 _NS_PER_S = 1_000_000_000
 
-url_argument = click.argument("url", metavar="URL")
+url_argument = click.argument("url")
 
 
 @click.group(cls=HelpGroup, example="liftpy backup create /backups/liftpy")
@@ -445,7 +451,6 @@ def backup() -> None:
     default=Size.text(DEFAULT_BYTES_PER_S),
     show_default=True,
     type=Size(),
-    metavar="SIZE",
     help="Maximum copy rate per second, in bytes or with a unit. 0 means no limit.",
 )
 @trace_options
@@ -507,14 +512,11 @@ class MaxAge(Duration):
 @click.option(
     "--max-age",
     "max_age_s",
-    default=None,
     type=MaxAge(),
-    metavar="DURATION",
     help="Maximum age of the newest backup, such as 26h. An older one gives exit code 1.",
 )
 @click.option(
     "--metrics-file",
-    default=None,
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
     help=(

@@ -273,15 +273,11 @@ LINES: dict[str, Callable[[GroupBatch], Iterator[bytes]]] = {
 @click.command(cls=HelpCommand, example="liftpy consume orders --from -10m --subject 'shop.orders.*'")
 @click.argument("name", type=STREAM)
 @click.option(
-    "--partition",
-    type=click.IntRange(0),
-    default=None,
-    help="Partition to read.  [default: 0, or with --group the assigned partitions]",
+    "--partition", type=click.IntRange(0), help="Partition to read.  [default: 0, or with --group the assigned partitions]"
 )
 @click.option(
     "--group",
     type=GROUP,
-    default=None,
     metavar="GROUP",
     help=(
         "Read as a member of consumer group GROUP. The members share the partitions. Each record goes to one "
@@ -292,7 +288,6 @@ LINES: dict[str, Callable[[GroupBatch], Iterator[bytes]]] = {
 @click.option(
     "--from",
     "start",
-    default=None,
     metavar="WHERE",
     help=(
         "Start position: earliest, latest (the last committed record), new (records after it), an OFFSET, "
@@ -302,7 +297,6 @@ LINES: dict[str, Callable[[GroupBatch], Iterator[bytes]]] = {
 )
 @click.option(
     "--until",
-    default=None,
     metavar="WHERE",
     help=(
         "Stop position: end (the committed end now), the last OFFSET, or a time (exclusive).  [default: "
@@ -332,7 +326,6 @@ LINES: dict[str, Callable[[GroupBatch], Iterator[bytes]]] = {
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    default=None,
     help=f"Write the records to a new file. The suffix sets the format: {suffixes()}.",
 )
 @json_option

@@ -50,7 +50,6 @@ from sidecar.runtime.settings import DEFAULT_NAMESPACE, Target
     "--output",
     "out",
     type=click.Path(file_okay=False, path_type=Path),
-    default=None,
     metavar="DIR",
     help="Directory for the files that the other new controllers need.",
 )
@@ -134,7 +133,6 @@ def _add_change_options(function: F) -> F:
         type=Duration(0.1, 86_400),
         default="60s",
         show_default=True,
-        metavar="DURATION",
         help="Maximum time to wait. After that the change continues in the background.",
     )
     wait = click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the change is complete.")

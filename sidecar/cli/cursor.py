@@ -66,7 +66,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
 @cursor.command("set", example="liftpy cursor set reports --stream orders --to -1h --dry-run")
 @click.argument("name", type=CURSOR)
 @click.option("--stream", type=STREAM, required=True, metavar="NAME", help="Stream of the cursor.")
-@click.option("--partition", type=click.IntRange(0), default=None, help="Set only this partition.  [default: all]")
+@click.option("--partition", type=click.IntRange(0), help="Set only this partition.  [default: all]")
 @click.option(
     "--to",
     "where",

@@ -57,14 +57,13 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
     type=click.IntRange(0, 65_535),
     help="Port of nats-server. 0 means any free port.",
 )
-@click.option("--nats", default=None, metavar="URL", help="Use this NATS server instead of starting one.")
+@click.option("--nats", metavar="URL", help="Use this NATS server instead of starting one.")
 @click.option("--namespace", default=DEFAULT_NAMESPACE, show_default=True, metavar="NS", help="Namespace of the cluster.")
 @click.option(
     "--restart-delay",
     "restart_after",
     default="2s",
     show_default=True,
-    metavar="DURATION",
     type=Duration(),
     help="Delay before a killed or failed node is restarted.",
 )
@@ -79,8 +78,6 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 @click.option(
     "--max-payload",
     type=Size(1024, 64 * 1024 * 1024),
-    default=None,
-    metavar="SIZE",
     help="Maximum message size of nats-server. Not allowed with --nats.  [default: 1 MiB]",
 )
 @json_option

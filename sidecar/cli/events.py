@@ -35,15 +35,7 @@ POLL_S = 1.0
 
 
 @click.command(cls=HelpCommand, example="liftpy events --since 24h --follow")
-@click.option(
-    "--since",
-    "since_s",
-    type=Duration(),
-    default="1h",
-    show_default=True,
-    metavar="DURATION",
-    help="Maximum age of the events.",
-)
+@click.option("--since", "since_s", type=Duration(), default="1h", show_default=True, help="Maximum age of the events.")
 @click.option("--follow", is_flag=True, help="Wait for new events until Ctrl-C.")
 @json_option
 @connection_options

@@ -116,7 +116,7 @@ async def lag_of(client: Client, key: PartitionKey, position: int) -> tuple[Part
 @group.command(example="liftpy group reset billing --stream orders --to earliest --dry-run")
 @click.argument("name", type=GROUP)
 @click.option("--stream", type=STREAM, required=True, metavar="NAME", help="Stream of the group.")
-@click.option("--partition", type=click.IntRange(0), default=None, help="Reset only this partition.  [default: all]")
+@click.option("--partition", type=click.IntRange(0), help="Reset only this partition.  [default: all]")
 @click.option(
     "--to",
     "where",

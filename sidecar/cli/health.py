@@ -45,7 +45,7 @@ _PROBE_SUBJECT = "liftpy-probe"
 @click.command(cls=HelpCommand, example="liftpy health --cluster\nliftpy health --status-port 8222 --live")
 @levels
 @status_port_option
-@click.option("--node", "node_id", default=None, metavar="NODE", help="Check this node, over NATS.")
+@click.option("--node", "node_id", metavar="NODE", help="Check this node, over NATS.")
 @click.option("--cluster", is_flag=True, help="Check each node, and check that the metadata group can commit. (default)")
 @click.option(
     "--probe", is_flag=True, help=f"Publish a record to stream {PROBE}, read it back, and print the time of each step."

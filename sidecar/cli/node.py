@@ -159,13 +159,7 @@ node.add_command(can_stop)
 @click.argument("node_id", metavar="NODE", type=NODE)
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
 @click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(0, 3600),
-    default="5s",
-    show_default=True,
-    metavar="DURATION",
-    help="Maximum time for NODE to stop.",
+    "--timeout", "timeout_s", type=Duration(0, 3600), default="5s", show_default=True, help="Maximum time for NODE to stop."
 )
 @json_option
 @connection_options
@@ -319,7 +313,6 @@ _MAX_LEVEL_S = 86_400.0
     type=Duration(0.001, _MAX_LEVEL_S),
     default="5m",
     show_default=True,
-    metavar="DURATION",
     help="Time until the level returns to the setting, 1ms to 1d.",
 )
 @json_option

@@ -218,7 +218,7 @@ def credential_options(function: F) -> F:
 
     for name in reversed(names):
         flag, metavar, text = SHARED_OPTIONS[name]
-        command = click.option(flag, name, cls=ConnectionOption, default=None, metavar=metavar, help=text)(command)
+        command = click.option(flag, name, cls=ConnectionOption, metavar=metavar, help=text)(command)
     return command  # type: ignore[return-value]
 
 
@@ -243,7 +243,7 @@ def add_shared_options(function: F) -> F:
     for name in reversed(SHARED_OPTIONS):
         flag, metavar, text = SHARED_OPTIONS[name]
         complete = completer_of(name)
-        option = click.option(flag, name, cls=SharedOption, default=None, metavar=metavar, help=text, shell_complete=complete)
+        option = click.option(flag, name, cls=SharedOption, metavar=metavar, help=text, shell_complete=complete)
         function = option(function)
     return function
 

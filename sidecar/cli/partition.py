@@ -28,13 +28,7 @@ _POLL_S = 0.05
 
 number_argument = click.argument("number", type=click.IntRange(0), default=0, metavar="[PARTITION]")
 timeout_option = click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(0.1, 3600),
-    default="15s",
-    show_default=True,
-    metavar="DURATION",
-    help="Maximum time to wait.",
+    "--timeout", "timeout_s", type=Duration(0.1, 3600), default="15s", show_default=True, help="Maximum time to wait."
 )
 
 
@@ -125,7 +119,6 @@ def move(
 @number_argument
 @click.option(
     "--node",
-    "node",
     type=NODE,
     default="",
     metavar="NODE",
@@ -199,9 +192,7 @@ def elect(
 
 
 @partition.command("elect-preferred", example="liftpy partition elect-preferred --stream orders")
-@click.option(
-    "--stream", "only", type=STREAM, default=None, metavar="NAME", help="Elect leaders only in this stream.  [default: all]"
-)
+@click.option("--stream", "only", type=STREAM, metavar="NAME", help="Elect leaders only in this stream.  [default: all]")
 @timeout_option
 @json_option
 @connection_options

@@ -157,7 +157,7 @@ class _LineOptions:
 @click.option(
     "--window", type=click.IntRange(1, 1 << 20), default=4096, show_default=True, help="Maximum number of messages in flight."
 )
-@click.option("--key", type=BYTES, default=None, help="Key of every message.")
+@click.option("--key", type=BYTES, help="Key of every message.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of every message. May be repeated.")
 @click.option(
     "--keep-going", is_flag=True, help="Continue after a rejected line, and print the number of rejected lines at the end."

@@ -34,7 +34,6 @@ move_timeout_option = click.option(
     type=Duration(0.1, 30 * 86_400.0),
     default="1d",
     show_default=True,
-    metavar="DURATION",
     help="Maximum time to wait. After that the move continues in the background.",
 )
 

@@ -83,23 +83,14 @@ from sidecar.runtime.tasks import start_attended
         "partition]"
     ),
 )
-@click.option("--key", type=BYTES, default=None, help="Key of the record.")
+@click.option("--key", type=BYTES, help="Key of the record.")
 @click.option(
     "--message-id",
-    "message_id",
     default="",
     metavar="ID",
     help="Message id. A command that is sent twice with one id has one effect.  [default: a random id]",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(0.1, 3600),
-    default="5s",
-    show_default=True,
-    metavar="DURATION",
-    help="Maximum time to wait.",
-)
+@click.option("--timeout", "timeout_s", type=Duration(0.1, 3600), default="5s", show_default=True, help="Maximum time to wait.")
 @click.option(
     "--show-offset", "shows_offset", is_flag=True, help="Print the offset of the record and the node that answered, on stderr."
 )
@@ -241,13 +232,7 @@ def skip(
     "--node", "nodes", type=NODE, multiple=True, help="Node of the service instance. May be repeated.  [default: all]"
 )
 @click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(0.1, 3600),
-    default="30s",
-    show_default=True,
-    metavar="DURATION",
-    help="Maximum time to wait.",
+    "--timeout", "timeout_s", type=Duration(0.1, 3600), default="30s", show_default=True, help="Maximum time to wait."
 )
 @connection_options
 def snapshot(name: str, stream: str, partition: int | None, nodes: tuple[str, ...], timeout_s: float, target: Target) -> None:
@@ -457,9 +442,7 @@ service.add_command(call)
 
 @service.command(epilog=table(), example="liftpy service run bank:Bank --stream bank-commands --node n1 --data /var/lib/bank")
 @click.argument("service_class", metavar="MODULE:CLASS")
-@click.option(
-    "--name", default=None, help="Name of the service. Must be equal on all nodes.  [default: the class name in lower case]"
-)
+@click.option("--name", help="Name of the service. Must be equal on all nodes.  [default: the class name in lower case]")
 @click.option("--stream", type=STREAM, required=True, help="Stream whose committed records the service reads.")
 @click.option(
     "--partition",
@@ -491,7 +474,7 @@ service.add_command(call)
         "key go to the partition of the key. May be repeated. Must be equal on all nodes."
     ),
 )
-@click.option("--dead-letter-stream", "dead_letter_stream", default="", metavar="STREAM", help="Stream for skipped records.")
+@click.option("--dead-letter-stream", default="", metavar="STREAM", help="Stream for skipped records.")
 @click.option(
     "--snapshot-interval-records",
     default=10_000,
@@ -526,7 +509,6 @@ service.add_command(call)
     type=Duration(0, 3600),
     default="0",
     show_default=True,
-    metavar="DURATION",
     help=(
         "Shortest time between two empty records. The service writes an empty record if a timer "
         "is due and no other record arrives. 0 disables them."

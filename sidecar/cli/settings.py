@@ -83,11 +83,7 @@ def reload(node_id: str, as_json: bool, target: Target) -> None:
 @settings.command(name="default-quota", example="liftpy settings default-quota --quota-records 10000")
 @click.option("--quota-records", "records_per_s", type=click.IntRange(0), help="Maximum records per second. 0 means no limit.")
 @click.option(
-    "--quota-bytes",
-    "bytes_per_s",
-    type=Size(),
-    metavar="SIZE",
-    help="Maximum bytes per second, of payload and headers. 0 means no limit.",
+    "--quota-bytes", "bytes_per_s", type=Size(), help="Maximum bytes per second, of payload and headers. 0 means no limit."
 )
 @click.option(
     "--quota-by-token",
@@ -127,15 +123,13 @@ def default_quota(
     "--session",
     "session_s",
     type=Duration(),
-    metavar="DURATION",
-    help=("Time without heartbeats after which a node is fenced. Its partitions then get other leaders."),
+    help="Time without heartbeats after which a node is fenced. Its partitions then get other leaders.",
 )
 @click.option(
     "--lease",
     "lease_s",
     type=Duration(),
-    metavar="DURATION",
-    help=("Time for which a leader may serve without contact to the metadata group. Must be shorter than --session."),
+    help="Time for which a leader may serve without contact to the metadata group. Must be shorter than --session.",
 )
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until all nodes use the new times.")
 @json_option

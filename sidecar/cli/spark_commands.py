@@ -224,13 +224,7 @@ def open_target(target: Target, place: SparkPlace | None, name: str) -> Iterator
     help="Compression of the Parquet files.",
 )
 @click.option(
-    "--trigger-interval",
-    "every_s",
-    type=Duration(),
-    default="10s",
-    show_default=True,
-    metavar="DURATION",
-    help="Time between two commits.",
+    "--trigger-interval", "every_s", type=Duration(), default="10s", show_default=True, help="Time between two commits."
 )
 @click.option(
     "--batch-records",
@@ -239,9 +233,14 @@ def open_target(target: Target, place: SparkPlace | None, name: str) -> Iterator
     show_default=True,
     help="Maximum number of records in one commit.",
 )
-@click.option("--orphan-age", "orphan_age_s", type=Duration(), default=Duration.text(DEFAULT_AGE_S), show_default=True,
-              metavar="DURATION",
-              help="Age after which the start removes files of failed attempts.")  # fmt: skip
+@click.option(
+    "--orphan-age",
+    "orphan_age_s",
+    type=Duration(),
+    default=Duration.text(DEFAULT_AGE_S),
+    show_default=True,
+    help="Age after which the start removes files of failed attempts.",
+)
 @click.option("--accept-loss", is_flag=True, help="Continue if retention deleted records that were not archived.")
 @click.option("--dry-run", is_flag=True, help="Print the next position and the number of records that wait. Write nothing.")
 @json_option
@@ -461,8 +460,14 @@ EVERY_STREAM = ".*"
 
 @click.command(cls=HelpCommand, example="liftpy spark audit orders")
 @click.argument("streams", type=STREAM, nargs=-1)
-@click.option("--timeout", "timeout_s", type=Duration(0.1, 3600), default="10s", show_default=True, metavar="DURATION",
-              help="Time without an answer after which a replica counts as unavailable.")  # fmt: skip
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Duration(0.1, 3600),
+    default="10s",
+    show_default=True,
+    help="Time without an answer after which a replica counts as unavailable.",
+)
 @click.option("--tasks", type=click.IntRange(1, MAX_TASKS), default=DEFAULT_TASKS, show_default=True,
               help="Number of partition ranges to read in parallel, without --master.")  # fmt: skip
 @json_option
@@ -552,17 +557,11 @@ _STATS_COLUMNS = (
     show_default=True,
     help="End position (exclusive): latest, -10m, -1000, or JSON with one position for each partition.",
 )
+@click.option("--bucket", "every_s", type=Duration(0.001), help="Width of a time bucket.  [default: at most 60 buckets]")
+@click.option("--plot", type=OutputFile(), help="Write a chart to this PNG file.")
 @click.option(
-    "--bucket",
-    "every_s",
-    type=Duration(0.001),
-    default=None,
-    metavar="DURATION",
-    help="Width of a time bucket.  [default: at most 60 buckets]",
+    "--timeout", "timeout_s", type=Duration(0.1, 3600), default="30s", show_default=True, help="Maximum time without an answer."
 )
-@click.option("--plot", type=OutputFile(), metavar="FILE", help="Write a chart to this PNG file.")
-@click.option("--timeout", "timeout_s", type=Duration(0.1, 3600), default="30s", show_default=True, metavar="DURATION",
-              help="Maximum time without an answer.")  # fmt: skip
 @click.option("--tasks", type=click.IntRange(1, MAX_TASKS), default=DEFAULT_TASKS, show_default=True,
               help="Number of partition ranges to read in parallel, without --master.")  # fmt: skip
 @json_option

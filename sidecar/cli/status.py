@@ -29,7 +29,7 @@ from sidecar.runtime.settings import Target
 
 
 @click.command(cls=HelpCommand, example="liftpy status --stream orders")
-@click.option("--stream", "only", type=STREAM, default=None, help="Show only this stream.  [default: all]")
+@click.option("--stream", "only", type=STREAM, help="Show only this stream.  [default: all]")
 @json_option
 @connection_options
 def status(only: str | None, as_json: bool, target: Target) -> None:

@@ -86,15 +86,7 @@ _COUNT_S = 10.0
 @click.option("--dry-run", is_flag=True, help="Print how many records would be deleted, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation. The records are deleted permanently.")
 @click.option("--wait/--no-wait", default=False, show_default=True, help="Wait until every replica has deleted the records.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(),
-    default="5m",
-    show_default=True,
-    metavar="DURATION",
-    help="Maximum time for --wait.",
-)
+@click.option("--timeout", "timeout_s", type=Duration(), default="5m", show_default=True, help="Maximum time for --wait.")
 @json_option
 @connection_options
 @internal_option
@@ -551,13 +543,11 @@ stream.add_command(purge)
 @click.option(
     "--partitions",
     type=click.IntRange(1, 10_000),
-    default=None,
     help="Number of partitions. With several, partition N stores SUBJECT.N.  [default: 1]",
 )
 @click.option(
     "--replicas",
     type=click.IntRange(1, 32),
-    default=None,
     help="Number of replicas of each partition.  [default: 3, or fewer if the cluster has fewer nodes]",
 )
 @setting_options
@@ -638,7 +628,7 @@ class _CreateArguments:
 
 @stream.command(name="add-partitions", example="liftpy stream add-partitions orders --partitions 6")
 @click.argument("name", type=STREAM)
-@click.option("--partitions", "total", type=click.IntRange(2, 10_000), default=None, help="New number of partitions.")
+@click.option("--partitions", "total", type=click.IntRange(2, 10_000), help="New number of partitions.")
 @placement_options
 @json_option
 @connection_options

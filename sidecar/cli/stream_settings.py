@@ -236,16 +236,11 @@ def placement_options(function: F) -> F:
         click.option(
             "--assignment",
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            default=None,
             metavar="FILE",
             help='JSON file with a manual assignment, preferred leader first: [{"id": 0, "replicas": ["n1", "n2"]}, ...].',
         ),
         click.option(
-            "--placement",
-            "policy",
-            type=click.Choice(list(POLICIES)),
-            default=None,
-            help="Strategy that assigns replicas to nodes.",
+            "--placement", "policy", type=click.Choice(list(POLICIES)), help="Strategy that assigns replicas to nodes."
         ),
     ):
         command = option(command)

@@ -104,7 +104,6 @@ def _level(function: F) -> F:
     return click.option(
         "--level",
         type=click.IntRange(1),
-        default=None,
         help="Feature level to check or finalize.  [default: the highest level that all nodes support]",
     )(function)
 
