@@ -22,7 +22,7 @@ from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.errors import ConfigError, UnavailableError
 from sidecar.cli.completion import NODE
 from sidecar.cli.help import HelpCommand, HelpGroup
-from sidecar.cli.options import Duration, connection_options, json_option
+from sidecar.cli.options import connection_options, json_option, timeout_option
 from sidecar.cli.output import table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import DEFAULT_NAMESPACE, Target
@@ -127,14 +127,8 @@ def controllers(context: click.Context, as_json: bool, target: Target) -> None:
 
 
 def _add_change_options(function: F) -> F:
-    timeout = click.option(
-        "--timeout",
-        "timeout_s",
-        type=Duration(0.1, 86_400),
-        default="60s",
-        show_default=True,
-        help="Maximum time to wait. After that the change continues in the background.",
-    )
+    text = "Maximum time to wait. After that the change continues in the background."
+    timeout = timeout_option("60s", text, high=86_400)
     wait = click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the change is complete.")
     return wait(timeout(json_option(connection_options(function))))
 

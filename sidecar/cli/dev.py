@@ -20,7 +20,7 @@ from liftpy.nats.transport import open_connection
 from liftpy.nats.urls import check_urls, without_secrets
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import stop_signals
-from sidecar.cli.options import Duration, Size, credential_options, json_option
+from sidecar.cli.options import Duration, Size, credential_options, jetstream_option, json_option
 from sidecar.dev.cluster import MAX_NODES, DevCluster
 from sidecar.runtime.settings import (
     DEFAULT_NAMESPACE,
@@ -67,14 +67,7 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
     type=Duration(),
     help="Delay before a killed or failed node is restarted.",
 )
-@click.option(
-    "--jetstream-api",
-    is_flag=False,
-    flag_value="liftpy",
-    default=None,
-    metavar="[DOMAIN]",
-    help="Answer the JetStream read API in this domain. Without a value, the domain is liftpy.",
-)
+@jetstream_option
 @click.option(
     "--max-payload",
     type=Size(1024, 64 * 1024 * 1024),

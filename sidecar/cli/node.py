@@ -23,7 +23,7 @@ from liftpy.core.metadata.reassignment_progress import Movement, offline_partiti
 from liftpy.errors import ConfigError, NotFoundError, StaleRequestError
 from sidecar.cli.completion import NODE
 from sidecar.cli.help import HelpCommand, HelpGroup
-from sidecar.cli.options import Duration, connection_options, json_option, yes_option
+from sidecar.cli.options import Duration, connection_options, json_option, timeout_option, yes_option
 from sidecar.cli.output import count_of
 from sidecar.cli.reassignment import follow, move_timeout_option
 from sidecar.cli.session import with_client
@@ -158,9 +158,7 @@ node.add_command(can_stop)
 @node.command(example="liftpy node remove n3")
 @click.argument("node_id", metavar="NODE", type=NODE)
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
-@click.option(
-    "--timeout", "timeout_s", type=Duration(0, 3600), default="5s", show_default=True, help="Maximum time for NODE to stop."
-)
+@timeout_option("5s", "Maximum time for NODE to stop.", low=0)
 @json_option
 @connection_options
 def remove(node_id: str, dry_run: bool, timeout_s: float, as_json: bool, target: Target) -> None:

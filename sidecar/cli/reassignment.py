@@ -19,7 +19,7 @@ from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.reassignment_progress import Movement, Phase, movement_of, movements
 from liftpy.errors import NotFoundError, UnavailableError
 from sidecar.cli.node_reports import NodeReports, ask_nodes
-from sidecar.cli.options import Duration
+from sidecar.cli.options import timeout_option
 
 POLL_S = 1.0
 _MEGABYTE = 1_000_000.0
@@ -28,13 +28,8 @@ Concerns = Callable[[Movement], bool]
 wait_option = click.option(
     "--wait/--no-wait", default=True, show_default=True, help="Show the progress until the move is complete."
 )
-move_timeout_option = click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(0.1, 30 * 86_400.0),
-    default="1d",
-    show_default=True,
-    help="Maximum time to wait. After that the move continues in the background.",
+move_timeout_option = timeout_option(
+    "1d", "Maximum time to wait. After that the move continues in the background.", high=30 * 86_400.0
 )
 
 

@@ -62,7 +62,7 @@ from liftpy.service.settings import ServiceSettings
 from sidecar.cli.completion import NODE, SERVICE, STREAM
 from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.main import stop_signals
-from sidecar.cli.options import BYTES, Duration, connection_options
+from sidecar.cli.options import BYTES, Duration, connection_options, timeout_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.restarts import EXIT_TO_REPAIR, momentary
 from sidecar.runtime.settings import Target
@@ -90,7 +90,7 @@ from sidecar.runtime.tasks import start_attended
     metavar="ID",
     help="Message id. A command that is sent twice with one id has one effect.  [default: a random id]",
 )
-@click.option("--timeout", "timeout_s", type=Duration(0.1, 3600), default="5s", show_default=True, help="Maximum time to wait.")
+@timeout_option("5s")
 @click.option(
     "--show-offset", "shows_offset", is_flag=True, help="Print the offset of the record and the node that answered, on stderr."
 )
@@ -231,9 +231,7 @@ def skip(
 @click.option(
     "--node", "nodes", type=NODE, multiple=True, help="Node of the service instance. May be repeated.  [default: all]"
 )
-@click.option(
-    "--timeout", "timeout_s", type=Duration(0.1, 3600), default="30s", show_default=True, help="Maximum time to wait."
-)
+@timeout_option("30s")
 @connection_options
 def snapshot(name: str, stream: str, partition: int | None, nodes: tuple[str, ...], timeout_s: float, target: Target) -> None:
     """Make the service NAME store a snapshot now, and wait until the snapshot is durable."""

@@ -14,6 +14,7 @@ import click
 
 from liftpy.errors import LiftError
 from sidecar.cli.help import ConnectionOption, HelpCommand
+from sidecar.cli.options import add_credential_options, jetstream_option
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.restarts import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, count_restart, never_again, pause_s
 from sidecar.runtime.settings import GivenSettings, restarted_environment, restarts_in_a_row, unknown_variables
@@ -57,22 +58,8 @@ logger = logging.getLogger("liftpy.node")
     metavar="N",
     help="Worker processes of this node. They share its partitions. Use about one for each core.  [default: 1]",
 )
-@click.option(
-    "--jetstream-api",
-    is_flag=False,
-    flag_value="liftpy",
-    default=None,
-    metavar="[DOMAIN]",
-    help="Answer the JetStream read API in this domain. Without a value, the domain is liftpy.",
-)
-@click.option("--creds", "creds_file", cls=ConnectionOption, metavar="FILE", help="File with a NATS JWT and its nkey seed.")
-@click.option("--nkey", "nkey_seed_file", cls=ConnectionOption, metavar="FILE", help="File with a NATS nkey seed.")
-@click.option("--user", cls=ConnectionOption, help="NATS user. Set the password in LIFTPY_PASSWORD.")
-@click.option("--tls-ca", "tls_ca_file", cls=ConnectionOption, metavar="FILE", help="Trusted CA certificates (PEM file).")
-@click.option("--tls-cert", "tls_cert_file", cls=ConnectionOption, metavar="FILE", help="Client certificate (PEM file).")
-@click.option(
-    "--tls-key", "tls_key_file", cls=ConnectionOption, metavar="FILE", help="Private key of the client certificate (PEM file)."
-)
+@jetstream_option
+@add_credential_options
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Minimum level of log lines.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of log lines.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON to the standard output when the node is ready.")

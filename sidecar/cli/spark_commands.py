@@ -44,7 +44,7 @@ from liftpy.spark.session import is_local, local_session
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import EXIT_UNAVAILABLE, SIGNALED, stop_signals
-from sidecar.cli.options import Duration, OutputFile, connection_options, internal_option, json_option
+from sidecar.cli.options import Duration, OutputFile, connection_options, internal_option, json_option, timeout_option
 from sidecar.cli.output import Progress, table
 from sidecar.runtime.settings import Target
 
@@ -116,19 +116,26 @@ def ends_by_signal() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def spark_options(function: F) -> F:
-    """Add the options --master and --conf to a command. The command gets ``place: SparkPlace``."""
+def _add_spark_options(function: F, master: Callable[[Any], Any]) -> F:
+    """Add the option ``master`` and --conf to a command. The command gets ``place``, None without a master."""
 
     @functools.wraps(function)
     def command(*args: Any, master: str, conf: tuple[str, ...], **kwargs: Any) -> Any:
         settings = dict(one.partition("=")[::2] for one in conf)
         if lacking := [name for name, value in settings.items() if not name or not value]:
             raise click.UsageError(f"Invalid value for --conf: {lacking[0]}. Use NAME=VALUE.")
-        return function(*args, place=SparkPlace(master, settings), **kwargs)
+        if settings and not master:
+            raise click.UsageError("--conf is a setting of Spark, so it needs --master.")
+        return function(*args, place=SparkPlace(master, settings) if master else None, **kwargs)
 
     command = click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Spark setting. May be repeated.")(command)
+    return master(command)  # type: ignore[no-any-return]
+
+
+def spark_options(function: F) -> F:
+    """Add the options --master and --conf to a command. The command gets ``place: SparkPlace``."""
     text = "Spark master: local[N] (this machine, N cores) or a cluster such as spark://host:7077."
-    return click.option("--master", default="local[*]", show_default=True, help=text)(command)  # type: ignore[return-value]
+    return _add_spark_options(function, click.option("--master", default="local[*]", show_default=True, help=text))
 
 
 @contextmanager
@@ -161,18 +168,20 @@ def source_options(target: Target, place: SparkPlace) -> Iterator[dict[str, str]
 def optional_spark_options(function: F) -> F:
     """Add the options --master and --conf to a command. The command gets ``place: SparkPlace``, None without --master."""
 
-    @functools.wraps(function)
-    def command(*args: Any, master: str, conf: tuple[str, ...], **kwargs: Any) -> Any:
-        settings = dict(one.partition("=")[::2] for one in conf)
-        if lacking := [name for name, value in settings.items() if not name or not value]:
-            raise click.UsageError(f"Invalid value for --conf: {lacking[0]}. Use NAME=VALUE.")
-        if settings and not master:
-            raise click.UsageError("--conf is a setting of Spark, so it needs --master.")
-        return function(*args, place=SparkPlace(master, settings) if master else None, **kwargs)
-
-    command = click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Spark setting. May be repeated.")(command)
     text = "Read in the executors of this Spark master, local[N] or spark://host:7077.  [default: read here, without Spark]"
-    return click.option("--master", default="", metavar="MASTER", help=text)(command)  # type: ignore[return-value]
+    return _add_spark_options(function, click.option("--master", default="", metavar="MASTER", help=text))
+
+
+tasks_option = click.option(
+    "--tasks",
+    type=click.IntRange(1, MAX_TASKS),
+    default=DEFAULT_TASKS,
+    show_default=True,
+    help="Number of partition ranges to read in parallel, without --master.",
+)
+table_format_option = click.option(
+    "--table-format", "kind", type=click.Choice(list(FORMATS)), help="Format of a new table.  [default: delta]"
+)
 
 
 @contextmanager
@@ -196,7 +205,7 @@ def open_target(target: Target, place: SparkPlace | None, name: str) -> Iterator
 @click.command(cls=HelpCommand, example="liftpy spark archive orders --table /data/orders --once")
 @click.argument("streams", type=STREAM, nargs=-1, required=True)
 @click.option("--table", required=True, help="Directory of the table. The driver and all executors need the same path.")
-@click.option("--table-format", "kind", type=click.Choice(list(FORMATS)), help="Format of a new table.  [default: delta]")
+@table_format_option
 @click.option(
     "--once", is_flag=True, help="Archive the records that are committed now, then exit. Without it, continue until Ctrl-C."
 )
@@ -406,7 +415,7 @@ def _show_replayed(done: list[ShareDone], took_s: float, *, as_json: bool) -> No
     default="",
     help=("Read archived records from the archive in this directory.  [default: read everything from the stream]"),
 )
-@click.option("--table-format", "kind", type=click.Choice(list(FORMATS)), help="Format of a new table.  [default: delta]")
+@table_format_option
 @click.option("--rebuild", is_flag=True, help="Read everything again, not only new records since the last run.")
 @click.option("--dry-run", is_flag=True, help="Print the number of new records, and write nothing.")
 @json_option
@@ -460,16 +469,8 @@ EVERY_STREAM = ".*"
 
 @click.command(cls=HelpCommand, example="liftpy spark audit orders")
 @click.argument("streams", type=STREAM, nargs=-1)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(0.1, 3600),
-    default="10s",
-    show_default=True,
-    help="Time without an answer after which a replica counts as unavailable.",
-)
-@click.option("--tasks", type=click.IntRange(1, MAX_TASKS), default=DEFAULT_TASKS, show_default=True,
-              help="Number of partition ranges to read in parallel, without --master.")  # fmt: skip
+@timeout_option("10s", "Time without an answer after which a replica counts as unavailable.")
+@tasks_option
 @json_option
 @optional_spark_options
 @connection_options
@@ -559,11 +560,8 @@ _STATS_COLUMNS = (
 )
 @click.option("--bucket", "every_s", type=Duration(0.001), help="Width of a time bucket.  [default: at most 60 buckets]")
 @click.option("--plot", type=OutputFile(), help="Write a chart to this PNG file.")
-@click.option(
-    "--timeout", "timeout_s", type=Duration(0.1, 3600), default="30s", show_default=True, help="Maximum time without an answer."
-)
-@click.option("--tasks", type=click.IntRange(1, MAX_TASKS), default=DEFAULT_TASKS, show_default=True,
-              help="Number of partition ranges to read in parallel, without --master.")  # fmt: skip
+@timeout_option("30s", "Maximum time without an answer.")
+@tasks_option
 @json_option
 @optional_spark_options
 @connection_options
