@@ -695,7 +695,7 @@ MODULES = {
     "sidecar.tasks": "sidecar.runtime.tasks",
     "sidecar.tracing.traced": "sidecar.partition.executor",
     "sidecar.workers.child": "sidecar.node.worker_node",
-    "sidecar.workers.handle": "sidecar.workers.worker_process",
+    "sidecar.workers.handle": "sidecar.workers.workers",
     "sidecar.workers.merging": "sidecar.workers.merged_status",
     "sidecar.workers.parent": "sidecar.workers.workers",
     "sidecar.workers.quiet": "sidecar.workers.quiescence",
