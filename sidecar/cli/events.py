@@ -18,7 +18,7 @@ from liftpy.client import Client
 from liftpy.config import NS_PER_S
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.metadata.controller.cluster_events import event_text
-from liftpy.core.observe.node_events import checked_event
+from liftpy.core.observe.node_events import checked_events
 from liftpy.core.wire.subjects import EVENTS_STREAM
 from liftpy.errors import LiftError, NotAllowedError, UnavailableError
 from sidecar.cli.help import HelpCommand
@@ -116,11 +116,9 @@ class EventPages:
         async def ask(node: str) -> list[dict[str, Any]]:
             try:
                 answer = await self._client.admin.node_events(node, self._numbers.get(node, -1), since_ns, _TIMEOUT_S)
-                said = answer.get("node_events")
             except LiftError:
                 return []
-            found = said.get("events") if isinstance(said, dict) else None
-            events = [kept for one in (found if isinstance(found, list) else []) if (kept := checked_event(one)) is not None]
+            events = checked_events(answer.get("node_events"))
             if events:
                 self._numbers[node] = events[-1]["number"]
             return events

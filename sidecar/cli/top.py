@@ -30,7 +30,7 @@ from liftpy.core.observe.app_rows import groups_question, services_question, sho
 from liftpy.core.observe.cluster_health import DEGRADED, OK, streams_question
 from liftpy.core.observe.cluster_model import HISTORY, ClusterMonitor, Model, NodeRow
 from liftpy.core.observe.node_summary import NodeSummary
-from liftpy.core.observe.page_model import checked_stream, figure
+from liftpy.core.observe.page_model import checked_streams, figure
 from liftpy.core.observe.verdicts import Reason, reason
 from liftpy.errors import LiftError, UnavailableError
 from sidecar.cli.help import HelpCommand
@@ -417,9 +417,7 @@ class SummaryPoller:
             return []
         if shows == "streams":
             leader = self.watching.model().metadata_leader
-            found = await self._rows_of(leader if leader in nodes else nodes[0], streams_question())
-            rows = found.get("rows") if isinstance(found, dict) else None
-            return [kept for row in rows or () if (kept := checked_stream(row)) is not None]
+            return checked_streams(await self._rows_of(leader if leader in nodes else nodes[0], streams_question()))
         question, shown = {"groups": (groups_question(), shown_groups), "services": (services_question(), shown_services)}[
             shows
         ]

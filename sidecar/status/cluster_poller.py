@@ -15,9 +15,9 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.strict_json import is_count
@@ -43,11 +43,11 @@ from liftpy.core.observe.history import (
     rows_of,
     with_gaps,
 )
-from liftpy.core.observe.node_events import checked_event
+from liftpy.core.observe.node_events import checked_events
 from liftpy.core.observe.node_summary import ASKED, MOST_NODES, NodeSummary, summary_from_json
 from liftpy.core.observe.page_model import (
     checked_row,
-    checked_stream,
+    checked_streams,
     cluster_object,
     newest_of,
     node_row,
@@ -87,6 +87,8 @@ NEWEST: tuple[int, ...] = (1 << 63, 0)
 """Place behind all events, for a page that begins with the newest event."""
 _MOST_PAGES = 4
 """Maximum number of pages of events that are requested in one turn."""
+_ALL_STEPS = (TENS, TENS, TENS, SECONDS)
+"""Requests that copy a whole history. A node answers with a part of the steps of ten seconds."""
 _ISR = slice(NAMES.index("isr_full"), NAMES.index("isr_under_min") + 1)
 
 
@@ -100,18 +102,26 @@ class StatusRequester(Protocol):
         """Return the ids of the nodes to ask first. Raises LiftError."""
 
 
-class _List:
+class _Answers:
+    """Answers of nodes to one question of a viewer."""
+
+    def __init__(self, question: dict[str, Any]) -> None:
+        self.question = question
+        self.wanted_s = 0.0
+        self.was_told = False
+        self.said: dict[str, Any] = {}
+
+
+class _List(_Answers):
     """Page of a list of partitions that a viewer sees: the partitions of ``stream``, or those of ``node``.
 
     ``after``: place of the last partition of the page before.
     """
 
     def __init__(self, stream: str, node: str, after: Place) -> None:
-        self.stream, self.node, self.after = stream, node, after
-        self.wanted_s = 0.0
-        self.said: dict[str, Any] = {}
+        super().__init__(partitions_question(stream, after))
+        self.stream, self.node = stream, node
         self.rows: list[dict[str, Any]] = []
-        self.was_told = False
         self._counted: dict[tuple[str, int, str], tuple[float, int, int]] = {}
 
     def update(self, now_s: float, said: dict[str, Any]) -> None:
@@ -148,23 +158,8 @@ class _List:
         }
 
 
-class _Streams:
-    """Page of the list of streams that a viewer sees."""
-
-    def __init__(self) -> None:
-        self.wanted_s = 0.0
-        self.said: dict[str, Any] = {}
-        """Data of the list for the page. {}: not received yet."""
-
-
-class _NodeAnswers:
-    """Answers of all nodes to one question about groups or services."""
-
-    def __init__(self, question: dict[str, Any]) -> None:
-        self.question = question
-        self.wanted_s = 0.0
-        self.was_told = False
-        self.said: dict[str, Any] = {}
+_Key = TypeVar("_Key")
+_Wanted = TypeVar("_Wanted", bound=_Answers)
 
 
 class ClusterPoller:
@@ -205,8 +200,8 @@ class ClusterPoller:
         self._ask_kept_s = {}
         self._glances: dict[str, NodeSummary | None] = {}
         self._lists: dict[tuple[str, str, Place], _List] = {}
-        self._streams: dict[tuple[int, str], _Streams] = {}
-        self._questions: dict[tuple[str, str], _NodeAnswers] = {}
+        self._streams: dict[tuple[int, str], _Answers] = {}
+        self._questions: dict[tuple[str, str], _Answers] = {}
         self.events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self.events_told = True
         """True if a controller has reported its events."""
@@ -234,43 +229,33 @@ class ClusterPoller:
             about: ("groups" or "services", name of one, or '' for all).
         """
         self._wanted_s = self._now()
-        asked = self._wanted_answers(*about) if about is not None else None
-        streams = self._wanted_streams(streams_after)
-        wanted = self._find_list(stream, node, after) if stream or node else None
+        wanted = [self._find(self._streams, streams_after, lambda: _Answers(streams_question(streams_after)))]
+        if about is not None:
+            wanted.append(self._find_answers(*about))
+        if stream or node:
+            wanted.append(self._find_list(stream, node, after))
         if self._task is None or self._task.done():
             self._task = spawn(self._watch(), "asking nodes for a page")
         async with self._looking:
-            new = not streams.said or any(one is not None and not one.was_told for one in (wanted, asked))
-            if new or self._now() - self._looked_s > FRESH_S:
+            if not all(one.was_told for one in wanted) or self._now() - self._looked_s > FRESH_S:
                 await self._poll()
 
+    def _find(self, held: dict[_Key, _Wanted], key: _Key, make: Callable[[], _Wanted]) -> _Wanted:
+        """Return ``held[key]``, which a viewer wants now. ``make`` creates it. If there are too many, drop the least wanted one."""
+        found = held.get(key)
+        if found is None:
+            while len(held) >= MOST_LISTS:
+                del held[min(held, key=lambda one: held[one].wanted_s)]
+            found = held[key] = make()
+        found.wanted_s = self._now()
+        return found
+
     def _find_list(self, stream: str, node: str, after: Place) -> _List:
-        found = self._lists.get((stream, node, after))
-        if found is None:
-            while len(self._lists) >= MOST_LISTS:
-                del self._lists[min(self._lists, key=lambda key: self._lists[key].wanted_s)]
-            found = self._lists[stream, node, after] = _List(stream, node, after)
-        found.wanted_s = self._now()
-        return found
+        return self._find(self._lists, (stream, node, after), lambda: _List(stream, node, after))
 
-    def _wanted_answers(self, kind: str, name: str) -> _NodeAnswers:
-        found = self._questions.get((kind, name))
-        if found is None:
-            while len(self._questions) >= MOST_LISTS:
-                del self._questions[min(self._questions, key=lambda key: self._questions[key].wanted_s)]
-            question = groups_question(name) if kind == "groups" else services_question(name)
-            found = self._questions[kind, name] = _NodeAnswers(question)
-        found.wanted_s = self._now()
-        return found
-
-    def _wanted_streams(self, after: tuple[int, str]) -> _Streams:
-        found = self._streams.get(after)
-        if found is None:
-            while len(self._streams) >= MOST_LISTS:
-                del self._streams[min(self._streams, key=lambda key: self._streams[key].wanted_s)]
-            found = self._streams[after] = _Streams()
-        found.wanted_s = self._now()
-        return found
+    def _find_answers(self, kind: str, name: str) -> _Answers:
+        question = groups_question if kind == "groups" else services_question
+        return self._find(self._questions, (kind, name), lambda: _Answers(question(name)))
 
     async def _watch(self) -> None:
         """Refresh the data each second while there are viewers. Without viewers, drop the data after ``FORGOTTEN_S``."""
@@ -316,9 +301,9 @@ class ClusterPoller:
         told = dict(zip(nodes, await asyncio.gather(*map(self._ask_glance, nodes)), strict=True))
         self._glances = told
         self._watching.add_summaries(now_s, told)
-        self._lists = {key: one for key, one in self._lists.items() if now_s - one.wanted_s < LOOKED_AT_S}
-        self._streams = {key: one for key, one in self._streams.items() if now_s - one.wanted_s < LOOKED_AT_S}
-        self._questions = {key: one for key, one in self._questions.items() if now_s - one.wanted_s < LOOKED_AT_S}
+        _drop_old(self._lists, now_s - LOOKED_AT_S)
+        _drop_old(self._streams, now_s - LOOKED_AT_S)
+        _drop_old(self._questions, now_s - LOOKED_AT_S)
         answering = [node for node in nodes if told[node] is not None]
         await asyncio.gather(
             *(self._ask_history(node) for node in answering),
@@ -351,11 +336,15 @@ class ClusterPoller:
             self._histories[node] = self._own[1]
             return
         history = self._histories.get(node)
-        steps = [SECONDS] if history is not None else [TENS, TENS, TENS, SECONDS]
+        steps = _ALL_STEPS if history is None else (SECONDS,)
         history = self._histories.setdefault(node, History())
+        await self._copy_history(history, node, steps)
+
+    async def _copy_history(self, history: History, asked: str, steps: Sequence[int], node: str = "") -> None:
+        """Add the rows of ``node`` ('': of the node ``asked`` itself) that the node ``asked`` knows to ``history``."""
         after = {TENS: 0, SECONDS: history.newest}
         for step in steps:
-            rows = rows_of(await self._ask(node, question(step, after[step])))
+            rows = rows_of(await self._ask(asked, question(step, after[step], node)))
             if rows is not None and rows.count:
                 history.add_rows(rows)
                 after[step] = rows.first + (rows.count - 1) * step
@@ -371,40 +360,35 @@ class ClusterPoller:
         self._ask_kept_s[node] = now_s + KEEP_EVERY_S
         own = self._own[0] if self._own is not None else ""
         for other in [one for one in answering if one != own][:_MOST_KEEPERS]:
-            history, after = History(), {TENS: 0, SECONDS: 0}
-            for step in (TENS, TENS, TENS, SECONDS):
-                rows = rows_of(await self._ask(other, question(step, after[step], node)))
-                if rows is not None and rows.count:
-                    history.add_rows(rows)
-                    after[step] = rows.first + (rows.count - 1) * step
+            history = History()
+            await self._copy_history(history, other, _ALL_STEPS, node)
             if history.newest:
                 self._histories[node] = history
                 return
 
     async def _ask_list(self, wanted: _List, answering: list[str]) -> None:
-        asked = partitions_question(wanted.stream, wanted.after)
         nodes = answering if wanted.stream else [wanted.node]
-        wanted.update(
-            self._now(), dict(zip(nodes, await asyncio.gather(*(self._ask(node, asked) for node in nodes)), strict=True))
-        )
+        said = await asyncio.gather(*(self._ask(node, wanted.question) for node in nodes))
+        wanted.update(self._now(), dict(zip(nodes, said, strict=True)))
 
-    async def _ask_question(self, wanted: _NodeAnswers, answering: list[str]) -> None:
+    async def _ask_question(self, wanted: _Answers, answering: list[str]) -> None:
         said = await asyncio.gather(*(self._ask(node, wanted.question) for node in answering))
         wanted.said = {node: one for node, one in zip(answering, said, strict=True) if one is not None}
         wanted.was_told = True
 
     async def _ask_streams(self, answering: list[str]) -> None:
         leader = self._watching.model().metadata_leader
-        wanted = list(self._streams.items())  # others may be added during the requests
+        wanted = list(self._streams.values())  # others may be added during the requests
         for node in [leader, *answering] if leader in answering else answering:
             done = True
-            for after, streams in wanted:
-                said = await self._ask(node, streams_question(after))
+            for streams in wanted:
+                said = await self._ask(node, streams.question)
                 if isinstance(said, dict) and isinstance(said.get("rows"), list):
-                    rows = [kept for row in said["rows"] if (kept := checked_stream(row)) is not None]
+                    rows = checked_streams(said)
                     more = said.get("more") is True and rows
                     next_after = [rows[-1]["urgency"], rows[-1]["stream"]] if more else None
                     streams.said = {"rows": rows, "after": next_after, "count": said.get("count")}
+                    streams.was_told = True
                 else:
                     done = False
             if done:
@@ -438,8 +422,7 @@ class ClusterPoller:
 
         async def ask(node: str) -> list[dict[str, Any]]:
             said = await self._ask(node, {"node_events": {"after": self._numbers.get(node, -1), "since_ns": since_ns}})
-            found = said.get("events") if isinstance(said, dict) else None
-            events = [kept for one in (found if isinstance(found, list) else []) if (kept := checked_event(one)) is not None]
+            events = checked_events(said)
             if events:
                 self._numbers[node] = events[-1]["number"]
             return events
@@ -478,12 +461,12 @@ class ClusterPoller:
 
     def groups(self, group: str = "") -> dict[str, Any]:
         """Return the data of the page that lists the groups, or of the page of one ``group``."""
-        said = self._wanted_answers("groups", group).said
+        said = self._find_answers("groups", group).said
         return self._object(shown_group(said) if group else shown_groups(said))
 
     def services(self, service: str = "") -> dict[str, Any]:
         """Return the data of the page that lists the services, or of the page of one ``service``."""
-        said = self._wanted_answers("services", service).said
+        said = self._find_answers("services", service).said
         return self._object(shown_service(said) if service else shown_services(said))
 
     async def search(self, text: str) -> dict[str, Any]:
@@ -500,14 +483,12 @@ class ClusterPoller:
                 dict(zip(known, said[: len(known)], strict=True)),
                 dict(zip(known, said[len(known) :], strict=True)),
             )
-        rows = streams.get("rows") if isinstance(streams, dict) else None
-        found = [kept for row in (rows if isinstance(rows, list) else []) if (kept := checked_stream(row)) is not None]
         nodes = [node_row(one) for one in self._watching.model().rows if text and text.lower() in one.node.lower()]
         return self._object(
             {
                 "text": text,
                 "nodes": nodes[:MOST_FOUND],
-                "streams": found[:MOST_FOUND],
+                "streams": checked_streams(streams)[:MOST_FOUND],
                 "groups": shown_groups(groups)["rows"][:MOST_FOUND],
                 "services": shown_services(services)["rows"][:MOST_FOUND],
             }
@@ -622,6 +603,11 @@ class ClusterPoller:
         second = int(self._wall())
         tail = self.history(SECONDS, node, second - _TAIL_S).as_object()
         return {**shown, "tail": tail, "timeline": self.timeline(SECONDS, second - _MARKS_TAIL_S)}
+
+
+def _drop_old(held: dict[_Key, _Wanted], before_s: float) -> None:
+    for key in [key for key, one in held.items() if one.wanted_s <= before_s]:
+        del held[key]
 
 
 def _is_event(said: Any) -> bool:

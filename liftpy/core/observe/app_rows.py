@@ -11,11 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from liftpy.core.base.strict_json import is_count
-from liftpy.core.observe.cluster_health import MOST_ROWS, limit_of
+from liftpy.core.observe.cluster_health import MOST_ROWS, checked_fields, limit_of
 
-_MOST_TEXT = 200
-"""Maximum number of characters of a text from another node."""
 NO_MEMBERS = "no members"
 """Problem of a group that has records to read and no member."""
 NOT_TAKEN = "not taken"
@@ -242,25 +239,5 @@ def _rows(said: Mapping[str, object], name: str, wanted: Mapping[str, type]) -> 
     for node, one in said.items():
         rows = one.get(name) if isinstance(one, dict) else None
         for row in rows[:MOST_ROWS] if isinstance(rows, list) else ():
-            if isinstance(row, dict) and (kept := _checked_row(row, wanted)) is not None:
+            if (kept := checked_fields(row, wanted, optional=_OPTIONAL)) is not None:
                 yield node, kept
-
-
-def _checked_row(row: Mapping[str, Any], wanted: Mapping[str, type]) -> dict[str, Any] | None:
-    kept: dict[str, Any] = {}
-    for name, kind in wanted.items():
-        value = row.get(name)
-        if value is None and name in _OPTIONAL:
-            kept[name] = None
-            continue
-        if kind is str:
-            if not isinstance(value, str):
-                return None
-            value = value[:_MOST_TEXT]
-        elif kind is float:
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e12:
-                return None
-        elif type(value) is not int or not is_count(value):
-            return None
-        kept[name] = value
-    return kept

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from liftpy.core.observe.cluster_health import ClusterVerdict, judge, leader_of, states, verdict_of
+from liftpy.core.observe.cluster_health import ClusterVerdict, judge, leader_of, newest_summary, states, verdict_of
 from liftpy.core.observe.node_summary import NodeSummary, percentile
 from liftpy.core.observe.verdicts import reason
 
@@ -124,14 +124,12 @@ class ClusterMonitor:
 
         These are the nodes that the controller with the newest metadata names, else the known ones, else ``fallback``.
         """
-        named = [glance for glance in self._glances.values() if glance is not None and glance.nodes]
-        newest = max(named, key=lambda glance: glance.index, default=None)
+        newest = newest_summary(glance for glance in self._glances.values() if glance is not None and glance.nodes)
         return sorted(newest.nodes if newest is not None else self._glances or fallback)
 
     def model(self) -> Model:
         of, leader = states(self._glances), leader_of(self._glances)
-        known = [glance for glance in self._glances.values() if glance is not None and glance.is_controller]
-        newest = max(known, key=lambda glance: glance.index, default=None)
+        newest = newest_summary(glance for glance in self._glances.values() if glance is not None and glance.is_controller)
         acks = self._sum_of("acks")
         return Model(
             namespace=self._namespace,

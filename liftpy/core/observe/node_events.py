@@ -120,6 +120,12 @@ def checked_event(said: Any) -> dict[str, Any] | None:
     return {**numbers, "kind": said["kind"], **texts, **partition}
 
 
+def checked_events(said: Any) -> list[dict[str, Any]]:
+    """Return the valid events in ``said``, the answer of another node to a request for its events."""
+    found = said.get("events") if isinstance(said, dict) else None
+    return [kept for one in (found if isinstance(found, list) else []) if (kept := checked_event(one)) is not None]
+
+
 @dataclass(frozen=True, slots=True)
 class Damage:
     """Damaged files of a replica that the node repairs with records of the leader.
