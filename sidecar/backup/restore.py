@@ -27,7 +27,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -53,7 +52,7 @@ from sidecar.backup.staging import NOWHERE, RestorePoint, StagedLog, install_sta
 from sidecar.backup.store import Store
 from sidecar.dev.cluster import DevNode
 from sidecar.disk.files import DirectoryStorage, make_folder, sync_folder
-from sidecar.runtime.settings import Target, child_environment, credentials_environment, nats_environment, quiet_environment
+from sidecar.runtime.settings import Target, credentials_environment, quiet_environment, settings_environment
 
 # The helper of a restore: an ordinary node on the machine of the operator. It runs until the restore ends.
 #
@@ -66,51 +65,20 @@ PREFIX = "restore-"
 """Prefix of the node ids of helper nodes."""
 
 
-@dataclass(frozen=True, slots=True)
-class HelperSettings:
-    """Settings of the helper node, which serves the restored logs until the other nodes have copied them.
-
-    ``config``: settings file for values that ``target`` lacks. None: no file.
-    """
-
-    node_id: str
-    data: Path
-    target: Target
-    controllers: tuple[str, ...]
-    rack: str = ""
-    config: Path | None = None
-
-
-def helper_node(settings: HelperSettings) -> DevNode:
-    """Return the helper node. It is not started yet, and ends with this process."""
-    flags = {
-        "--node-id": settings.node_id,
-        "--data": str(settings.data),
-        "--namespace": settings.target.namespace,
-        "--controllers": ",".join(settings.controllers),
-        "--status-port": "-1",
-        "--weight": "0",
-    }
-    if settings.rack:
-        flags["--rack"] = settings.rack
-    if settings.config is not None:
-        flags["--config"] = str(settings.config)
-    command = [sys.executable, "-m", "sidecar", "--json"]
-    for flag, value in flags.items():
-        command += [flag, value]
-    checkout = str(Path(__file__).resolve().parent.parent.parent)
-    path = os.pathsep.join([checkout, *filter(None, child_environment().get("PYTHONPATH", "").split(os.pathsep))])
-    own = {
-        "PYTHONPATH": path,
-        "PYTHONUNBUFFERED": "1",
-        "LIFTPY_RUN_GROUP_COORDINATORS": "false",
-        "LIFTPY_SCRUB_BYTES_PER_S": "0",
-    }
-    nats = nats_environment(",".join(settings.target.nats))
-    credentials = credentials_environment(settings.target.credentials) if settings.config is None else {}
-    return DevNode(
-        settings.node_id, command, {**child_environment(), **own, **nats, **credentials, **quiet_environment()}, None
-    )
+def helper_node(node_id: str, data: Path, options: RestoreOptions, controllers: str, rack: str) -> DevNode:
+    """Return the helper node, which serves the restored logs until the other nodes have copied them. It is not started yet."""
+    target = options.target
+    flags: dict[str, object] = {
+        "data": data, "namespace": target.namespace, "controllers": controllers, "status-port": -1, "weight": 0,
+    }  # fmt: skip
+    if rack:
+        flags["rack"] = rack
+    if options.node_config is not None:
+        flags["config"] = options.node_config
+    own = {"LIFTPY_RUN_GROUP_COORDINATORS": "false", "LIFTPY_SCRUB_BYTES_PER_S": "0"}
+    nats = settings_environment(nats=",".join(target.nats))
+    credentials = credentials_environment(target.credentials) if options.node_config is None else {}
+    return DevNode.of(node_id, flags, {**own, **nats, **credentials, **quiet_environment()})
 
 
 # Positions of groups and cursors for restored streams: the offsets of the backup, with the new uid.
@@ -470,12 +438,9 @@ class Restore:
             self._begin("stage")
             await asyncio.to_thread(self._stage, scratch)
             self._begin("register")
-            controllers = tuple(controller.node_id for controller in state.controllers)
+            controllers = ",".join(controller.node_id for controller in state.controllers)
             rack = next((node.rack for _, node in sorted(state.image.nodes.items()) if node.rack), "")
-            settings = HelperSettings(
-                self._helper_id, scratch / "data", self._options.target, controllers, rack, self._options.node_config
-            )
-            self._helper = helper_node(settings)
+            self._helper = helper_node(self._helper_id, scratch / "data", self._options, controllers, rack)
             await self._start()
             await asyncio.to_thread(self._helper.interrupt)
             await self._until(self._is_fenced, "the helper has not stopped")

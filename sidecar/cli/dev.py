@@ -26,9 +26,8 @@ from sidecar.runtime.settings import (
     DEFAULT_NAMESPACE,
     credentials_environment,
     dev_environment,
-    jetstream_environment,
+    settings_environment,
     unknown_variables,
-    workers_environment,
 )
 
 _WATCH_S = 0.25
@@ -123,8 +122,7 @@ def dev(
         namespace=namespace,
         settings={
             **settings,
-            **workers_environment(workers),
-            **jetstream_environment(jetstream_api),
+            **settings_environment(workers=workers if workers > 1 else 0, jetstream_api=jetstream_api),
             **(credentials_environment(credentials) if nats else {}),
         },
         max_payload_bytes=max_payload or 0,

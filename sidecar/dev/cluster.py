@@ -23,7 +23,7 @@ from typing import Any
 
 from liftpy.errors import ConfigError, UnavailableError
 from sidecar.dev.nats_server import NatsServer, spawn
-from sidecar.runtime.settings import DEFAULT_NAMESPACE, child_environment, nats_environment, quiet_environment
+from sidecar.runtime.settings import DEFAULT_NAMESPACE, child_environment, quiet_environment, settings_environment
 
 MAX_NODES = 16
 MAX_CONTROLLERS = 3
@@ -51,6 +51,23 @@ class DevNode:
         self._on_line = on_line
         self._process: subprocess.Popen[str] | None = None
         self._readers: list[threading.Thread] = []
+
+    @classmethod
+    def of(
+        cls, node_id: str, flags: Mapping[str, object], environment: Mapping[str, str], on_line: LineSink | None = None
+    ) -> DevNode:
+        """Return a node of this version of liftpy, not started yet.
+
+        ``flags``: options of ``liftpy sidecar`` without dashes. ``environment``: variables for this node. It gets no other settings.
+        """
+        command = [sys.executable, "-m", "sidecar", "--json", "--node-id", node_id]
+        for flag, value in flags.items():
+            command += [f"--{flag}", str(value)]
+        inherited = child_environment()
+        checkout = str(Path(__file__).resolve().parents[2])  # so that the import works from any working directory
+        import_path = os.pathsep.join([checkout, *filter(None, inherited.get("PYTHONPATH", "").split(os.pathsep))])
+        own = {"PYTHONPATH": import_path, "PYTHONUNBUFFERED": "1"}
+        return cls(node_id, command, {**inherited, **own, **environment}, on_line)
 
     @property
     def running(self) -> bool:
@@ -247,33 +264,15 @@ class DevCluster:
         names = [f"n{number + 1}" for number in range(self._count)]
         controllers = names[:MAX_CONTROLLERS] if self._count >= MAX_CONTROLLERS else names[:1]
         for name in names:
-            self.nodes[name] = DevNode(
-                name, self._command(name, controllers), self._environment(name, name == names[0]), self._on_line
-            )
-
-    def _command(self, name: str, controllers: list[str]) -> list[str]:
-        flags = {
-            "--node-id": name,
-            "--data": str(self.data / name),
-            "--namespace": self.namespace,
-            "--controllers": ",".join(controllers),
-            "--status-port": "0",
-        }
-        command = [sys.executable, "-m", "sidecar", "--json"]
-        for flag, value in flags.items():
-            command += [flag, value]
-        return command
-
-    def _environment(self, name: str, says_if_open: bool) -> dict[str, str]:
-        """Return the environment of a node.
-
-        ``says_if_open``: True if it warns about a NATS server without authorization. Only one node does that.
-        """
-        checkout = str(Path(__file__).resolve().parents[2])  # so that the import works from any working directory
-        import_path = os.pathsep.join([checkout, *filter(None, child_environment().get("PYTHONPATH", "").split(os.pathsep))])
-        nats = nats_environment(self._node_nats_urls.get(name, self.nats_url))
-        ours = {"PYTHONPATH": import_path, "PYTHONUNBUFFERED": "1", **self._settings}
-        return {**child_environment(), **ours, **nats, **({} if says_if_open else quiet_environment())}
+            flags = {
+                "data": self.data / name,
+                "namespace": self.namespace,
+                "controllers": ",".join(controllers),
+                "status-port": 0,
+            }
+            nats = settings_environment(nats=self._node_nats_urls.get(name, self.nats_url))
+            quiet = quiet_environment() if name != names[0] else {}  # one node warns about a server without authorization
+            self.nodes[name] = DevNode.of(name, flags, {**self._settings, **nats, **quiet}, self._on_line)
 
     def stop(self) -> None:
         """Stop all nodes cleanly and at the same time, then nats-server, and remove the temporary directory.
