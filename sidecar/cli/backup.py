@@ -25,6 +25,7 @@ from rich.console import Console
 
 from liftpy.client import Client
 from liftpy.client.positions import parse_until, timestamp_ns
+from liftpy.config import NS_PER_S
 from liftpy.core.backup.manifest import Manifest
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.observe.trace_context import SPANS_PER_S, Attributes, SpanBudget
@@ -46,7 +47,7 @@ from sidecar.backup.restore import (
 from sidecar.backup.staging import RestorePoint
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, Store
 from sidecar.cli.completion import STREAM
-from sidecar.cli.help import HelpCommand, HelpGroup
+from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import Duration, Size, connection_options, json_option
 from sidecar.cli.output import Progress, count_of, table
 from sidecar.cli.session import with_client
@@ -55,7 +56,6 @@ from sidecar.runtime.settings import Target
 if TYPE_CHECKING:
     from sidecar.tracing.exporting import Exporter
 
-NS_PER_S = 1_000_000_000
 TABLE = {
     "backup_newest_timestamp_seconds": "Start time of the newest complete backup, in Unix seconds. 0: there is none.",
     "backup_newest_size_bytes": "Size of the newest complete backup, in bytes.",
@@ -175,7 +175,15 @@ node_config_option = click.option(
 backup_option = click.option("--backup", "backup_id", default="", metavar="ID", help="Id of the backup.  [default: the newest]")
 
 
-@click.command(cls=HelpCommand, example="liftpy backup restore s3://backups/liftpy --stream orders --into orders-restored")
+@click.group(cls=HelpGroup, example="liftpy backup create /backups/liftpy")
+def backup() -> None:
+    """Create, list, verify, prune, restore and test backups of a running cluster.
+
+    URL is a directory, or a pyarrow file system URL: file://, s3://, gs:// or abfs://.
+    """
+
+
+@backup.command(example="liftpy backup restore s3://backups/liftpy --stream orders --into orders-restored")
 @click.argument("url")
 @backup_option
 @click.option("--all", "everything", is_flag=True, help="Restore all streams under their old names.")
@@ -324,7 +332,7 @@ def _print_settings(said: Sequence[RestoredSetting]) -> None:
             click.echo(f"{one.name}: {one.words}")
 
 
-@click.command("cursors", cls=HelpCommand, example="liftpy backup cursors /backups/liftpy")
+@backup.command("cursors", example="liftpy backup cursors /backups/liftpy")
 @click.argument("url")
 @backup_option
 @json_option
@@ -372,7 +380,7 @@ def _backup_restore_shown(manifest: Manifest, done: RestoreResult) -> dict[str, 
     }
 
 
-@click.command("drill", cls=HelpCommand, example="liftpy backup drill /backups/liftpy")
+@backup.command("drill", example="liftpy backup drill /backups/liftpy")
 @click.argument("url")
 @backup_option
 @scratch_option
@@ -415,21 +423,10 @@ def drill_(
 EXIT_DAMAGED = 1
 """A backup is incomplete or damaged, or the newest one is too old."""
 _MIB = 1024 * 1024
-_NS_PER_S = 1_000_000_000
-
-url_argument = click.argument("url")
-
-
-@click.group(cls=HelpGroup, example="liftpy backup create /backups/liftpy")
-def backup() -> None:
-    """Create, list, verify, prune, restore and test backups of a running cluster.
-
-    URL is a directory, or a pyarrow file system URL: file://, s3://, gs:// or abfs://.
-    """
 
 
 @backup.command(example="liftpy backup create /backups/liftpy --stream orders")
-@url_argument
+@click.argument("url")
 @click.option(
     "--stream",
     "streams",
@@ -508,7 +505,7 @@ class MaxAge(Duration):
 
 
 @backup.command("list", example="liftpy backup list /backups/liftpy --max-age 26h")
-@url_argument
+@click.argument("url")
 @click.option(
     "--max-age",
     "max_age_s",
@@ -544,7 +541,7 @@ def list_(url: str, max_age_s: float | None, metrics_file: Path | None, as_json:
     newest = found[-1] if found else None
     if newest is None or newest.faults or newest.manifest is None:
         return EXIT_DAMAGED
-    age_s = (time.time_ns() - newest.manifest.created_ns) / _NS_PER_S
+    age_s = (time.time_ns() - newest.manifest.created_ns) / NS_PER_S
     return EXIT_DAMAGED if max_age_s is not None and age_s > max_age_s else 0
 
 
@@ -557,7 +554,7 @@ def _row(one: BackupEntry) -> tuple[str, ...]:
 
 
 def _age(manifest: Manifest) -> str:
-    minutes = max(0, time.time_ns() - manifest.created_ns) // (60 * _NS_PER_S)
+    minutes = max(0, time.time_ns() - manifest.created_ns) // (60 * NS_PER_S)
     return f"{minutes // 60} h {minutes % 60:02} min"
 
 
@@ -571,7 +568,7 @@ def _manifest_as_json(manifest: Manifest) -> dict[str, object]:
     return {
         "backup": manifest.backup,
         "created_ns": manifest.created_ns,
-        "age_s": round((time.time_ns() - manifest.created_ns) / _NS_PER_S, 1),
+        "age_s": round((time.time_ns() - manifest.created_ns) / NS_PER_S, 1),
         "since": manifest.since,
         "level": manifest.level,
         "size_bytes": manifest.size_bytes,
@@ -582,7 +579,7 @@ def _manifest_as_json(manifest: Manifest) -> dict[str, object]:
 
 
 @backup.command(example="liftpy backup verify /backups/liftpy")
-@url_argument
+@click.argument("url")
 @backup_option
 @json_option
 def verify(url: str, backup_id: str, as_json: bool) -> int:
@@ -603,7 +600,7 @@ def verify(url: str, backup_id: str, as_json: bool) -> int:
 
 
 @backup.command(example="liftpy backup prune /backups/liftpy --keep 7 --dry-run")
-@url_argument
+@click.argument("url")
 @click.option(
     "--keep",
     required=True,
@@ -644,8 +641,3 @@ def prune(url: str, keep: int, dry_run: bool, died: tuple[str, ...], as_json: bo
     for running in done.waits_for:
         click.echo(f"{running} is not complete, and no newer backup has begun within half a day. The command keeps its files")
         click.echo(f"If its process has ended: liftpy backup prune URL --keep {keep} --unfinished {running}")
-
-
-backup.add_command(restore)
-backup.add_command(drill_)
-backup.add_command(cursors_)

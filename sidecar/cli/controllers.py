@@ -21,16 +21,28 @@ from liftpy.core.base.ids import check_name
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.errors import ConfigError, UnavailableError
 from sidecar.cli.completion import NODE
-from sidecar.cli.help import HelpCommand, HelpGroup
+from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, json_option, timeout_option
 from sidecar.cli.output import table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import DEFAULT_NAMESPACE, Target
 
 
-@click.command(
+@click.group(invoke_without_command=True, cls=HelpGroup, example="liftpy controllers")
+@json_option
+@connection_options
+@click.pass_context
+def controllers(context: click.Context, as_json: bool, target: Target) -> None:
+    """Show the metadata group: leader, term, commit index, applied index, and the lag of each member. Subcommands change the members.
+
+    Write the options of a subcommand after its name.
+    """
+    if context.invoked_subcommand is None:
+        _print_result(with_client(target, gather), as_json)
+
+
+@controllers.command(
     name="force-recover",
-    cls=HelpCommand,
     example=(
         "liftpy controllers force-recover --data /var/lib/liftpy --new-controllers n1,n4,n5 --output rescued --namespace liftpy"
     ),
@@ -111,19 +123,6 @@ def _row_text(row: dict[str, object]) -> str:
 _POLL_S = 0.2
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-@click.group(invoke_without_command=True, cls=HelpGroup, example="liftpy controllers")
-@json_option
-@connection_options
-@click.pass_context
-def controllers(context: click.Context, as_json: bool, target: Target) -> None:
-    """Show the metadata group: leader, term, commit index, applied index, and the lag of each member. Subcommands change the members.
-
-    Write the options of a subcommand after its name.
-    """
-    if context.invoked_subcommand is None:
-        _print_result(with_client(target, gather), as_json)
 
 
 def _add_change_options(function: F) -> F:
@@ -251,6 +250,3 @@ def _show(found: dict[str, Any]) -> None:
         click.echo("no metadata leader: at least half of the controllers cannot be reached")
     if found["under_way"]:
         click.echo(found["under_way"])
-
-
-controllers.add_command(force_recover)

@@ -40,10 +40,8 @@ def show(node_id: str, diff: bool, as_json: bool, target: Target) -> None:
     """Show the settings of NODE: value, source, default, and whether a reload can change it. Secrets are not shown."""
     check_name(node_id, "node")
 
-    async def work(client: Client) -> list[dict[str, Any]]:
-        return await client.admin.node_settings(node_id)
-
-    rows = [row for row in with_client(target, work) if not diff or "read" in row or row["value"] != row["default"]]
+    found = with_client(target, lambda client: client.admin.node_settings(node_id))
+    rows = [row for row in found if not diff or "read" in row or row["value"] != row["default"]]
     if as_json:
         click.echo(json.dumps({"node": node_id, "settings": rows}))
         return
@@ -60,10 +58,7 @@ def reload(node_id: str, as_json: bool, target: Target) -> None:
     """Reload the settings of NODE without a restart. If one setting is invalid, nothing changes. Needs operator permissions."""
     check_name(node_id, "node")
 
-    async def work(client: Client) -> dict[str, Any]:
-        return await client.admin.reload_settings(node_id)
-
-    said = with_client(target, work)
+    said = with_client(target, lambda client: client.admin.reload_settings(node_id))
     if "error" in said:
         raise ConfigError(
             f"The settings of {node_id} were not reloaded: {str(said['error']).rstrip('.')}. The earlier settings stay active. "

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from liftpy.client import Client, ReadOptions
 from liftpy.client.admin import DEFAULT_REPLICAS, check_min_isr
-from liftpy.client.placement_plans import PlacementOptions, PlacementPlan
+from liftpy.client.placement_plans import PlacementOptions
 from liftpy.client.positions import FromEnd, Position, parse_start
 from liftpy.client.stream_info import StreamInfo
 from liftpy.config import NO_QUOTA, DefaultQuota, StreamConfig
@@ -33,7 +33,7 @@ from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import ConfigError, LiftError, NotFoundError, StaleRequestError, UnavailableError
 from sidecar.cli.completion import STREAM
-from sidecar.cli.help import HelpCommand, HelpGroup
+from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import (
     BYTES,
     NOTHING_DONE,
@@ -73,7 +73,12 @@ def _delete_options(function: F) -> F:
     return click.option("--partition", type=click.IntRange(0), help=text)(dry_run(_yes_option(function)))
 
 
-@click.command(cls=HelpCommand, example="liftpy stream purge orders --subject shop.orders.test --dry-run")
+@click.group(cls=HelpGroup, example="liftpy stream create orders --subject 'shop.orders.*' --replicas 3")
+def stream() -> None:
+    """Create, list, show, change, pause and delete streams."""
+
+
+@stream.command(example="liftpy stream purge orders --subject shop.orders.test --dry-run")
 @click.argument("name", type=STREAM)
 @click.option(
     "--subject",
@@ -235,7 +240,7 @@ async def _wait_for_purges(client: Client, name: str, numbers: set[int], timeout
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
-@click.command(name="delete-records", cls=HelpCommand, example="liftpy stream delete-records orders --before -24h --dry-run")
+@stream.command(name="delete-records", example="liftpy stream delete-records orders --before -24h --dry-run")
 @click.argument("name", type=STREAM)
 @click.option(
     "--before",
@@ -340,7 +345,7 @@ def _sum(deletions: list[_Deletion]) -> str:
     return _Deletion("", 0, 0, records, of_records, max(one.bound for one in deletions)).words
 
 
-@click.command(cls=HelpCommand, example="liftpy stream alter orders --retention-age 7d --dry-run")
+@stream.command(example="liftpy stream alter orders --retention-age 7d --dry-run")
 @click.argument("name", type=STREAM)
 @click.option("--replicas", "factor", type=click.IntRange(1, 32), help="Number of replicas of each partition.")
 @alterable_options
@@ -443,7 +448,7 @@ _PARTITIONS = click.option(
 )
 
 
-@click.command(cls=HelpCommand, example="liftpy stream pause orders --resume-on-publish")
+@stream.command(example="liftpy stream pause orders --resume-on-publish")
 @click.argument("name", type=STREAM)
 @_PARTITIONS
 @click.option("--resume-on-publish", is_flag=True, help="Resume a partition at the next publish to it. That publish is stored.")
@@ -463,16 +468,12 @@ def pause(
     Publishes with a reply subject are rejected with PAUSED. Publishes without one are dropped and counted. Earlier publishes are
     still committed and acknowledged. Consumers can still read.
     """
-
-    async def work(client: Client) -> StreamInfo:
-        return await client.admin.pause(
-            name, partitions or None, resume_on_publish=resume_on_publish or resume_all, resume_all=resume_all
-        )
-
-    _pause_show(with_client(target, work), partitions, as_json)
+    resumes = {"resume_on_publish": resume_on_publish or resume_all, "resume_all": resume_all}
+    paused = with_client(target, lambda client: client.admin.pause(name, partitions or None, **resumes))
+    _pause_show(paused, partitions, as_json)
 
 
-@click.command(cls=HelpCommand, example="liftpy stream resume orders")
+@stream.command(example="liftpy stream resume orders")
 @click.argument("name", type=STREAM)
 @_PARTITIONS
 @json_option
@@ -496,18 +497,6 @@ def _pause_show(image: StreamInfo, partitions: tuple[int, ...], as_json: bool) -
 
 _PATIENCE_S = 2.0
 """Time to wait for a leader's record count, in seconds."""
-
-
-@click.group(cls=HelpGroup, example="liftpy stream create orders --subject 'shop.orders.*' --replicas 3")
-def stream() -> None:
-    """Create, list, show, change, pause and delete streams."""
-
-
-stream.add_command(alter)
-stream.add_command(pause)
-stream.add_command(resume)
-stream.add_command(delete_records)
-stream.add_command(purge)
 
 
 @stream.command(example="liftpy stream create orders --subject 'shop.orders.*' --replicas 3 --retention-age 7d")
@@ -544,11 +533,20 @@ def create(
         raise click.UsageError(
             f"--partitions is {partitions}, but the --assignment has {len(placement.assignment)} partitions. Make them equal."
         )
-    wanted = _CreateArguments(subject, partitions or 1, replicas or 0, config, placement)
+    wanted: dict[str, Any] = {
+        "subject": subject, "partitions": partitions or 1, "replicas": replicas or 0, "config": config, "placement": placement,
+    }  # fmt: skip
     if dry_run:
-        show_plan(with_client(target, lambda client: wanted.plan(client, name)), name, as_json)
+        show_plan(with_client(target, lambda client: client.admin.plan_stream(name, **wanted)), name, as_json)
         return
-    made, why = with_client(target, lambda client: wanted.create(client, name))
+
+    async def work(client: Client) -> tuple[StreamInfo, str]:
+        made = await client.create_stream(name, **wanted, ready_s=0)
+        if made.waiting:
+            return made, why_it_waits((await client.admin.describe_cluster()).image, made.image)
+        return await client.admin.until_ready(made), ""
+
+    made, why = with_client(target, work)
     if as_json:
         click.echo(json.dumps(stream_json(made)))
         return
@@ -564,39 +562,6 @@ def create(
         )
     if config.min_isr > count:
         click.echo(f"note: --min-isr {config.min_isr} counts as {count}: a partition has {count_of(count, 'replica')}")
-
-
-@dataclass(frozen=True, slots=True)
-class _CreateArguments:
-    """Arguments of ``liftpy stream create``, without the name of the stream."""
-
-    subject: str
-    partitions: int
-    replicas: int
-    config: StreamConfig
-    placement: PlacementOptions
-
-    async def plan(self, client: Client, name: str) -> PlacementPlan:
-        return await client.admin.plan_stream(name, **self._words())
-
-    async def create(self, client: Client, name: str) -> tuple[StreamInfo, str]:
-        """Create the stream ``name`` and wait for its leaders.
-
-        Return the stream, and the reason why it waits for more nodes. '': it does not wait.
-        """
-        made = await client.create_stream(name, **self._words(), ready_s=0)
-        if made.waiting:
-            return made, why_it_waits((await client.admin.describe_cluster()).image, made.image)
-        return await client.admin.until_ready(made), ""
-
-    def _words(self) -> dict[str, Any]:
-        return {
-            "subject": self.subject,
-            "partitions": self.partitions,
-            "replicas": self.replicas,
-            "config": self.config,
-            "placement": self.placement,
-        }
 
 
 @stream.command(name="add-partitions", example="liftpy stream add-partitions orders --partitions 6")
