@@ -447,7 +447,7 @@ MODULES = {
     "liftpy.replica.waiting": "liftpy.core.replication.replica",
     "liftpy.replica.went_past": "liftpy.core.replication.role",
     "liftpy.request_guard": "liftpy.nats.request_guard",
-    "liftpy.scraped": "liftpy.core.observe.merge_metrics",
+    "liftpy.scraped": "sidecar.cli.dashboard",
     "liftpy.service.acting": "liftpy.service.effect_runner",
     "liftpy.service.agreement": "liftpy.core.services.snapshot",
     "liftpy.service.answering": "liftpy.service.query_server",

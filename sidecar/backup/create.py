@@ -410,7 +410,6 @@ class Barrier:
 
 
 def _cursors(described: Iterable[tuple[str, bool, dict[PartitionKey, int]]], streams: set[str]) -> tuple[CursorCopy, ...]:
-    """Return the groups and cursors in ``described`` that have positions in ``streams`` (names), without their other positions."""
     found = []
     for name, is_cursor, positions in described:
         kept = sorted(
@@ -575,7 +574,6 @@ class _PartitionCopying:
         )
 
     async def _batches(self, offset: int) -> list[RecordBatch]:
-        """Return batches from any replica. The first one contains ``offset``."""
         said = "nobody was asked"
         damaged: DamagedRecordsError | None = None
         for asked in range(_ROUNDS * len(self._nodes)):

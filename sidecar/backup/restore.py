@@ -597,7 +597,6 @@ class Restore:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     async def _remove_helper(self) -> None:
-        """Wait until no replica is on the helper, then remove it."""
         assert self._helper is not None
         if self._helper.running:
             await self._client.admin.set_node(self._helper_id, leaving=True)

@@ -64,7 +64,6 @@ async def _names(client: Client, kind: str) -> list[str]:
 
 
 async def _services(client: Client, nodes: list[str]) -> list[str]:
-    """Return the names of the services that the ``nodes`` know, also of those that have ended."""
     reports = await ask_nodes(client, nodes)
     partitions = [partition for report in reports.values() for partition in report.values()]
     partitions = [partition for partition in partitions if not is_internal(str(partition.get("stream", "")))]

@@ -16,15 +16,14 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 import click
 
-from liftpy.client import BatchSlice, Client, Consumer, GroupOptions, parse_start, parse_until
+from liftpy.client import BatchSlice, Client, Consumer, Group, GroupOptions, parse_start, parse_until
 from liftpy.client.consumed import GroupBatch
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.subjects import data_subject, overlaps
@@ -169,42 +168,18 @@ SHUTDOWN_TIMEOUT_S = 10.0
 """Maximum time from Ctrl-C to the end of the command, including the last commit, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumeGroupOptions:
-    """Options of ``liftpy consume --group``.
+def check_group_options(group: str, stream: str, start: str | None, output: Path | None, refused: dict[str, bool]) -> None:
+    """Raise UsageError if the options of ``liftpy consume`` are not possible with --group.
 
-    ``form``: text, value or json. ``output``: new file for JSON lines. None: the standard output.
-    """
-
-    group: str
-    stream: str
-    start: str
-    subjects: Sequence[str]
-    keys: Sequence[bytes]
-    form: str
-    output: Path | None
-
-    @property
-    def options(self) -> GroupOptions:
-        start = cast('Literal["earliest", "new"]', self.start)
-        return GroupOptions(start=start, subjects=self.subjects, keys=self.keys)
-
-
-def member_of(
-    group: str, stream: str, *, start: str | None, refused: dict[str, Any], output: Path | None, **how: Any
-) -> ConsumeGroupOptions:
-    """Return the options of ``liftpy consume --group``.
-
-    ``refused``: values of the options that a group does not support, by name. ``how``: other fields of GroupReading. Raises
-    UsageError if such an option is set, or if ``start`` or ``output`` is not possible with a group.
+    ``refused``: whether each option that a group does not support is set, by its name.
     """
     reasons = {
         "--partition": "The group assigns the partitions.",
         "--until": "A group member reads until Ctrl-C.",
         "--reverse": "A group reads forward from its committed position.",
     }
-    for option, given in refused.items():
-        if given:
+    for option, is_given in refused.items():
+        if is_given:
             raise click.UsageError(f"{option} cannot be combined with --group. {reasons[option]}")
     if start not in (None, "earliest", "new"):
         raise click.UsageError(
@@ -217,15 +192,17 @@ def member_of(
             f"Invalid value for --output: {output}. With --group, only .jsonl is possible, because a record must "
             "be in the file before it is committed."
         )
-    return ConsumeGroupOptions(group, stream, start or "earliest", output=output, **how)
 
 
-async def consume_as_member(client: Client, member: ConsumeGroupOptions) -> None:
-    """Print records as a member of a consumer group until the task is canceled. Raises the errors of reading a group."""
-    lines = json_lines if member.output is not None else LINES[member.form]
+async def consume_as_member(member: AbstractAsyncContextManager[Group], form: str, output: Path | None) -> None:
+    """Print records as ``member`` of a consumer group until the task is canceled. Raises the errors of reading a group.
+
+    ``form``: text, value or json. ``output``: new file for JSON lines. None: the standard output.
+    """
+    lines = json_lines if output is not None else LINES[form]
     with ExitStack() as files:
-        write = write_out if member.output is None else files.enter_context(lines_to(member.output))
-        async with client.group(member.group, [member.stream], options=member.options) as group:
+        write = write_out if output is None else files.enter_context(lines_to(output))
+        async with member as group:
             while (part := await group.take()) is not None:
                 written = threading.Event()  # the thread says it: a loop that did not turn for a while has not heard it yet
                 writing = start_attended(
@@ -353,27 +330,27 @@ def consume(
     if output is not None and not ends and not follow and not reverse:
         until = "end"
     form = "json" if as_json else form
-    member = None
     if group is not None:
         refused = {"--partition": partition is not None, "--until": ends, "--reverse": reverse}
-        how = {"subjects": subjects, "keys": keys, "form": form}
-        member = member_of(group, name, start=start, refused=refused, output=output, **how)
+        check_group_options(group, name, start, output, refused)
     begin = parse_start(start, now, "--from") if start is not None else ("new" if reverse else "earliest")
     last = parse_until(until, now, "--until")
 
     async def work(client: Client) -> None:
         image = await client.stream(name)  # there is an error at once when there is no such stream
         if subjects:
-            read = range(len(image.partitions)) if member is not None else (partition or 0,)
+            read = range(len(image.partitions)) if group is not None else (partition or 0,)
             _warn_of_unmatched(name, [data_subject(image.subject, place) for place in read], subjects)
-        if member is not None:
-            doing = consume_as_member(client, member)
+        if group is not None:
+            first = cast('Literal["earliest", "new"]', start or "earliest")
+            options = GroupOptions(start=first, subjects=subjects, keys=keys)
+            doing = consume_as_member(client.group(group, [name], options=options), form, output)
         else:
             consumer = client.consume(
                 name, partition or 0, start=begin, until=last, subjects=subjects, keys=keys, backwards=reverse
             )
             doing = _print(consumer, _LINES[form]) if output is None else _write(consumer, output, last == "end")
-        await _until_pipe_closed(client, doing, 0.0 if member is None else SHUTDOWN_TIMEOUT_S)
+        await _until_pipe_closed(client, doing, 0.0 if group is None else SHUTDOWN_TIMEOUT_S)
 
     with_client(target, work, needs_majority=False)
 

@@ -183,7 +183,6 @@ def _print_result(found: dict[str, Any], as_json: bool) -> None:
 
 
 async def _wait_until_ended(client: Client, timeout_s: float) -> None:
-    """Wait until no change of the controllers is in progress. Raise UnavailableError after ``timeout_s`` seconds."""
     deadline = time.monotonic() + timeout_s
     while True:
         state = await client.admin.describe_cluster(linearizable=True)

@@ -111,8 +111,6 @@ class EventPages:
         return {**said, "events": sorted([*events, *due], key=_place)} if due else said
 
     async def _node_events(self, since_ns: int) -> list[dict[str, Any]]:
-        """Return new events that only single nodes know, not the controllers. Nodes that do not answer are left out."""
-
         async def ask(node: str) -> list[dict[str, Any]]:
             try:
                 answer = await self._client.admin.node_events(node, self._numbers.get(node, -1), since_ns, _TIMEOUT_S)

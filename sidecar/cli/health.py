@@ -151,7 +151,6 @@ async def fetch_health(client: NodeRequests, node_id: str) -> dict[str, Any] | N
 
 
 async def _publish_probe(target: Target, value: bytes) -> int:
-    """Publish ``value`` to the probe stream with plain NATS, and return the offset of the stored record. Raises LiftError."""
     try:
         connection = await nats.connect(list(target.nats), connect_timeout=_TIMEOUT_S, **target.credentials.nats_options())
         try:
@@ -166,7 +165,6 @@ async def _publish_probe(target: Target, value: bytes) -> int:
 
 
 async def _probe_stream(target: Target) -> list[str]:
-    """Publish a record to the probe stream and read it back. Return output lines with the duration of each step."""
     from liftpy.client import connect
 
     async with await connect(

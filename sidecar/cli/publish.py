@@ -343,7 +343,6 @@ class _LineSender:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for every ack, unless the command was interrupted."""
         interrupted = kind is not None and not issubclass(kind, LiftError)
         try:
             if self._producer is not None:
@@ -384,7 +383,6 @@ async def _publish_lines(
 
 
 async def _send_lines(sender: _LineSender, file: BinaryIO, manner: _LineOptions, report: _Report, progress: Progress) -> None:
-    """Publish each line of ``file`` as it arrives, until the end of the file or the first rejected line."""
     rejected = start_attended(report.rejected.wait())
     lines = _lines(file)
     coming: asyncio.Task[list[bytes]] | None = None

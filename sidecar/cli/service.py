@@ -649,7 +649,6 @@ async def _known_partitions(partitions: Sequence[int]) -> Sequence[int]:
 
 
 async def _all_partitions(settings: ServiceSettings, target: Target) -> Sequence[int]:
-    """Return the numbers of all partitions of the stream. Wait until the stream exists."""
     connection = await _connect(settings, target)
     announced = False
     try:

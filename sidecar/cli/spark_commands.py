@@ -81,7 +81,6 @@ _TASKS_EVERY_S = 0.5
 
 @contextmanager
 def _task_progress(what: str, session: SparkSession) -> Iterator[None]:
-    """Show the finished and all tasks of the running stages of ``session`` on standard error. ``what``: name of the work."""
     stopped = threading.Event()
 
     def watch() -> None:

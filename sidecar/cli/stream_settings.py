@@ -179,7 +179,6 @@ def _option(setting: Setting, *, altered: bool = False) -> Callable[[Any], Any]:
 
 
 def _unit(field: str) -> type[Duration] | type[Size] | None:
-    """Return the option type for a field whose value has a unit. None: the field has no unit."""
     if field.endswith(("_bytes", "_bytes_per_s")):
         return Size
     return Duration if field.endswith("_s") and not field.endswith("_per_s") else None

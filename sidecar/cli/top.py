@@ -460,7 +460,6 @@ def as_object(model: Model) -> dict[str, Any]:
 
 
 async def _live(looking: SummaryPoller, view: View) -> None:
-    """Show the screen and update it once per second, until the user presses q or closes the terminal."""
     changed = asyncio.Event()
 
     def show(live: Live) -> None:

@@ -109,7 +109,6 @@ def _level(function: F) -> F:
 
 
 def _highest_common_level(levels: FeatureLevels) -> int:
-    """Return the highest feature level that all reachable nodes support, at least the current one."""
     most = [spoken.most for spoken in levels.spoken.values() if spoken is not None]
     return max(min(most, default=levels.level), levels.level)
 

@@ -88,7 +88,6 @@ def _identity_in(data: bytes) -> tuple[object, NodeIdentity | None]:
 
 
 def _check(identity: NodeIdentity) -> None:
-    """Check the fields of an identity. Raises ValueError or TypeError if one is invalid."""
     starts = identity.starts
     if not isinstance(starts.folder_id, str):
         raise TypeError("folder_id is not text")

@@ -350,7 +350,6 @@ def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
 
 
 def _read_back(descriptor: int) -> tuple[int, int]:
-    """Return the size in bytes and the CRC-32C of the content of an open file."""
     crc = size_bytes = 0
     while piece := os.pread(descriptor, _COPY_BYTES, size_bytes):
         crc, size_bytes = crc32c.crc32c(piece, crc), size_bytes + len(piece)

@@ -345,7 +345,6 @@ def _row(place: Place, held: Any, now_ns: int) -> dict[str, Any]:
 
 
 def _about(stream: StreamImage) -> dict[str, Any]:
-    """Return the description of a stream for its page, such as its subject and the settings that differ from the default."""
     differ = [(one.name, getattr(stream.config, one.name)) for one in fields(StreamConfig)]
     return {
         "subject": stream.subject,

@@ -611,7 +611,6 @@ def _drop_old(held: dict[_Key, _Wanted], before_s: float) -> None:
 
 
 def _is_event(said: Any) -> bool:
-    """Return whether ``said``, an answer of another node, has the form of a cluster event."""
     return isinstance(said, dict) and all(is_count(said.get(name)) for name in ("time_ns", "index", "number"))
 
 

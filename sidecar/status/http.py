@@ -127,7 +127,6 @@ class HttpServer:
         return True
 
     async def _answer(self, request: bytes) -> bytes | EventStreamResponse:
-        """Return the answer to an HTTP request. An unexpected error gives status 500."""
         answer: bytes | EventStreamResponse = http(
             "500 Internal Server Error", TEXT, b"this request failed, the log says why\n"
         )
@@ -141,7 +140,6 @@ class HttpServer:
         return answer
 
     async def _go_on(self, live: EventStreamResponse, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send the events of ``live`` to the viewer until they disconnect."""
         if self.live_count >= MOST_LIVE:
             writer.write(http("503 Service Unavailable", TEXT, b"so many watch already\n"))
             return

@@ -194,7 +194,6 @@ class Reporter:
         }
 
     def _connections(self) -> dict[str, dict[str, Any]]:
-        """Return the statistics of each NATS connection, by its name. The ingest connection also has those of its buffers."""
         found = {link.name: _connection(link) for link in self._links.all()}
         inflow = self._links.ingest
         found[inflow.name] |= {

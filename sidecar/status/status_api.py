@@ -531,7 +531,6 @@ MOST_WAITING = 64
 
 
 def _seen(watch: NodeWatch) -> dict[str, Any]:
-    """Return the fields of the node's summary that come from its own observations, such as damaged files."""
     repaired = watch.events.recent("damage_repaired", SHOWN_S)
     return {
         "leaderless_since": watch.leaderless_since,
@@ -620,13 +619,11 @@ def _texts(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _waiting(image: ClusterImage) -> tuple[str, ...]:
-    """Return texts about the first streams that wait for nodes, each with the reason."""
     found = (image.streams[name] for name in nsmallest(MOST_TEXTS, image.waiting))
     return _texts([f"{stream.name} waits for nodes: {why_it_waits(image, stream)}" for stream in found])
 
 
 def _lost_directories(watch: ControllerMetrics) -> tuple[str, ...]:
-    """Return the first nodes that registered with another data directory in the last ``SHOWN_S`` seconds."""
     since_ns = clock.now_ns() - round(SHOWN_S * NS_PER_S)
     return _texts(sorted(node for node, at_ns in watch.lost_directory_ns.items() if at_ns >= since_ns))
 

@@ -17,11 +17,11 @@ import pytest
 from liftpy.config import NS_PER_S
 from liftpy.core.observe.app_rows import NO_MEMBERS, instance_row, joined_services
 from liftpy.core.observe.history import NAMES, History, asked_rows
-from liftpy.core.observe.merge_metrics import together
 from liftpy.core.observe.node_summary import ASKED, NodeSummary
 from liftpy.core.observe.page_model import figure, value_at
 from liftpy.core.observe.timeline import MARKS, MOST_MARKS, fits, marks, marks_of
 from liftpy.errors import UnavailableError
+from sidecar.cli.dashboard import together
 from sidecar.status import cluster_poller, pages
 from sidecar.status import http as serving
 from sidecar.status.cluster_poller import FORGOTTEN_S, ClusterPoller
