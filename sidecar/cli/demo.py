@@ -119,16 +119,8 @@ async def _publish(
 
 
 async def _start_spark(cluster: DevCluster, folder: Path) -> LineProcess:
-    arguments = [
-        "--nats",
-        cluster.nats_url,
-        "--namespace",
-        cluster.namespace,
-        "--stream",
-        steps.STREAM,
-        "--folder",
-        str(folder),
-    ]
+    target = ["--nats", cluster.nats_url, "--namespace", cluster.namespace]
+    arguments = [*target, "--stream", steps.STREAM, "--folder", str(folder)]
     return await LineProcess.start("sidecar.dev.demo_spark", arguments, folder)
 
 

@@ -24,12 +24,11 @@ from liftpy.errors import (
     NatsUnreachableError,
     NotFoundError,
     OutcomeUnknownError,
-    ProtocolError,
     UnavailableError,
 )
 from sidecar.cli.health_port import by_port, levels, show, status_port_option
 from sidecar.cli.help import HelpCommand
-from sidecar.cli.node_reports import judge_cluster, unknown_data
+from sidecar.cli.node_reports import answer_of, judge_cluster, unknown_data
 from sidecar.cli.options import connection_options, json_option
 from sidecar.runtime.settings import Target
 
@@ -143,11 +142,8 @@ def _reason_line(one: Reason) -> str:
 
 async def fetch_health(client: NodeRequests, node_id: str) -> dict[str, Any] | None:
     """Return the health that a node reports. None: the node does not answer, or its answer is not usable."""
-    try:
-        found = await client.node_health(node_id, _TIMEOUT_S)
-        return found if "health" in found and "checks" in found else None
-    except (UnavailableError, OutcomeUnknownError, ProtocolError):
-        return None
+    found = await answer_of(client.node_health(node_id, _TIMEOUT_S))
+    return found if found is not None and "health" in found and "checks" in found else None
 
 
 async def _publish_probe(target: Target, value: bytes) -> int:

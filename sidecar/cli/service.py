@@ -47,8 +47,6 @@ from liftpy.errors import (
     LiftError,
     NotAllowedError,
     NotFoundError,
-    OutcomeUnknownError,
-    ProtocolError,
     UnavailableError,
     UnknownFormatError,
 )
@@ -60,6 +58,7 @@ from liftpy.service.settings import ServiceSettings
 from sidecar.cli.completion import NODE, SERVICE, STREAM
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.main import stop_signals
+from sidecar.cli.node_reports import answer_of
 from sidecar.cli.options import BYTES, Duration, connection_options, timeout_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.restarts import EXIT_TO_REPAIR, momentary
@@ -351,10 +350,7 @@ async def _position(client: Client, node: str, uid: str, partition: int, name: s
 
 async def _service_status(client: Client, node: str, uid: str, partition: int, name: str) -> dict[str, Any]:
     """Return the status of the service on ``node``. Empty: the service does not run there, or the node does not answer."""
-    try:
-        status: dict[str, Any] = await client.admin.node_status(node)
-    except (UnavailableError, OutcomeUnknownError, ProtocolError):
-        return {}
+    status = await answer_of(client.admin.node_status(node)) or {}
     for found in status.get("partitions", []):
         if (found.get("uid"), found.get("partition")) == (uid, partition):
             for service in found.get("services", []):
@@ -620,7 +616,7 @@ async def _run(
     for number in (signal.SIGINT, *stop_signals()):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     stopped = start_attended(stopping.wait())
-    finding = start_attended(_all_partitions(settings, target) if partitions is None else _known_partitions(partitions))
+    finding = start_attended(_find_partitions(settings, partitions, target))
     running: list[asyncio.Task[None]] = []
     try:
         await asyncio.wait((finding, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -644,11 +640,10 @@ async def _run(
         await end_tasks((finding, stopped, *running))
 
 
-async def _known_partitions(partitions: Sequence[int]) -> Sequence[int]:
-    return partitions
-
-
-async def _all_partitions(settings: ServiceSettings, target: Target) -> Sequence[int]:
+async def _find_partitions(settings: ServiceSettings, partitions: Sequence[int] | None, target: Target) -> Sequence[int]:
+    """Return ``partitions``. None: wait until the stream exists, and return all its partitions."""
+    if partitions is not None:
+        return partitions
     connection = await _connect(settings, target)
     announced = False
     try:

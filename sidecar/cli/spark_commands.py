@@ -33,7 +33,7 @@ from liftpy.spark.pipelines.audit import audit as audit_replicas
 from liftpy.spark.pipelines.audit_findings import AuditReport
 from liftpy.spark.pipelines.compact import CompactPlan, next_step
 from liftpy.spark.pipelines.compact import compact as compact_stream
-from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, MAX_TASKS
+from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, MAX_TASKS, watch_in_thread
 from liftpy.spark.pipelines.replay import ReplayPlan, ShareDone, shares_to_replay
 from liftpy.spark.pipelines.replay import replay as replay_records
 from liftpy.spark.pipelines.stats import StatsReport, plot_problem, save_plot
@@ -81,9 +81,8 @@ _TASKS_EVERY_S = 0.5
 
 @contextmanager
 def _task_progress(what: str, session: SparkSession) -> Iterator[None]:
-    stopped = threading.Event()
 
-    def watch() -> None:
+    def watch(stopped: threading.Event) -> None:
         tracker = session.sparkContext.statusTracker()
         with Progress(what, None, unit="tasks") as progress:
             while not stopped.wait(_TASKS_EVERY_S):
@@ -95,13 +94,8 @@ def _task_progress(what: str, session: SparkSession) -> Iterator[None]:
                 done = sum(stage.numCompletedTasks for stage in running)
                 progress.step(what, "tasks", done, sum(stage.numTasks for stage in running))
 
-    watcher = threading.Thread(target=watch, name="liftpy-tasks", daemon=True)
-    watcher.start()
-    try:
+    with watch_in_thread(watch, "liftpy-tasks"):
         yield
-    finally:
-        stopped.set()
-        watcher.join()
 
 
 @contextmanager

@@ -468,7 +468,7 @@ def pause(
     Publishes with a reply subject are rejected with PAUSED. Publishes without one are dropped and counted. Earlier publishes are
     still committed and acknowledged. Consumers can still read.
     """
-    resumes = {"resume_on_publish": resume_on_publish or resume_all, "resume_all": resume_all}
+    resumes: dict[str, Any] = {"resume_on_publish": resume_on_publish or resume_all, "resume_all": resume_all}
     paused = with_client(target, lambda client: client.admin.pause(name, partitions or None, **resumes))
     _pause_show(paused, partitions, as_json)
 

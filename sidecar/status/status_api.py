@@ -444,13 +444,7 @@ def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:
 
     ``payload``: the request, which may name the partition after which the list begins.
     """
-    after = _asked_after(payload)
-    count = PAGE_PARTITIONS
-    while True:
-        body = json.dumps(reporter.page(after, count)).encode()
-        if len(body) <= limit_bytes or not count:
-            return body
-        count //= 2
+    return _within(reporter.page(_asked_after(payload), PAGE_PARTITIONS), limit_bytes)
 
 
 def _within(page: dict[str, Any], limit_bytes: int) -> bytes:
