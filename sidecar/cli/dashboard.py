@@ -9,7 +9,6 @@ import re
 import signal
 import sys
 from collections.abc import Awaitable, Mapping
-from typing import Any
 
 import click
 
@@ -21,7 +20,7 @@ from sidecar.cli.output import wait_for_closed_pipe
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
-from sidecar.status.cluster_poller import TIMEOUT_S, ClusterPoller
+from sidecar.status.cluster_poller import ClusterPoller
 from sidecar.status.http import LOOPBACK, TEXT, EventStreamResponse, HttpServer, host_of, http
 from sidecar.status.pages import Site
 from sidecar.status.records import RecordsBrowser, RecordsQuery, query_text
@@ -119,7 +118,7 @@ class ClusterSite:
     def __init__(self, client: Client, namespace: str, names: tuple[str, ...], records: RecordsBrowser | None = None) -> None:
         self._client = client
         self._names = frozenset(name.lower().encode() for name in names)
-        self._site = Site(ClusterPoller(namespace, ClientStatusRequester(client)), records)
+        self._site = Site(ClusterPoller(namespace, client.admin), records)
 
     def respond(self, request: bytes) -> bytes | Awaitable[bytes | EventStreamResponse]:
         words = request.split(b"\r\n", 1)[0].split()
@@ -150,19 +149,6 @@ class ClusterSite:
             }
             return http("200 OK", TEXT, (await asyncio.to_thread(together, texts)).encode())
         return http("503 Service Unavailable", TEXT, b"the metadata group does not answer\n")
-
-
-class ClientStatusRequester:
-    """Sends status requests to nodes through a Client, for the pages of the dashboard. It implements ``NodesAsker``."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    async def ask(self, node: str, asked: bytes, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-        return await self._client.admin.ask_node(node, asked, timeout_s)
-
-    async def node_ids(self) -> list[str]:
-        return await self._client.admin.node_ids()
 
 
 # The metrics of all nodes as one text for Prometheus. Lines that do not have the exposition format are left out, so that no

@@ -77,6 +77,20 @@ _OF_HOSTS = frozenset(string.ascii_letters + string.digits + ".-:")
 SECTIONS = {"credentials": Credentials, "replication": ReplicationConfig}
 
 
+_RANGES = {
+    "scrub_bytes_per_s": (0, 1 << 34, "Choose a value in this range."),
+    "workers": (1, MOST_WORKERS, "Use at most one for each core."),
+    "weight": (0, 1000, "Choose a value in this range."),
+}
+"""Setting -> (minimum, maximum, advice in the error)."""
+_CHOICES = {
+    "log_level": (LEVELS, f"one of {', '.join(LEVELS)}"),
+    "log_format": (("text", "json"), "text or json"),
+    "trace": (("off", "otlp"), "off or otlp"),
+}
+"""Setting -> (allowed values, text about them in the error)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """How a command reaches a cluster: NATS servers, namespace, credentials, and whether it may change internal streams."""
@@ -161,31 +175,23 @@ class NodeSettings:
             raise ConfigError("The list controllers contains a node twice. Name each node once.")
         if self.rack:
             check_name(self.rack, "rack")
-        if not 0 <= self.scrub_bytes_per_s <= 1 << 34:
-            raise ConfigError(
-                f"scrub_bytes_per_s = {self.scrub_bytes_per_s} is outside 0..{1 << 34}. Choose a value in this range."
-            )
-        if not 1 <= self.workers <= MOST_WORKERS:
-            raise ConfigError(f"workers = {self.workers} is outside 1..{MOST_WORKERS}. Use at most one for each core.")
-        if not 0 <= self.weight <= 1000:
-            raise ConfigError(f"weight = {self.weight} is outside 0..1000. Choose a value in this range.")
+        for name, (low, high, advice) in _RANGES.items():
+            if not low <= (value := getattr(self, name)) <= high:
+                raise ConfigError(f"{name} = {value} is outside {low}..{high}. {advice}")
+        for name, (allowed, text) in _CHOICES.items():
+            if (value := getattr(self, name)) not in allowed:
+                raise ConfigError(f"{name} = {value!r} is invalid. Use {text}.")
         if not STATUS_OFF <= self.status_port <= 65_535:
             raise ConfigError(
                 f"status_port = {self.status_port} is invalid. Use 1 to 65535, 0 for any free port, or -1 to disable it."
             )
         if self.probe_listen:
             address_of(self.probe_listen)
-        if self.log_level not in LEVELS:
-            raise ConfigError(f"log_level = {self.log_level!r} is invalid. Use one of {', '.join(LEVELS)}.")
         if self.memory_limit_bytes and not LEAST_LIMIT_BYTES <= self.memory_limit_bytes <= 1 << 44:
             raise ConfigError(
                 f"memory_limit_bytes = {self.memory_limit_bytes} is invalid. Use 0 (25 % of the memory) or a value from "
                 f"{LEAST_LIMIT_BYTES} to {1 << 44}."
             )
-        if self.log_format not in ("text", "json"):
-            raise ConfigError(f"log_format = {self.log_format!r} is invalid. Use text or json.")
-        if self.trace not in ("off", "otlp"):
-            raise ConfigError(f"trace = {self.trace!r} is invalid. Use off or otlp.")
         if self.trace_endpoint and not self.trace_endpoint.startswith(("http://", "https://")):
             raise ConfigError("trace_endpoint is not a URL. Use a URL such as http://127.0.0.1:4318/v1/traces.")
         check_inbox_prefixes(self.inbox_prefixes)

@@ -95,8 +95,8 @@ _ISR = slice(NAMES.index("isr_full"), NAMES.index("isr_under_min") + 1)
 class StatusRequester(Protocol):
     """Interface to send status requests to the nodes of a cluster."""
 
-    async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
-        """Send the question ``asked`` to a node and return its answer as decoded JSON. Raises LiftError if the node does not answer."""
+    async def ask_node(self, node_id: str, question: bytes, timeout_s: float) -> dict[str, Any]:
+        """Send ``question`` to a node and return its answer as decoded JSON. Raises LiftError if the node does not answer."""
 
     async def node_ids(self) -> list[str]:
         """Return the ids of the nodes to ask first. Raises LiftError."""
@@ -323,12 +323,12 @@ class ClusterPoller:
         """Send the question ``asked`` to a node and return the content of its answer. None: the node does not answer."""
         with suppress(LiftError):
             kind = next(iter(asked))
-            return (await self._asker.ask(node, json.dumps(asked).encode(), TIMEOUT_S)).get(kind)
+            return (await self._asker.ask_node(node, json.dumps(asked).encode(), TIMEOUT_S)).get(kind)
         return None
 
     async def _ask_glance(self, node: str) -> NodeSummary | None:
         with suppress(LiftError):
-            return summary_from_json((await self._asker.ask(node, ASKED, TIMEOUT_S)).get("glance"))
+            return summary_from_json((await self._asker.ask_node(node, ASKED, TIMEOUT_S)).get("glance"))
         return None
 
     async def _ask_history(self, node: str) -> None:

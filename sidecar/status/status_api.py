@@ -417,7 +417,7 @@ class StatusHandler:
 
 
 class NodeStatusRequester:
-    """Sends status requests to nodes. It answers requests to its own node without NATS (implements ``NodesAsker``)."""
+    """Sends status requests to nodes. It answers requests to its own node without NATS."""
 
     def __init__(self, own: str, bus: BusConnection, subjects: Subjects, handler: StatusHandler) -> None:
         self._own = own
@@ -425,14 +425,14 @@ class NodeStatusRequester:
         self._subjects = subjects
         self._handler = handler
 
-    async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
-        if node == self._own:
-            return object_of(node, await self._handler.answer(asked))
+    async def ask_node(self, node_id: str, question: bytes, timeout_s: float) -> dict[str, Any]:
+        if node_id == self._own:
+            return object_of(node_id, await self._handler.answer(question))
         try:
-            answer = await self._bus.request(self._subjects.status(check_name(node, "node")), asked, timeout=timeout_s)
+            answer = await self._bus.request(self._subjects.status(check_name(node_id, "node")), question, timeout=timeout_s)
         except (nats.errors.Error, OSError, TimeoutError) as error:
-            raise UnavailableError(f"Node {node} does not answer: {error}. Check that it runs: `liftpy health`.") from None
-        return object_of(node, answer.data)
+            raise UnavailableError(f"Node {node_id} does not answer: {error}. Check that it runs: `liftpy health`.") from None
+        return object_of(node_id, answer.data)
 
     async def node_ids(self) -> list[str]:
         reporter = self._handler.reporter
@@ -535,6 +535,15 @@ def _seen(watch: NodeWatch) -> dict[str, Any]:
     }
 
 
+_TOTALS = {
+    "records_in": "ingest_records_total", "bytes_in": "ingest_bytes_total", "records_out": "read_records_total",
+    "bytes_out": "read_bytes_total", "replicas": "partitions", "under_replicated": "partitions_under_replicated",
+    "at_min_isr": "partitions_at_min_isr", "under_min_isr": "partitions_under_min_isr", "failed": "partitions_failed",
+    "services_blocked": "services_blocked", "services_ended": "services_ended", "services_diverged": "services_diverged",
+}  # fmt: skip
+"""Field of a node's summary -> metric whose values are added up."""
+
+
 def glance_at(found: Figures, reporter: Reporter, watch: NodeWatch | None = None) -> NodeSummary:
     """Return the summary of a node, built from its metric values ``found``.
 
@@ -584,21 +593,10 @@ def glance_at(found: Figures, reporter: Reporter, watch: NodeWatch | None = None
         speaks=SPOKEN.most,
         nats_connected=bool(total("nats_connected")),
         nats_problem=nats_problem(reporter)[:MOST_TEXT_CHARS],
-        records_in=round(total("ingest_records_total")),
-        bytes_in=round(total("ingest_bytes_total")),
-        records_out=round(total("read_records_total")),
-        bytes_out=round(total("read_bytes_total")),
         acks=counts("ack_duration_seconds"),
         loop_lag=counts("event_loop_lag_seconds"),
         leads=round(total("partitions", "leader")),
-        replicas=round(total("partitions")),
-        under_replicated=round(total("partitions_under_replicated")),
-        at_min_isr=round(total("partitions_at_min_isr")),
-        under_min_isr=round(total("partitions_under_min_isr")),
-        failed=round(total("partitions_failed")),
-        services_blocked=round(total("services_blocked")),
-        services_ended=round(total("services_ended")),
-        services_diverged=round(total("services_diverged")),
+        **{field: round(total(metric)) for field, metric in _TOTALS.items()},
         ended_services=tuple(one[:MOST_ENDED_CHARS] for one in found.ended_services[:MOST_ENDED]),
         lag_records=round(largest("replica_lag_records")),
         lag_s=round(largest("replica_lag_seconds"), 3),

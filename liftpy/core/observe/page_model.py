@@ -11,11 +11,9 @@ from math import floor, isnan
 from typing import Any
 
 from liftpy.core.observe.cluster_health import FINE, PROBLEMS, checked_fields, newest_summary
-from liftpy.core.observe.cluster_model import Model, NodeRow
+from liftpy.core.observe.cluster_model import RATES, Model, NodeRow
 from liftpy.core.observe.history import NAMES, HistoryRows
 from liftpy.core.observe.node_summary import NodeSummary
-
-_RATES = ("records_in", "bytes_in", "records_out", "bytes_out")
 
 
 def newest_of(rows: HistoryRows) -> dict[str, float | None]:
@@ -59,7 +57,7 @@ def cluster_object(model: Model, newest: Mapping[str, float | None]) -> dict[str
             "led": sum(one.leads for one in said),
         },
         "now": {
-            **{f"{name}_s": _first(getattr(model, f"{name}_s"), newest.get(name)) for name in _RATES},
+            **{f"{name}_s": _first(getattr(model, f"{name}_s"), newest.get(name)) for name in RATES},
             "ack_p50_s": _first(model.ack_p50_s, newest.get("ack_p50")),
             "ack_p99_s": _first(model.ack_p99_s, newest.get("ack_p99")),
             "lag_s": max((one.lag_s for one in said), default=None),
@@ -87,8 +85,8 @@ def node_row(row: NodeRow) -> dict[str, Any]:
     glance = row.glance
     found: dict[str, Any] = {
         "node": row.node, "state": row.state, "leads_metadata": row.leads_metadata,
-        "records_in_s": row.records_in_s, "bytes_in_s": row.bytes_in_s, "records_out_s": row.records_out_s,
-        "bytes_out_s": row.bytes_out_s, "ack_p50_s": row.ack_p50_s, "ack_p99_s": row.ack_p99_s, "loop_p99_s": row.loop_p99_s,
+        **{f"{name}_s": getattr(row, f"{name}_s") for name in RATES},
+        "ack_p50_s": row.ack_p50_s, "ack_p99_s": row.ack_p99_s, "loop_p99_s": row.loop_p99_s,
     }  # fmt: skip
     for name in _OF_GLANCE:
         found[name] = getattr(glance, name) if glance is not None else None

@@ -74,7 +74,7 @@ class Cluster:
     async def node_ids(self) -> list[str]:
         return list(NODES)
 
-    async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
+    async def ask_node(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
         assert timeout_s < cluster_poller.EVERY_S or cluster_poller.EVERY_S < 0.1, (
             "all else waits for a node that does not answer"
         )
