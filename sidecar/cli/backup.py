@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit, urlunsplit
@@ -31,8 +32,8 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.observe.trace_context import SPANS_PER_S, Attributes, SpanBudget
 from liftpy.core.observe.tracing import StepSpans
 from liftpy.errors import ConfigError, LiftError, NotFoundError, StorageError
-from sidecar.backup.create import BackupOptions, BackupResult, take_backup
-from sidecar.backup.drill import DrillResult, drill
+from sidecar.backup.create import BackupOptions, take_backup
+from sidecar.backup.drill import drill
 from sidecar.backup.inspect import BackupEntry, list_backups, prune_backups, read_image, verify_backup
 from sidecar.backup.restore import (
     NOTHING_WIDE,
@@ -244,14 +245,12 @@ def restore(
         wide=cluster_wide_of(image) if everything else NOTHING_WIDE,
     )
 
-    with trace_steps("restore", target, trace, trace_endpoint) as spans:
+    progress = Progress("restore", None, is_shown=not as_json)
+    with trace_steps("restore", target, trace, trace_endpoint) as spans, progress:
         spans.attributes = span_attributes(manifest) | {"liftpy.streams": len(wishes)}
-
-        async def work(client: Client) -> RestoreResult:
-            with Progress("restore", None, is_shown=not as_json) as progress:
-                return await Restore(client, store, manifest, wishes, options, spans.step, progress.step).run()
-
-        done = with_client(target, work)
+        done = with_client(
+            target, lambda client: Restore(client, store, manifest, wishes, options, spans.step, progress.step).run()
+        )
     if as_json:
         click.echo(json.dumps(_backup_restore_shown(manifest, done)))
         return 0 if done.is_whole else EXIT_PARTLY
@@ -400,14 +399,10 @@ def drill_(
     manifest = store.newest(backup_id)
     options = RestoreOptions(target=target, scratch=scratch, node_config=node_config)
 
-    with trace_steps("drill", target, trace, trace_endpoint) as spans:
+    progress = Progress("drill", None, is_shown=not as_json)
+    with trace_steps("drill", target, trace, trace_endpoint) as spans, progress:
         spans.attributes = span_attributes(manifest)
-
-        async def work(client: Client) -> DrillResult:
-            with Progress("drill", None, is_shown=not as_json) as progress:
-                return await drill(client, store, manifest, options, spans.step, progress.step)
-
-        done = with_client(target, work)
+        done = with_client(target, lambda client: drill(client, store, manifest, options, spans.step, progress.step))
     if as_json:
         said = {name: getattr(done, name) for name in ("backup", "streams", "partitions", "records", "size_bytes")}
         times = {name: round(getattr(done, name), 3) for name in ("served_s", "rto_s", "compared_s", "rpo_s")}
@@ -472,17 +467,9 @@ def create(
         bytes_per_s=bytes_per_s,
     )
 
-    with trace_steps("backup", target, trace, trace_endpoint) as spans:
-
-        async def work(client: Client) -> BackupResult:
-            with Progress("backup", None, unit="partitions") as progress:
-
-                def copied(done: int, total: int) -> None:
-                    progress.at(done, done, total=total)
-
-                return await take_backup(client, store, options, step=spans.step, copied=copied)
-
-        taken = with_client(target, work)
+    with trace_steps("backup", target, trace, trace_endpoint) as spans, Progress("backup", None) as progress:
+        copied = partial(progress.step, "backup", "partitions")
+        taken = with_client(target, lambda client: take_backup(client, store, options, step=spans.step, copied=copied))
         spans.attributes = span_attributes(taken.manifest) | {"liftpy.written_bytes": taken.written_bytes}
     if as_json:
         shown = _manifest_as_json(taken.manifest) | {"written_bytes": taken.written_bytes, "took_s": round(taken.took_s, 3)}

@@ -445,13 +445,6 @@ def compact(
                 click.echo(f"{done.keys:,} keys of {done.read:,} new records in {took_s:.1f} s, {what}")
 
 
-@contextmanager
-def _range_progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show the progress of ``what``, which reads ranges. The value is a function of the finished ranges and of all ranges."""
-    with Progress(what, None, unit="ranges") as progress:
-        yield lambda done, total: progress.at(done, done, total=total)
-
-
 # audit
 
 
@@ -476,7 +469,8 @@ def audit(
     Exit code 0: the replicas are equal, 1: they differ or one is damaged, 3: at least one partition had nothing to compare.
     """
     wanted = Selection(tuple(sorted(set(streams)))) if streams else Selection(pattern=EVERY_STREAM)
-    with open_target(target, place, "liftpy audit") as (access, session), _range_progress("audit") as tell:
+    with open_target(target, place, "liftpy audit") as (access, session), Progress("audit", None) as progress:
+        tell = functools.partial(progress.step, "audit", "ranges")
         report = audit_replicas(
             access, wanted, spark=session, patience_s=timeout_s, tasks=tasks, internal=target.internal, tell=tell
         )
@@ -568,7 +562,8 @@ def stats(
     now_ns = round(datetime.now(UTC).timestamp() * 1e9)
     starting = parse_spec(start, "--from", words=("earliest", "latest"), specials=(EARLIEST, LATEST)).as_of(now_ns)
     ending = parse_spec(until, "--until", words=("latest",), specials=(LATEST,)).as_of(now_ns)
-    with open_target(target, place, "liftpy stats") as (access, session), _range_progress("stats") as tell:
+    with open_target(target, place, "liftpy stats") as (access, session), Progress("stats", None) as progress:
+        tell = functools.partial(progress.step, "stats", "ranges")
         report = measure_streams(
             access, Selection(tuple(sorted(set(streams)))), starting=starting, ending=ending,
             every_s=every_s or 0.0, spark=session, patience_s=timeout_s, tasks=tasks, tell=tell,

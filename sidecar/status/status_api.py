@@ -561,6 +561,7 @@ def glance_at(found: Figures, reporter: Reporter, watch: NodeWatch | None = None
     def counts(name: str) -> tuple[int, ...]:
         return _sum_of(list(found.histograms[name].values()))
 
+    totals: dict[str, Any] = {field: round(total(metric)) for field, metric in _TOTALS.items()}
     size, limit = total("disk_size_bytes"), total("queued_bytes_limit")
     controllers: dict[str, Any] = {}
     if group.is_controller:
@@ -596,7 +597,7 @@ def glance_at(found: Figures, reporter: Reporter, watch: NodeWatch | None = None
         acks=counts("ack_duration_seconds"),
         loop_lag=counts("event_loop_lag_seconds"),
         leads=round(total("partitions", "leader")),
-        **{field: round(total(metric)) for field, metric in _TOTALS.items()},
+        **totals,
         ended_services=tuple(one[:MOST_ENDED_CHARS] for one in found.ended_services[:MOST_ENDED]),
         lag_records=round(largest("replica_lag_records")),
         lag_s=round(largest("replica_lag_seconds"), 3),
