@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 from collections.abc import Awaitable, Mapping
+from functools import partial
 
 import click
 
@@ -59,33 +60,27 @@ def dashboard(listen: str, hosts: tuple[str, ...], has_records: bool, as_json: b
     names = (*LOOPBACK, address, *hosts)
 
     async def serve(client: Client) -> None:
-        records = RecordsBrowser(client, ReadReport(client)) if has_records else None
+        records = RecordsBrowser(client, partial(report_read, client)) if has_records else None
         await _serve(ClusterSite(client, target.namespace, names, records), address, int(port), as_json)
 
     with_client(target, serve, needs_majority=False)
 
 
-class ReadReport:
-    """Records who reads records on the dashboard: a node stores an audit event, and the command prints a line."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    async def __call__(self, query: RecordsQuery) -> None:
-        """Store an audit event of ``query`` on a node, and print it. Raises LiftError if no node stores the event."""
-        text = query_text(query)
-        failed: LiftError = UnavailableError("No node answers. Check `liftpy health`.")
-        for node in (await self._client.admin.controller_ids())[:_MOST_TRIED]:
-            try:
-                await self._client.admin.note_records_read(node, query.stream, query.partition, text)
-            except NotAllowedError:
-                raise
-            except LiftError as error:
-                failed = error
-                continue
-            click.echo(f"records read stream={query.stream} partition={query.partition} {text} event_on={node}", err=True)
-            return
-        raise failed
+async def report_read(client: Client, query: RecordsQuery) -> None:
+    """Store an audit event of ``query`` on a node, and print it. Raises LiftError if no node stores the event."""
+    text = query_text(query)
+    failed: LiftError = UnavailableError("No node answers. Check `liftpy health`.")
+    for node in (await client.admin.controller_ids())[:_MOST_TRIED]:
+        try:
+            await client.admin.note_records_read(node, query.stream, query.partition, text)
+        except NotAllowedError:
+            raise
+        except LiftError as error:
+            failed = error
+            continue
+        click.echo(f"records read stream={query.stream} partition={query.partition} {text} event_on={node}", err=True)
+        return
+    raise failed
 
 
 async def _serve(shown: ClusterSite, address: str, port: int, as_json: bool) -> None:

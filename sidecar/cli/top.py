@@ -26,7 +26,7 @@ from rich.live import Live
 from rich.text import Text
 
 from liftpy.client import Client
-from liftpy.core.observe.app_rows import groups_question, services_question, shown_groups, shown_services
+from liftpy.core.observe.app_rows import names_question, shown_groups, shown_services
 from liftpy.core.observe.cluster_health import DEGRADED, OK, streams_question
 from liftpy.core.observe.cluster_model import HISTORY, ClusterMonitor, Model, NodeRow
 from liftpy.core.observe.node_summary import NodeSummary
@@ -418,10 +418,8 @@ class SummaryPoller:
         if shows == "streams":
             leader = self.watching.model().metadata_leader
             return checked_streams(await self._rows_of(leader if leader in nodes else nodes[0], streams_question()))
-        question, shown = {"groups": (groups_question(), shown_groups), "services": (services_question(), shown_services)}[
-            shows
-        ]
-        told = await asyncio.gather(*(self._rows_of(node, question) for node in nodes))
+        shown = {"groups": shown_groups, "services": shown_services}[shows]
+        told = await asyncio.gather(*(self._rows_of(node, names_question(shows)) for node in nodes))
         listed: list[dict[str, Any]] = shown(dict(zip(nodes, told, strict=True)))["rows"]
         return listed
 

@@ -22,8 +22,7 @@ from typing import Any, Protocol, TypeVar
 from liftpy.config import NS_PER_S
 from liftpy.core.base.strict_json import is_count
 from liftpy.core.observe.app_rows import (
-    groups_question,
-    services_question,
+    names_question,
     shown_group,
     shown_groups,
     shown_service,
@@ -254,8 +253,7 @@ class ClusterPoller:
         return self._find(self._lists, (stream, node, after), lambda: _List(stream, node, after))
 
     def _find_answers(self, kind: str, name: str) -> _Answers:
-        question = groups_question if kind == "groups" else services_question
-        return self._find(self._questions, (kind, name), lambda: _Answers(question(name)))
+        return self._find(self._questions, (kind, name), lambda: _Answers(names_question(kind, name)))
 
     async def _watch(self) -> None:
         """Refresh the data each second while there are viewers. Without viewers, drop the data after ``FORGOTTEN_S``."""
@@ -477,7 +475,7 @@ class ClusterPoller:
         streams = await self._ask(first, streams_question(limit=MOST_FOUND, match=text)) if text and first else None
         groups, services = {}, {}
         if text:
-            asked = (groups_question("", MOST_FOUND, text), services_question("", MOST_FOUND, text))
+            asked = [names_question(kind, "", MOST_FOUND, text) for kind in ("groups", "services")]
             said = await asyncio.gather(*(self._ask(node, question) for question in asked for node in known))
             groups, services = (
                 dict(zip(known, said[: len(known)], strict=True)),

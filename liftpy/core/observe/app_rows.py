@@ -43,20 +43,13 @@ _OPTIONAL = frozenset({"position", "end", "snapshot_age_s", "returned", "dead", 
 """Names of the numbers that may be None or absent, because they are not known."""
 
 
-def groups_question(group: str = "", limit: int = MOST_ROWS, match: str = "") -> dict[str, Any]:
-    """Return a request to a node, as JSON object, for its consumer groups or for the members and positions of one ``group``.
+def names_question(kind: str, name: str = "", limit: int = MOST_ROWS, match: str = "") -> dict[str, Any]:
+    """Return a request to a node, as JSON object, for its consumer groups or services, or for the details of one of them.
 
-    ``limit``: maximum number of rows in the answer. ``match``: only groups with this text in their name.
+    ``kind``: ``groups`` or ``services``. ``name``: the one to describe, '' for all. ``limit``: maximum number of rows in the
+    answer. ``match``: only those with this text in their name.
     """
-    return {"groups": {"group": group, "limit": limit, **({"match": match} if match else {})}}
-
-
-def services_question(service: str = "", limit: int = MOST_ROWS, match: str = "") -> dict[str, Any]:
-    """Return a request to a node, as JSON object, for its services or for each instance of one ``service``.
-
-    ``limit``: maximum number of rows in the answer. ``match``: only services with this text in their name.
-    """
-    return {"services": {"service": service, "limit": limit, **({"match": match} if match else {})}}
+    return {kind: {kind.removesuffix("s"): name, "limit": limit, **({"match": match} if match else {})}}
 
 
 def asked_name(said: object, field: str) -> tuple[str, int]:
