@@ -128,7 +128,7 @@ def _named_when_whole(file: Path, kind: Callable[[Path], Any]) -> Iterator[Any]:
         try:
             with kind(part) as write:
                 yield write
-        except asyncio.CancelledError:  # Ctrl-C: what has come is what was wanted
+        except asyncio.CancelledError:  # Ctrl-C ends the read: the file is complete
             part.rename(file)
             raise
         part.rename(file)
@@ -204,16 +204,16 @@ async def consume_as_member(member: AbstractAsyncContextManager[Group], form: st
         write = write_out if output is None else files.enter_context(lines_to(output))
         async with member as group:
             while (part := await group.take()) is not None:
-                written = threading.Event()  # the thread says it: a loop that did not turn for a while has not heard it yet
+                written = threading.Event()  # set by the thread, because a blocked event loop learns it late
                 writing = start_attended(
                     asyncio.to_thread(_consume_group_write, write, lines(part), written)
-                )  # who reads may be slow: heartbeats go on
+                )  # a slow reader of the output must not block the heartbeats
                 try:
                     await asyncio.shield(writing)
                 except asyncio.CancelledError:  # Ctrl-C
                     await asyncio.wait([writing], timeout=_OUTPUT_TIMEOUT_S)
                     raise
-                finally:  # nothing is waited for between what is written and this, nor does a second Ctrl-C take it away
+                finally:  # no await before it, so a second Ctrl-C cannot skip it
                     if written.is_set():
                         group.finished(part)
 
@@ -337,7 +337,7 @@ def consume(
     last = parse_until(until, now, "--until")
 
     async def work(client: Client) -> None:
-        image = await client.stream(name)  # there is an error at once when there is no such stream
+        image = await client.stream(name)  # an unknown stream gives an error at once
         if subjects:
             read = range(len(image.partitions)) if group is not None else (partition or 0,)
             _warn_of_unmatched(name, [data_subject(image.subject, place) for place in read], subjects)

@@ -107,7 +107,7 @@ def dev(
             "--max-payload cannot be combined with --nats. Set max_payload in the configuration of that server."
         )
     if data is not None:
-        data.mkdir(parents=True, exist_ok=True)  # says at once that it can't be used
+        data.mkdir(parents=True, exist_ok=True)  # an unusable directory gives an error at once
     stopping = threading.Event()
     for number in (signal.SIGINT, *stop_signals()):
         signal.signal(number, lambda *_: stopping.set())

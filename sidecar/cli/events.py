@@ -85,7 +85,7 @@ class EventPages:
             except UnavailableError:
                 if first or not follow:
                     raise
-                said = {"events": [], "more": False, "begins": 0, "begins_ns": 0}  # nobody leads now: it goes on
+                said = {"events": [], "more": False, "begins": 0, "begins_ns": 0}  # no controller leads now: retry
             said["gap"] = said["begins_ns"] > since_ns if first else said["begins"] > self._place[0]
             if said["events"]:
                 last = said["events"][-1]
@@ -139,7 +139,7 @@ class EventPages:
                     self._place = (kept[-1]["index"], kept[-1]["number"])
                 events = [event for event in kept if event["time_ns"] >= since_ns]
                 yield {"events": events, "more": True, "begins": 0, "begins_ns": 0, "index": self._place[0], "gap": False}
-        except (LiftError, ValueError, KeyError, TypeError):  # not there, or not what nodes write
+        except (LiftError, ValueError, KeyError, TypeError):  # the stream does not exist, or has other records
             return
 
     async def _page(self, since_ns: int) -> dict[str, Any]:

@@ -322,7 +322,7 @@ class _LineSender:
         except LiftError:
             if producer.failure is None:
                 raise
-            report.rejected.set()  # an earlier line has ended the producer: its receipt says why
+            report.rejected.set()  # an earlier line has ended the producer. The receipt of that line has the error
             return
         report.sent += 1
         report.waiting.add(report.sent)
@@ -375,7 +375,7 @@ async def _publish_lines(
         async with sender:  # its end waits for every ack
             try:
                 await _send_lines(sender, file, manner, report, progress)
-            except LiftError as error:  # also of reading
+            except LiftError as error:  # also an error of reading the file
                 report.refused_line(report.sent + 1, error)
     except LiftError as error:
         if report.first_error is None:

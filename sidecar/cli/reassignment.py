@@ -56,7 +56,7 @@ class Estimate:
         ``now_s``: monotonic time. ``remaining_bytes``: number of bytes that are still to be copied.
         """
         if self._first is None or remaining_bytes > self._first[1]:
-            self._first = (now_s, remaining_bytes)  # more than there was: it has only begun, or something was added
+            self._first = (now_s, remaining_bytes)  # the move has only begun, or another one was added
         began_s, first_bytes = self._first
         done_bytes = first_bytes - remaining_bytes
         return remaining_bytes * (now_s - began_s) / done_bytes if done_bytes > 0 else None

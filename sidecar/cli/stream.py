@@ -127,7 +127,7 @@ def purge(
         ]
 
     async def carry_out(client: Client, found: list[_Deletion]) -> None:
-        for one in found:  # what was shown, whatever was published since
+        for one in found:  # the shown records only, not those published since
             await client.admin.purge(name, one.partition, subjects=subjects, keys=keys, before=one.end_offset, uid=one.uid)
         if wait:
             await _wait_for_purges(client, name, {one.partition for one in found}, timeout_s, quiet=as_json)
@@ -269,7 +269,7 @@ def delete_records(
         return [await _deletion(client, name, image.uid, number, where) for number in numbers]
 
     async def carry_out(client: Client, deletions: list[_Deletion]) -> None:
-        for one in deletions:  # what was shown, whatever was published since
+        for one in deletions:  # the shown records only, not those published since
             await client.admin.truncate_before(name, one.partition, one.end_offset, uid=one.uid)
 
     def shown(one: _Deletion, begins: str, deleted: str) -> str:
@@ -664,7 +664,7 @@ def delete(name: str, dry_run: bool, yes: bool, as_json: bool, target: Target) -
         return found, await _records_of(client, found)
 
     async def carry_out(client: Client, uid: str) -> None:
-        await client.admin.delete_stream(name, uid)  # the stream that was confirmed, not one made since under its name
+        await client.admin.delete_stream(name, uid)  # the confirmed stream, not a new one with its name
 
     found, records = with_client(target, look)
     what = f"{'all' if records is None else f'its {records}'} records in {count_of(len(found.partitions), 'partition')}"

@@ -426,8 +426,8 @@ class AnswerRateLimit:
 
 # Reads the stream of events for a page, newest first, from this node's own replica.
 #
-# Committed events are looked through backwards, ``STEP`` at once and ``MOST_LOOKED_AT`` for one question; the asker goes on
-# from there.
+# The node reads committed events backwards in steps of ``STEP``, and at most ``MOST_LOOKED_AT`` for one request. The next
+# request continues there.
 
 
 STEP = 500

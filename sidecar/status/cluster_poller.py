@@ -394,7 +394,7 @@ class ClusterPoller:
 
     async def _ask_events(self, answering: list[str]) -> None:
         controllers = [node for node in answering if (one := self._glances[node]) is not None and one.is_controller]
-        since_ns = int((self._wall() - EVENTS_BACK_S) // 60 * 60) * NS_PER_S  # the same for all who ask in a minute
+        since_ns = int((self._wall() - EVENTS_BACK_S) // 60 * 60) * NS_PER_S  # equal requests within a minute share an answer
         for node in controllers:
             for _ in range(_MOST_PAGES):
                 said = await self._ask(node, {"events": {"after": list(self._place), "since_ns": since_ns}})

@@ -336,7 +336,7 @@ def _partition(said: Any, stream: str, uid: str, number: int, path_of_state: str
     end = found.high_watermark + 1
     if found.state is not None and not max(found.start, 1) <= found.state.end <= end:
         raise ValueError(f"the state of {stream}/{number} ends at {found.state.end}, outside its records")
-    follow = [*(piece.start for piece in pieces[1:]), end]  # one, and no piece, where the partition is empty
+    follow = [*(piece.start for piece in pieces[1:]), end]  # an empty partition has no piece, and only this end
     for piece, following in zip(pieces, follow, strict=False):
         if not piece.start < piece.end or piece.end > end or following < piece.end:
             raise ValueError(f"the files of {stream}/{number} are not contiguous")

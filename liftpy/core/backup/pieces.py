@@ -224,7 +224,7 @@ def without_purged(batch: RecordBatch, purges: Sequence[Purge]) -> RecordBatch:
     if not keep.any():
         header = batch.header
         if header.producer_id:
-            return parse_batch(build_remains(batch))  # how far its producer is
+            return parse_batch(build_remains(batch))  # keeps the sequence of its producer
         return parse_batch(build_filler(batch.base_offset, batch.next_offset, header.leader_epoch, header.timestamp_ns))
     return parse_batch(reach(keep_records(batch, keep), batch.next_offset))
 

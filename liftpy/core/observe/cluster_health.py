@@ -88,7 +88,7 @@ def _reasons(summaries: Mapping[str, NodeSummary | None]) -> Iterable[Reason]:
         why = next((f" at {one.nats_problem}" for one in away if one.nats_problem), "")
         yield reason("nats-lost", who=_join_names([one.node for one in away]), why=why)
     if len(away) == len(answers):
-        return  # nothing is known of the others
+        return  # the state of other nodes is not known
     yield from _cluster(answers)
     yield from _nodes(summaries, answers)
 
