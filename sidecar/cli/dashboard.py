@@ -118,7 +118,7 @@ class ClusterSite:
     def respond(self, request: bytes) -> bytes | Awaitable[bytes | EventStreamResponse]:
         words = request.split(b"\r\n", 1)[0].split()
         if host_of(request) not in self._names:
-            return http("421 Misdirected Request", TEXT, b"not asked for under a name of this page; --host allows more\n")
+            return http("421 Misdirected Request", TEXT, b"this host name is not allowed; add it with --hostname\n")
         if len(words) != 3 or words[0] != b"GET":
             return http("405 Method Not Allowed", TEXT, b"GET only\n")
         path, _, query = words[1].partition(b"?")
