@@ -166,7 +166,7 @@ def group_page(shown: dict[str, Any], group: str) -> str:
     note = "" if shown["page"]["group"] else '<p class="note">No node coordinates a group with this name.</p>'
     body = (
         f"<h1>{html.escape(group)}</h1>{note}{_tiles([(f'page.group.{name}', title, kind, '') for name, title, kind in facts], shown)}"
-        + _lag_plots()
+        + f'<section class="plots script-only" data-rows="history"><h2>At most four hours</h2>{_figures(LAG_PLOTS)}</section>'
         + _section("Members", _table("members", "page.members", MEMBER_COLUMNS, shown))
         + _section(
             "Partitions, largest lag first", _table("positions", "page.positions", POSITION_COLUMNS, shown) + _not_all(shown)
@@ -414,10 +414,6 @@ def _timeline() -> str:
 def _figures(plots: Sequence[tuple[str, str]]) -> str:
     found = "".join(f'<figure data-plot="{name}"><figcaption>{title}</figcaption></figure>' for name, title in plots)
     return f'<div class="grid">{found}</div>'
-
-
-def _lag_plots() -> str:
-    return f'<section class="plots script-only" data-rows="history"><h2>At most four hours</h2>{_figures(LAG_PLOTS)}</section>'
 
 
 def _plots(node: str) -> str:

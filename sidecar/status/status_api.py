@@ -26,7 +26,6 @@ from liftpy import __version__
 from liftpy.client.admin_requests import RELOAD, object_of
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey, check_name, quote
-from liftpy.core.base.instruments import Histogram
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.metadata.controller.streams import why_it_waits
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
@@ -559,7 +558,7 @@ def glance_at(found: Figures, reporter: Reporter, watch: NodeWatch | None = None
         return max(found.numbers[name].values(), default=0)
 
     def counts(name: str) -> tuple[int, ...]:
-        return _sum_of(list(found.histograms[name].values()))
+        return tuple(map(sum, zip(*(one.counts for one in found.histograms[name].values()), strict=True)))
 
     totals: dict[str, Any] = {field: round(total(metric)) for field, metric in _TOTALS.items()}
     size, limit = total("disk_size_bytes"), total("queued_bytes_limit")
@@ -630,17 +629,11 @@ def _suspect(watch: ControllerMetrics) -> tuple[str, ...]:
     )
 
 
-def _sum_of(histograms: list[Histogram]) -> tuple[int, ...]:
-    return tuple(map(sum, zip(*(one.counts for one in histograms), strict=True)))
-
-
 def _states(image: ClusterImage) -> dict[str, str]:
-    chosen = sorted(image.nodes)[:MOST_NODES]
-    return {name: _state(image.nodes[name]) for name in chosen}
-
-
-def _state(node: Any) -> str:
-    return FENCED if node.fenced else DRAINED if node.leaving else LIVE
+    return {
+        name: FENCED if node.fenced else DRAINED if node.leaving else LIVE
+        for name, node in sorted(image.nodes.items())[:MOST_NODES]
+    }
 
 
 class SummaryHandler:

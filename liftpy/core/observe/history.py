@@ -44,10 +44,6 @@ class Series(NamedTuple):
     joined: str
 
 
-def _bands() -> list[Series]:
-    return [Series(f"acks_{number}", "acks/s", SUM) for number in range(len(BAND_BOUNDS_S) + 1)]
-
-
 SERIES: tuple[Series, ...] = (
     Series("records_in", "records/s", SUM),
     Series("bytes_in", "B/s", SUM),
@@ -61,7 +57,7 @@ SERIES: tuple[Series, ...] = (
     Series("isr_full", "partitions", SUM),
     Series("isr_below", "partitions", SUM),
     Series("isr_under_min", "partitions", SUM),
-    *_bands(),
+    *(Series(f"acks_{number}", "acks/s", SUM) for number in range(len(BAND_BOUNDS_S) + 1)),
 )
 NAMES = tuple(one.name for one in SERIES)
 _BANDS_AT = NAMES.index("acks_0")
