@@ -639,10 +639,7 @@ class _PieceWriter:
         self.size_bytes += len(data)
 
     def piece(self, end: int, chain: str, last_epoch: int) -> StoredPiece:
-        """Return the description of the written file.
-
-        ``end``: end offset, exclusive. ``chain``: digest up to this piece. ``last_epoch``: LeaderEpoch of the last batch.
-        """
+        """Return the description of the written file."""
         file = StoredFile(path=self._path, size_bytes=self.size_bytes, sha256=self._sha256.hexdigest())
         return StoredPiece(file=file, start=self._start, end=end, chain=chain, last_epoch=last_epoch)
 

@@ -619,10 +619,7 @@ class Restore:
         return PlacementOptions(policy=MANUAL, assignment=assignment, allow_offline=True, later_policy=later_policy)
 
     async def _create(self, one: RestoredStream, first_epoch: int) -> None:
-        """Create the stream on the helper, with at most ``_CREATED_TOGETHER`` partitions per request.
-
-        ``first_epoch``: first LeaderEpoch of the new partitions.
-        """
+        """Create the stream on the helper, with at most ``_CREATED_TOGETHER`` partitions per request."""
         wish, count = one.wish, len(one.copy.partitions)
         created = await self._client.create_stream(
             wish.into,
@@ -668,10 +665,7 @@ class Restore:
         return True
 
     async def _move(self, *, with_helper: bool) -> None:
-        """Move all partitions to their planned nodes, and wait until the replicas on these nodes are in sync.
-
-        ``with_helper``: True to keep a replica on the helper node.
-        """
+        """Move all partitions to their planned nodes, and wait until the replicas on these nodes are in sync."""
         extra = (self._helper_id,) if with_helper else ()
         wishes = [
             ReplicaMove(stream=one.wish.into, uid=one.uid, partition=number, replicas=(*nodes, *extra))

@@ -267,10 +267,7 @@ class JetStreamCluster(NatsCluster):
         return self.ports[0]
 
     async def create(self, name: str, subject: str, *, batches: bool = False) -> None:
-        """Create a stream with a replica on every server, and wait until it is ready.
-
-        ``batches``: True to allow atomic and fast batches.
-        """
+        """Create a stream with a replica on every server, and wait until it is ready."""
         connection = await nats.connect(self.servers[0].url)
         stream = connection.jetstream()
         async with asyncio.timeout(_READY_S):
@@ -547,10 +544,7 @@ class KafkaCluster:
         return [find_java(), *self._jars(), str(_CLIENT)]
 
     def create(self, topic: str, *, flushed: bool) -> None:
-        """Create a topic with one partition on all brokers and min.insync.replicas 2.
-
-        ``flushed``: True if each broker flushes before the ack.
-        """
+        """Create a topic with one partition on all brokers and min.insync.replicas 2."""
         words = [*self.client(), "create", self.servers, topic, "1" if flushed else str((1 << 63) - 1)]
         done = subprocess.run(words, capture_output=True, text=True, timeout=_KAFKA_READY_S, check=False)
         if done.returncode:

@@ -68,10 +68,7 @@ TABLE = {
 
 
 def write_metrics(path: Path, url: str, found: Sequence[BackupEntry], now_ns: int) -> None:
-    """Write the metrics of a backup store to the file ``path``. Raises StorageError.
-
-    ``url``: URL of the store, for a label. ``found``: all backups, oldest first. ``now_ns``: time of the check, in ns since 1970.
-    """
+    """Write the metrics of a backup store to the file ``path``. Raises StorageError."""
     whole = [one.manifest for one in found if one.manifest is not None and not one.faults]
     newest = whole[-1] if whole else None
     figures = {

@@ -34,10 +34,7 @@ _FIELDS = re.compile(r"(?<![\w/.-])(" + "|".join(name for name in _CREDENTIALS i
 
 @contextlib.contextmanager
 def _named_as_given(given: Mapping[str, str | None], *, has_file: bool = False) -> Iterator[None]:
-    """In ConfigErrors of this block, name each credential as the user gave it: option, variable, setting in a file, or context.
-
-    ``given``: values of the options, by name. ``has_file``: True if the command reads a settings file.
-    """
+    """In ConfigErrors of this block, name each credential as the user gave it: option, variable, setting in a file, or context."""
 
     def source(found: re.Match[str]) -> str:
         name, variable = found[1], f"LIFTPY_{found[1].upper()}"

@@ -51,10 +51,7 @@ class Estimate:
         self._first: tuple[float, int] | None = None
 
     def seconds(self, now_s: float, remaining_bytes: int) -> float | None:
-        """Return the estimated remaining time in seconds, None if unknown.
-
-        ``now_s``: monotonic time. ``remaining_bytes``: number of bytes that are still to be copied.
-        """
+        """Return the estimated remaining time in seconds, None if unknown."""
         if self._first is None or remaining_bytes > self._first[1]:
             self._first = (now_s, remaining_bytes)  # the move has only begun, or another one was added
         began_s, first_bytes = self._first

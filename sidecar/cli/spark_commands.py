@@ -179,10 +179,7 @@ table_format_option = click.option(
 
 @contextmanager
 def open_target(target: Target, place: SparkPlace | None, name: str) -> Iterator[tuple[Access, SparkSession | None]]:
-    """Yield (access to the cluster ``target``, Spark session or None). The session stops at the end of the block.
-
-    ``place`` None: the command does not use Spark. ``name``: name of the Spark application.
-    """
+    """Yield (access to the cluster ``target``, Spark session or None). The session stops at the end of the block."""
     with source_options(target, place or SparkPlace("local", {})) as options:
         session = None if place is None else place.session(name)
         try:

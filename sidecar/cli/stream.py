@@ -219,10 +219,7 @@ def _where(before: str | None) -> int | datetime | None:
 
 
 async def _wait_for_purges(client: Client, name: str, numbers: set[int], timeout_s: float, *, quiet: bool) -> None:
-    """Wait until no purge of the partitions ``numbers`` is in progress, and print the nodes that it waits for.
-
-    ``quiet``: True to print nothing. Raises UnavailableError after ``timeout_s`` seconds.
-    """
+    """Wait until no purge of the partitions ``numbers`` is in progress, and print the nodes that it waits for."""
     until, printed = time.monotonic() + timeout_s, ""
     while True:
         partitions = [p for p in (await client.stream(name)).partitions if p.partition in numbers and p.state.purges]
@@ -316,10 +313,7 @@ def deletion_point_of(text: str) -> int | datetime | FromEnd | None:
 
 
 async def _deletion(client: Client, name: str, uid: str, number: int, where: int | datetime | FromEnd | None) -> _Deletion:
-    """Return what a deletion of the records before ``where`` would remove from partition ``number``. Nothing is deleted.
-
-    ``where`` None: the end of the committed records.
-    """
+    """Return what a deletion of the records before ``where`` would remove from partition ``number``. Nothing is deleted."""
     bounds = await client.bounds(name, number)
     if bounds.uid != uid:
         raise NotFoundError(

@@ -139,10 +139,7 @@ def settings_as_json(config: StreamConfig, replica_count: int) -> dict[str, Any]
 
 
 def settings_to_show(config: StreamConfig, replica_count: int) -> dict[str, Any]:
-    """Return the settings that people should see: those without default values, and always ack, min_isr, flush and commit.
-
-    ``replica_count``: number of replicas that defaults depend on.
-    """
+    """Return the settings that people should see: those without default values, and always ack, min_isr, flush and commit."""
     every, ordinary = settings_as_json(config, replica_count), settings_as_json(_DEFAULT, replica_count)
     always = ("ack_policy", "min_isr", "flush", "commit_policy")
     return {key: value for key, value in every.items() if key in always or value != ordinary[key]}

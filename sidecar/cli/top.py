@@ -115,10 +115,7 @@ def rows_of(model: Model, view: View) -> list[NodeRow]:
 
 
 def render(model: Model, width: int, height: int, view: View, listed: Sequence[Mapping[str, Any]] = ()) -> Group:
-    """Return the screen as exactly ``height`` lines, none wider than ``width`` characters.
-
-    ``listed``: rows of streams, groups or services, if the view shows them.
-    """
+    """Return the screen as exactly ``height`` lines, none wider than ``width`` characters."""
     lines = [_head(model), *_reasons(model, width), *_totals(model, width), Text("")]
     foot = _foot(view)
     room = max(0, height - len(lines) - 1)

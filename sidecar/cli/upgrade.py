@@ -114,10 +114,7 @@ def _highest_common_level(levels: FeatureLevels) -> int:
 
 
 async def _requested_level(client: Client, level: int | None) -> tuple[int, FeatureLevels]:
-    """Return the feature level that the user requests, and the levels of the cluster with obstacles of this level.
-
-    ``level`` None: the highest level that all nodes support.
-    """
+    """Return the feature level that the user requests, and the levels of the cluster with obstacles of this level."""
     levels = await client.admin.feature_levels()
     wanted = _highest_common_level(levels) if level is None else level
     return wanted, await client.admin.feature_levels(wanted)

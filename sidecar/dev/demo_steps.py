@@ -251,10 +251,7 @@ async def lose_the_leader(
 async def _publish(
     connection: NatsConnection, client: Client, stream: str, subject: str, lines: list[bytes], first: int, start: int, end: int
 ) -> int:
-    """Publish the lines for the offsets ``start`` to ``end`` (exclusive) with acks, several at once. Return the next offset.
-
-    ``first``: offset of the first element of ``lines``.
-    """
+    """Publish the lines for the offsets ``start`` to ``end`` (exclusive) with acks, several at once. Return the next offset."""
     position, moved = start, time.monotonic()
     while position < end:
         window = range(position, min(position + _WINDOW, end))

@@ -483,10 +483,7 @@ def _values(
 
 
 def _check_renamed(known: Collection[str], unknown: Iterable[str], environment: Mapping[str, str], prefix: str) -> None:
-    """Raise ConfigError with the new name if the user has given a setting by its old name.
-
-    ``known``: names of all settings. ``unknown``: unknown names in the file. ``prefix``: prefix of the environment variables.
-    """
+    """Raise ConfigError with the new name if the user has given a setting by its old name."""
     for name in unknown:
         if SETTINGS.get(name) in known:
             raise ConfigError(f"The setting {name} was renamed. Use {SETTINGS[name]} in the file.")

@@ -175,10 +175,7 @@ class PageAnswers:
         return own if self.joins is None else await self.joins(kind, own, said)
 
     async def own_rows(self, kind: str, reporter: Reporter, said: Any) -> dict[str, Any]:
-        """Return the answer of this process to a question for partitions, groups or services.
-
-        ``kind``: which of them. ``said``: content of the question.
-        """
+        """Return the answer of this process to a question for partitions, groups or services."""
         makers = {"partitions": self.partitions, "groups": _groups, "services": _services}
         return await makers[kind](reporter, said)
 

@@ -348,10 +348,7 @@ class ClusterPoller:
                 after[step] = rows.first + (rows.count - 1) * step
 
     async def _fetch_history(self, node: str, answering: list[str]) -> None:
-        """If this node has no copy of the history of ``node``, which does not answer, get one from other nodes.
-
-        ``answering``: nodes that answer now.
-        """
+        """If this node has no copy of the history of ``node``, which does not answer, get one from other nodes."""
         now_s = self._now()
         if node in self._histories or now_s < self._ask_kept_s.get(node, now_s):
             return
@@ -412,10 +409,7 @@ class ClusterPoller:
         self.events_told = bool(self.events)
 
     async def _ask_node_events(self, answering: list[str]) -> None:
-        """Request the events that the nodes have seen by themselves, and add them to the cluster events in order of time.
-
-        ``answering``: nodes that answer now.
-        """
+        """Request the events that the nodes have seen by themselves, and add them to the cluster events in order of time."""
         since_ns = int(self._wall() - EVENTS_BACK_S) * NS_PER_S
 
         async def ask(node: str) -> list[dict[str, Any]]:
@@ -524,10 +518,7 @@ class ClusterPoller:
         return self._object({**page, "older": older})
 
     async def _stored_events(self, behind: dict[str, Any], limit: int) -> dict[str, Any] | None:
-        """Request at most ``limit`` events from the stream of events. None: there is no stream, or no node answers.
-
-        ``behind``: place and filters of the wanted events.
-        """
+        """Request at most ``limit`` events from the stream of events. None: there is no stream, or no node answers."""
         if limit < 1:
             return {"events": [], "more": True, "last": None}
         known = [node for node, one in self._glances.items() if one is not None]
@@ -554,10 +545,7 @@ class ClusterPoller:
         return {"seq": self.seq, "time_ms": round(self._wall() * 1000), "cluster": cluster, "page": page}
 
     def history(self, step: int, node: str = "", after: int = 0) -> HistoryRows:
-        """Return the known history of the cluster, or of ``node`` if it is not ''.
-
-        ``step``: seconds per row. ``after``: wall clock in s that all rows must be after.
-        """
+        """Return the known history of the cluster, or of ``node`` if it is not ''."""
         known = [one for name, one in self._histories.items() if not node or name == node]
         rows = of_cluster(known, step, after)
         return rows if node else with_gaps(rows, self._unknown())

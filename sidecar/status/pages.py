@@ -231,10 +231,7 @@ def search_page(shown: dict[str, Any]) -> str:
 
 
 def events_page(shown: dict[str, Any], fields: Mapping[str, str]) -> str:
-    """Return the HTML page ``/events`` with events of one kind or all.
-
-    ``shown``: data of the page. ``fields``: query of the request.
-    """
+    """Return the HTML page ``/events`` with events of one kind or all."""
     page, kind = shown["page"], fields.get("kind", "")
     links = "".join(
         f'<a href="/events{f"?kind={one}" if one else ""}"{" aria-current=true" if one == kind else ""}>{one.replace("_", " ") or "all"}</a> '

@@ -439,10 +439,7 @@ class NodeStatusRequester:
 
 
 def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:
-    """Return the status of the node as JSON, with as many partitions as fit into ``limit_bytes``.
-
-    ``payload``: the request, which may name the partition after which the list begins.
-    """
+    """Return the status of the node as JSON, with as many partitions as fit into ``limit_bytes``."""
     return _within(reporter.page(_asked_after(payload), PAGE_PARTITIONS), limit_bytes)
 
 
@@ -473,10 +470,7 @@ async def _nothing_to_reload() -> dict[str, Any]:
 
 
 def _change_level(payload: bytes, tell: Callable[[str, float], None]) -> dict[str, Any]:
-    """Change the log level for a time, as ``payload`` (``{"level": "debug", "for_s": 300}``) requests. Return the answer.
-
-    ``tell``: function that passes the change to the other processes.
-    """
+    """Change the log level for a time, as ``payload`` (``{"level": "debug", "for_s": 300}``) requests. Return the answer."""
     try:
         asked = load_json(payload)
         level, for_s = asked["level"], float(asked["for_s"])
@@ -544,10 +538,7 @@ _TOTALS = {
 
 
 def glance_at(found: Figures, reporter: Reporter, watch: NodeWatch | None = None) -> NodeSummary:
-    """Return the summary of a node, built from its metric values ``found``.
-
-    ``watch``: what the node has observed itself, None: nothing.
-    """
+    """Return the summary of a node, built from its metric values ``found``."""
     group, image = reporter.group, reporter.group.image
 
     def total(name: str, *labels: str) -> float:

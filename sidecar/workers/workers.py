@@ -143,10 +143,7 @@ class Workers:
             handle.send_bytes(frame)
 
     def heartbeat_answered(self, sent_ns: int, lease_ns: int) -> None:
-        """Tell the workers that a heartbeat of the node was answered. Each worker extends its leases by its own clock.
-
-        ``sent_ns``: time at which the heartbeat was sent. ``lease_ns``: lease time. Both are in nanoseconds.
-        """
+        """Tell the workers that a heartbeat of the node was answered. Each worker extends its leases by its own clock."""
         if self._has_begun:
             for handle in self.handles:
                 handle.send(FrameKind.HEARD, sent_ns, LEASE.pack(lease_ns))
@@ -324,10 +321,7 @@ class WorkerHandle(asyncio.Protocol):
         return self._process.pid if self._process is not None else 0
 
     def send(self, kind: FrameKind, token: int = 0, body: bytes = b"") -> None:
-        """Send a frame to the worker. The call has no effect if the worker has ended.
-
-        ``token``: number that the worker returns in its answer, 0 for none. ``body``: content of the frame.
-        """
+        """Send a frame to the worker. The call has no effect if the worker has ended."""
         self.send_bytes(encode(kind, token, body))
 
     def send_bytes(self, frame: bytes) -> None:

@@ -3,7 +3,8 @@
 Each node makes rows. The node that serves the page checks and combines the rows of all nodes.
 
 A node answers ``{"groups": {...}}`` for the groups whose coordinators lead on it, and ``{"services": {...}}`` for the
-services that are connected to it. Values of other nodes are checked before they are shown.
+services that are connected to it. Values of other nodes are checked before they are shown. The parameter ``said`` has the
+answer of each node, by node.
 """
 
 from __future__ import annotations
@@ -63,10 +64,7 @@ def asked_name(said: object, field: str) -> tuple[str, int]:
 
 
 def instance_row(stream: str, partition: int, figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of one service for one partition of this node, as the status page shows it.
-
-    ``figures``: report of the service in the status of the node.
-    """
+    """Return the row of one service for one partition of this node, as the status page shows it."""
     if figures["role"] == "GONE":
         state = str(figures["ending"])
     elif figures["failing"]:
@@ -86,10 +84,7 @@ def instance_row(stream: str, partition: int, figures: Mapping[str, Any]) -> dic
 
 
 def service_totals(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row per service and stream with the totals of its instances. Services with problems come first.
-
-    ``rows``: rows of instances, or totals of several nodes.
-    """
+    """Return one row per service and stream with the totals of its instances. Services with problems come first."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         one = _as_total(row)
@@ -110,10 +105,7 @@ def service_totals(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def joined_groups(parts: Iterable[Mapping[str, Any]], limit: int) -> dict[str, Any]:
-    """Combine the answers of a node's processes to a request for groups into one answer with at most ``limit`` rows.
-
-    ``parts``: the answers of the processes, each with at most ``limit`` rows.
-    """
+    """Combine the answers of a node's processes to a request for groups into one answer with at most ``limit`` rows."""
     found: dict[str, list[Any]] = {"rows": [], "members": [], "positions": [], "history": []}
     is_cut = False
     for part in parts:
@@ -158,10 +150,7 @@ def _instance_order(row: Mapping[str, Any]) -> tuple[bool, str, str, int, str]:
 
 
 def shown_groups(said: Mapping[str, object]) -> dict[str, Any]:
-    """Return the content of the page that lists the groups: groups with a problem first, then by lag, the largest first.
-
-    ``said``: answer of each node, by node.
-    """
+    """Return the content of the page that lists the groups: groups with a problem first, then by lag, the largest first."""
     best: dict[str, dict[str, Any]] = {}
     for node, row in _rows(said, "rows", _GROUP):
         problem = _group_problem(row)
@@ -181,10 +170,7 @@ def _group_problem(row: Mapping[str, Any]) -> str:
 
 
 def shown_group(said: Mapping[str, object]) -> dict[str, Any]:
-    """Return the content of the page of one group: its row (None: not found), its members, its positions and its lag over time.
-
-    ``said``: answer of each node, by node.
-    """
+    """Return the content of the page of one group: its row (None: not found), its members, its positions and its lag over time."""
     groups = shown_groups(said)["rows"]
     own = groups[0] if groups else None
     told = {node: one for node, one in said.items() if own is not None and node == own["coordinator"]}
@@ -196,19 +182,13 @@ def shown_group(said: Mapping[str, object]) -> dict[str, Any]:
 
 
 def shown_services(said: Mapping[str, object]) -> dict[str, Any]:
-    """Return the content of the page that lists the services, those with problems first.
-
-    ``said``: answer of each node, by node.
-    """
+    """Return the content of the page that lists the services, those with problems first."""
     rows = service_totals(row for _, row in _rows(said, "rows", _SERVICE))
     return {"rows": rows[:MOST_ROWS], "count": len(rows), "more": len(rows) > MOST_ROWS or _has_more(said)}
 
 
 def shown_service(said: Mapping[str, object]) -> dict[str, Any]:
-    """Return the content of the page of one service: each of its instances, and its totals.
-
-    ``said``: answer of each node, by node.
-    """
+    """Return the content of the page of one service: each of its instances, and its totals."""
     rows = [{**row, "node": node} for node, row in _rows(said, "rows", _INSTANCE)]
     rows.sort(key=_instance_order)
     totals = service_totals(rows)

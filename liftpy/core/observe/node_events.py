@@ -212,10 +212,7 @@ class NodeWatch:
         return [f"{name} has committed nothing for {one.at_s - one.since_s:.0f} s, and its lag grows" for name, one in stuck]
 
     def sampled(self, sample: NodeSample, moment: datetime) -> None:
-        """Compare the new ``sample`` of the node's state with the one before, and add an event for each change.
-
-        ``moment``: UTC time of the sample.
-        """
+        """Compare the new ``sample`` of the node's state with the one before, and add an event for each change."""
         before, self._before = self._before, sample
         self._nats(sample)
         self._metadata(sample, moment)
