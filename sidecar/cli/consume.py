@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import click
 
@@ -37,11 +37,8 @@ from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
 
-
-class Write(Protocol):
-    """Function that adds the records of a slice to the output file."""
-
-    def __call__(self, piece: BatchSlice, *, newest_first: bool) -> None: ...
+Write = Callable[[BatchSlice, bool], object]
+"""Function that adds the records of a slice to the output file. True: the newest record comes first."""
 
 
 @contextmanager
@@ -68,7 +65,7 @@ def _parquet(file: Path) -> Iterator[Write]:
 def _lines(file: Path) -> Iterator[Write]:
     with file.open("w", encoding="utf-8") as out:
 
-        def write(piece: BatchSlice, *, newest_first: bool) -> None:
+        def write(piece: BatchSlice, newest_first: bool) -> None:
             records = reversed(list(piece.records())) if newest_first else piece.records()
             out.writelines(json.dumps(record_json(record)) + "\n" for record in records)
 
@@ -400,7 +397,7 @@ async def _write(consumer: Consumer, file: Path, to_the_end: bool) -> None:
     first: int | None = None
     with output_to(file) as write, Progress(file.name, None, tells_interruption=True) as progress:
         async for piece in consumer.batches():
-            write(piece, newest_first=consumer.backwards)
+            write(piece, consumer.backwards)
             begun, done = (
                 (piece.last_offset, piece.first_offset) if consumer.backwards else (piece.first_offset, piece.last_offset)
             )
