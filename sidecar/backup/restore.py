@@ -50,7 +50,7 @@ from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundEr
 from sidecar.backup.inspect import read_image
 from sidecar.backup.staging import NOWHERE, RestorePoint, StagedLog, install_state, stage
 from sidecar.backup.store import Store
-from sidecar.dev.cluster import DevNode
+from sidecar.dev.cluster import DevNode, node_command, node_environment
 from sidecar.disk.files import DirectoryStorage, make_folder, sync_folder
 from sidecar.runtime.settings import Target, credentials_environment, quiet_environment, settings_environment
 
@@ -78,7 +78,8 @@ def helper_node(node_id: str, data: Path, options: RestoreOptions, controllers: 
     own = {"LIFTPY_RUN_GROUP_COORDINATORS": "false", "LIFTPY_SCRUB_BYTES_PER_S": "0"}
     nats = settings_environment(nats=",".join(target.nats))
     credentials = credentials_environment(target.credentials) if options.node_config is None else {}
-    return DevNode.of(node_id, flags, {**own, **nats, **credentials, **quiet_environment()})
+    environment = node_environment({**own, **nats, **credentials, **quiet_environment()})
+    return DevNode(node_id, node_command(node_id, flags), environment, None)
 
 
 # Positions of groups and cursors for restored streams: the offsets of the backup, with the new uid.

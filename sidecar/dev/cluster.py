@@ -36,6 +36,22 @@ LineSink = Callable[[str, str], None]
 """Called with (node id, one line of its log)."""
 
 
+def node_command(node_id: str, flags: Mapping[str, object]) -> list[str]:
+    """Return the command line of a node of this version of liftpy. ``flags``: options of ``liftpy sidecar`` without dashes."""
+    command = [sys.executable, "-m", "sidecar", "--json", "--node-id", node_id]
+    for flag, value in flags.items():
+        command += [f"--{flag}", str(value)]
+    return command
+
+
+def node_environment(own: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a node process: ``own``, and that of this process without settings of nodes."""
+    inherited = child_environment()
+    checkout = str(Path(__file__).resolve().parents[2])  # so that the import works from any working directory
+    import_path = os.pathsep.join([checkout, *filter(None, inherited.get("PYTHONPATH", "").split(os.pathsep))])
+    return {**inherited, "PYTHONPATH": import_path, "PYTHONUNBUFFERED": "1", **own}
+
+
 class DevNode:
     """One node of a local cluster: a sidecar process.
 
@@ -51,23 +67,6 @@ class DevNode:
         self._on_line = on_line
         self._process: subprocess.Popen[str] | None = None
         self._readers: list[threading.Thread] = []
-
-    @classmethod
-    def of(
-        cls, node_id: str, flags: Mapping[str, object], environment: Mapping[str, str], on_line: LineSink | None = None
-    ) -> DevNode:
-        """Return a node of this version of liftpy, not started yet.
-
-        ``flags``: options of ``liftpy sidecar`` without dashes. ``environment``: variables for this node. It gets no other settings.
-        """
-        command = [sys.executable, "-m", "sidecar", "--json", "--node-id", node_id]
-        for flag, value in flags.items():
-            command += [f"--{flag}", str(value)]
-        inherited = child_environment()
-        checkout = str(Path(__file__).resolve().parents[2])  # so that the import works from any working directory
-        import_path = os.pathsep.join([checkout, *filter(None, inherited.get("PYTHONPATH", "").split(os.pathsep))])
-        own = {"PYTHONPATH": import_path, "PYTHONUNBUFFERED": "1"}
-        return cls(node_id, command, {**inherited, **own, **environment}, on_line)
 
     @property
     def running(self) -> bool:
@@ -264,15 +263,18 @@ class DevCluster:
         names = [f"n{number + 1}" for number in range(self._count)]
         controllers = names[:MAX_CONTROLLERS] if self._count >= MAX_CONTROLLERS else names[:1]
         for name in names:
-            flags = {
-                "data": self.data / name,
-                "namespace": self.namespace,
-                "controllers": ",".join(controllers),
-                "status-port": 0,
-            }
-            nats = settings_environment(nats=self._node_nats_urls.get(name, self.nats_url))
-            quiet = quiet_environment() if name != names[0] else {}  # one node warns about a server without authorization
-            self.nodes[name] = DevNode.of(name, flags, {**self._settings, **nats, **quiet}, self._on_line)
+            self.nodes[name] = DevNode(
+                name, self._command(name, controllers), self._environment(name, name == names[0]), self._on_line
+            )
+
+    def _command(self, name: str, controllers: list[str]) -> list[str]:
+        flags = {"data": self.data / name, "namespace": self.namespace, "controllers": ",".join(controllers), "status-port": 0}
+        return node_command(name, flags)
+
+    def _environment(self, name: str, says_if_open: bool) -> dict[str, str]:
+        """Return the environment of a node. ``says_if_open``: whether it warns about a NATS server without authorization."""
+        nats = settings_environment(nats=self._node_nats_urls.get(name, self.nats_url))
+        return node_environment({**self._settings, **nats, **({} if says_if_open else quiet_environment())})
 
     def stop(self) -> None:
         """Stop all nodes cleanly and at the same time, then nats-server, and remove the temporary directory.
