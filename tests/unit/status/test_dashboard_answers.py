@@ -121,6 +121,7 @@ def test_dashboard_partition_row_has_state_and_metrics_of_the_replica() -> None:
         assert checked_row({**row, name: {"x": 1}}) is None, name
     assert checked_row({**row, "urgency": 99}) is None
     assert checked_row({**row, "records_in": 10**400}) is None, "no number of a log, and no float"
+    assert checked_row({**row, "lag_s": float("nan")}) is None, "JSON has no NaN, so a browser could not read the page"
     assert checked_row([row]) is None
 
 
