@@ -398,7 +398,7 @@ async def test_dashboard_poll_continues_while_another_viewer_selects_other_strea
     cluster, clock = Cluster(), Clock()
     site, made = a_site(cluster, clock)
     asked, answers = asyncio.Event(), asyncio.Event()
-    answer = cluster.ask
+    answer = cluster.ask_node
 
     async def ask(node: str, said: bytes, timeout_s: float) -> dict[str, Any]:
         if b"streams" in said:
@@ -406,7 +406,7 @@ async def test_dashboard_poll_continues_while_another_viewer_selects_other_strea
             await answers.wait()
         return await answer(node, said, timeout_s)
 
-    cluster.ask = ask  # type: ignore[method-assign]
+    cluster.ask_node = ask  # type: ignore[method-assign]
     looks = asyncio.ensure_future(body(site, "/api/cluster.json"))
     await asyncio.wait_for(asked.wait(), 10)
     others = asyncio.ensure_future(body(site, "/api/cluster.json", b"after=%5B4%2C%22s%22%5D"))
