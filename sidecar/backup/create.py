@@ -410,7 +410,6 @@ class Barrier:
 
 
 def _cursors(described: Iterable[tuple[str, bool, dict[PartitionKey, int]]], streams: set[str]) -> tuple[CursorCopy, ...]:
-    """Return the groups and cursors in ``described`` that have positions in ``streams`` (names), without their other positions."""
     found = []
     for name, is_cursor, positions in described:
         kept = sorted(
@@ -575,7 +574,6 @@ class _PartitionCopying:
         )
 
     async def _batches(self, offset: int) -> list[RecordBatch]:
-        """Return batches from any replica. The first one contains ``offset``."""
         said = "nobody was asked"
         damaged: DamagedRecordsError | None = None
         for asked in range(_ROUNDS * len(self._nodes)):
@@ -641,10 +639,7 @@ class _PieceWriter:
         self.size_bytes += len(data)
 
     def piece(self, end: int, chain: str, last_epoch: int) -> StoredPiece:
-        """Return the description of the written file.
-
-        ``end``: end offset, exclusive. ``chain``: digest up to this piece. ``last_epoch``: LeaderEpoch of the last batch.
-        """
+        """Return the description of the written file."""
         file = StoredFile(path=self._path, size_bytes=self.size_bytes, sha256=self._sha256.hexdigest())
         return StoredPiece(file=file, start=self._start, end=end, chain=chain, last_epoch=last_epoch)
 

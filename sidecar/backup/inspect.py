@@ -216,10 +216,7 @@ def _may_run(backup: str, by: datetime) -> bool:
 
 
 def _running_backups(store: Store, now: datetime, ids: Iterable[str], died: Collection[str]) -> dict[str, str]:
-    """Return the ids of running backups, each with the id of the earlier backup whose pieces it uses ('': none, '?': not known).
-
-    ``ids``: complete backups, for the age of the others. ``died``: ids of backups that count as dead.
-    """
+    """Return the ids of running backups, each with the id of the earlier backup whose pieces it uses ('': none, '?': not known)."""
     found = {}
     marks = [(path, path.split("/")[1]) for path in store.sizes("running")]
     by = _reference_time(now, [*ids, *(backup for _, backup in marks)])

@@ -27,7 +27,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -51,9 +50,9 @@ from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundEr
 from sidecar.backup.inspect import read_image
 from sidecar.backup.staging import NOWHERE, RestorePoint, StagedLog, install_state, stage
 from sidecar.backup.store import Store
-from sidecar.dev.cluster import DevNode
+from sidecar.dev.cluster import DevNode, node_command, node_environment
 from sidecar.disk.files import DirectoryStorage, make_folder, sync_folder
-from sidecar.runtime.settings import Target, child_environment, credentials_environment, nats_environment, quiet_environment
+from sidecar.runtime.settings import Target, credentials_environment, quiet_environment, settings_environment
 
 # The helper of a restore: an ordinary node on the machine of the operator. It runs until the restore ends.
 #
@@ -66,51 +65,21 @@ PREFIX = "restore-"
 """Prefix of the node ids of helper nodes."""
 
 
-@dataclass(frozen=True, slots=True)
-class HelperSettings:
-    """Settings of the helper node, which serves the restored logs until the other nodes have copied them.
-
-    ``config``: settings file for values that ``target`` lacks. None: no file.
-    """
-
-    node_id: str
-    data: Path
-    target: Target
-    controllers: tuple[str, ...]
-    rack: str = ""
-    config: Path | None = None
-
-
-def helper_node(settings: HelperSettings) -> DevNode:
-    """Return the helper node. It is not started yet, and ends with this process."""
-    flags = {
-        "--node-id": settings.node_id,
-        "--data": str(settings.data),
-        "--namespace": settings.target.namespace,
-        "--controllers": ",".join(settings.controllers),
-        "--status-port": "-1",
-        "--weight": "0",
-    }
-    if settings.rack:
-        flags["--rack"] = settings.rack
-    if settings.config is not None:
-        flags["--config"] = str(settings.config)
-    command = [sys.executable, "-m", "sidecar", "--json"]
-    for flag, value in flags.items():
-        command += [flag, value]
-    checkout = str(Path(__file__).resolve().parent.parent.parent)
-    path = os.pathsep.join([checkout, *filter(None, child_environment().get("PYTHONPATH", "").split(os.pathsep))])
-    own = {
-        "PYTHONPATH": path,
-        "PYTHONUNBUFFERED": "1",
-        "LIFTPY_RUN_GROUP_COORDINATORS": "false",
-        "LIFTPY_SCRUB_BYTES_PER_S": "0",
-    }
-    nats = nats_environment(",".join(settings.target.nats))
-    credentials = credentials_environment(settings.target.credentials) if settings.config is None else {}
-    return DevNode(
-        settings.node_id, command, {**child_environment(), **own, **nats, **credentials, **quiet_environment()}, None
-    )
+def helper_node(node_id: str, data: Path, options: RestoreOptions, controllers: str, rack: str) -> DevNode:
+    """Return the helper node, which serves the restored logs until the other nodes have copied them. It is not started yet."""
+    target = options.target
+    flags: dict[str, object] = {
+        "data": data, "namespace": target.namespace, "controllers": controllers, "status-port": -1, "weight": 0,
+    }  # fmt: skip
+    if rack:
+        flags["rack"] = rack
+    if options.node_config is not None:
+        flags["config"] = options.node_config
+    own = {"LIFTPY_RUN_GROUP_COORDINATORS": "false", "LIFTPY_SCRUB_BYTES_PER_S": "0"}
+    nats = settings_environment(nats=",".join(target.nats))
+    credentials = credentials_environment(target.credentials) if options.node_config is None else {}
+    environment = node_environment({**own, **nats, **credentials, **quiet_environment()})
+    return DevNode(node_id, node_command(node_id, flags), environment, None)
 
 
 # Positions of groups and cursors for restored streams: the offsets of the backup, with the new uid.
@@ -470,12 +439,9 @@ class Restore:
             self._begin("stage")
             await asyncio.to_thread(self._stage, scratch)
             self._begin("register")
-            controllers = tuple(controller.node_id for controller in state.controllers)
+            controllers = ",".join(controller.node_id for controller in state.controllers)
             rack = next((node.rack for _, node in sorted(state.image.nodes.items()) if node.rack), "")
-            settings = HelperSettings(
-                self._helper_id, scratch / "data", self._options.target, controllers, rack, self._options.node_config
-            )
-            self._helper = helper_node(settings)
+            self._helper = helper_node(self._helper_id, scratch / "data", self._options, controllers, rack)
             await self._start()
             await asyncio.to_thread(self._helper.interrupt)
             await self._until(self._is_fenced, "the helper has not stopped")
@@ -632,7 +598,6 @@ class Restore:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     async def _remove_helper(self) -> None:
-        """Wait until no replica is on the helper, then remove it."""
         assert self._helper is not None
         if self._helper.running:
             await self._client.admin.set_node(self._helper_id, leaving=True)
@@ -655,10 +620,7 @@ class Restore:
         return PlacementOptions(policy=MANUAL, assignment=assignment, allow_offline=True, later_policy=later_policy)
 
     async def _create(self, one: RestoredStream, first_epoch: int) -> None:
-        """Create the stream on the helper, with at most ``_CREATED_TOGETHER`` partitions per request.
-
-        ``first_epoch``: first LeaderEpoch of the new partitions.
-        """
+        """Create the stream on the helper, with at most ``_CREATED_TOGETHER`` partitions per request."""
         wish, count = one.wish, len(one.copy.partitions)
         created = await self._client.create_stream(
             wish.into,
@@ -704,10 +666,7 @@ class Restore:
         return True
 
     async def _move(self, *, with_helper: bool) -> None:
-        """Move all partitions to their planned nodes, and wait until the replicas on these nodes are in sync.
-
-        ``with_helper``: True to keep a replica on the helper node.
-        """
+        """Move all partitions to their planned nodes, and wait until the replicas on these nodes are in sync."""
         extra = (self._helper_id,) if with_helper else ()
         wishes = [
             ReplicaMove(stream=one.wish.into, uid=one.uid, partition=number, replicas=(*nodes, *extra))

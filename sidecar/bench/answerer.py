@@ -7,9 +7,10 @@ listens, and runs until it is killed.
 from __future__ import annotations
 
 import re
-import socket
 import sys
 from collections import Counter
+
+from sidecar.bench.dialects import open_nats
 
 _ANSWER = b'{"stream":"bench","seq":1}'
 _LONGEST_BYTES = 256
@@ -19,12 +20,7 @@ _LONGEST_BYTES = 256
 def answer(port: int, subject: str) -> None:
     """Acknowledge every message on ``subject`` until the process is killed. ``port``: port of the local nats-server."""
     asking = re.compile(rb"MSG %s 1 (_INBOX\S+) \d" % re.escape(subject.encode()))
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.recv(4096)
-        connection.sendall(b'CONNECT {"verbose":false}\r\nSUB %s 1\r\nPING\r\n' % subject.encode())
-        while b"PONG" not in connection.recv(4096):
-            pass
+    with open_nats(port, subject.encode()) as connection:
         print("go", flush=True)
         tail = b""
         while received := connection.recv(1 << 20):

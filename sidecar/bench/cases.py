@@ -60,7 +60,6 @@ def _row(case: str, figures: Figures) -> Row:
 
 
 def _rate(runs: Sequence[Figures]) -> Figures:
-    """Return the total rate, and the CPU time per record, of processes that ran at the same time."""
     count = sum(run["acked"] for run in runs)
     found = {"per_s": sum(run["acked"] / run["took_s"] for run in runs), "cpu_us": runs[0]["all_cpu_s"] / count * 1e6}
     found["generator_cpu_us"] = sum(run["cpu_s"] for run in runs) / count * 1e6

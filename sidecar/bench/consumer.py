@@ -73,10 +73,7 @@ OURS: dict[str, Loop] = {
 
 
 async def ours(url: str, stream: str, end_s: float, how: str) -> dict[str, float]:
-    """Read ``stream`` with liftpy over one connection, again and again, and return the measured values.
-
-    ``end_s``: duration in seconds. ``how``: the way to read (see the module docstring).
-    """
+    """Read ``stream`` with liftpy over one connection, again and again, and return the measured values."""
     count = rounds = 0
     async with connect(url) as client:
         await client.consume(stream, start="earliest", until="end").begin()
@@ -88,10 +85,7 @@ async def ours(url: str, stream: str, end_s: float, how: str) -> dict[str, float
 
 
 async def theirs(url: str, stream: str, end_s: float, how: str) -> dict[str, float]:
-    """Read ``stream`` with nats-py from JetStream, again and again, and return the measured values.
-
-    ``end_s``: duration in seconds. ``how``: the way to read (see the module docstring).
-    """
+    """Read ``stream`` with nats-py from JetStream, again and again, and return the measured values."""
     count = rounds = 0
     connection = await nats.connect(url)
     jetstream = connection.jetstream()

@@ -59,7 +59,6 @@ async def _pass_on(link: _Link, reader: StreamReader, writer: StreamWriter) -> N
 
 
 async def _accepted(port: int, there: _Link, back: _Link, reader: StreamReader, writer: StreamWriter) -> None:
-    """Open a connection to ``port`` for a connection of a client, and pass the bytes of both directions."""
     try:
         target_reader, target_writer = await asyncio.open_connection(_HOST, port)
     except OSError:

@@ -6,6 +6,7 @@ Messages are built without protobuf, so that the publisher costs as little as po
 from __future__ import annotations
 
 import re
+import socket
 import struct
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,6 +18,17 @@ _REFUSED = re.compile(rb"\x50[\x01-\x7f]\r\n")
 
 No other one-byte field is at the end of an ack.
 """
+
+
+def open_nats(port: int, subscription: bytes, timeout_s: float | None = None) -> socket.socket:
+    """Return a socket to the local nats-server at ``port``, subscribed to ``subscription`` with the id 1."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.recv(4096)
+    connection.sendall(b'CONNECT {"verbose":false}\r\nSUB %s 1\r\nPING\r\n' % subscription)
+    while b"PONG" not in connection.recv(4096):
+        pass
+    return connection
 
 
 class Dialect(NamedTuple):

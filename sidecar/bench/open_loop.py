@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import sys
 import time
+
+from sidecar.bench.dialects import open_nats
 
 STAMP = b"T"
 STAMP_DIGITS = 19
@@ -68,12 +69,7 @@ def publish(port: int, subject: str, seconds: float, size_bytes: int, rate: floa
     name, size_bytes = subject.encode(), max(size_bytes, SMALLEST_BYTES)
     plain = b"PUB %s %s.x %d\r\n%s\r\n" % (name, _INBOX, size_bytes, b"x" * size_bytes)
     padding, acks, sent = b"x" * (size_bytes - SMALLEST_BYTES), Acks(), 0
-    with socket.create_connection(("127.0.0.1", port), timeout=_LEFT_S) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.recv(4096)
-        connection.sendall(b'CONNECT {"verbose":false}\r\nSUB %s.* 1\r\nPING\r\n' % _INBOX)
-        while b"PONG" not in connection.recv(4096):
-            pass
+    with open_nats(port, _INBOX + b".*", _LEFT_S) as connection:
         began = time.monotonic()
         end, total = began + seconds, int(rate * seconds)
         while acks.count < total and (now := time.monotonic()) < end + _LEFT_S:

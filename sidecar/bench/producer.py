@@ -18,10 +18,7 @@ _TOGETHER = 1000
 
 
 async def run(url: str, stream: str, seconds: float, size_bytes: int, how: str) -> dict[str, float]:
-    """Publish for ``seconds``, and return ``acked`` records, ``took_s`` until the last ack, and ``cpu_s`` of this process.
-
-    ``how``: ``one`` or ``many`` records per call.
-    """
+    """Publish for ``seconds``, and return ``acked`` records, ``took_s`` until the last ack, and ``cpu_s`` of this process."""
     value = b"x" * size_bytes
     values, sent = [value] * _TOGETHER, 0
     async with connect(url) as client, client.producer(stream) as producer:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 
-from sidecar.bench.dialects import DIALECTS, PLAIN, Dialect
+from sidecar.bench.dialects import DIALECTS, PLAIN, Dialect, open_nats
 
 INBOX = b"_INBOX.peer%d" % os.getpid()
 """Inbox of this process. It differs for each process, because several publishers may run at once."""
@@ -53,12 +52,7 @@ def publish(
     step = each if each > 1 else min(_BLOCK, window)
     block = plain * (each - 1) + asking if each > 1 else asking * step
     answers, sent, times = CountedAnswers(dialect), 0, []
-    with socket.create_connection(("127.0.0.1", port), timeout=_SILENCE_S) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.recv(4096)
-        connection.sendall(b'CONNECT {"verbose":false}\r\nSUB %s 1\r\nPING\r\n' % INBOX)
-        while b"PONG" not in connection.recv(4096):
-            pass
+    with open_nats(port, INBOX, _SILENCE_S) as connection:
         began = time.perf_counter()
         end = began + seconds
         while (asked := time.perf_counter()) < end or answers.acked * each < sent:

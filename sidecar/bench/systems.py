@@ -19,11 +19,11 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import nats
 import nats.errors
@@ -37,6 +37,85 @@ from sidecar.bench.dialects import LIFTBRIDGE, envelope_of, field, number_field
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.nats_server import NatsServer, free_ports, spawn
 from sidecar.runtime.settings import search_path
+
+STREAM = "bench"
+OURS = "liftpy"
+_JAVA_WARM_S = "3"
+"""Time in seconds in which Java compiles the code that runs often."""
+
+
+class System(ABC):
+    """A cluster under test. It has the stream ``bench``. Use it as a context manager.
+
+    ``kind``: ``liftpy``, ``jetstream``, ``liftbridge`` or ``kafka``. ``lacks``: names of the cases that the system does not
+    support.
+    """
+
+    kind: str
+    lacks: frozenset[str] = frozenset()
+
+    @abstractmethod
+    def __enter__(self) -> Self: ...
+
+    @abstractmethod
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+    @property
+    @abstractmethod
+    def ports(self) -> list[int]:
+        """Ports of its nats-servers, for clients."""
+
+    @property
+    @abstractmethod
+    def pids(self) -> list[int]:
+        """Ids of all its processes, including nats-servers."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Create the stream, and return when it accepts messages."""
+
+    @abstractmethod
+    def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
+        """Return the command line that starts a publisher process (``publisher.py``).
+
+        ``number``: number of the publisher, from 0. ``seconds``: duration. ``size_bytes``: message size. ``window``: maximum number of
+        messages without an ack. ``each``: only every ``each``-th message requests an ack.
+        """
+
+    @abstractmethod
+    def readers(self, seconds: float) -> dict[str, list[str]]:
+        """Return the command lines of the reader processes, by benchmark case. Each reads for ``seconds``, from the first record on."""
+
+    @abstractmethod
+    async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
+        """Publish one message over the nats-py connection. Return whether its ack arrived within ``timeout_s`` seconds."""
+
+    @abstractmethod
+    def kill_leader(self) -> int:
+        """Kill the leader of the stream with kill -9. Return the port of a server that still answers."""
+
+
+class _NatsSystem(System):
+    """Base class of the systems whose publishers use NATS."""
+
+    dialect_name = "plain"
+    reads: tuple[tuple[str, str], ...] = ()
+    """(case, argument HOW of ``consumer.py``)."""
+
+    def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
+        given = (self.ports[number % len(self.ports)], STREAM, seconds, size_bytes, window, each, self.dialect_name)
+        return [sys.executable, "-m", "sidecar.bench.publisher", *map(str, given)]
+
+    def readers(self, seconds: float) -> dict[str, list[str]]:
+        words = [sys.executable, "-m", "sidecar.bench.consumer", str(self.ports[0]), STREAM, str(seconds)]
+        return {name: [*words, how] for name, how in self.reads}
+
+    async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
+        try:
+            return b'"error"' not in (await connection.request(STREAM, value, timeout=timeout_s)).data
+        except (nats.errors.Error, OSError):
+            return False
+
 
 # Several nats-servers on loopback that form one cluster.
 
@@ -188,10 +267,7 @@ class JetStreamCluster(NatsCluster):
         return self.ports[0]
 
     async def create(self, name: str, subject: str, *, batches: bool = False) -> None:
-        """Create a stream with a replica on every server, and wait until it is ready.
-
-        ``batches``: True to allow atomic and fast batches.
-        """
+        """Create a stream with a replica on every server, and wait until it is ready."""
         connection = await nats.connect(self.servers[0].url)
         stream = connection.jetstream()
         async with asyncio.timeout(_READY_S):
@@ -234,8 +310,12 @@ def find_liftbridge() -> Path:
     return Path(found)
 
 
-class LiftbridgeCluster:
-    """Liftbridge servers. Use it as a context manager: ``with LiftbridgeCluster(nats_servers)``."""
+class Liftbridge(_NatsSystem):
+    """Three Liftbridge servers with default settings, which do not flush. Their readers use gRPC."""
+
+    kind = "liftbridge"
+    dialect_name = "liftbridge"
+    lacks = frozenset({"consume", "latency"})
 
     def __init__(self, nats_servers: int = 1, *, servers: int = 3, network: HostNetwork = LOOPBACK) -> None:
         self._nats = NatsCluster(nats_servers, network=network)
@@ -278,7 +358,7 @@ class LiftbridgeCluster:
             process.wait(_STOP_S)
         self._processes.clear()
 
-    async def create(self, name: str, subject: str) -> None:
+    async def _create(self, name: str, subject: str) -> None:
         """Create a stream with one partition on all servers, and wait until a first message is acknowledged.
 
         Raises UnavailableError if no ack arrives.
@@ -290,7 +370,7 @@ class LiftbridgeCluster:
         try:
             async with asyncio.timeout(_LIFTBRIDGE_READY_S):
                 made = False
-                while not (made and await self.publish_one(connection, subject, b"ready?", _ASK_S)):
+                while not (made and await self._publish_one(connection, subject, b"ready?", _ASK_S)):
                     with contextlib.suppress(nats.errors.Error):
                         said = (await connection.request(f"{_CONTROL}.propagate", request, timeout=_ASK_S)).data
                         made = b"\x12" not in said or b"exists" in said
@@ -302,7 +382,7 @@ class LiftbridgeCluster:
         finally:
             await connection.close()
 
-    async def publish_one(self, connection: Client, subject: str, value: bytes, timeout_s: float) -> bool:
+    async def _publish_one(self, connection: Client, subject: str, value: bytes, timeout_s: float) -> bool:
         """Publish ``value`` on ``subject``. Return whether the ack arrived within ``timeout_s`` seconds."""
         inbox = connection.new_inbox()
         subscription = await connection.subscribe(inbox, max_msgs=1)
@@ -313,7 +393,7 @@ class LiftbridgeCluster:
             await subscription.unsubscribe()
             return False
 
-    async def leader(self, name: str) -> str:
+    async def _leader(self, name: str) -> str:
         """Return the name of the server that leads the partition of the stream ``name``. Raises UnavailableError if none does."""
         connection = await nats.connect(self._nats.servers[0].url)
         try:
@@ -327,9 +407,17 @@ class LiftbridgeCluster:
             await connection.close()
         raise UnavailableError("The Liftbridge stream has no leader. Run the benchmark again.")
 
-    def kill(self, name: str) -> None:
-        self._processes[name].kill()
-        self._processes[name].wait(_STOP_S)
+    def prepare(self) -> None:
+        asyncio.run(self._create(STREAM, STREAM))
+
+    async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
+        return await self._publish_one(connection, STREAM, value, timeout_s)
+
+    def kill_leader(self) -> int:
+        leader = self._processes[asyncio.run(self._leader(STREAM))]
+        leader.kill()
+        leader.wait(_STOP_S)
+        return self.ports[0]
 
 
 def _settings(name: str, port: int, url: str, folder: Path, everybody: list[str]) -> str:
@@ -456,10 +544,7 @@ class KafkaCluster:
         return [find_java(), *self._jars(), str(_CLIENT)]
 
     def create(self, topic: str, *, flushed: bool) -> None:
-        """Create a topic with one partition on all brokers and min.insync.replicas 2.
-
-        ``flushed``: True if each broker flushes before the ack.
-        """
+        """Create a topic with one partition on all brokers and min.insync.replicas 2."""
         words = [*self.client(), "create", self.servers, topic, "1" if flushed else str((1 << 63) - 1)]
         done = subprocess.run(words, capture_output=True, text=True, timeout=_KAFKA_READY_S, check=False)
         if done.returncode:
@@ -484,78 +569,6 @@ message.max.bytes=2097152
 replica.fetch.max.bytes=2097152
 log.cleaner.enable=false
 """
-
-
-STREAM = "bench"
-OURS = "liftpy"
-_JAVA_WARM_S = "3"
-"""Time in seconds in which Java compiles the code that runs often."""
-
-
-class System(AbstractContextManager["System"], Protocol):
-    """A cluster under test. It has the stream ``bench``.
-
-    ``kind``: ``liftpy``, ``jetstream``, ``liftbridge`` or ``kafka``. ``lacks``: names of the cases that the system does not
-    support.
-    """
-
-    kind: str
-    lacks: frozenset[str]
-
-    @property
-    def ports(self) -> list[int]:
-        """Ports of its nats-servers, for clients."""
-
-    @property
-    def pids(self) -> list[int]:
-        """Ids of all its processes, including nats-servers."""
-
-    def prepare(self) -> None:
-        """Create the stream, and return when it accepts messages."""
-
-    def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
-        """Return the command line that starts a publisher process (``publisher.py``).
-
-        ``number``: number of the publisher, from 0. ``seconds``: duration. ``size_bytes``: message size. ``window``: maximum number of
-        messages without an ack. ``each``: only every ``each``-th message requests an ack.
-        """
-
-    def readers(self, seconds: float) -> dict[str, list[str]]:
-        """Return the command lines of the reader processes, by benchmark case. Each reads for ``seconds``, from the first record on."""
-
-    async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        """Publish one message over the nats-py connection. Return whether its ack arrived within ``timeout_s`` seconds."""
-
-    def kill_leader(self) -> int:
-        """Kill the leader of the stream with kill -9. Return the port of a server that still answers."""
-
-
-class _NatsSystem(ABC):
-    """Base class of the systems whose publishers use NATS."""
-
-    dialect_name = "plain"
-    lacks: frozenset[str] = frozenset()
-    reads: tuple[tuple[str, str], ...] = ()
-    """(case, argument HOW of ``consumer.py``)."""
-
-    @property
-    @abstractmethod
-    def ports(self) -> list[int]: ...
-
-    def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
-        """Return the command line of publisher ``number``. Publishers are distributed over the nats-servers round robin."""
-        given = (self.ports[number % len(self.ports)], STREAM, seconds, size_bytes, window, each, self.dialect_name)
-        return [sys.executable, "-m", "sidecar.bench.publisher", *map(str, given)]
-
-    def readers(self, seconds: float) -> dict[str, list[str]]:
-        words = [sys.executable, "-m", "sidecar.bench.consumer", str(self.ports[0]), STREAM, str(seconds)]
-        return {name: [*words, how] for name, how in self.reads}
-
-    async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        try:
-            return b'"error"' not in (await connection.request(STREAM, value, timeout=timeout_s)).data
-        except (nats.errors.Error, OSError):
-            return False
 
 
 class Liftpy(_NatsSystem):
@@ -635,25 +648,7 @@ class JetStream(JetStreamCluster, _NatsSystem):
         return next(port for other, port in enumerate(self.ports) if other != number)
 
 
-class Liftbridge(LiftbridgeCluster, _NatsSystem):
-    """Three Liftbridge servers with default settings, which do not flush. Their readers use gRPC."""
-
-    kind = "liftbridge"
-    dialect_name = "liftbridge"
-    lacks = frozenset({"consume", "latency"})
-
-    def prepare(self) -> None:
-        asyncio.run(self.create(STREAM, STREAM))
-
-    async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        return await self.publish_one(connection, STREAM, value, timeout_s)
-
-    def kill_leader(self) -> int:
-        self.kill(asyncio.run(self.leader(STREAM)))
-        return self.ports[0]
-
-
-class Kafka(KafkaCluster):
+class Kafka(KafkaCluster, System):
     """Three Kafka brokers. Publishers do not use NATS, and Kafka's producer has its own window.
 
     ``flushed``: True if each broker flushes a record before the ack.

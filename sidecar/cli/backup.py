@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit, urlunsplit
@@ -25,13 +26,14 @@ from rich.console import Console
 
 from liftpy.client import Client
 from liftpy.client.positions import parse_until, timestamp_ns
+from liftpy.config import NS_PER_S
 from liftpy.core.backup.manifest import Manifest
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.observe.trace_context import SPANS_PER_S, Attributes, SpanBudget
 from liftpy.core.observe.tracing import StepSpans
 from liftpy.errors import ConfigError, LiftError, NotFoundError, StorageError
-from sidecar.backup.create import BackupOptions, BackupResult, take_backup
-from sidecar.backup.drill import DrillResult, drill
+from sidecar.backup.create import BackupOptions, take_backup
+from sidecar.backup.drill import drill
 from sidecar.backup.inspect import BackupEntry, list_backups, prune_backups, read_image, verify_backup
 from sidecar.backup.restore import (
     NOTHING_WIDE,
@@ -46,7 +48,7 @@ from sidecar.backup.restore import (
 from sidecar.backup.staging import RestorePoint
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, Store
 from sidecar.cli.completion import STREAM
-from sidecar.cli.help import HelpCommand, HelpGroup
+from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import Duration, Size, connection_options, json_option
 from sidecar.cli.output import Progress, count_of, table
 from sidecar.cli.session import with_client
@@ -55,7 +57,6 @@ from sidecar.runtime.settings import Target
 if TYPE_CHECKING:
     from sidecar.tracing.exporting import Exporter
 
-NS_PER_S = 1_000_000_000
 TABLE = {
     "backup_newest_timestamp_seconds": "Start time of the newest complete backup, in Unix seconds. 0: there is none.",
     "backup_newest_size_bytes": "Size of the newest complete backup, in bytes.",
@@ -67,10 +68,7 @@ TABLE = {
 
 
 def write_metrics(path: Path, url: str, found: Sequence[BackupEntry], now_ns: int) -> None:
-    """Write the metrics of a backup store to the file ``path``. Raises StorageError.
-
-    ``url``: URL of the store, for a label. ``found``: all backups, oldest first. ``now_ns``: time of the check, in ns since 1970.
-    """
+    """Write the metrics of a backup store to the file ``path``. Raises StorageError."""
     whole = [one.manifest for one in found if one.manifest is not None and not one.faults]
     newest = whole[-1] if whole else None
     figures = {
@@ -157,19 +155,34 @@ def trace_steps(
 EXIT_PARTLY = 4
 """All streams are restored, but something that belongs to them is not. The output names it."""
 scratch_option = click.option(
-    "--scratch", type=click.Path(exists=True, file_okay=False, path_type=Path), default=None, metavar="DIR",
+    "--scratch",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
     help="Directory for temporary files. Needs room for one copy of everything that is restored.  [default: the system's]",
-)  # fmt: skip
+)
 node_config_option = click.option(
-    "--config", "node_config", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=None, metavar="FILE",
-    help=("Settings file of a node. The restore helper connects with these settings, because it needs the "
-        "permissions of a node.  [default: the connection options]"),
-)  # fmt: skip
+    "--config",
+    "node_config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help=(
+        "Settings file of a node. The restore helper connects with these settings, because it needs the "
+        "permissions of a node.  [default: the connection options]"
+    ),
+)
 backup_option = click.option("--backup", "backup_id", default="", metavar="ID", help="Id of the backup.  [default: the newest]")
 
 
-@click.command(cls=HelpCommand, example="liftpy backup restore s3://backups/liftpy --stream orders --into orders-restored")
-@click.argument("url", metavar="URL")
+@click.group(cls=HelpGroup, example="liftpy backup create /backups/liftpy")
+def backup() -> None:
+    """Create, list, verify, prune, restore and test backups of a running cluster.
+
+    URL is a directory, or a pyarrow file system URL: file://, s3://, gs:// or abfs://.
+    """
+
+
+@backup.command(example="liftpy backup restore s3://backups/liftpy --stream orders --into orders-restored")
+@click.argument("url")
 @backup_option
 @click.option("--all", "everything", is_flag=True, help="Restore all streams under their old names.")
 @click.option(
@@ -185,7 +198,6 @@ backup_option = click.option("--backup", "backup_id", default="", metavar="ID", 
 @click.option(
     "--until",
     "until_text",
-    default=None,
     metavar="TIME|OFFSET",
     help="Restore records up to this offset (inclusive) or before this time (exclusive).",
 )
@@ -230,14 +242,12 @@ def restore(
         wide=cluster_wide_of(image) if everything else NOTHING_WIDE,
     )
 
-    with trace_steps("restore", target, trace, trace_endpoint) as spans:
+    progress = Progress("restore", None, is_shown=not as_json)
+    with trace_steps("restore", target, trace, trace_endpoint) as spans, progress:
         spans.attributes = span_attributes(manifest) | {"liftpy.streams": len(wishes)}
-
-        async def work(client: Client) -> RestoreResult:
-            with Progress("restore", None, is_shown=not as_json) as progress:
-                return await Restore(client, store, manifest, wishes, options, spans.step, progress.step).run()
-
-        done = with_client(target, work)
+        done = with_client(
+            target, lambda client: Restore(client, store, manifest, wishes, options, spans.step, progress.step).run()
+        )
     if as_json:
         click.echo(json.dumps(_backup_restore_shown(manifest, done)))
         return 0 if done.is_whole else EXIT_PARTLY
@@ -318,8 +328,8 @@ def _print_settings(said: Sequence[RestoredSetting]) -> None:
             click.echo(f"{one.name}: {one.words}")
 
 
-@click.command("cursors", cls=HelpCommand, example="liftpy backup cursors /backups/liftpy")
-@click.argument("url", metavar="URL")
+@backup.command("cursors", example="liftpy backup cursors /backups/liftpy")
+@click.argument("url")
 @backup_option
 @json_option
 @connection_options
@@ -366,8 +376,8 @@ def _backup_restore_shown(manifest: Manifest, done: RestoreResult) -> dict[str, 
     }
 
 
-@click.command("drill", cls=HelpCommand, example="liftpy backup drill /backups/liftpy")
-@click.argument("url", metavar="URL")
+@backup.command("drill", example="liftpy backup drill /backups/liftpy")
+@click.argument("url")
 @backup_option
 @scratch_option
 @node_config_option
@@ -386,14 +396,10 @@ def drill_(
     manifest = store.newest(backup_id)
     options = RestoreOptions(target=target, scratch=scratch, node_config=node_config)
 
-    with trace_steps("drill", target, trace, trace_endpoint) as spans:
+    progress = Progress("drill", None, is_shown=not as_json)
+    with trace_steps("drill", target, trace, trace_endpoint) as spans, progress:
         spans.attributes = span_attributes(manifest)
-
-        async def work(client: Client) -> DrillResult:
-            with Progress("drill", None, is_shown=not as_json) as progress:
-                return await drill(client, store, manifest, options, spans.step, progress.step)
-
-        done = with_client(target, work)
+        done = with_client(target, lambda client: drill(client, store, manifest, options, spans.step, progress.step))
     if as_json:
         said = {name: getattr(done, name) for name in ("backup", "streams", "partitions", "records", "size_bytes")}
         times = {name: round(getattr(done, name), 3) for name in ("served_s", "rto_s", "compared_s", "rpo_s")}
@@ -409,21 +415,10 @@ def drill_(
 EXIT_DAMAGED = 1
 """A backup is incomplete or damaged, or the newest one is too old."""
 _MIB = 1024 * 1024
-_NS_PER_S = 1_000_000_000
-
-url_argument = click.argument("url", metavar="URL")
-
-
-@click.group(cls=HelpGroup, example="liftpy backup create /backups/liftpy")
-def backup() -> None:
-    """Create, list, verify, prune, restore and test backups of a running cluster.
-
-    URL is a directory, or a pyarrow file system URL: file://, s3://, gs:// or abfs://.
-    """
 
 
 @backup.command(example="liftpy backup create /backups/liftpy --stream orders")
-@url_argument
+@click.argument("url")
 @click.option(
     "--stream",
     "streams",
@@ -445,7 +440,6 @@ def backup() -> None:
     default=Size.text(DEFAULT_BYTES_PER_S),
     show_default=True,
     type=Size(),
-    metavar="SIZE",
     help="Maximum copy rate per second, in bytes or with a unit. 0 means no limit.",
 )
 @trace_options
@@ -470,17 +464,9 @@ def create(
         bytes_per_s=bytes_per_s,
     )
 
-    with trace_steps("backup", target, trace, trace_endpoint) as spans:
-
-        async def work(client: Client) -> BackupResult:
-            with Progress("backup", None, unit="partitions") as progress:
-
-                def copied(done: int, total: int) -> None:
-                    progress.at(done, done, total=total)
-
-                return await take_backup(client, store, options, step=spans.step, copied=copied)
-
-        taken = with_client(target, work)
+    with trace_steps("backup", target, trace, trace_endpoint) as spans, Progress("backup", None) as progress:
+        copied = partial(progress.step, "backup", "partitions")
+        taken = with_client(target, lambda client: take_backup(client, store, options, step=spans.step, copied=copied))
         spans.attributes = span_attributes(taken.manifest) | {"liftpy.written_bytes": taken.written_bytes}
     if as_json:
         shown = _manifest_as_json(taken.manifest) | {"written_bytes": taken.written_bytes, "took_s": round(taken.took_s, 3)}
@@ -503,18 +489,15 @@ class MaxAge(Duration):
 
 
 @backup.command("list", example="liftpy backup list /backups/liftpy --max-age 26h")
-@url_argument
+@click.argument("url")
 @click.option(
     "--max-age",
     "max_age_s",
-    default=None,
     type=MaxAge(),
-    metavar="DURATION",
     help="Maximum age of the newest backup, such as 26h. An older one gives exit code 1.",
 )
 @click.option(
     "--metrics-file",
-    default=None,
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
     help=(
@@ -542,7 +525,7 @@ def list_(url: str, max_age_s: float | None, metrics_file: Path | None, as_json:
     newest = found[-1] if found else None
     if newest is None or newest.faults or newest.manifest is None:
         return EXIT_DAMAGED
-    age_s = (time.time_ns() - newest.manifest.created_ns) / _NS_PER_S
+    age_s = (time.time_ns() - newest.manifest.created_ns) / NS_PER_S
     return EXIT_DAMAGED if max_age_s is not None and age_s > max_age_s else 0
 
 
@@ -555,7 +538,7 @@ def _row(one: BackupEntry) -> tuple[str, ...]:
 
 
 def _age(manifest: Manifest) -> str:
-    minutes = max(0, time.time_ns() - manifest.created_ns) // (60 * _NS_PER_S)
+    minutes = max(0, time.time_ns() - manifest.created_ns) // (60 * NS_PER_S)
     return f"{minutes // 60} h {minutes % 60:02} min"
 
 
@@ -569,7 +552,7 @@ def _manifest_as_json(manifest: Manifest) -> dict[str, object]:
     return {
         "backup": manifest.backup,
         "created_ns": manifest.created_ns,
-        "age_s": round((time.time_ns() - manifest.created_ns) / _NS_PER_S, 1),
+        "age_s": round((time.time_ns() - manifest.created_ns) / NS_PER_S, 1),
         "since": manifest.since,
         "level": manifest.level,
         "size_bytes": manifest.size_bytes,
@@ -580,7 +563,7 @@ def _manifest_as_json(manifest: Manifest) -> dict[str, object]:
 
 
 @backup.command(example="liftpy backup verify /backups/liftpy")
-@url_argument
+@click.argument("url")
 @backup_option
 @json_option
 def verify(url: str, backup_id: str, as_json: bool) -> int:
@@ -601,7 +584,7 @@ def verify(url: str, backup_id: str, as_json: bool) -> int:
 
 
 @backup.command(example="liftpy backup prune /backups/liftpy --keep 7 --dry-run")
-@url_argument
+@click.argument("url")
 @click.option(
     "--keep",
     required=True,
@@ -642,8 +625,3 @@ def prune(url: str, keep: int, dry_run: bool, died: tuple[str, ...], as_json: bo
     for running in done.waits_for:
         click.echo(f"{running} is not complete, and no newer backup has begun within half a day. The command keeps its files")
         click.echo(f"If its process has ended: liftpy backup prune URL --keep {keep} --unfinished {running}")
-
-
-backup.add_command(restore)
-backup.add_command(drill_)
-backup.add_command(cursors_)

@@ -42,15 +42,7 @@ _UNITS = {
 @click.option(
     "--case", "cases", type=click.Choice(list(CASES)), multiple=True, help="Case to measure. May be repeated.  [default: all]"
 )
-@click.option(
-    "--duration",
-    "seconds",
-    type=Duration(0.1, 600),
-    default="3s",
-    show_default=True,
-    metavar="DURATION",
-    help="Duration of each run.",
-)
+@click.option("--duration", "seconds", type=Duration(0.1, 600), default="3s", show_default=True, help="Duration of each run.")
 @click.option(
     "--rounds",
     type=click.IntRange(1, 100),
@@ -91,13 +83,11 @@ _UNITS = {
     type=Duration(0, 1),
     default="0s",
     show_default=True,
-    metavar="DURATION",
     help="Network delay of each direction between two hosts. A relay on this machine adds it, and uses some CPU. Not for Kafka.",
 )
 @click.option(
     "--network-bandwidth",
     type=Bandwidth(1e6, 1e12),
-    metavar="BANDWIDTH",
     help="Bandwidth of each direction of the link of a NATS server, such as 100Mbit or 1Gbit.  [default: no limit]",
 )
 @click.option(

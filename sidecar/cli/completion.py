@@ -64,7 +64,6 @@ async def _names(client: Client, kind: str) -> list[str]:
 
 
 async def _services(client: Client, nodes: list[str]) -> list[str]:
-    """Return the names of the services that the ``nodes`` know, also of those that have ended."""
     reports = await ask_nodes(client, nodes)
     partitions = [partition for report in reports.values() for partition in report.values()]
     partitions = [partition for partition in partitions if not is_internal(str(partition.get("stream", "")))]
@@ -114,9 +113,10 @@ SERVICE = ClusterName("service")
 
 def man_page(root: click.Command) -> Iterator[str]:
     """Yield the lines of the man page of ``root`` and all its commands (troff, macros ``man``)."""
+    first_line = (root.help or "").strip().splitlines()[0]
     yield f'.TH LIFTPY 1 "{datetime.date.today():%Y-%m-%d}" "liftpy {__version__}" "User Commands"'
     yield ".SH NAME"
-    yield f"liftpy \\- {_escape(_first_line(root))}"
+    yield f"liftpy \\- {_escape(first_line)}"
     yield ".SH COMMANDS"
     for path, command in _walk((str(root.name),), root):
         yield f".SS {_escape(' '.join(path))}"
@@ -136,10 +136,6 @@ def _walk(path: tuple[str, ...], command: click.Command) -> Iterator[tuple[tuple
             below = command.get_command(ctx, name)
             if below is not None:
                 yield from _walk((*path, name), below)
-
-
-def _first_line(command: click.Command) -> str:
-    return (command.help or "").strip().splitlines()[0]
 
 
 def _escape(line: str) -> str:

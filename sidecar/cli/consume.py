@@ -16,15 +16,14 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import click
 
-from liftpy.client import BatchSlice, Client, Consumer, GroupOptions, parse_start, parse_until
+from liftpy.client import BatchSlice, Client, Consumer, Group, GroupOptions, parse_start, parse_until
 from liftpy.client.consumed import GroupBatch
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.subjects import data_subject, overlaps
@@ -38,11 +37,8 @@ from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
 
-
-class Write(Protocol):
-    """Function that adds the records of a slice to the output file."""
-
-    def __call__(self, piece: BatchSlice, *, newest_first: bool) -> None: ...
+Write = Callable[[BatchSlice, bool], object]
+"""Function that adds the records of a slice to the output file. True: the newest record comes first."""
 
 
 @contextmanager
@@ -69,7 +65,7 @@ def _parquet(file: Path) -> Iterator[Write]:
 def _lines(file: Path) -> Iterator[Write]:
     with file.open("w", encoding="utf-8") as out:
 
-        def write(piece: BatchSlice, *, newest_first: bool) -> None:
+        def write(piece: BatchSlice, newest_first: bool) -> None:
             records = reversed(list(piece.records())) if newest_first else piece.records()
             out.writelines(json.dumps(record_json(record)) + "\n" for record in records)
 
@@ -129,7 +125,7 @@ def _named_when_whole(file: Path, kind: Callable[[Path], Any]) -> Iterator[Any]:
         try:
             with kind(part) as write:
                 yield write
-        except asyncio.CancelledError:  # Ctrl-C: what has come is what was wanted
+        except asyncio.CancelledError:  # Ctrl-C ends the read: the file is complete
             part.rename(file)
             raise
         part.rename(file)
@@ -169,42 +165,18 @@ SHUTDOWN_TIMEOUT_S = 10.0
 """Maximum time from Ctrl-C to the end of the command, including the last commit, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumeGroupOptions:
-    """Options of ``liftpy consume --group``.
+def check_group_options(group: str, stream: str, start: str | None, output: Path | None, refused: dict[str, bool]) -> None:
+    """Raise UsageError if the options of ``liftpy consume`` are not possible with --group.
 
-    ``form``: text, value or json. ``output``: new file for JSON lines. None: the standard output.
-    """
-
-    group: str
-    stream: str
-    start: str
-    subjects: Sequence[str]
-    keys: Sequence[bytes]
-    form: str
-    output: Path | None
-
-    @property
-    def options(self) -> GroupOptions:
-        start = cast('Literal["earliest", "new"]', self.start)
-        return GroupOptions(start=start, subjects=self.subjects, keys=self.keys)
-
-
-def member_of(
-    group: str, stream: str, *, start: str | None, refused: dict[str, Any], output: Path | None, **how: Any
-) -> ConsumeGroupOptions:
-    """Return the options of ``liftpy consume --group``.
-
-    ``refused``: values of the options that a group does not support, by name. ``how``: other fields of GroupReading. Raises
-    UsageError if such an option is set, or if ``start`` or ``output`` is not possible with a group.
+    ``refused``: whether each option that a group does not support is set, by its name.
     """
     reasons = {
         "--partition": "The group assigns the partitions.",
         "--until": "A group member reads until Ctrl-C.",
         "--reverse": "A group reads forward from its committed position.",
     }
-    for option, given in refused.items():
-        if given:
+    for option, is_given in refused.items():
+        if is_given:
             raise click.UsageError(f"{option} cannot be combined with --group. {reasons[option]}")
     if start not in (None, "earliest", "new"):
         raise click.UsageError(
@@ -217,26 +189,28 @@ def member_of(
             f"Invalid value for --output: {output}. With --group, only .jsonl is possible, because a record must "
             "be in the file before it is committed."
         )
-    return ConsumeGroupOptions(group, stream, start or "earliest", output=output, **how)
 
 
-async def consume_as_member(client: Client, member: ConsumeGroupOptions) -> None:
-    """Print records as a member of a consumer group until the task is canceled. Raises the errors of reading a group."""
-    lines = json_lines if member.output is not None else LINES[member.form]
+async def consume_as_member(member: AbstractAsyncContextManager[Group], form: str, output: Path | None) -> None:
+    """Print records as ``member`` of a consumer group until the task is canceled. Raises the errors of reading a group.
+
+    ``form``: text, value or json. ``output``: new file for JSON lines. None: the standard output.
+    """
+    lines = json_lines if output is not None else LINES[form]
     with ExitStack() as files:
-        write = write_out if member.output is None else files.enter_context(lines_to(member.output))
-        async with client.group(member.group, [member.stream], options=member.options) as group:
+        write = write_out if output is None else files.enter_context(lines_to(output))
+        async with member as group:
             while (part := await group.take()) is not None:
-                written = threading.Event()  # the thread says it: a loop that did not turn for a while has not heard it yet
+                written = threading.Event()  # set by the thread, because a blocked event loop learns it late
                 writing = start_attended(
                     asyncio.to_thread(_consume_group_write, write, lines(part), written)
-                )  # who reads may be slow: heartbeats go on
+                )  # a slow reader of the output must not block the heartbeats
                 try:
                     await asyncio.shield(writing)
                 except asyncio.CancelledError:  # Ctrl-C
                     await asyncio.wait([writing], timeout=_OUTPUT_TIMEOUT_S)
                     raise
-                finally:  # nothing is waited for between what is written and this, nor does a second Ctrl-C take it away
+                finally:  # no await before it, so a second Ctrl-C cannot skip it
                     if written.is_set():
                         group.finished(part)
 
@@ -273,15 +247,11 @@ LINES: dict[str, Callable[[GroupBatch], Iterator[bytes]]] = {
 @click.command(cls=HelpCommand, example="liftpy consume orders --from -10m --subject 'shop.orders.*'")
 @click.argument("name", type=STREAM)
 @click.option(
-    "--partition",
-    type=click.IntRange(0),
-    default=None,
-    help="Partition to read.  [default: 0, or with --group the assigned partitions]",
+    "--partition", type=click.IntRange(0), help="Partition to read.  [default: 0, or with --group the assigned partitions]"
 )
 @click.option(
     "--group",
     type=GROUP,
-    default=None,
     metavar="GROUP",
     help=(
         "Read as a member of consumer group GROUP. The members share the partitions. Each record goes to one "
@@ -292,7 +262,6 @@ LINES: dict[str, Callable[[GroupBatch], Iterator[bytes]]] = {
 @click.option(
     "--from",
     "start",
-    default=None,
     metavar="WHERE",
     help=(
         "Start position: earliest, latest (the last committed record), new (records after it), an OFFSET, "
@@ -302,7 +271,6 @@ LINES: dict[str, Callable[[GroupBatch], Iterator[bytes]]] = {
 )
 @click.option(
     "--until",
-    default=None,
     metavar="WHERE",
     help=(
         "Stop position: end (the committed end now), the last OFFSET, or a time (exclusive).  [default: "
@@ -332,7 +300,6 @@ LINES: dict[str, Callable[[GroupBatch], Iterator[bytes]]] = {
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    default=None,
     help=f"Write the records to a new file. The suffix sets the format: {suffixes()}.",
 )
 @json_option
@@ -360,27 +327,27 @@ def consume(
     if output is not None and not ends and not follow and not reverse:
         until = "end"
     form = "json" if as_json else form
-    member = None
     if group is not None:
         refused = {"--partition": partition is not None, "--until": ends, "--reverse": reverse}
-        how = {"subjects": subjects, "keys": keys, "form": form}
-        member = member_of(group, name, start=start, refused=refused, output=output, **how)
+        check_group_options(group, name, start, output, refused)
     begin = parse_start(start, now, "--from") if start is not None else ("new" if reverse else "earliest")
     last = parse_until(until, now, "--until")
 
     async def work(client: Client) -> None:
-        image = await client.stream(name)  # there is an error at once when there is no such stream
+        image = await client.stream(name)  # an unknown stream gives an error at once
         if subjects:
-            read = range(len(image.partitions)) if member is not None else (partition or 0,)
+            read = range(len(image.partitions)) if group is not None else (partition or 0,)
             _warn_of_unmatched(name, [data_subject(image.subject, place) for place in read], subjects)
-        if member is not None:
-            doing = consume_as_member(client, member)
+        if group is not None:
+            first = cast('Literal["earliest", "new"]', start or "earliest")
+            options = GroupOptions(start=first, subjects=subjects, keys=keys)
+            doing = consume_as_member(client.group(group, [name], options=options), form, output)
         else:
             consumer = client.consume(
                 name, partition or 0, start=begin, until=last, subjects=subjects, keys=keys, backwards=reverse
             )
             doing = _print(consumer, _LINES[form]) if output is None else _write(consumer, output, last == "end")
-        await _until_pipe_closed(client, doing, 0.0 if member is None else SHUTDOWN_TIMEOUT_S)
+        await _until_pipe_closed(client, doing, 0.0 if group is None else SHUTDOWN_TIMEOUT_S)
 
     with_client(target, work, needs_majority=False)
 
@@ -430,7 +397,7 @@ async def _write(consumer: Consumer, file: Path, to_the_end: bool) -> None:
     first: int | None = None
     with output_to(file) as write, Progress(file.name, None, tells_interruption=True) as progress:
         async for piece in consumer.batches():
-            write(piece, newest_first=consumer.backwards)
+            write(piece, consumer.backwards)
             begun, done = (
                 (piece.last_offset, piece.first_offset) if consumer.backwards else (piece.first_offset, piece.last_offset)
             )

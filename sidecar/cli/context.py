@@ -45,7 +45,7 @@ def _load() -> Contexts:
 @context.command(example="liftpy context add prod --nats tls://nats.example:4222 --creds prod.creds --select")
 @click.argument("name")
 @click.option("--password-stdin", is_flag=True, help="Read the password of --user from the standard input.")
-@click.option("--from-nats", metavar="NAME", default=None, help="Take the values from this context of the NATS command line.")
+@click.option("--from-nats", metavar="NAME", help="Take the values from this context of the NATS command line.")
 @click.option("--select", "select_it", is_flag=True, help="Use the new context from now on.")
 @click.option("--replace", "may_replace", is_flag=True, help="Replace a context of the same name.")
 @add_shared_options

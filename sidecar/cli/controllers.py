@@ -21,16 +21,28 @@ from liftpy.core.base.ids import check_name
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.errors import ConfigError, UnavailableError
 from sidecar.cli.completion import NODE
-from sidecar.cli.help import HelpCommand, HelpGroup
-from sidecar.cli.options import Duration, connection_options, json_option
+from sidecar.cli.help import HelpGroup
+from sidecar.cli.options import connection_options, json_option, timeout_option
 from sidecar.cli.output import table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import DEFAULT_NAMESPACE, Target
 
 
-@click.command(
+@click.group(invoke_without_command=True, cls=HelpGroup, example="liftpy controllers")
+@json_option
+@connection_options
+@click.pass_context
+def controllers(context: click.Context, as_json: bool, target: Target) -> None:
+    """Show the metadata group: leader, term, commit index, applied index, and the lag of each member. Subcommands change the members.
+
+    Write the options of a subcommand after its name.
+    """
+    if context.invoked_subcommand is None:
+        _print_result(with_client(target, gather), as_json)
+
+
+@controllers.command(
     name="force-recover",
-    cls=HelpCommand,
     example=(
         "liftpy controllers force-recover --data /var/lib/liftpy --new-controllers n1,n4,n5 --output rescued --namespace liftpy"
     ),
@@ -50,7 +62,6 @@ from sidecar.runtime.settings import DEFAULT_NAMESPACE, Target
     "--output",
     "out",
     type=click.Path(file_okay=False, path_type=Path),
-    default=None,
     metavar="DIR",
     help="Directory for the files that the other new controllers need.",
 )
@@ -114,29 +125,9 @@ _POLL_S = 0.2
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@click.group(invoke_without_command=True, cls=HelpGroup, example="liftpy controllers")
-@json_option
-@connection_options
-@click.pass_context
-def controllers(context: click.Context, as_json: bool, target: Target) -> None:
-    """Show the metadata group: leader, term, commit index, applied index, and the lag of each member. Subcommands change the members.
-
-    Write the options of a subcommand after its name.
-    """
-    if context.invoked_subcommand is None:
-        _print_result(with_client(target, gather), as_json)
-
-
 def _add_change_options(function: F) -> F:
-    timeout = click.option(
-        "--timeout",
-        "timeout_s",
-        type=Duration(0.1, 86_400),
-        default="60s",
-        show_default=True,
-        metavar="DURATION",
-        help="Maximum time to wait. After that the change continues in the background.",
-    )
+    text = "Maximum time to wait. After that the change continues in the background."
+    timeout = timeout_option("60s", text, high=86_400)
     wait = click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the change is complete.")
     return wait(timeout(json_option(connection_options(function))))
 
@@ -192,7 +183,6 @@ def _print_result(found: dict[str, Any], as_json: bool) -> None:
 
 
 async def _wait_until_ended(client: Client, timeout_s: float) -> None:
-    """Wait until no change of the controllers is in progress. Raise UnavailableError after ``timeout_s`` seconds."""
     deadline = time.monotonic() + timeout_s
     while True:
         state = await client.admin.describe_cluster(linearizable=True)
@@ -259,6 +249,3 @@ def _show(found: dict[str, Any]) -> None:
         click.echo("no metadata leader: at least half of the controllers cannot be reached")
     if found["under_way"]:
         click.echo(found["under_way"])
-
-
-controllers.add_command(force_recover)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import signal
 import sys
-from collections.abc import Awaitable
-from typing import Any
+from collections.abc import Awaitable, Mapping
+from functools import partial
 
 import click
 
 from liftpy.client import Client
-from liftpy.core.observe.merge_metrics import together
 from liftpy.errors import ConfigError, LiftError, NotAllowedError, UnavailableError
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
@@ -21,7 +21,7 @@ from sidecar.cli.output import wait_for_closed_pipe
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
-from sidecar.status.cluster_poller import TIMEOUT_S, ClusterPoller
+from sidecar.status.cluster_poller import ClusterPoller
 from sidecar.status.http import LOOPBACK, TEXT, EventStreamResponse, HttpServer, host_of, http
 from sidecar.status.pages import Site
 from sidecar.status.records import RecordsBrowser, RecordsQuery, query_text
@@ -60,33 +60,27 @@ def dashboard(listen: str, hosts: tuple[str, ...], has_records: bool, as_json: b
     names = (*LOOPBACK, address, *hosts)
 
     async def serve(client: Client) -> None:
-        records = RecordsBrowser(client, ReadReport(client)) if has_records else None
+        records = RecordsBrowser(client, partial(report_read, client)) if has_records else None
         await _serve(ClusterSite(client, target.namespace, names, records), address, int(port), as_json)
 
     with_client(target, serve, needs_majority=False)
 
 
-class ReadReport:
-    """Records who reads records on the dashboard: a node stores an audit event, and the command prints a line."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    async def __call__(self, query: RecordsQuery) -> None:
-        """Store an audit event of ``query`` on a node, and print it. Raises LiftError if no node stores the event."""
-        text = query_text(query)
-        failed: LiftError = UnavailableError("No node answers. Check `liftpy health`.")
-        for node in (await self._client.admin.controller_ids())[:_MOST_TRIED]:
-            try:
-                await self._client.admin.note_records_read(node, query.stream, query.partition, text)
-            except NotAllowedError:
-                raise
-            except LiftError as error:
-                failed = error
-                continue
-            click.echo(f"records read stream={query.stream} partition={query.partition} {text} event_on={node}", err=True)
-            return
-        raise failed
+async def report_read(client: Client, query: RecordsQuery) -> None:
+    """Store an audit event of ``query`` on a node, and print it. Raises LiftError if no node stores the event."""
+    text = query_text(query)
+    failed: LiftError = UnavailableError("No node answers. Check `liftpy health`.")
+    for node in (await client.admin.controller_ids())[:_MOST_TRIED]:
+        try:
+            await client.admin.note_records_read(node, query.stream, query.partition, text)
+        except NotAllowedError:
+            raise
+        except LiftError as error:
+            failed = error
+            continue
+        click.echo(f"records read stream={query.stream} partition={query.partition} {text} event_on={node}", err=True)
+        return
+    raise failed
 
 
 async def _serve(shown: ClusterSite, address: str, port: int, as_json: bool) -> None:
@@ -119,12 +113,12 @@ class ClusterSite:
     def __init__(self, client: Client, namespace: str, names: tuple[str, ...], records: RecordsBrowser | None = None) -> None:
         self._client = client
         self._names = frozenset(name.lower().encode() for name in names)
-        self._site = Site(ClusterPoller(namespace, ClientStatusRequester(client)), records)
+        self._site = Site(ClusterPoller(namespace, client.admin), records)
 
     def respond(self, request: bytes) -> bytes | Awaitable[bytes | EventStreamResponse]:
         words = request.split(b"\r\n", 1)[0].split()
         if host_of(request) not in self._names:
-            return http("421 Misdirected Request", TEXT, b"not asked for under a name of this page; --host allows more\n")
+            return http("421 Misdirected Request", TEXT, b"this host name is not allowed; add it with --hostname\n")
         if len(words) != 3 or words[0] != b"GET":
             return http("405 Method Not Allowed", TEXT, b"GET only\n")
         path, _, query = words[1].partition(b"?")
@@ -152,14 +146,41 @@ class ClusterSite:
         return http("503 Service Unavailable", TEXT, b"the metadata group does not answer\n")
 
 
-class ClientStatusRequester:
-    """Sends status requests to nodes through a Client, for the pages of the dashboard. It implements ``NodesAsker``."""
+# The metrics of all nodes as one text for Prometheus. Lines that do not have the exposition format are left out, so that no
+# node can change the samples of another one.
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
 
-    async def ask(self, node: str, asked: bytes, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-        return await self._client.admin.ask_node(node, asked, timeout_s)
+_TOLD = re.compile(r"# (HELP|TYPE) ([A-Za-z_:][\w:]*) [^\n]*")
+_SAMPLE = re.compile(r'([A-Za-z_:][\w:]*)(?:\{((?:[A-Za-z_]\w*="(?:[^"\\\n]|\\.)*",?)*)\})? (-?[\d.eE+-]+|NaN|[+-]Inf)')
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+_PARTS = ("_total", "_bucket", "_count", "_sum", "_created")
 
-    async def node_ids(self) -> list[str]:
-        return await self._client.admin.node_ids()
+
+def together(texts: Mapping[str, str]) -> str:
+    """Merge the metrics of all nodes into one text in Prometheus format, sorted by metric and node.
+
+    Each sample gets a label ``node``. ``texts``: metrics of each node in Prometheus format, by node.
+    """
+    told: dict[str, dict[str, str]] = {}
+    samples: dict[str, list[str]] = {}
+    for node, text in sorted(texts.items()):
+        label = f'node="{node.translate(_ESCAPES)}"'
+        for line in text.split("\n"):
+            if found := _TOLD.fullmatch(line):
+                told.setdefault(found[2], {}).setdefault(found[1], line)
+                samples.setdefault(found[2], [])
+            elif found := _SAMPLE.fullmatch(line):
+                name, labels, value = found.groups()
+                parts = [part for part in (labels or "").rstrip(",").split(",") if part]
+                own = next((part for part in parts if part.startswith('node="')), label)
+                if own == label:  # otherwise the sample would name another node
+                    labels = ",".join(parts if label in parts else [*parts, label])
+                    samples.setdefault(_metric(name, samples), []).append(f"{name}{{{labels}}} {value}")
+    lines = [line for name, found in samples.items() for line in (*told.get(name, {}).values(), *found)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _metric(name: str, known: Mapping[str, object]) -> str:
+    """Return the metric to which the sample ``name`` belongs, for example ``x`` for ``x_bucket``. ``known``: known metrics."""
+    bare = next((name.removesuffix(part) for part in _PARTS if name.endswith(part)), name)
+    return name if name in known or bare not in known else bare

@@ -119,16 +119,8 @@ async def _publish(
 
 
 async def _start_spark(cluster: DevCluster, folder: Path) -> LineProcess:
-    arguments = [
-        "--nats",
-        cluster.nats_url,
-        "--namespace",
-        cluster.namespace,
-        "--stream",
-        steps.STREAM,
-        "--folder",
-        str(folder),
-    ]
+    target = ["--nats", cluster.nats_url, "--namespace", cluster.namespace]
+    arguments = [*target, "--stream", steps.STREAM, "--folder", str(folder)]
     return await LineProcess.start("sidecar.dev.demo_spark", arguments, folder)
 
 
@@ -173,10 +165,7 @@ class _Screen:
             self._progress.update(self._bars[node], completed=held, description=f"{node} ({role})")
 
     def result(self, done: list[Step], delays: Delays, missing: str, seconds: float, agrees: bool) -> None:
-        """Print the final tables, and whether all results agree.
-
-        ``missing``: reason why Spark was skipped, '' if it ran. ``seconds``: duration of the demo.
-        """
+        """Print the final tables, and whether all results agree."""
         if delays:
             self._console.print(_delay_table(delays))
         table = Table("step", "records", "seconds", "records/s", "MB/s", "agrees", title="what was done")

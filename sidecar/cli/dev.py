@@ -20,15 +20,14 @@ from liftpy.nats.transport import open_connection
 from liftpy.nats.urls import check_urls, without_secrets
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import stop_signals
-from sidecar.cli.options import Duration, Size, credential_options, json_option
+from sidecar.cli.options import Duration, Size, credential_options, jetstream_option, json_option
 from sidecar.dev.cluster import MAX_NODES, DevCluster
 from sidecar.runtime.settings import (
     DEFAULT_NAMESPACE,
     credentials_environment,
     dev_environment,
-    jetstream_environment,
+    settings_environment,
     unknown_variables,
-    workers_environment,
 )
 
 _WATCH_S = 0.25
@@ -57,30 +56,20 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
     type=click.IntRange(0, 65_535),
     help="Port of nats-server. 0 means any free port.",
 )
-@click.option("--nats", default=None, metavar="URL", help="Use this NATS server instead of starting one.")
+@click.option("--nats", metavar="URL", help="Use this NATS server instead of starting one.")
 @click.option("--namespace", default=DEFAULT_NAMESPACE, show_default=True, metavar="NS", help="Namespace of the cluster.")
 @click.option(
     "--restart-delay",
     "restart_after",
     default="2s",
     show_default=True,
-    metavar="DURATION",
     type=Duration(),
     help="Delay before a killed or failed node is restarted.",
 )
-@click.option(
-    "--jetstream-api",
-    is_flag=False,
-    flag_value="liftpy",
-    default=None,
-    metavar="[DOMAIN]",
-    help="Answer the JetStream read API in this domain. Without a value, the domain is liftpy.",
-)
+@jetstream_option
 @click.option(
     "--max-payload",
     type=Size(1024, 64 * 1024 * 1024),
-    default=None,
-    metavar="SIZE",
     help="Maximum message size of nats-server. Not allowed with --nats.  [default: 1 MiB]",
 )
 @json_option
@@ -118,7 +107,7 @@ def dev(
             "--max-payload cannot be combined with --nats. Set max_payload in the configuration of that server."
         )
     if data is not None:
-        data.mkdir(parents=True, exist_ok=True)  # says at once that it can't be used
+        data.mkdir(parents=True, exist_ok=True)  # an unusable directory gives an error at once
     stopping = threading.Event()
     for number in (signal.SIGINT, *stop_signals()):
         signal.signal(number, lambda *_: stopping.set())
@@ -133,8 +122,7 @@ def dev(
         namespace=namespace,
         settings={
             **settings,
-            **workers_environment(workers),
-            **jetstream_environment(jetstream_api),
+            **settings_environment(workers=workers if workers > 1 else 0, jetstream_api=jetstream_api),
             **(credentials_environment(credentials) if nats else {}),
         },
         max_payload_bytes=max_payload or 0,

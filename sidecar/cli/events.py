@@ -18,7 +18,7 @@ from liftpy.client import Client
 from liftpy.config import NS_PER_S
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.metadata.controller.cluster_events import event_text
-from liftpy.core.observe.node_events import checked_event
+from liftpy.core.observe.node_events import checked_events
 from liftpy.core.wire.subjects import EVENTS_STREAM
 from liftpy.errors import LiftError, NotAllowedError, UnavailableError
 from sidecar.cli.help import HelpCommand
@@ -35,15 +35,7 @@ POLL_S = 1.0
 
 
 @click.command(cls=HelpCommand, example="liftpy events --since 24h --follow")
-@click.option(
-    "--since",
-    "since_s",
-    type=Duration(),
-    default="1h",
-    show_default=True,
-    metavar="DURATION",
-    help="Maximum age of the events.",
-)
+@click.option("--since", "since_s", type=Duration(), default="1h", show_default=True, help="Maximum age of the events.")
 @click.option("--follow", is_flag=True, help="Wait for new events until Ctrl-C.")
 @json_option
 @connection_options
@@ -93,7 +85,7 @@ class EventPages:
             except UnavailableError:
                 if first or not follow:
                     raise
-                said = {"events": [], "more": False, "begins": 0, "begins_ns": 0}  # nobody leads now: it goes on
+                said = {"events": [], "more": False, "begins": 0, "begins_ns": 0}  # no controller leads now: retry
             said["gap"] = said["begins_ns"] > since_ns if first else said["begins"] > self._place[0]
             if said["events"]:
                 last = said["events"][-1]
@@ -119,16 +111,12 @@ class EventPages:
         return {**said, "events": sorted([*events, *due], key=_place)} if due else said
 
     async def _node_events(self, since_ns: int) -> list[dict[str, Any]]:
-        """Return new events that only single nodes know, not the controllers. Nodes that do not answer are left out."""
-
         async def ask(node: str) -> list[dict[str, Any]]:
             try:
                 answer = await self._client.admin.node_events(node, self._numbers.get(node, -1), since_ns, _TIMEOUT_S)
-                said = answer.get("node_events")
             except LiftError:
                 return []
-            found = said.get("events") if isinstance(said, dict) else None
-            events = [kept for one in (found if isinstance(found, list) else []) if (kept := checked_event(one)) is not None]
+            events = checked_events(answer.get("node_events"))
             if events:
                 self._numbers[node] = events[-1]["number"]
             return events
@@ -151,7 +139,7 @@ class EventPages:
                     self._place = (kept[-1]["index"], kept[-1]["number"])
                 events = [event for event in kept if event["time_ns"] >= since_ns]
                 yield {"events": events, "more": True, "begins": 0, "begins_ns": 0, "index": self._place[0], "gap": False}
-        except (LiftError, ValueError, KeyError, TypeError):  # not there, or not what nodes write
+        except (LiftError, ValueError, KeyError, TypeError):  # the stream does not exist, or has other records
             return
 
     async def _page(self, since_ns: int) -> dict[str, Any]:

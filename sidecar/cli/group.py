@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import click
@@ -12,11 +13,12 @@ from rich.console import Console
 
 from liftpy.client import Client, parse_start
 from liftpy.client.group_admin import GroupDescription, QueueFigures
+from liftpy.client.positions import Start
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import NotFoundError
 from sidecar.cli.completion import GROUP, STREAM
 from sidecar.cli.help import HelpGroup
-from sidecar.cli.options import NOTHING_DONE, connection_options, dry_run_option, json_option, yes_option
+from sidecar.cli.options import connection_options, dry_run_option, json_option, may_act, yes_option
 from sidecar.cli.output import count_of, table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -50,20 +52,16 @@ def list_(as_json: bool, target: Target) -> None:
 def show(name: str, as_json: bool, target: Target) -> None:
     """Show the members of group NAME, and its position and lag in each partition."""
 
-    async def work(client: Client) -> tuple[GroupDescription, list[tuple[PartitionKey, int, int | None]]]:
+    async def work(client: Client) -> tuple[GroupDescription, list[PositionLag]]:
         described = await client.groups.describe(name)
-        return described, await asyncio.gather(*(lag_of(client, key, at) for key, at in sorted(described.positions.items())))
+        return described, await lags_of(client, described.positions)
 
     described, lags = with_client(target, work)
     owner = {place: member for member in described.members for place in member.owned}
     if as_json:
         members = [dataclasses.asdict(member) for member in described.members]
-        at = [
-            {"stream": key.stream, "uid": key.uid, "partition": key.partition, "position": p, "lag": lag}
-            for key, p, lag in lags
-        ]
         queues = [dataclasses.asdict(queue) for queue in described.queues]
-        click.echo(json.dumps({"members": members, "positions": at, "queues": queues}))
+        click.echo(json.dumps({"members": members, "positions": lags_as_json(lags), "queues": queues}))
         return
     rows = [
         (m.name[:12], m.instance, m.client, f"{m.silent_s:.1f} s", ", ".join(f"{s}/{p}" for s, p in m.owned))
@@ -100,11 +98,47 @@ def _holders(q: QueueFigures) -> list[tuple[str, ...]]:
     return [(place, one.worker[:12], str(one.records), str(one.first), str(one.deliveries)) for one in q.holders]
 
 
-async def lag_of(client: Client, key: PartitionKey, position: int) -> tuple[PartitionKey, int, int | None]:
-    """Return (``key``, ``position``, number of committed offsets from the position on).
+# ---- positions of groups and cursors ----
 
-    The number is None if the stream was deleted, or deleted and created again.
+PositionLag = tuple[PartitionKey, int, int | None]
+"""(Partition, position, number of committed offsets from the position on). The number is None if the stream was deleted."""
+to_option = click.option(
+    "--to",
+    "where",
+    required=True,
+    metavar="WHERE",
+    help="New position: earliest, new, an OFFSET, -1000 (1000 offsets before the end), or a time such as -10m.",
+)
+
+
+async def lags_of(client: Client, positions: Mapping[PartitionKey, int]) -> list[PositionLag]:
+    """Return the lag of each of the ``positions``, in order of the partitions."""
+    return await asyncio.gather(*(_lag_of(client, key, at) for key, at in sorted(positions.items())))
+
+
+def lags_as_json(lags: list[PositionLag]) -> list[dict[str, object]]:
+    """Return the positions with their lags as the JSON objects that the commands print."""
+    return [{"stream": k.stream, "uid": k.uid, "partition": k.partition, "position": at, "lag": lag} for k, at, lag in lags]
+
+
+async def plan_positions(
+    client: Client, stream: str, partition: int | None, start: Start, before: Mapping[PartitionKey, int], heading: str
+) -> dict[PartitionKey, int]:
+    """Return the offset of ``start`` in each partition, and print it next to the position ``before``.
+
+    ``partition`` None: all partitions of the stream. ``heading``: heading of the column with the positions before.
     """
+    known = await client.stream(stream)
+    wanted: dict[PartitionKey, int] = {}
+    for number in [p.partition for p in known.partitions] if partition is None else [partition]:
+        at = await client.consume(stream, number, start=start).position()
+        wanted[PartitionKey(stream, at.uid, number)] = at.offset
+    rows = [(f"{key.stream}/{key.partition}", str(before.get(key, "-")), str(at)) for key, at in sorted(wanted.items())]
+    Console().print(table(("partition", heading, "new"), rows))
+    return wanted
+
+
+async def _lag_of(client: Client, key: PartitionKey, position: int) -> PositionLag:
     try:
         bounds = await client.bounds(key.stream, key.partition)
     except NotFoundError:
@@ -116,14 +150,8 @@ async def lag_of(client: Client, key: PartitionKey, position: int) -> tuple[Part
 @group.command(example="liftpy group reset billing --stream orders --to earliest --dry-run")
 @click.argument("name", type=GROUP)
 @click.option("--stream", type=STREAM, required=True, metavar="NAME", help="Stream of the group.")
-@click.option("--partition", type=click.IntRange(0), default=None, help="Reset only this partition.  [default: all]")
-@click.option(
-    "--to",
-    "where",
-    required=True,
-    metavar="WHERE",
-    help="New position: earliest, new, an OFFSET, -1000 (1000 offsets before the end), or a time such as -10m.",
-)
+@click.option("--partition", type=click.IntRange(0), help="Reset only this partition.  [default: all]")
+@to_option
 @dry_run_option
 @yes_option
 @connection_options
@@ -132,25 +160,13 @@ def reset(name: str, stream: str, partition: int | None, where: str, dry_run: bo
     start = parse_start(where, datetime.now(UTC), "--to")
 
     async def plan(client: Client) -> dict[PartitionKey, int]:
-        known = await client.stream(stream)
-        numbers = [p.partition for p in known.partitions] if partition is None else [partition]
         before = (await client.groups.describe(name)).positions
-        wanted: dict[PartitionKey, int] = {}
-        for number in numbers:
-            at = await client.consume(stream, number, start=start).position()
-            wanted[PartitionKey(stream, at.uid, number)] = at.offset
-        rows = [(f"{key.stream}/{key.partition}", str(before.get(key, "-")), str(at)) for key, at in sorted(wanted.items())]
-        Console().print(table(("partition", "committed", "new"), rows))
-        return wanted
+        return await plan_positions(client, stream, partition, start, before, "committed")
 
     wanted = with_client(target, plan)
-    if dry_run:
-        click.echo(NOTHING_DONE)
-        return
-    if not yes:
-        click.confirm(f"set the committed positions of group {name}?", abort=True, err=True)
-    with_client(target, lambda client: client.groups.reset(name, wanted))
-    click.echo(f"group {name} reset")
+    if may_act(dry_run, yes, f"set the committed positions of group {name}?"):
+        with_client(target, lambda client: client.groups.reset(name, wanted))
+        click.echo(f"group {name} reset")
 
 
 @group.command(example="liftpy group delete billing --dry-run")
@@ -164,10 +180,6 @@ def delete(name: str, dry_run: bool, yes: bool, target: Target) -> None:
     described = with_client(target, lambda client: client.groups.describe(name))
     members, positions = count_of(len(described.members), "member"), count_of(len(described.positions), "committed position")
     click.echo(f"{name}: {members}, {positions}")
-    if dry_run:
-        click.echo(NOTHING_DONE)
-        return
-    if not yes:
-        click.confirm(f"delete group {name} and its committed positions permanently?", abort=True, err=True)
-    with_client(target, lambda client: client.groups.delete(name))
-    click.echo(f"group {name} deleted")
+    if may_act(dry_run, yes, f"delete group {name} and its committed positions permanently?"):
+        with_client(target, lambda client: client.groups.delete(name))
+        click.echo(f"group {name} deleted")

@@ -24,12 +24,11 @@ from liftpy.errors import (
     NatsUnreachableError,
     NotFoundError,
     OutcomeUnknownError,
-    ProtocolError,
     UnavailableError,
 )
 from sidecar.cli.health_port import by_port, levels, show, status_port_option
 from sidecar.cli.help import HelpCommand
-from sidecar.cli.node_reports import judge_cluster, unknown_data
+from sidecar.cli.node_reports import answer_of, judge_cluster, unknown_data
 from sidecar.cli.options import connection_options, json_option
 from sidecar.runtime.settings import Target
 
@@ -45,7 +44,7 @@ _PROBE_SUBJECT = "liftpy-probe"
 @click.command(cls=HelpCommand, example="liftpy health --cluster\nliftpy health --status-port 8222 --live")
 @levels
 @status_port_option
-@click.option("--node", "node_id", default=None, metavar="NODE", help="Check this node, over NATS.")
+@click.option("--node", "node_id", metavar="NODE", help="Check this node, over NATS.")
 @click.option("--cluster", is_flag=True, help="Check each node, and check that the metadata group can commit. (default)")
 @click.option(
     "--probe", is_flag=True, help=f"Publish a record to stream {PROBE}, read it back, and print the time of each step."
@@ -143,15 +142,11 @@ def _reason_line(one: Reason) -> str:
 
 async def fetch_health(client: NodeRequests, node_id: str) -> dict[str, Any] | None:
     """Return the health that a node reports. None: the node does not answer, or its answer is not usable."""
-    try:
-        found = await client.node_health(node_id, _TIMEOUT_S)
-        return found if "health" in found and "checks" in found else None
-    except (UnavailableError, OutcomeUnknownError, ProtocolError):
-        return None
+    found = await answer_of(client.node_health(node_id, _TIMEOUT_S))
+    return found if found is not None and "health" in found and "checks" in found else None
 
 
 async def _publish_probe(target: Target, value: bytes) -> int:
-    """Publish ``value`` to the probe stream with plain NATS, and return the offset of the stored record. Raises LiftError."""
     try:
         connection = await nats.connect(list(target.nats), connect_timeout=_TIMEOUT_S, **target.credentials.nats_options())
         try:
@@ -166,7 +161,6 @@ async def _publish_probe(target: Target, value: bytes) -> int:
 
 
 async def _probe_stream(target: Target) -> list[str]:
-    """Publish a record to the probe stream and read it back. Return output lines with the duration of each step."""
     from liftpy.client import connect
 
     async with await connect(

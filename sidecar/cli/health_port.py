@@ -42,7 +42,6 @@ status_port_option = click.option(
     "--status-port",
     "port",
     type=click.IntRange(1, 65_535),
-    default=None,
     help="Query the node on this machine with this status port, without NATS.",
 )
 

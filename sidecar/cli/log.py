@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,8 @@ def dump(folder: Path, batches: bool, as_json: bool) -> None:
 @json_option
 def verify(folder: Path, as_json: bool) -> int:
     """Read every byte of a partition directory and print the first damage. Exit code 0: no damage, 1: damage."""
-    with Progress(str(folder), None, unit="segments", is_shown=not as_json) as progress:
-        report = inspect(_storage(folder), lambda done, total: progress.at(done, done, total=total))
+    with Progress(str(folder), None, is_shown=not as_json) as progress:
+        report = inspect(_storage(folder), partial(progress.step, str(folder), "segments"))
     if as_json:
         click.echo(json.dumps(_as_dict(report)))
     elif report.faults:

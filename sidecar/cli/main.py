@@ -244,7 +244,7 @@ def _ended_by_signals() -> Iterator[list[int]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line with ``arguments`` (None: those of the process). It always ends with SystemExit and the exit code."""
-    atexit.register(gc.freeze)  # to look for garbage in all modules at the end takes a quarter of the time of a short command
+    atexit.register(gc.freeze)  # a last collection would take a quarter of the time of a short command
     with _ended_by_signals() as came:
         try:
             _run(sys.argv[1:] if arguments is None else arguments)
@@ -269,7 +269,7 @@ def _run(given: list[str]) -> None:
     except LiftError as error:
         _show(error, as_json="--json" in given)
         sys.exit(exit_code(error))
-    except OSError as error:  # of a file that the user has named; sockets and our own files have errors of their own
+    except OSError as error:  # a file that the user has named. Other files and sockets raise LiftError
         if error.filename is None:
             raise
         _show(ConfigError(f"Cannot use file {error.filename}: {error.strerror}."), as_json="--json" in given)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Coroutine
 from typing import Any
 
 import click
 
-from liftpy.client import Client, ClusterState
+from liftpy.client import Client
 from liftpy.core.base.ids import check_name
 from liftpy.core.metadata.controller.nodes import still_a_controller, why_still_controller
 from liftpy.core.metadata.controller.placements import facts_of
@@ -23,7 +24,7 @@ from liftpy.core.metadata.reassignment_progress import Movement, offline_partiti
 from liftpy.errors import ConfigError, NotFoundError, StaleRequestError
 from sidecar.cli.completion import NODE
 from sidecar.cli.help import HelpCommand, HelpGroup
-from sidecar.cli.options import Duration, connection_options, json_option, yes_option
+from sidecar.cli.options import Duration, connection_options, json_option, timeout_option, yes_option
 from sidecar.cli.output import count_of
 from sidecar.cli.reassignment import follow, move_timeout_option
 from sidecar.cli.session import with_client
@@ -31,7 +32,12 @@ from sidecar.runtime.logs import LEVELS
 from sidecar.runtime.settings import Target
 
 
-@click.command(cls=HelpCommand, example="liftpy node drain n3 --wait")
+@click.group(cls=HelpGroup, example="liftpy node drain n3 --wait")
+def node() -> None:
+    """Drain a node, check whether it may stop, remove it, or set its weight and rack."""
+
+
+@node.command(example="liftpy node drain n3 --wait")
 @click.argument("node_id", metavar="NODE", type=NODE)
 @click.option("--wait/--no-wait", default=False, show_default=True, help="Show the progress until NODE holds no replicas.")
 @click.option("--cancel", is_flag=True, help="Cancel the drain. Replicas that have already moved do not return.")
@@ -122,7 +128,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-@click.command(name="can-stop", cls=HelpCommand, example="liftpy node can-stop n3")
+@node.command(name="can-stop", example="liftpy node can-stop n3")
 @click.argument("node_id", metavar="NODE", type=NODE)
 @json_option
 @connection_options
@@ -146,27 +152,10 @@ _POLL_S = 0.1
 AUTO = "auto"
 
 
-@click.group(cls=HelpGroup, example="liftpy node drain n3 --wait")
-def node() -> None:
-    """Drain a node, check whether it may stop, remove it, or set its weight and rack."""
-
-
-node.add_command(drain)
-node.add_command(can_stop)
-
-
 @node.command(example="liftpy node remove n3")
 @click.argument("node_id", metavar="NODE", type=NODE)
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(0, 3600),
-    default="5s",
-    show_default=True,
-    metavar="DURATION",
-    help="Maximum time for NODE to stop.",
-)
+@timeout_option("5s", "Maximum time for NODE to stop.", low=0)
 @json_option
 @connection_options
 def remove(node_id: str, dry_run: bool, timeout_s: float, as_json: bool, target: Target) -> None:
@@ -175,11 +164,7 @@ def remove(node_id: str, dry_run: bool, timeout_s: float, as_json: bool, target:
     The data directory is not deleted. If the node starts again, it registers again.
     """
     check_name(node_id, "node")
-
-    async def work(client: Client) -> ClusterState:
-        return await _remove_node(client, node_id, dry_run, timeout_s)
-
-    with_client(target, work)
+    with_client(target, lambda client: _remove_node(client, node_id, dry_run, timeout_s))
     if as_json:
         click.echo(json.dumps({"node": node_id, "removed": not dry_run, "dry_run": dry_run, "controller": False}))
         return
@@ -227,14 +212,7 @@ def remove_data(node_id: str, directories: tuple[str, ...], yes: bool, as_json: 
 @connection_options
 def set_weight(node_id: str, weight: str, as_json: bool, target: Target) -> None:
     """Set the weight of NODE, its share of partitions. 'auto' uses the weight from the node's settings after its next start."""
-    value = None if weight == AUTO else _number(weight)
-
-    async def work(client: Client) -> NodeImage:
-        return await (
-            client.admin.reset_node(node_id, weight=True) if value is None else client.admin.set_node(node_id, weight=value)
-        )
-
-    _show_facts(with_client(target, work), as_json)
+    _set_fact(target, node_id, "weight", None if weight == AUTO else _number(weight), as_json)
 
 
 @node.command(name="set-rack", example="liftpy node set-rack n3 zone-b")
@@ -244,13 +222,7 @@ def set_weight(node_id: str, weight: str, as_json: bool, target: Target) -> None
 @connection_options
 def set_rack(node_id: str, rack: str, as_json: bool, target: Target) -> None:
     """Set the rack of NODE. '' removes the rack. 'auto' uses the rack from the node's settings after its next start."""
-
-    async def work(client: Client) -> NodeImage:
-        return await (
-            client.admin.reset_node(node_id, rack=True) if rack == AUTO else client.admin.set_node(node_id, rack=rack)
-        )
-
-    _show_facts(with_client(target, work), as_json)
+    _set_fact(target, node_id, "rack", None if rack == AUTO else rack, as_json)
 
 
 def _number(text: str) -> float:
@@ -260,7 +232,15 @@ def _number(text: str) -> float:
         raise click.BadParameter(f"{text!r}. Use a number, or {AUTO}.", param_hint="WEIGHT") from None
 
 
-def _show_facts(node: NodeImage, as_json: bool) -> None:
+def _set_fact(target: Target, node_id: str, name: str, value: str | float | None, as_json: bool) -> None:
+    """Set the weight or the rack of a node, and print both. ``value`` None: the value from the node's settings."""
+
+    def work(client: Client) -> Coroutine[Any, Any, NodeImage]:
+        if value is None:
+            return client.admin.reset_node(node_id, **{name: True})
+        return client.admin.set_node(node_id, **{name: value})  # type: ignore[arg-type]
+
+    node = with_client(target, work)
     facts = {
         "node": node.node_id,
         "weight": node.weight,
@@ -277,8 +257,8 @@ def _show_facts(node: NodeImage, as_json: bool) -> None:
     )
 
 
-async def _remove_node(client: Client, node_id: str, dry_run: bool, timeout_s: float) -> ClusterState:
-    """Remove a node from the cluster, or with ``dry_run`` only check it. Return the state of the cluster before the removal.
+async def _remove_node(client: Client, node_id: str, dry_run: bool, timeout_s: float) -> None:
+    """Remove a node from the cluster, or with ``dry_run`` only check it.
 
     While the node is live, the call waits for its end, at most ``timeout_s`` seconds. Raises ConfigError if the node cannot be
     removed, and NotFoundError.
@@ -295,7 +275,7 @@ async def _remove_node(client: Client, node_id: str, dry_run: bool, timeout_s: f
         if wrong and (known.fenced or time.monotonic() >= deadline):
             raise ConfigError("; ".join((wrong, *reasons_that_replicas_are_offline(state.image, node_id))))
         if not wrong and dry_run:
-            return state
+            return
         if not wrong:
             try:
                 await client.admin.remove_node(node_id)
@@ -303,7 +283,7 @@ async def _remove_node(client: Client, node_id: str, dry_run: bool, timeout_s: f
                 if time.monotonic() >= deadline:
                     raise
             else:
-                return state
+                return
         await asyncio.sleep(_POLL_S)
 
 
@@ -319,7 +299,6 @@ _MAX_LEVEL_S = 86_400.0
     type=Duration(0.001, _MAX_LEVEL_S),
     default="5m",
     show_default=True,
-    metavar="DURATION",
     help="Time until the level returns to the setting, 1ms to 1d.",
 )
 @json_option
@@ -327,11 +306,7 @@ _MAX_LEVEL_S = 86_400.0
 def log_level(node_id: str, level: str, duration_s: float, as_json: bool, target: Target) -> None:
     """Set the log level of NODE for a limited time. Needs operator permissions."""
     check_name(node_id, "node")
-
-    async def work(client: Client) -> dict[str, Any]:
-        return await client.admin.node_log_level(node_id, level, duration_s)
-
-    said = with_client(target, work, needs_majority=False)
+    said = with_client(target, lambda client: client.admin.node_log_level(node_id, level, duration_s), needs_majority=False)
     if "error" in said:
         raise ConfigError(str(said["error"]))
     click.echo(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 from liftpy.core.observe.cluster_health import ClusterVerdict, judge
@@ -24,6 +25,14 @@ NodeReports = dict[str, dict[tuple[str, int], dict[str, Any]]]
 """Node id -> (stream uid, partition) -> the node's report about its replica. Nodes without an answer are absent."""
 
 
+async def answer_of(asking: Awaitable[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the answer of a node to a request. None: the node does not answer, or its answer is not usable."""
+    try:
+        return await asking
+    except (UnavailableError, OutcomeUnknownError, ProtocolError):
+        return None
+
+
 async def judge_cluster(nodes: NodeRequests, node_ids: list[str]) -> ClusterVerdict:
     """Ask all nodes at once for their summaries, and return the verdict on the health of the cluster."""
 
@@ -39,13 +48,7 @@ async def judge_cluster(nodes: NodeRequests, node_ids: list[str]) -> ClusterVerd
 async def ask_nodes(client: Client, node_ids: list[str]) -> NodeReports:
     """Ask all nodes at once for the state of their partitions. Nodes that do not answer are missing in the result."""
 
-    async def ask(node_id: str) -> dict[str, Any] | None:
-        try:
-            return await client.admin.node_status(node_id, _NODE_TIMEOUT_S)
-        except (UnavailableError, OutcomeUnknownError, ProtocolError):
-            return None
-
-    answers = await asyncio.gather(*map(ask, node_ids))
+    answers = await asyncio.gather(*(answer_of(client.admin.node_status(node, _NODE_TIMEOUT_S)) for node in node_ids))
     return {
         node_id: {(p["uid"], p["partition"]): p for p in answer.get("partitions", [])}
         for node_id, answer in zip(node_ids, answers, strict=True)
@@ -55,10 +58,7 @@ async def ask_nodes(client: Client, node_ids: list[str]) -> NodeReports:
 
 async def unknown_streams(client: Client, node_id: str) -> list[str]:
     """Return the directories on a node that belong to streams that the cluster does not know. Empty: none, or no answer."""
-    try:
-        found = (await client.admin.node_health(node_id, _NODE_TIMEOUT_S)).get("unknown_streams", [])
-    except (UnavailableError, OutcomeUnknownError, ProtocolError):
-        return []
+    found = (await answer_of(client.admin.node_health(node_id, _NODE_TIMEOUT_S)) or {}).get("unknown_streams", [])
     return [str(name) for name in found] if isinstance(found, list) else []
 
 

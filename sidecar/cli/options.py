@@ -27,17 +27,14 @@ from sidecar.runtime.settings import Target, context_values, credentials_from, t
 F = TypeVar("F", bound=Callable[..., Any])
 
 _CREDENTIALS = [name for name in SHARED_OPTIONS if name not in ("nats", "context", "namespace")]
-
+_NODE_CREDENTIALS = [name for name in _CREDENTIALS if name not in ("inbox_prefix", "principal")]
 
 _FIELDS = re.compile(r"(?<![\w/.-])(" + "|".join(name for name in _CREDENTIALS if "_" in name) + r")(?=[ ,.:;]|$)")
 
 
 @contextlib.contextmanager
 def _named_as_given(given: Mapping[str, str | None], *, has_file: bool = False) -> Iterator[None]:
-    """In ConfigErrors of this block, name each credential as the user gave it: option, variable, setting in a file, or context.
-
-    ``given``: values of the options, by name. ``has_file``: True if the command reads a settings file.
-    """
+    """In ConfigErrors of this block, name each credential as the user gave it: option, variable, setting in a file, or context."""
 
     def source(found: re.Match[str]) -> str:
         name, variable = found[1], f"LIFTPY_{found[1].upper()}"
@@ -189,10 +186,33 @@ class OutputFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+jetstream_option = click.option(
+    "--jetstream-api",
+    is_flag=False,
+    flag_value="liftpy",
+    default=None,
+    metavar="[DOMAIN]",
+    help="Answer the JetStream read API in this domain. Without a value, the domain is liftpy.",
+)
 dry_run_option = click.option("--dry-run", is_flag=True, help="Print what would change, and change nothing.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 NOTHING_DONE = "nothing was done: this is a dry run"
 """Last line of a dry run."""
+
+
+def timeout_option(default: str, text: str = "Maximum time to wait.", low: float = 0.1, high: float = 3600) -> Callable[[F], F]:
+    """Return the option --timeout, whose value is ``timeout_s``. ``low``, ``high``: allowed values, in seconds."""
+    return click.option("--timeout", "timeout_s", type=Duration(low, high), default=default, show_default=True, help=text)
+
+
+def may_act(dry_run: bool, yes: bool, question: str) -> bool:
+    """Return False in a dry run. Otherwise ask for a confirmation, unless ``yes`` is set, and return True."""
+    if dry_run:
+        click.echo(NOTHING_DONE)
+        return False
+    if not yes:
+        click.confirm(question, abort=True, err=True)
+    return True
 
 
 def internal_option(function: F) -> F:
@@ -208,18 +228,22 @@ def internal_option(function: F) -> F:
 
 def credential_options(function: F) -> F:
     """Add only the options for credentials to a command that runs nodes. The command gets ``credentials: Credentials``."""
-    names = [name for name in _CREDENTIALS if name not in ("inbox_prefix", "principal")]
 
     @functools.wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
-        given = {name: kwargs.pop(name) for name in names}
+        given = {name: kwargs.pop(name) for name in _NODE_CREDENTIALS}
         with _named_as_given(given, has_file=True):
             return function(*args, credentials=credentials_from(given), **kwargs)
 
-    for name in reversed(names):
+    return add_credential_options(command)  # type: ignore[return-value]
+
+
+def add_credential_options(function: F) -> F:
+    """Add the options for credentials of a node to a command. The command gets each value by name."""
+    for name in reversed(_NODE_CREDENTIALS):
         flag, metavar, text = SHARED_OPTIONS[name]
-        command = click.option(flag, name, cls=ConnectionOption, default=None, metavar=metavar, help=text)(command)
-    return command  # type: ignore[return-value]
+        function = click.option(flag, name, cls=ConnectionOption, metavar=metavar, help=text)(function)
+    return function
 
 
 def connection_options(function: F) -> F:
@@ -243,7 +267,7 @@ def add_shared_options(function: F) -> F:
     for name in reversed(SHARED_OPTIONS):
         flag, metavar, text = SHARED_OPTIONS[name]
         complete = completer_of(name)
-        option = click.option(flag, name, cls=SharedOption, default=None, metavar=metavar, help=text, shell_complete=complete)
+        option = click.option(flag, name, cls=SharedOption, metavar=metavar, help=text, shell_complete=complete)
         function = option(function)
     return function
 

@@ -103,11 +103,7 @@ class Progress:
         return self
 
     def step(self, what: str, unit: str, done: int, total: int) -> None:
-        """Show the progress of one step, which has its own amount of work.
-
-        ``what``: name of the step. ``unit``: name of what is counted, in plural. ``done``: finished units. ``total``: all units, 0:
-        unknown.
-        """
+        """Show the progress of one step, which has its own amount of work."""
         self._unit, self._total = unit, total or None
         if what != self._what:
             self._what = what

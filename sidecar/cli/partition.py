@@ -19,7 +19,7 @@ from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import ConfigError, NotFoundError, StaleRequestError, UnavailableError
 from sidecar.cli.completion import NODE, STREAM
 from sidecar.cli.help import HelpGroup
-from sidecar.cli.options import Duration, connection_options, json_option
+from sidecar.cli.options import connection_options, json_option, timeout_option
 from sidecar.cli.reassignment import follow, has_no_move, move_timeout_option, same_stream, wait_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -27,15 +27,7 @@ from sidecar.runtime.settings import Target
 _POLL_S = 0.05
 
 number_argument = click.argument("number", type=click.IntRange(0), default=0, metavar="[PARTITION]")
-timeout_option = click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(0.1, 3600),
-    default="15s",
-    show_default=True,
-    metavar="DURATION",
-    help="Maximum time to wait.",
-)
+leader_timeout_option = timeout_option("15s")
 
 
 @click.group(cls=HelpGroup, example="liftpy partition transfer orders 0 --node n2")
@@ -125,13 +117,12 @@ def move(
 @number_argument
 @click.option(
     "--node",
-    "node",
     type=NODE,
     default="",
     metavar="NODE",
     help="New leader, a live member of the ISR.  [default: the preferred leader]",
 )
-@timeout_option
+@leader_timeout_option
 @json_option
 @connection_options
 def transfer(stream: str, number: int, node: str, timeout_s: float, as_json: bool, target: Target) -> None:
@@ -160,7 +151,7 @@ def transfer(stream: str, number: int, node: str, timeout_s: float, as_json: boo
 @click.option(
     "--confirm", default="", metavar="STREAM/PARTITION", help="Confirm --unclean with the partition, instead of an answer."
 )
-@timeout_option
+@leader_timeout_option
 @json_option
 @connection_options
 def elect(
@@ -199,10 +190,8 @@ def elect(
 
 
 @partition.command("elect-preferred", example="liftpy partition elect-preferred --stream orders")
-@click.option(
-    "--stream", "only", type=STREAM, default=None, metavar="NAME", help="Elect leaders only in this stream.  [default: all]"
-)
-@timeout_option
+@click.option("--stream", "only", type=STREAM, metavar="NAME", help="Elect leaders only in this stream.  [default: all]")
+@leader_timeout_option
 @json_option
 @connection_options
 def elect_preferred(only: str | None, timeout_s: float, as_json: bool, target: Target) -> None:

@@ -98,7 +98,7 @@ def permissions(
             )
     if replies and wanted not in (AccessRole.SERVICE, AccessRole.NODE):
         raise ConfigError("--reply-prefix is only for the roles service and node. Remove it.")
-    for subject in subjects:  # also what the cluster says: whoever made the stream chose it, and this is pasted into a shell
+    for subject in subjects:  # also those of the cluster, because users paste the output into a shell
         check_publisher_subject(subject)
     if wanted is AccessRole.NODE and not subjects:
         subjects = (">",)

@@ -157,7 +157,7 @@ class _LineOptions:
 @click.option(
     "--window", type=click.IntRange(1, 1 << 20), default=4096, show_default=True, help="Maximum number of messages in flight."
 )
-@click.option("--key", type=BYTES, default=None, help="Key of every message.")
+@click.option("--key", type=BYTES, help="Key of every message.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of every message. May be repeated.")
 @click.option(
     "--keep-going", is_flag=True, help="Continue after a rejected line, and print the number of rejected lines at the end."
@@ -322,7 +322,7 @@ class _LineSender:
         except LiftError:
             if producer.failure is None:
                 raise
-            report.rejected.set()  # an earlier line has ended the producer: its receipt says why
+            report.rejected.set()  # an earlier line has ended the producer. The receipt of that line has the error
             return
         report.sent += 1
         report.waiting.add(report.sent)
@@ -343,7 +343,6 @@ class _LineSender:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for every ack, unless the command was interrupted."""
         interrupted = kind is not None and not issubclass(kind, LiftError)
         try:
             if self._producer is not None:
@@ -376,7 +375,7 @@ async def _publish_lines(
         async with sender:  # its end waits for every ack
             try:
                 await _send_lines(sender, file, manner, report, progress)
-            except LiftError as error:  # also of reading
+            except LiftError as error:  # also an error of reading the file
                 report.refused_line(report.sent + 1, error)
     except LiftError as error:
         if report.first_error is None:
@@ -384,7 +383,6 @@ async def _publish_lines(
 
 
 async def _send_lines(sender: _LineSender, file: BinaryIO, manner: _LineOptions, report: _Report, progress: Progress) -> None:
-    """Publish each line of ``file`` as it arrives, until the end of the file or the first rejected line."""
     rejected = start_attended(report.rejected.wait())
     lines = _lines(file)
     coming: asyncio.Task[list[bytes]] | None = None

@@ -19,7 +19,7 @@ from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.reassignment_progress import Movement, Phase, movement_of, movements
 from liftpy.errors import NotFoundError, UnavailableError
 from sidecar.cli.node_reports import NodeReports, ask_nodes
-from sidecar.cli.options import Duration
+from sidecar.cli.options import timeout_option
 
 POLL_S = 1.0
 _MEGABYTE = 1_000_000.0
@@ -28,14 +28,8 @@ Concerns = Callable[[Movement], bool]
 wait_option = click.option(
     "--wait/--no-wait", default=True, show_default=True, help="Show the progress until the move is complete."
 )
-move_timeout_option = click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(0.1, 30 * 86_400.0),
-    default="1d",
-    show_default=True,
-    metavar="DURATION",
-    help="Maximum time to wait. After that the move continues in the background.",
+move_timeout_option = timeout_option(
+    "1d", "Maximum time to wait. After that the move continues in the background.", high=30 * 86_400.0
 )
 
 
@@ -57,12 +51,9 @@ class Estimate:
         self._first: tuple[float, int] | None = None
 
     def seconds(self, now_s: float, remaining_bytes: int) -> float | None:
-        """Return the estimated remaining time in seconds, None if unknown.
-
-        ``now_s``: monotonic time. ``remaining_bytes``: number of bytes that are still to be copied.
-        """
+        """Return the estimated remaining time in seconds, None if unknown."""
         if self._first is None or remaining_bytes > self._first[1]:
-            self._first = (now_s, remaining_bytes)  # more than there was: it has only begun, or something was added
+            self._first = (now_s, remaining_bytes)  # the move has only begun, or another one was added
         began_s, first_bytes = self._first
         done_bytes = first_bytes - remaining_bytes
         return remaining_bytes * (now_s - began_s) / done_bytes if done_bytes > 0 else None

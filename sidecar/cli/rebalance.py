@@ -116,11 +116,7 @@ def rebalance(
 
 
 def plan_of(image: ClusterImage, by: str, leaving: Sequence[str], reports: NodeReports) -> RebalancePlan:
-    """Return the moves of a rebalance. Moves that are in progress count as done.
-
-    ``by``: amount to balance, ``leaders``, ``bytes`` or the number of replicas. ``leaving``: nodes that shall hold no replicas.
-    ``reports``: partitions of each node with their log sizes.
-    """
+    """Return the moves of a rebalance. Moves that are in progress count as done."""
     facts = facts_of(image)
     if by == "leaders":
         return _by_leaders(image)
@@ -225,10 +221,7 @@ async def _do(client: Client, image: ClusterImage, plan: RebalancePlan, wait: bo
 
 
 async def _replaced_moves(client: Client, before: ClusterImage, plan: RebalancePlan, refused: Sequence[str]) -> list[str]:
-    """Return the partitions ("stream/partition") whose move was accepted, but was then replaced or canceled by another request.
-
-    ``refused``: texts about rejected moves, which are left out.
-    """
+    """Return the partitions ("stream/partition") whose move was accepted, but was then replaced or canceled by another request."""
     image = (await client.admin.describe_cluster(linearizable=True)).image
     found = {text.partition(":")[0] for text in refused}
     replaced = []

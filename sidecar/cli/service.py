@@ -27,8 +27,6 @@ import uvloop
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import Client
-from liftpy.client.service_commands import CommandAnswer
-from liftpy.client.services import QueryAnswer
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.services.bad_records import SkipDecision, Unit
@@ -49,8 +47,6 @@ from liftpy.errors import (
     LiftError,
     NotAllowedError,
     NotFoundError,
-    OutcomeUnknownError,
-    ProtocolError,
     UnavailableError,
     UnknownFormatError,
 )
@@ -60,16 +56,38 @@ from liftpy.service.bad_record_writer import DecisionWriter
 from liftpy.service.host import ServiceHost
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli.completion import NODE, SERVICE, STREAM
-from sidecar.cli.help import HelpCommand, HelpGroup
+from sidecar.cli.help import HelpGroup
 from sidecar.cli.main import stop_signals
-from sidecar.cli.options import BYTES, Duration, connection_options
+from sidecar.cli.node_reports import answer_of
+from sidecar.cli.options import BYTES, Duration, connection_options, timeout_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.restarts import EXIT_TO_REPAIR, momentary
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
 
 
-@click.command(cls=HelpCommand, example="liftpy service call bank 'deposit alice 10' --stream bank-commands --key alice")
+class _RunGroup(HelpGroup):
+    """The command group ``liftpy service``. If the first word is ``MODULE:CLASS`` or an option, the subcommand is ``run``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in {*self.commands, "-h", "--help"} and (args[0].startswith("-") or ":" in args[0]):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(
+    cls=_RunGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    example="liftpy service bank:Bank --stream bank-commands --node n1 --data /var/lib/bank",
+)
+def service() -> None:
+    """Run a replicated service, call it, query it, or skip a bad record.
+
+    ``liftpy service MODULE:CLASS ...`` is short for ``liftpy service run MODULE:CLASS ...``.
+    """
+
+
+@service.command(example="liftpy service call bank 'deposit alice 10' --stream bank-commands --key alice")
 @click.argument("name", type=SERVICE)
 @click.argument("text", required=False)
 @click.option(
@@ -83,23 +101,14 @@ from sidecar.runtime.tasks import start_attended
         "partition]"
     ),
 )
-@click.option("--key", type=BYTES, default=None, help="Key of the record.")
+@click.option("--key", type=BYTES, help="Key of the record.")
 @click.option(
     "--message-id",
-    "message_id",
     default="",
     metavar="ID",
     help="Message id. A command that is sent twice with one id has one effect.  [default: a random id]",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(0.1, 3600),
-    default="5s",
-    show_default=True,
-    metavar="DURATION",
-    help="Maximum time to wait.",
-)
+@timeout_option("5s")
 @click.option(
     "--show-offset", "shows_offset", is_flag=True, help="Print the offset of the record and the node that answered, on stderr."
 )
@@ -120,23 +129,20 @@ def call(
     If no answer arrives, the command is sent again with the same message id. A service that replies applies it once.
     """
     check_name(name, "service")
-    body = sys.stdin.buffer.read() if text is None else text.encode()
-
-    async def work(client: Client) -> CommandAnswer:
-        return await client.services.call(
-            name,
-            stream,
-            body,
-            partition=partition,
-            key=key,
-            message_id=message_id,
-            timeout_s=timeout_s,
-        )
-
-    answer = with_client(target, work, needs_majority=False)
-    sys.stdout.buffer.write(answer.value + (b"" if answer.value.endswith(b"\n") else b"\n"))
+    body = _body(text)
+    how: dict[str, Any] = {"partition": partition, "key": key, "message_id": message_id, "timeout_s": timeout_s}
+    answer = with_client(target, lambda client: client.services.call(name, stream, body, **how), needs_majority=False)
+    _print_line(answer.value)
     if shows_offset:
         click.echo(f"offset {answer.offset}, answered by {answer.node}", err=True)
+
+
+def _body(text: str | None) -> bytes:
+    return sys.stdin.buffer.read() if text is None else text.encode()
+
+
+def _print_line(value: bytes) -> None:
+    sys.stdout.buffer.write(value + (b"" if value.endswith(b"\n") else b"\n"))
 
 
 EXIT_FAILED = 1
@@ -154,40 +160,43 @@ EXIT_DIVERGED = 70
 EXIT_NOT_ALLOWED = 77
 """EX_NOPERM: NATS does not give a service its rights. No restart."""
 
-_CODES: tuple[tuple[tuple[type[LiftError], ...], int], ...] = (
-    ((ConfigError,), EXIT_CONFIG),
-    ((DivergedError,), EXIT_DIVERGED),
-    ((FencedError, DataDirectoryLockedError), EXIT_PLACE_TAKEN),
-    ((ServiceFailedError, OutputConflictError, DataLossError, CorruptionError, UnknownFormatError), EXIT_DATA),
-    ((NotAllowedError,), EXIT_NOT_ALLOWED),
-    ((UnavailableError,), EXIT_UNAVAILABLE),
-    ((NotFoundError,), EXIT_TO_REPAIR),
-)
-DO_NOT_RESTART = (EXIT_CONFIG, EXIT_DATA, EXIT_PLACE_TAKEN, EXIT_DIVERGED, EXIT_NOT_ALLOWED)
-TABLE = (
-    (0, "no", "stopped by SIGTERM or SIGINT"),
-    (EXIT_FAILED, "yes", "another failure, such as a bug or a disk error"),
-    (EXIT_CONFIG, "no", "wrong usage, setting or class, or parameters that differ from the other nodes"),
-    (EXIT_UNAVAILABLE, "yes", "no answer from NATS or the cluster"),
+TABLE: tuple[tuple[int, tuple[type[LiftError], ...], bool, str], ...] = (
+    (0, (), False, "stopped by SIGTERM or SIGINT"),
+    (EXIT_FAILED, (), True, "another failure, such as a bug or a disk error"),
+    (
+        EXIT_CONFIG,
+        (ConfigError,),
+        False,
+        "wrong usage, setting or class, or parameters that differ from the other nodes",
+    ),
+    (EXIT_UNAVAILABLE, (UnavailableError,), True, "no answer from NATS or the cluster"),
     (
         EXIT_DATA,
-        "no",
+        (ServiceFailedError, OutputConflictError, DataLossError, CorruptionError, UnknownFormatError),
+        False,
         "a record that the service cannot apply (see liftpy service skip), a foreign record in its output stream, or a log that "
         "starts too late",
     ),
-    (EXIT_PLACE_TAKEN, "no", "another process of this service uses this node or this directory"),
-    (EXIT_DIVERGED, "no", "the state differs from the state on other nodes"),
-    (EXIT_TO_REPAIR, "yes", "the disk was full, or the stream was created again"),
-    (EXIT_NOT_ALLOWED, "no", "missing NATS permissions (see liftpy permissions --role service)"),
+    (
+        EXIT_PLACE_TAKEN,
+        (FencedError, DataDirectoryLockedError),
+        False,
+        "another process of this service uses this node or this directory",
+    ),
+    (EXIT_DIVERGED, (DivergedError,), False, "the state differs from the state on other nodes"),
+    (EXIT_TO_REPAIR, (NotFoundError,), True, "the disk was full, or the stream was created again"),
+    (EXIT_NOT_ALLOWED, (NotAllowedError,), False, "missing NATS permissions (see liftpy permissions --role service)"),
 )
-"""Rows of the table of exit codes: (code, whether a restart can help, cause)."""
+"""Rows of the table of exit codes: (code, errors, whether a restart can help, cause). The most specific class of an error counts."""
+DO_NOT_RESTART = tuple(code for code, _, can_help, _ in TABLE if code and not can_help)
+_CODES = {kind: code for code, kinds, _, _ in TABLE for kind in kinds}
 
 
 def exit_code(error: LiftError) -> int:
     """Return the exit code of a service that ends with ``error``."""
-    for kinds, code in _CODES:
-        if isinstance(error, kinds):
-            return code
+    for kind in type(error).__mro__:
+        if kind in _CODES:
+            return _CODES[kind]
     return EXIT_TO_REPAIR if momentary(error) else EXIT_FAILED
 
 
@@ -198,7 +207,7 @@ def restart_helps(error: LiftError) -> bool:
 
 def table() -> str:
     """Return a table of the exit codes for ``--help``, one line each, and the setting for systemd."""
-    lines = [f"{code:>4}  {'restart' if again == 'yes' else 'do not restart':<14}  {when}" for code, again, when in TABLE]
+    lines = [f"{code:>4}  {'restart' if can_help else 'do not restart':<14}  {when}" for code, _, can_help, when in TABLE]
     numbers = shlex.join(map(str, DO_NOT_RESTART))
     return "\b\nExit codes:\n" + "\n".join(lines) + f"\n\nsystemd: Restart=on-failure, RestartPreventExitStatus={numbers}"
 
@@ -207,7 +216,7 @@ _POLL_S = 0.2
 _BY_AN_OPERATOR = "passed over by an operator"
 
 
-@click.command(cls=HelpCommand, example="liftpy service skip bank --stream bank-commands --offset 1234")
+@service.command(example="liftpy service skip bank --stream bank-commands --offset 1234")
 @click.argument("name", type=SERVICE)
 @click.option("--stream", type=STREAM, required=True, help="Stream that the service reads.")
 @click.option("--partition", type=click.IntRange(0), help="Partition of the record.  [default: the only partition]")
@@ -225,39 +234,26 @@ def skip(
     """
     check_name(name, "service")
     unit = Unit(offset, timer)
-
-    async def work(client: Client) -> int:
-        return await pass_over(client, name, stream, partition, unit, dead_letter=dead_letter, force=force)
-
-    decided_at = with_client(target, work)
+    decided_at = with_client(
+        target, lambda client: pass_over(client, name, stream, partition, unit, dead_letter=dead_letter, force=force)
+    )
     click.echo(f"{name} skips {unit} of {stream}/{partition or 0}: decided by the record at offset {decided_at}")
 
 
-@click.command(cls=HelpCommand, example="liftpy service snapshot bank --stream bank-commands")
+@service.command(example="liftpy service snapshot bank --stream bank-commands")
 @click.argument("name", type=SERVICE)
 @click.option("--stream", type=STREAM, required=True, help="Stream that the service reads.")
 @click.option("--partition", type=click.IntRange(0), help="Partition of the service instance.  [default: the only partition]")
 @click.option(
     "--node", "nodes", type=NODE, multiple=True, help="Node of the service instance. May be repeated.  [default: all]"
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(0.1, 3600),
-    default="30s",
-    show_default=True,
-    metavar="DURATION",
-    help="Maximum time to wait.",
-)
+@timeout_option("30s")
 @connection_options
 def snapshot(name: str, stream: str, partition: int | None, nodes: tuple[str, ...], timeout_s: float, target: Target) -> None:
     """Make the service NAME store a snapshot now, and wait until the snapshot is durable."""
     check_name(name, "service")
-
-    async def work(client: Client) -> dict[str, int]:
-        return await store_now(client, name, stream, partition, nodes, timeout_s, target.namespace)
-
-    for node, position in with_client(target, work).items():
+    stored = with_client(target, lambda client: store_now(client, name, stream, partition, nodes, timeout_s, target.namespace))
+    for node, position in stored.items():
         click.echo(f"{name} on {node}: snapshot at {position}")
 
 
@@ -354,10 +350,7 @@ async def _position(client: Client, node: str, uid: str, partition: int, name: s
 
 async def _service_status(client: Client, node: str, uid: str, partition: int, name: str) -> dict[str, Any]:
     """Return the status of the service on ``node``. Empty: the service does not run there, or the node does not answer."""
-    try:
-        status: dict[str, Any] = await client.admin.node_status(node)
-    except (UnavailableError, OutcomeUnknownError, ProtocolError):
-        return {}
+    status = await answer_of(client.admin.node_status(node)) or {}
     for found in status.get("partitions", []):
         if (found.get("uid"), found.get("partition")) == (uid, partition):
             for service in found.get("services", []):
@@ -373,7 +366,7 @@ async def _record(client: Client, stream: str, partition: int, offset: int, uid:
     raise LiftError(f"{stream}/{partition} has no record at offset {offset}. Check --offset.")
 
 
-@click.command(cls=HelpCommand, example="liftpy service query bank 'balance alice' --key alice")
+@service.command(example="liftpy service query bank 'balance alice' --key alice")
 @click.argument("name", type=SERVICE)
 @click.argument("text", required=False)
 @click.option(
@@ -411,13 +404,10 @@ def query(
     check_name(name, "service")
     if partition is not None and key is not None:
         raise ConfigError("--partition and --key cannot be combined. Remove one of them.")
-    body = sys.stdin.buffer.read() if text is None else text.encode()
-
-    async def work(client: Client) -> QueryAnswer:
-        return await client.services.query(name, body, partition=partition, key=key, at_least=at_least)
-
-    answer = with_client(target, work, needs_majority=False)
-    sys.stdout.buffer.write(answer.value + (b"" if answer.value.endswith(b"\n") else b"\n"))
+    body = _body(text)
+    how: dict[str, Any] = {"partition": partition, "key": key, "at_least": at_least}
+    answer = with_client(target, lambda client: client.services.query(name, body, **how), needs_majority=False)
+    _print_line(answer.value)
     if shows_position:
         click.echo(f"position {answer.position} on {answer.node}", err=True)
 
@@ -428,38 +418,9 @@ _CONNECT_AGAIN_S = 0.5
 _MAX_DIGITS = 6
 
 
-class _RunGroup(HelpGroup):
-    """The command group ``liftpy service``. If the first word is ``MODULE:CLASS`` or an option, the subcommand is ``run``."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in {*self.commands, "-h", "--help"} and (args[0].startswith("-") or ":" in args[0]):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group(
-    cls=_RunGroup,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    example="liftpy service bank:Bank --stream bank-commands --node n1 --data /var/lib/bank",
-)
-def service() -> None:
-    """Run a replicated service, call it, query it, or skip a bad record.
-
-    ``liftpy service MODULE:CLASS ...`` is short for ``liftpy service run MODULE:CLASS ...``.
-    """
-
-
-service.add_command(skip)
-service.add_command(snapshot)
-service.add_command(query)
-service.add_command(call)
-
-
 @service.command(epilog=table(), example="liftpy service run bank:Bank --stream bank-commands --node n1 --data /var/lib/bank")
 @click.argument("service_class", metavar="MODULE:CLASS")
-@click.option(
-    "--name", default=None, help="Name of the service. Must be equal on all nodes.  [default: the class name in lower case]"
-)
+@click.option("--name", help="Name of the service. Must be equal on all nodes.  [default: the class name in lower case]")
 @click.option("--stream", type=STREAM, required=True, help="Stream whose committed records the service reads.")
 @click.option(
     "--partition",
@@ -491,7 +452,7 @@ service.add_command(call)
         "key go to the partition of the key. May be repeated. Must be equal on all nodes."
     ),
 )
-@click.option("--dead-letter-stream", "dead_letter_stream", default="", metavar="STREAM", help="Stream for skipped records.")
+@click.option("--dead-letter-stream", default="", metavar="STREAM", help="Stream for skipped records.")
 @click.option(
     "--snapshot-interval-records",
     default=10_000,
@@ -526,7 +487,6 @@ service.add_command(call)
     type=Duration(0, 3600),
     default="0",
     show_default=True,
-    metavar="DURATION",
     help=(
         "Shortest time between two empty records. The service writes an empty record if a timer "
         "is due and no other record arrives. 0 disables them."
@@ -656,7 +616,7 @@ async def _run(
     for number in (signal.SIGINT, *stop_signals()):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     stopped = start_attended(stopping.wait())
-    finding = start_attended(_all_partitions(settings, target) if partitions is None else _known_partitions(partitions))
+    finding = start_attended(_find_partitions(settings, partitions, target))
     running: list[asyncio.Task[None]] = []
     try:
         await asyncio.wait((finding, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -680,12 +640,10 @@ async def _run(
         await end_tasks((finding, stopped, *running))
 
 
-async def _known_partitions(partitions: Sequence[int]) -> Sequence[int]:
-    return partitions
-
-
-async def _all_partitions(settings: ServiceSettings, target: Target) -> Sequence[int]:
-    """Return the numbers of all partitions of the stream. Wait until the stream exists."""
+async def _find_partitions(settings: ServiceSettings, partitions: Sequence[int] | None, target: Target) -> Sequence[int]:
+    """Return ``partitions``. None: wait until the stream exists, and return all its partitions."""
+    if partitions is not None:
+        return partitions
     connection = await _connect(settings, target)
     announced = False
     try:

@@ -21,15 +21,12 @@ MAJORITY_CHECK_DELAY_S = 0.25
 """Time after which a running command asks whether the controllers have a majority, in seconds."""
 
 
-def with_client(
-    target: Target, work: Callable[[Client], Awaitable[T]], *, timeout_s: float = 5.0, needs_majority: bool = True
-) -> T:
+def with_client(target: Target, work: Callable[[Client], Awaitable[T]], *, needs_majority: bool = True) -> T:
     """Run ``work`` with a Client of the cluster that ``target`` names.
 
     Args:
         target: The cluster.
         work: The command.
-        timeout_s: Time to connect, in seconds.
         needs_majority: Whether the command is ended when it turns out that the controllers have no majority. False for commands that
             show or do something without one.
 
@@ -39,9 +36,7 @@ def with_client(
     """
 
     async def session() -> T:
-        client = await connect(
-            target.nats, target.namespace, credentials=target.credentials, name="liftpy-cli", timeout_s=timeout_s
-        )
+        client = await connect(target.nats, target.namespace, credentials=target.credentials, name="liftpy-cli")
         if target.internal:
             client.admin.allow_internal()
         async with client:

@@ -40,10 +40,8 @@ def show(node_id: str, diff: bool, as_json: bool, target: Target) -> None:
     """Show the settings of NODE: value, source, default, and whether a reload can change it. Secrets are not shown."""
     check_name(node_id, "node")
 
-    async def work(client: Client) -> list[dict[str, Any]]:
-        return await client.admin.node_settings(node_id)
-
-    rows = [row for row in with_client(target, work) if not diff or "read" in row or row["value"] != row["default"]]
+    found = with_client(target, lambda client: client.admin.node_settings(node_id))
+    rows = [row for row in found if not diff or "read" in row or row["value"] != row["default"]]
     if as_json:
         click.echo(json.dumps({"node": node_id, "settings": rows}))
         return
@@ -60,10 +58,7 @@ def reload(node_id: str, as_json: bool, target: Target) -> None:
     """Reload the settings of NODE without a restart. If one setting is invalid, nothing changes. Needs operator permissions."""
     check_name(node_id, "node")
 
-    async def work(client: Client) -> dict[str, Any]:
-        return await client.admin.reload_settings(node_id)
-
-    said = with_client(target, work)
+    said = with_client(target, lambda client: client.admin.reload_settings(node_id))
     if "error" in said:
         raise ConfigError(
             f"The settings of {node_id} were not reloaded: {str(said['error']).rstrip('.')}. The earlier settings stay active. "
@@ -83,11 +78,7 @@ def reload(node_id: str, as_json: bool, target: Target) -> None:
 @settings.command(name="default-quota", example="liftpy settings default-quota --quota-records 10000")
 @click.option("--quota-records", "records_per_s", type=click.IntRange(0), help="Maximum records per second. 0 means no limit.")
 @click.option(
-    "--quota-bytes",
-    "bytes_per_s",
-    type=Size(),
-    metavar="SIZE",
-    help="Maximum bytes per second, of payload and headers. 0 means no limit.",
+    "--quota-bytes", "bytes_per_s", type=Size(), help="Maximum bytes per second, of payload and headers. 0 means no limit."
 )
 @click.option(
     "--quota-by-token",
@@ -127,15 +118,13 @@ def default_quota(
     "--session",
     "session_s",
     type=Duration(),
-    metavar="DURATION",
-    help=("Time without heartbeats after which a node is fenced. Its partitions then get other leaders."),
+    help="Time without heartbeats after which a node is fenced. Its partitions then get other leaders.",
 )
 @click.option(
     "--lease",
     "lease_s",
     type=Duration(),
-    metavar="DURATION",
-    help=("Time for which a leader may serve without contact to the metadata group. Must be shorter than --session."),
+    help="Time for which a leader may serve without contact to the metadata group. Must be shorter than --session.",
 )
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until all nodes use the new times.")
 @json_option

@@ -14,6 +14,7 @@ import click
 
 from liftpy.errors import LiftError
 from sidecar.cli.help import ConnectionOption, HelpCommand
+from sidecar.cli.options import add_credential_options, jetstream_option
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.restarts import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, count_restart, never_again, pause_s
 from sidecar.runtime.settings import GivenSettings, restarted_environment, restarts_in_a_row, unknown_variables
@@ -30,18 +31,11 @@ logger = logging.getLogger("liftpy.node")
     type=click.Path(dir_okay=False, path_type=Path),
     help="TOML file with settings. Options and LIFTPY_* variables override it.",
 )
-@click.option("--node-id", default=None, help="Id of this node: letters, digits, _ and -. Never reuse the id of another node.")
-@click.option("--data", default=None, help="Directory for the logs and the metadata. Each process needs its own directory.")
-@click.option(
-    "--nats", cls=ConnectionOption, default=None, metavar="URL", help="NATS server, or several servers separated by commas."
-)
-@click.option("--namespace", cls=ConnectionOption, default=None, metavar="NS", help="Namespace of the cluster.")
-@click.option(
-    "--controllers",
-    default=None,
-    metavar="IDS",
-    help="Ids of the controllers (nodes of the metadata group), separated by commas.",
-)
+@click.option("--node-id", help="Id of this node: letters, digits, _ and -. Never reuse the id of another node.")
+@click.option("--data", help="Directory for the logs and the metadata. Each process needs its own directory.")
+@click.option("--nats", cls=ConnectionOption, metavar="URL", help="NATS server, or several servers separated by commas.")
+@click.option("--namespace", cls=ConnectionOption, metavar="NS", help="Namespace of the cluster.")
+@click.option("--controllers", metavar="IDS", help="Ids of the controllers (nodes of the metadata group), separated by commas.")
 @click.option(
     "--bootstrap-majority",
     is_flag=True,
@@ -51,54 +45,23 @@ logger = logging.getLogger("liftpy.node")
         "missing controller was a member before, the metadata of the group is LOST."
     ),
 )
-@click.option("--rack", default=None, help="Rack of this node, for placement.")
-@click.option("--weight", default=None, type=float, help="Relative share of partitions of this node, for weighted placement.")
+@click.option("--rack", help="Rack of this node, for placement.")
+@click.option("--weight", type=float, help="Relative share of partitions of this node, for weighted placement.")
 @click.option(
     "--status-port",
-    default=None,
     type=int,
-    help=("Port of the status page and the metrics on the loopback interface. 0 means any free port, -1 disables it."),
+    help="Port of the status page and the metrics on the loopback interface. 0 means any free port, -1 disables it.",
 )
 @click.option(
     "--workers",
-    default=None,
     type=int,
     metavar="N",
     help="Worker processes of this node. They share its partitions. Use about one for each core.  [default: 1]",
 )
-@click.option(
-    "--jetstream-api",
-    is_flag=False,
-    flag_value="liftpy",
-    default=None,
-    metavar="[DOMAIN]",
-    help="Answer the JetStream read API in this domain. Without a value, the domain is liftpy.",
-)
-@click.option(
-    "--creds", "creds_file", cls=ConnectionOption, default=None, metavar="FILE", help="File with a NATS JWT and its nkey seed."
-)
-@click.option(
-    "--nkey", "nkey_seed_file", cls=ConnectionOption, default=None, metavar="FILE", help="File with a NATS nkey seed."
-)
-@click.option("--user", cls=ConnectionOption, default=None, help="NATS user. Set the password in LIFTPY_PASSWORD.")
-@click.option(
-    "--tls-ca", "tls_ca_file", cls=ConnectionOption, default=None, metavar="FILE", help="Trusted CA certificates (PEM file)."
-)
-@click.option(
-    "--tls-cert", "tls_cert_file", cls=ConnectionOption, default=None, metavar="FILE", help="Client certificate (PEM file)."
-)
-@click.option(
-    "--tls-key",
-    "tls_key_file",
-    cls=ConnectionOption,
-    default=None,
-    metavar="FILE",
-    help="Private key of the client certificate (PEM file).",
-)
-@click.option(
-    "--log-level", default=None, type=click.Choice(["debug", "info", "warning", "error"]), help="Minimum level of log lines."
-)
-@click.option("--log-format", default=None, type=click.Choice(["text", "json"]), help="Format of log lines.")
+@jetstream_option
+@add_credential_options
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Minimum level of log lines.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of log lines.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON to the standard output when the node is ready.")
 def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
     """Run one node. SIGTERM stops it cleanly.

@@ -33,7 +33,7 @@ from liftpy.spark.pipelines.audit import audit as audit_replicas
 from liftpy.spark.pipelines.audit_findings import AuditReport
 from liftpy.spark.pipelines.compact import CompactPlan, next_step
 from liftpy.spark.pipelines.compact import compact as compact_stream
-from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, MAX_TASKS
+from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, MAX_TASKS, watch_in_thread
 from liftpy.spark.pipelines.replay import ReplayPlan, ShareDone, shares_to_replay
 from liftpy.spark.pipelines.replay import replay as replay_records
 from liftpy.spark.pipelines.stats import StatsReport, plot_problem, save_plot
@@ -44,7 +44,7 @@ from liftpy.spark.session import is_local, local_session
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import EXIT_UNAVAILABLE, SIGNALED, stop_signals
-from sidecar.cli.options import Duration, OutputFile, connection_options, internal_option, json_option
+from sidecar.cli.options import Duration, OutputFile, connection_options, internal_option, json_option, timeout_option
 from sidecar.cli.output import Progress, table
 from sidecar.runtime.settings import Target
 
@@ -81,10 +81,8 @@ _TASKS_EVERY_S = 0.5
 
 @contextmanager
 def _task_progress(what: str, session: SparkSession) -> Iterator[None]:
-    """Show the finished and all tasks of the running stages of ``session`` on standard error. ``what``: name of the work."""
-    stopped = threading.Event()
 
-    def watch() -> None:
+    def watch(stopped: threading.Event) -> None:
         tracker = session.sparkContext.statusTracker()
         with Progress(what, None, unit="tasks") as progress:
             while not stopped.wait(_TASKS_EVERY_S):
@@ -96,13 +94,8 @@ def _task_progress(what: str, session: SparkSession) -> Iterator[None]:
                 done = sum(stage.numCompletedTasks for stage in running)
                 progress.step(what, "tasks", done, sum(stage.numTasks for stage in running))
 
-    watcher = threading.Thread(target=watch, name="liftpy-tasks", daemon=True)
-    watcher.start()
-    try:
+    with watch_in_thread(watch, "liftpy-tasks"):
         yield
-    finally:
-        stopped.set()
-        watcher.join()
 
 
 @contextmanager
@@ -116,19 +109,26 @@ def ends_by_signal() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def spark_options(function: F) -> F:
-    """Add the options --master and --conf to a command. The command gets ``place: SparkPlace``."""
+def _add_spark_options(function: F, master: Callable[[Any], Any]) -> F:
+    """Add the option ``master`` and --conf to a command. The command gets ``place``, None without a master."""
 
     @functools.wraps(function)
     def command(*args: Any, master: str, conf: tuple[str, ...], **kwargs: Any) -> Any:
         settings = dict(one.partition("=")[::2] for one in conf)
         if lacking := [name for name, value in settings.items() if not name or not value]:
             raise click.UsageError(f"Invalid value for --conf: {lacking[0]}. Use NAME=VALUE.")
-        return function(*args, place=SparkPlace(master, settings), **kwargs)
+        if settings and not master:
+            raise click.UsageError("--conf is a setting of Spark, so it needs --master.")
+        return function(*args, place=SparkPlace(master, settings) if master else None, **kwargs)
 
     command = click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Spark setting. May be repeated.")(command)
+    return master(command)  # type: ignore[no-any-return]
+
+
+def spark_options(function: F) -> F:
+    """Add the options --master and --conf to a command. The command gets ``place: SparkPlace``."""
     text = "Spark master: local[N] (this machine, N cores) or a cluster such as spark://host:7077."
-    return click.option("--master", default="local[*]", show_default=True, help=text)(command)  # type: ignore[return-value]
+    return _add_spark_options(function, click.option("--master", default="local[*]", show_default=True, help=text))
 
 
 @contextmanager
@@ -161,26 +161,25 @@ def source_options(target: Target, place: SparkPlace) -> Iterator[dict[str, str]
 def optional_spark_options(function: F) -> F:
     """Add the options --master and --conf to a command. The command gets ``place: SparkPlace``, None without --master."""
 
-    @functools.wraps(function)
-    def command(*args: Any, master: str, conf: tuple[str, ...], **kwargs: Any) -> Any:
-        settings = dict(one.partition("=")[::2] for one in conf)
-        if lacking := [name for name, value in settings.items() if not name or not value]:
-            raise click.UsageError(f"Invalid value for --conf: {lacking[0]}. Use NAME=VALUE.")
-        if settings and not master:
-            raise click.UsageError("--conf is a setting of Spark, so it needs --master.")
-        return function(*args, place=SparkPlace(master, settings) if master else None, **kwargs)
-
-    command = click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Spark setting. May be repeated.")(command)
     text = "Read in the executors of this Spark master, local[N] or spark://host:7077.  [default: read here, without Spark]"
-    return click.option("--master", default="", metavar="MASTER", help=text)(command)  # type: ignore[return-value]
+    return _add_spark_options(function, click.option("--master", default="", metavar="MASTER", help=text))
+
+
+tasks_option = click.option(
+    "--tasks",
+    type=click.IntRange(1, MAX_TASKS),
+    default=DEFAULT_TASKS,
+    show_default=True,
+    help="Number of partition ranges to read in parallel, without --master.",
+)
+table_format_option = click.option(
+    "--table-format", "kind", type=click.Choice(list(FORMATS)), help="Format of a new table.  [default: delta]"
+)
 
 
 @contextmanager
 def open_target(target: Target, place: SparkPlace | None, name: str) -> Iterator[tuple[Access, SparkSession | None]]:
-    """Yield (access to the cluster ``target``, Spark session or None). The session stops at the end of the block.
-
-    ``place`` None: the command does not use Spark. ``name``: name of the Spark application.
-    """
+    """Yield (access to the cluster ``target``, Spark session or None). The session stops at the end of the block."""
     with source_options(target, place or SparkPlace("local", {})) as options:
         session = None if place is None else place.session(name)
         try:
@@ -196,7 +195,7 @@ def open_target(target: Target, place: SparkPlace | None, name: str) -> Iterator
 @click.command(cls=HelpCommand, example="liftpy spark archive orders --table /data/orders --once")
 @click.argument("streams", type=STREAM, nargs=-1, required=True)
 @click.option("--table", required=True, help="Directory of the table. The driver and all executors need the same path.")
-@click.option("--table-format", "kind", type=click.Choice(list(FORMATS)), help="Format of a new table.  [default: delta]")
+@table_format_option
 @click.option(
     "--once", is_flag=True, help="Archive the records that are committed now, then exit. Without it, continue until Ctrl-C."
 )
@@ -224,13 +223,7 @@ def open_target(target: Target, place: SparkPlace | None, name: str) -> Iterator
     help="Compression of the Parquet files.",
 )
 @click.option(
-    "--trigger-interval",
-    "every_s",
-    type=Duration(),
-    default="10s",
-    show_default=True,
-    metavar="DURATION",
-    help="Time between two commits.",
+    "--trigger-interval", "every_s", type=Duration(), default="10s", show_default=True, help="Time between two commits."
 )
 @click.option(
     "--batch-records",
@@ -239,9 +232,14 @@ def open_target(target: Target, place: SparkPlace | None, name: str) -> Iterator
     show_default=True,
     help="Maximum number of records in one commit.",
 )
-@click.option("--orphan-age", "orphan_age_s", type=Duration(), default=Duration.text(DEFAULT_AGE_S), show_default=True,
-              metavar="DURATION",
-              help="Age after which the start removes files of failed attempts.")  # fmt: skip
+@click.option(
+    "--orphan-age",
+    "orphan_age_s",
+    type=Duration(),
+    default=Duration.text(DEFAULT_AGE_S),
+    show_default=True,
+    help="Age after which the start removes files of failed attempts.",
+)
 @click.option("--accept-loss", is_flag=True, help="Continue if retention deleted records that were not archived.")
 @click.option("--dry-run", is_flag=True, help="Print the next position and the number of records that wait. Write nothing.")
 @json_option
@@ -407,7 +405,7 @@ def _show_replayed(done: list[ShareDone], took_s: float, *, as_json: bool) -> No
     default="",
     help=("Read archived records from the archive in this directory.  [default: read everything from the stream]"),
 )
-@click.option("--table-format", "kind", type=click.Choice(list(FORMATS)), help="Format of a new table.  [default: delta]")
+@table_format_option
 @click.option("--rebuild", is_flag=True, help="Read everything again, not only new records since the last run.")
 @click.option("--dry-run", is_flag=True, help="Print the number of new records, and write nothing.")
 @json_option
@@ -444,13 +442,6 @@ def compact(
                 click.echo(f"{done.keys:,} keys of {done.read:,} new records in {took_s:.1f} s, {what}")
 
 
-@contextmanager
-def _range_progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show the progress of ``what``, which reads ranges. The value is a function of the finished ranges and of all ranges."""
-    with Progress(what, None, unit="ranges") as progress:
-        yield lambda done, total: progress.at(done, done, total=total)
-
-
 # audit
 
 
@@ -461,10 +452,8 @@ EVERY_STREAM = ".*"
 
 @click.command(cls=HelpCommand, example="liftpy spark audit orders")
 @click.argument("streams", type=STREAM, nargs=-1)
-@click.option("--timeout", "timeout_s", type=Duration(0.1, 3600), default="10s", show_default=True, metavar="DURATION",
-              help="Time without an answer after which a replica counts as unavailable.")  # fmt: skip
-@click.option("--tasks", type=click.IntRange(1, MAX_TASKS), default=DEFAULT_TASKS, show_default=True,
-              help="Number of partition ranges to read in parallel, without --master.")  # fmt: skip
+@timeout_option("10s", "Time without an answer after which a replica counts as unavailable.")
+@tasks_option
 @json_option
 @optional_spark_options
 @connection_options
@@ -477,7 +466,8 @@ def audit(
     Exit code 0: the replicas are equal, 1: they differ or one is damaged, 3: at least one partition had nothing to compare.
     """
     wanted = Selection(tuple(sorted(set(streams)))) if streams else Selection(pattern=EVERY_STREAM)
-    with open_target(target, place, "liftpy audit") as (access, session), _range_progress("audit") as tell:
+    with open_target(target, place, "liftpy audit") as (access, session), Progress("audit", None) as progress:
+        tell = functools.partial(progress.step, "audit", "ranges")
         report = audit_replicas(
             access, wanted, spark=session, patience_s=timeout_s, tasks=tasks, internal=target.internal, tell=tell
         )
@@ -552,19 +542,10 @@ _STATS_COLUMNS = (
     show_default=True,
     help="End position (exclusive): latest, -10m, -1000, or JSON with one position for each partition.",
 )
-@click.option(
-    "--bucket",
-    "every_s",
-    type=Duration(0.001),
-    default=None,
-    metavar="DURATION",
-    help="Width of a time bucket.  [default: at most 60 buckets]",
-)
-@click.option("--plot", type=OutputFile(), metavar="FILE", help="Write a chart to this PNG file.")
-@click.option("--timeout", "timeout_s", type=Duration(0.1, 3600), default="30s", show_default=True, metavar="DURATION",
-              help="Maximum time without an answer.")  # fmt: skip
-@click.option("--tasks", type=click.IntRange(1, MAX_TASKS), default=DEFAULT_TASKS, show_default=True,
-              help="Number of partition ranges to read in parallel, without --master.")  # fmt: skip
+@click.option("--bucket", "every_s", type=Duration(0.001), help="Width of a time bucket.  [default: at most 60 buckets]")
+@click.option("--plot", type=OutputFile(), help="Write a chart to this PNG file.")
+@timeout_option("30s", "Maximum time without an answer.")
+@tasks_option
 @json_option
 @optional_spark_options
 @connection_options
@@ -578,7 +559,8 @@ def stats(
     now_ns = round(datetime.now(UTC).timestamp() * 1e9)
     starting = parse_spec(start, "--from", words=("earliest", "latest"), specials=(EARLIEST, LATEST)).as_of(now_ns)
     ending = parse_spec(until, "--until", words=("latest",), specials=(LATEST,)).as_of(now_ns)
-    with open_target(target, place, "liftpy stats") as (access, session), _range_progress("stats") as tell:
+    with open_target(target, place, "liftpy stats") as (access, session), Progress("stats", None) as progress:
+        tell = functools.partial(progress.step, "stats", "ranges")
         report = measure_streams(
             access, Selection(tuple(sorted(set(streams)))), starting=starting, ending=ending,
             every_s=every_s or 0.0, spark=session, patience_s=timeout_s, tasks=tasks, tell=tell,

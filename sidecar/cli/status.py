@@ -29,7 +29,7 @@ from sidecar.runtime.settings import Target
 
 
 @click.command(cls=HelpCommand, example="liftpy status --stream orders")
-@click.option("--stream", "only", type=STREAM, default=None, help="Show only this stream.  [default: all]")
+@click.option("--stream", "only", type=STREAM, help="Show only this stream.  [default: all]")
 @json_option
 @connection_options
 def status(only: str | None, as_json: bool, target: Target) -> None:
@@ -42,10 +42,7 @@ def status(only: str | None, as_json: bool, target: Target) -> None:
 
 
 async def gather(client: Client, only: str | None = None) -> dict[str, Any]:
-    """Return the state of the cluster as a JSON object: verdict, nodes, partitions, moves and waiting streams.
-
-    ``only``: name of the only stream to include. None: all streams. Raises NotFoundError if it does not exist.
-    """
+    """Return the state of the cluster as a JSON object: verdict, nodes, partitions, moves and waiting streams."""
     state = await client.admin.describe_cluster()
     if only is not None:
         state.stream(only)

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, assert_never
+from typing import Any, TypeVar, assert_never
 
 import click
 from rich.console import Console
 
 from liftpy.client import Client, ReadOptions
 from liftpy.client.admin import DEFAULT_REPLICAS, check_min_isr
-from liftpy.client.placement_plans import PlacementOptions, PlacementPlan
+from liftpy.client.placement_plans import PlacementOptions
 from liftpy.client.positions import FromEnd, Position, parse_start
 from liftpy.client.stream_info import StreamInfo
 from liftpy.config import NO_QUOTA, DefaultQuota, StreamConfig
@@ -31,8 +33,16 @@ from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import ConfigError, LiftError, NotFoundError, StaleRequestError, UnavailableError
 from sidecar.cli.completion import STREAM
-from sidecar.cli.help import HelpCommand, HelpGroup
-from sidecar.cli.options import BYTES, NOTHING_DONE, Duration, connection_options, dry_run_option, internal_option, json_option
+from sidecar.cli.help import HelpGroup
+from sidecar.cli.options import (
+    BYTES,
+    NOTHING_DONE,
+    connection_options,
+    dry_run_option,
+    internal_option,
+    json_option,
+    timeout_option,
+)
 from sidecar.cli.output import count_of, table
 from sidecar.cli.reassignment import follow, move_timeout_option, same_stream, wait_option
 from sidecar.cli.session import with_client
@@ -48,17 +58,27 @@ from sidecar.cli.stream_settings import (
 )
 from sidecar.runtime.settings import Target
 
-# ``liftpy stream purge``: delete the records of subjects or keys.
-#
-# ``liftpy stream delete-records``: give up the oldest records of a stream.
-
-
 _LOOK_EVERY_S = 0.5
 _COUNT_S = 10.0
 """Time to count the records that would be deleted, over all partitions, in seconds."""
+F = TypeVar("F", bound=Callable[..., Any])
+_yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation. The records are deleted permanently.")
 
 
-@click.command(cls=HelpCommand, example="liftpy stream purge orders --subject shop.orders.test --dry-run")
+def _delete_options(function: F) -> F:
+    """Add the options --partition, --dry-run and --yes to a command that deletes records."""
+    text = "Print how many records would be deleted, and change nothing."
+    dry_run = click.option("--dry-run", is_flag=True, help=text)
+    text = "Delete only from this partition. Required for an offset if the stream has several partitions."
+    return click.option("--partition", type=click.IntRange(0), help=text)(dry_run(_yes_option(function)))
+
+
+@click.group(cls=HelpGroup, example="liftpy stream create orders --subject 'shop.orders.*' --replicas 3")
+def stream() -> None:
+    """Create, list, show, change, pause and delete streams."""
+
+
+@stream.command(example="liftpy stream purge orders --subject shop.orders.test --dry-run")
 @click.argument("name", type=STREAM)
 @click.option(
     "--subject",
@@ -78,23 +98,9 @@ _COUNT_S = 10.0
     metavar="WHERE",
     help="Delete only records below this OFFSET, or before a time such as 2026-01-31T12:00:00 or -10m.",
 )
-@click.option(
-    "--partition",
-    type=click.IntRange(0),
-    help="Delete only from this partition. Required for an offset if the stream has several partitions.",
-)
-@click.option("--dry-run", is_flag=True, help="Print how many records would be deleted, and change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation. The records are deleted permanently.")
+@_delete_options
 @click.option("--wait/--no-wait", default=False, show_default=True, help="Wait until every replica has deleted the records.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(),
-    default="5m",
-    show_default=True,
-    metavar="DURATION",
-    help="Maximum time for --wait.",
-)
+@timeout_option("5m", "Maximum time for --wait.", low=0, high=math.inf)
 @json_option
 @connection_options
 @internal_option
@@ -113,43 +119,31 @@ def purge(
         )
     where = _where(before)
 
-    async def plan(client: Client) -> list[_PurgeCount]:
-        image = await client.stream(name)
-        numbers = [p.partition for p in image.partitions] if partition is None else [partition]
-        if isinstance(where, int) and len(numbers) > 1:
-            raise ConfigError(
-                f"Stream {name} has {len(numbers)} partitions, and an offset belongs to one partition. Set --partition."
-            )
+    async def plan(client: Client) -> list[_Deletion]:
+        image, numbers = await _deleted_from(client, name, partition, where)
         until = time.monotonic() + _COUNT_S
         return [
             await _count_purged_records(client, name, image.uid, number, subjects, keys, where, until) for number in numbers
         ]
 
-    async def carry_out(client: Client, found: list[_PurgeCount]) -> None:
-        for one in found:  # what was shown, whatever was published since
+    async def carry_out(client: Client, found: list[_Deletion]) -> None:
+        for one in found:  # the shown records only, not those published since
             await client.admin.purge(name, one.partition, subjects=subjects, keys=keys, before=one.end_offset, uid=one.uid)
         if wait:
             await _wait_for_purges(client, name, {one.partition for one in found}, timeout_s, quiet=as_json)
 
-    async def at_once(client: Client) -> list[_PurgeCount]:
-        found = await plan(client)
-        await carry_out(client, found)
-        return found
-
-    if yes and not dry_run:
-        purged = with_client(target, at_once)
-    else:
-        purged = with_client(target, plan)
-        if not dry_run:
+    purged = with_client(target, plan)
+    if not dry_run:
+        if not yes:
             for one in purged:
                 click.echo(f"{name}/{one.partition}: {one.words} below offset {one.end_offset} match", err=True)
             click.confirm(f"delete these records of stream {name} permanently?", abort=True, err=True)
-            with_client(target, lambda client: carry_out(client, purged))
+        with_client(target, lambda client: carry_out(client, purged))
     if as_json:
         found = [
             {
                 "partition": one.partition, "end_offset": one.end_offset, "records": one.records, "of_records": one.of_records,
-                "at_least": one.at_least,
+                "at_least": bool(one.bound),
             }
             for one in purged
         ]  # fmt: skip
@@ -161,25 +155,41 @@ def purge(
 
 
 @dataclass(frozen=True, slots=True)
-class _PurgeCount:
-    """Number of records that a purge deletes in one partition. ``at_least``: True if counting took too long, and there may be more."""
+class _Deletion:
+    """Number of records of one partition below ``end_offset`` that a command deletes.
+
+    ``bound``: ``at least `` if counting took too long, ``at most `` if the log may have gaps, '' for an exact number.
+    """
 
     uid: str
     partition: int
     end_offset: int
     records: int
     of_records: int
-    at_least: bool
+    bound: str
 
     @property
     def words(self) -> str:
-        return f"{'at least ' if self.at_least else ''}{self.records} of {self.of_records} records"
+        return f"{self.bound}{self.records} of {self.of_records} records"
+
+
+async def _deleted_from(
+    client: Client, name: str, partition: int | None, where: int | datetime | FromEnd | None
+) -> tuple[StreamInfo, list[int]]:
+    """Return the stream, and the numbers of the partitions from which a command deletes the records before ``where``."""
+    image = await client.stream(name)
+    numbers = [p.partition for p in image.partitions] if partition is None else [partition]
+    if isinstance(where, int) and len(numbers) > 1:
+        raise ConfigError(
+            f"Stream {name} has {len(numbers)} partitions, and an offset belongs to one partition. Set --partition."
+        )
+    return image, numbers
 
 
 async def _count_purged_records(
     client: Client, name: str, uid: str, number: int, subjects: tuple[str, ...], keys: tuple[bytes, ...],
     before: int | datetime | None, until: float,
-) -> _PurgeCount:  # fmt: skip
+) -> _Deletion:  # fmt: skip
     """Count the records of partition ``number`` that a purge would delete. Nothing is deleted.
 
     ``before``: offset or time below which records are deleted, None: all committed ones. ``until``: monotonic time at which the
@@ -187,7 +197,7 @@ async def _count_purged_records(
     """
     end = await client.admin.purge(name, number, subjects=subjects, keys=keys, before=before, dry_run=True, uid=uid)
     bounds = await client.bounds(name, number)
-    records, at_least = 0, False
+    records, bound = 0, ""
     if end > bounds.log_start_offset:
         consumer = client.consume(name, number, until=end - 1, subjects=subjects, keys=keys)
         try:
@@ -195,8 +205,8 @@ async def _count_purged_records(
                 async for piece in consumer.batches():
                     records += piece.record_count
         except TimeoutError:
-            at_least = True
-    return _PurgeCount(uid, number, end, records, bounds.end_offset - bounds.log_start_offset, at_least)
+            bound = "at least "
+    return _Deletion(uid, number, end, records, bounds.end_offset - bounds.log_start_offset, bound)
 
 
 def _where(before: str | None) -> int | datetime | None:
@@ -209,10 +219,7 @@ def _where(before: str | None) -> int | datetime | None:
 
 
 async def _wait_for_purges(client: Client, name: str, numbers: set[int], timeout_s: float, *, quiet: bool) -> None:
-    """Wait until no purge of the partitions ``numbers`` is in progress, and print the nodes that it waits for.
-
-    ``quiet``: True to print nothing. Raises UnavailableError after ``timeout_s`` seconds.
-    """
+    """Wait until no purge of the partitions ``numbers`` is in progress, and print the nodes that it waits for."""
     until, printed = time.monotonic() + timeout_s, ""
     while True:
         partitions = [p for p in (await client.stream(name)).partitions if p.partition in numbers and p.state.purges]
@@ -230,26 +237,7 @@ async def _wait_for_purges(client: Client, name: str, numbers: set[int], timeout
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
-@dataclass(frozen=True, slots=True)
-class Deletion:
-    """Number of records of one partition that a deletion below the offset ``first`` removes.
-
-    ``at_most``: True if the log may have gaps. The counts are then numbers of offsets.
-    """
-
-    uid: str
-    partition: int
-    first: int
-    records: int
-    of_records: int
-    at_most: bool
-
-    @property
-    def words(self) -> str:
-        return f"{'at most ' if self.at_most else ''}{self.records} of {self.of_records} records"
-
-
-@click.command(name="delete-records", cls=HelpCommand, example="liftpy stream delete-records orders --before -24h --dry-run")
+@stream.command(name="delete-records", example="liftpy stream delete-records orders --before -24h --dry-run")
 @click.argument("name", type=STREAM)
 @click.option(
     "--before",
@@ -260,13 +248,7 @@ class Deletion:
         "1000 offsets. A time is 2026-01-31T12:00:00 or -10m. new deletes all committed records."
     ),
 )
-@click.option(
-    "--partition",
-    type=click.IntRange(0),
-    help="Delete only from this partition. Required for an offset if the stream has several partitions.",
-)
-@click.option("--dry-run", is_flag=True, help="Print how many records would be deleted, and change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation. The records are deleted permanently.")
+@_delete_options
 @json_option
 @connection_options
 @internal_option
@@ -279,50 +261,36 @@ def delete_records(
     """
     where = deletion_point_of(before)
 
-    async def plan(client: Client) -> list[Deletion]:
-        image = await client.stream(name)
-        numbers = [p.partition for p in image.partitions] if partition is None else [partition]
-        if isinstance(where, int) and len(numbers) > 1:
-            raise ConfigError(
-                f"Stream {name} has {len(numbers)} partitions, and an offset belongs to one partition. Set --partition."
-            )
+    async def plan(client: Client) -> list[_Deletion]:
+        image, numbers = await _deleted_from(client, name, partition, where)
         return [await _deletion(client, name, image.uid, number, where) for number in numbers]
 
-    async def carry_out(client: Client, deletions: list[Deletion]) -> None:
-        for one in deletions:  # what was shown, whatever was published since
-            await client.admin.truncate_before(name, one.partition, one.first, uid=one.uid)
+    async def carry_out(client: Client, deletions: list[_Deletion]) -> None:
+        for one in deletions:  # the shown records only, not those published since
+            await client.admin.truncate_before(name, one.partition, one.end_offset, uid=one.uid)
 
-    if dry_run or not yes:
-        deletions = with_client(target, plan)
-        if not dry_run:
+    def shown(one: _Deletion, begins: str, deleted: str) -> str:
+        return f"{name}/{one.partition} {begins} with the batch of offset {one.end_offset}: {one.words} {deleted}"
+
+    deletions = with_client(target, plan)
+    if not dry_run:
+        if not yes:
             for one in deletions:
-                click.echo(
-                    f"{name}/{one.partition} would begin with the batch of offset {one.first}: {one.words} would be deleted",
-                    err=True,
-                )
+                click.echo(shown(one, "would begin", "would be deleted"), err=True)
             click.confirm(f"delete {_sum(deletions)} of stream {name} permanently?", abort=True, err=True)
-            with_client(target, lambda client: carry_out(client, deletions))
-    else:
-
-        async def at_once(client: Client) -> list[Deletion]:
-            found = await plan(client)
-            await carry_out(client, found)
-            return found
-
-        deletions = with_client(target, at_once)
+        with_client(target, lambda client: carry_out(client, deletions))
     if as_json:
         rows = [
             {
-                "partition": one.partition, "offset": one.first, "records": one.records, "of_records": one.of_records,
-                "at_most": one.at_most,
+                "partition": one.partition, "offset": one.end_offset, "records": one.records, "of_records": one.of_records,
+                "at_most": bool(one.bound),
             }
             for one in deletions
         ]  # fmt: skip
         click.echo(json.dumps({"stream": name, "dry_run": dry_run, "begins": rows}))
         return
     for one in deletions:
-        begins, deleted = ("would begin", "would be deleted") if dry_run else ("begins", "are deleted")
-        click.echo(f"{name}/{one.partition} {begins} with the batch of offset {one.first}: {one.words} {deleted}")
+        click.echo(shown(one, "would begin", "would be deleted") if dry_run else shown(one, "begins", "are deleted"))
 
 
 def deletion_point_of(text: str) -> int | datetime | FromEnd | None:
@@ -344,11 +312,8 @@ def deletion_point_of(text: str) -> int | datetime | FromEnd | None:
     )
 
 
-async def _deletion(client: Client, name: str, uid: str, number: int, where: int | datetime | FromEnd | None) -> Deletion:
-    """Return what a deletion of the records before ``where`` would remove from partition ``number``. Nothing is deleted.
-
-    ``where`` None: the end of the committed records.
-    """
+async def _deletion(client: Client, name: str, uid: str, number: int, where: int | datetime | FromEnd | None) -> _Deletion:
+    """Return what a deletion of the records before ``where`` would remove from partition ``number``. Nothing is deleted."""
     bounds = await client.bounds(name, number)
     if bounds.uid != uid:
         raise NotFoundError(
@@ -365,17 +330,16 @@ async def _deletion(client: Client, name: str, uid: str, number: int, where: int
             assert_never(where)
     first = await client.admin.truncate_before(name, number, wanted, dry_run=True, uid=uid)
     begin, end = bounds.log_start_offset, max(bounds.end_offset, first)
-    return Deletion(uid, number, first, max(first - begin, 0), end - begin, bounds.compacted)
+    bound = "at most " if bounds.compacted else ""
+    return _Deletion(uid, number, first, max(first - begin, 0), end - begin, bound)
 
 
-def _sum(deletions: list[Deletion]) -> str:
-    whole = Deletion(
-        "", 0, 0, sum(one.records for one in deletions), sum(one.of_records for one in deletions), any(one.at_most for one in deletions)
-    )  # fmt: skip
-    return whole.words
+def _sum(deletions: list[_Deletion]) -> str:
+    records, of_records = sum(one.records for one in deletions), sum(one.of_records for one in deletions)
+    return _Deletion("", 0, 0, records, of_records, max(one.bound for one in deletions)).words
 
 
-@click.command(cls=HelpCommand, example="liftpy stream alter orders --retention-age 7d --dry-run")
+@stream.command(example="liftpy stream alter orders --retention-age 7d --dry-run")
 @click.argument("name", type=STREAM)
 @click.option("--replicas", "factor", type=click.IntRange(1, 32), help="Number of replicas of each partition.")
 @alterable_options
@@ -478,7 +442,7 @@ _PARTITIONS = click.option(
 )
 
 
-@click.command(cls=HelpCommand, example="liftpy stream pause orders --resume-on-publish")
+@stream.command(example="liftpy stream pause orders --resume-on-publish")
 @click.argument("name", type=STREAM)
 @_PARTITIONS
 @click.option("--resume-on-publish", is_flag=True, help="Resume a partition at the next publish to it. That publish is stored.")
@@ -498,16 +462,12 @@ def pause(
     Publishes with a reply subject are rejected with PAUSED. Publishes without one are dropped and counted. Earlier publishes are
     still committed and acknowledged. Consumers can still read.
     """
-
-    async def work(client: Client) -> StreamInfo:
-        return await client.admin.pause(
-            name, partitions or None, resume_on_publish=resume_on_publish or resume_all, resume_all=resume_all
-        )
-
-    _pause_show(with_client(target, work), partitions, as_json)
+    resumes: dict[str, Any] = {"resume_on_publish": resume_on_publish or resume_all, "resume_all": resume_all}
+    paused = with_client(target, lambda client: client.admin.pause(name, partitions or None, **resumes))
+    _pause_show(paused, partitions, as_json)
 
 
-@click.command(cls=HelpCommand, example="liftpy stream resume orders")
+@stream.command(example="liftpy stream resume orders")
 @click.argument("name", type=STREAM)
 @_PARTITIONS
 @json_option
@@ -533,31 +493,17 @@ _PATIENCE_S = 2.0
 """Time to wait for a leader's record count, in seconds."""
 
 
-@click.group(cls=HelpGroup, example="liftpy stream create orders --subject 'shop.orders.*' --replicas 3")
-def stream() -> None:
-    """Create, list, show, change, pause and delete streams."""
-
-
-stream.add_command(alter)
-stream.add_command(pause)
-stream.add_command(resume)
-stream.add_command(delete_records)
-stream.add_command(purge)
-
-
 @stream.command(example="liftpy stream create orders --subject 'shop.orders.*' --replicas 3 --retention-age 7d")
 @click.argument("name")
 @click.option("--subject", required=True, help="NATS subject to store. Applications continue to publish on it.")
 @click.option(
     "--partitions",
     type=click.IntRange(1, 10_000),
-    default=None,
     help="Number of partitions. With several, partition N stores SUBJECT.N.  [default: 1]",
 )
 @click.option(
     "--replicas",
     type=click.IntRange(1, 32),
-    default=None,
     help="Number of replicas of each partition.  [default: 3, or fewer if the cluster has fewer nodes]",
 )
 @setting_options
@@ -581,11 +527,20 @@ def create(
         raise click.UsageError(
             f"--partitions is {partitions}, but the --assignment has {len(placement.assignment)} partitions. Make them equal."
         )
-    wanted = _CreateArguments(subject, partitions or 1, replicas or 0, config, placement)
+    wanted: dict[str, Any] = {
+        "subject": subject, "partitions": partitions or 1, "replicas": replicas or 0, "config": config, "placement": placement,
+    }  # fmt: skip
     if dry_run:
-        show_plan(with_client(target, lambda client: wanted.plan(client, name)), name, as_json)
+        show_plan(with_client(target, lambda client: client.admin.plan_stream(name, **wanted)), name, as_json)
         return
-    made, why = with_client(target, lambda client: wanted.create(client, name))
+
+    async def work(client: Client) -> tuple[StreamInfo, str]:
+        made = await client.create_stream(name, **wanted, ready_s=0)
+        if made.waiting:
+            return made, why_it_waits((await client.admin.describe_cluster()).image, made.image)
+        return await client.admin.until_ready(made), ""
+
+    made, why = with_client(target, work)
     if as_json:
         click.echo(json.dumps(stream_json(made)))
         return
@@ -603,42 +558,9 @@ def create(
         click.echo(f"note: --min-isr {config.min_isr} counts as {count}: a partition has {count_of(count, 'replica')}")
 
 
-@dataclass(frozen=True, slots=True)
-class _CreateArguments:
-    """Arguments of ``liftpy stream create``, without the name of the stream."""
-
-    subject: str
-    partitions: int
-    replicas: int
-    config: StreamConfig
-    placement: PlacementOptions
-
-    async def plan(self, client: Client, name: str) -> PlacementPlan:
-        return await client.admin.plan_stream(name, **self._words())
-
-    async def create(self, client: Client, name: str) -> tuple[StreamInfo, str]:
-        """Create the stream ``name`` and wait for its leaders.
-
-        Return the stream, and the reason why it waits for more nodes. '': it does not wait.
-        """
-        made = await client.create_stream(name, **self._words(), ready_s=0)
-        if made.waiting:
-            return made, why_it_waits((await client.admin.describe_cluster()).image, made.image)
-        return await client.admin.until_ready(made), ""
-
-    def _words(self) -> dict[str, Any]:
-        return {
-            "subject": self.subject,
-            "partitions": self.partitions,
-            "replicas": self.replicas,
-            "config": self.config,
-            "placement": self.placement,
-        }
-
-
 @stream.command(name="add-partitions", example="liftpy stream add-partitions orders --partitions 6")
 @click.argument("name", type=STREAM)
-@click.option("--partitions", "total", type=click.IntRange(2, 10_000), default=None, help="New number of partitions.")
+@click.option("--partitions", "total", type=click.IntRange(2, 10_000), help="New number of partitions.")
 @placement_options
 @json_option
 @connection_options
@@ -724,7 +646,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
 @stream.command(example="liftpy stream delete orders --dry-run")
 @click.argument("name", type=STREAM)
 @click.option("--dry-run", is_flag=True, help="Print what would be deleted, and change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation. The records are deleted permanently.")
+@_yes_option
 @json_option
 @connection_options
 @internal_option
@@ -736,7 +658,7 @@ def delete(name: str, dry_run: bool, yes: bool, as_json: bool, target: Target) -
         return found, await _records_of(client, found)
 
     async def carry_out(client: Client, uid: str) -> None:
-        await client.admin.delete_stream(name, uid)  # the stream that was confirmed, not one made since under its name
+        await client.admin.delete_stream(name, uid)  # the confirmed stream, not a new one with its name
 
     found, records = with_client(target, look)
     what = f"{'all' if records is None else f'its {records}'} records in {count_of(len(found.partitions), 'partition')}"

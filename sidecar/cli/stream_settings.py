@@ -139,10 +139,7 @@ def settings_as_json(config: StreamConfig, replica_count: int) -> dict[str, Any]
 
 
 def settings_to_show(config: StreamConfig, replica_count: int) -> dict[str, Any]:
-    """Return the settings that people should see: those without default values, and always ack, min_isr, flush and commit.
-
-    ``replica_count``: number of replicas that defaults depend on.
-    """
+    """Return the settings that people should see: those without default values, and always ack, min_isr, flush and commit."""
     every, ordinary = settings_as_json(config, replica_count), settings_as_json(_DEFAULT, replica_count)
     always = ("ack_policy", "min_isr", "flush", "commit_policy")
     return {key: value for key, value in every.items() if key in always or value != ordinary[key]}
@@ -179,7 +176,6 @@ def _option(setting: Setting, *, altered: bool = False) -> Callable[[Any], Any]:
 
 
 def _unit(field: str) -> type[Duration] | type[Size] | None:
-    """Return the option type for a field whose value has a unit. None: the field has no unit."""
     if field.endswith(("_bytes", "_bytes_per_s")):
         return Size
     return Duration if field.endswith("_s") and not field.endswith("_per_s") else None
@@ -236,16 +232,11 @@ def placement_options(function: F) -> F:
         click.option(
             "--assignment",
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            default=None,
             metavar="FILE",
             help='JSON file with a manual assignment, preferred leader first: [{"id": 0, "replicas": ["n1", "n2"]}, ...].',
         ),
         click.option(
-            "--placement",
-            "policy",
-            type=click.Choice(list(POLICIES)),
-            default=None,
-            help="Strategy that assigns replicas to nodes.",
+            "--placement", "policy", type=click.Choice(list(POLICIES)), help="Strategy that assigns replicas to nodes."
         ),
     ):
         command = option(command)

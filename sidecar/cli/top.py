@@ -26,11 +26,11 @@ from rich.live import Live
 from rich.text import Text
 
 from liftpy.client import Client
-from liftpy.core.observe.app_rows import groups_question, services_question, shown_groups, shown_services
+from liftpy.core.observe.app_rows import names_question, shown_groups, shown_services
 from liftpy.core.observe.cluster_health import DEGRADED, OK, streams_question
 from liftpy.core.observe.cluster_model import HISTORY, ClusterMonitor, Model, NodeRow
 from liftpy.core.observe.node_summary import NodeSummary
-from liftpy.core.observe.page_model import checked_stream, figure
+from liftpy.core.observe.page_model import checked_streams, figure
 from liftpy.core.observe.verdicts import Reason, reason
 from liftpy.errors import LiftError, UnavailableError
 from sidecar.cli.help import HelpCommand
@@ -115,10 +115,7 @@ def rows_of(model: Model, view: View) -> list[NodeRow]:
 
 
 def render(model: Model, width: int, height: int, view: View, listed: Sequence[Mapping[str, Any]] = ()) -> Group:
-    """Return the screen as exactly ``height`` lines, none wider than ``width`` characters.
-
-    ``listed``: rows of streams, groups or services, if the view shows them.
-    """
+    """Return the screen as exactly ``height`` lines, none wider than ``width`` characters."""
     lines = [_head(model), *_reasons(model, width), *_totals(model, width), Text("")]
     foot = _foot(view)
     room = max(0, height - len(lines) - 1)
@@ -417,13 +414,9 @@ class SummaryPoller:
             return []
         if shows == "streams":
             leader = self.watching.model().metadata_leader
-            found = await self._rows_of(leader if leader in nodes else nodes[0], streams_question())
-            rows = found.get("rows") if isinstance(found, dict) else None
-            return [kept for row in rows or () if (kept := checked_stream(row)) is not None]
-        question, shown = {"groups": (groups_question(), shown_groups), "services": (services_question(), shown_services)}[
-            shows
-        ]
-        told = await asyncio.gather(*(self._rows_of(node, question) for node in nodes))
+            return checked_streams(await self._rows_of(leader if leader in nodes else nodes[0], streams_question()))
+        shown = {"groups": shown_groups, "services": shown_services}[shows]
+        told = await asyncio.gather(*(self._rows_of(node, names_question(shows)) for node in nodes))
         listed: list[dict[str, Any]] = shown(dict(zip(nodes, told, strict=True)))["rows"]
         return listed
 
@@ -462,7 +455,6 @@ def as_object(model: Model) -> dict[str, Any]:
 
 
 async def _live(looking: SummaryPoller, view: View) -> None:
-    """Show the screen and update it once per second, until the user presses q or closes the terminal."""
     changed = asyncio.Event()
 
     def show(live: Live) -> None:

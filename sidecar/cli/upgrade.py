@@ -104,22 +104,17 @@ def _level(function: F) -> F:
     return click.option(
         "--level",
         type=click.IntRange(1),
-        default=None,
         help="Feature level to check or finalize.  [default: the highest level that all nodes support]",
     )(function)
 
 
 def _highest_common_level(levels: FeatureLevels) -> int:
-    """Return the highest feature level that all reachable nodes support, at least the current one."""
     most = [spoken.most for spoken in levels.spoken.values() if spoken is not None]
     return max(min(most, default=levels.level), levels.level)
 
 
 async def _requested_level(client: Client, level: int | None) -> tuple[int, FeatureLevels]:
-    """Return the feature level that the user requests, and the levels of the cluster with obstacles of this level.
-
-    ``level`` None: the highest level that all nodes support.
-    """
+    """Return the feature level that the user requests, and the levels of the cluster with obstacles of this level."""
     levels = await client.admin.feature_levels()
     wanted = _highest_common_level(levels) if level is None else level
     return wanted, await client.admin.feature_levels(wanted)

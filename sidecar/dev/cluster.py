@@ -23,7 +23,7 @@ from typing import Any
 
 from liftpy.errors import ConfigError, UnavailableError
 from sidecar.dev.nats_server import NatsServer, spawn
-from sidecar.runtime.settings import DEFAULT_NAMESPACE, child_environment, nats_environment, quiet_environment
+from sidecar.runtime.settings import DEFAULT_NAMESPACE, child_environment, quiet_environment, settings_environment
 
 MAX_NODES = 16
 MAX_CONTROLLERS = 3
@@ -34,6 +34,22 @@ _LOG_LINES = 400
 
 LineSink = Callable[[str, str], None]
 """Called with (node id, one line of its log)."""
+
+
+def node_command(node_id: str, flags: Mapping[str, object]) -> list[str]:
+    """Return the command line of a node of this version of liftpy. ``flags``: options of ``liftpy sidecar`` without dashes."""
+    command = [sys.executable, "-m", "sidecar", "--json", "--node-id", node_id]
+    for flag, value in flags.items():
+        command += [f"--{flag}", str(value)]
+    return command
+
+
+def node_environment(own: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a node process: ``own``, and that of this process without settings of nodes."""
+    inherited = child_environment()
+    checkout = str(Path(__file__).resolve().parents[2])  # so that the import works from any working directory
+    import_path = os.pathsep.join([checkout, *filter(None, inherited.get("PYTHONPATH", "").split(os.pathsep))])
+    return {**inherited, "PYTHONPATH": import_path, "PYTHONUNBUFFERED": "1", **own}
 
 
 class DevNode:
@@ -252,28 +268,13 @@ class DevCluster:
             )
 
     def _command(self, name: str, controllers: list[str]) -> list[str]:
-        flags = {
-            "--node-id": name,
-            "--data": str(self.data / name),
-            "--namespace": self.namespace,
-            "--controllers": ",".join(controllers),
-            "--status-port": "0",
-        }
-        command = [sys.executable, "-m", "sidecar", "--json"]
-        for flag, value in flags.items():
-            command += [flag, value]
-        return command
+        flags = {"data": self.data / name, "namespace": self.namespace, "controllers": ",".join(controllers), "status-port": 0}
+        return node_command(name, flags)
 
     def _environment(self, name: str, says_if_open: bool) -> dict[str, str]:
-        """Return the environment of a node.
-
-        ``says_if_open``: True if it warns about a NATS server without authorization. Only one node does that.
-        """
-        checkout = str(Path(__file__).resolve().parents[2])  # so that the import works from any working directory
-        import_path = os.pathsep.join([checkout, *filter(None, child_environment().get("PYTHONPATH", "").split(os.pathsep))])
-        nats = nats_environment(self._node_nats_urls.get(name, self.nats_url))
-        ours = {"PYTHONPATH": import_path, "PYTHONUNBUFFERED": "1", **self._settings}
-        return {**child_environment(), **ours, **nats, **({} if says_if_open else quiet_environment())}
+        """Return the environment of a node. ``says_if_open``: whether it warns about a NATS server without authorization."""
+        nats = settings_environment(nats=self._node_nats_urls.get(name, self.nats_url))
+        return node_environment({**self._settings, **nats, **({} if says_if_open else quiet_environment())})
 
     def stop(self) -> None:
         """Stop all nodes cleanly and at the same time, then nats-server, and remove the temporary directory.

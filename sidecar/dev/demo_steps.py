@@ -81,7 +81,6 @@ async def publish_and_watch(client: Client, nats_url: str, flights: range, folde
 
 
 async def _watch(client: Client, publisher: LineProcess, flights: range, nodes: list[str], show: Show) -> float:
-    """Control the pace of the publisher until all records are committed and on every node. Return the duration in seconds."""
     at, count = Positions(sent=flights.start), flights.stop
     counting = start_attended(_count_sent(publisher, at, flights.start))
     started = moved = time.monotonic()
@@ -120,7 +119,6 @@ async def _count_sent(publisher: LineProcess, at: Positions, first: int) -> None
 
 
 async def _update_counts(client: Client, nodes: list[str], at: Positions) -> None:
-    """Update ``at`` with the current numbers of records of the leader and of each node. Old numbers stay without an answer."""
     with contextlib.suppress(UnavailableError):
         bounds = await client.bounds(STREAM)
         at.committed, at.leader = bounds.high_watermark + 1, bounds.leader
@@ -253,10 +251,7 @@ async def lose_the_leader(
 async def _publish(
     connection: NatsConnection, client: Client, stream: str, subject: str, lines: list[bytes], first: int, start: int, end: int
 ) -> int:
-    """Publish the lines for the offsets ``start`` to ``end`` (exclusive) with acks, several at once. Return the next offset.
-
-    ``first``: offset of the first element of ``lines``.
-    """
+    """Publish the lines for the offsets ``start`` to ``end`` (exclusive) with acks, several at once. Return the next offset."""
     position, moved = start, time.monotonic()
     while position < end:
         window = range(position, min(position + _WINDOW, end))
@@ -276,7 +271,6 @@ async def _publish(
 
 
 async def _ask(connection: NatsConnection, subject: str, line: bytes, offset: int) -> bool:
-    """Publish ``line`` as a NATS request. Return True if the ack says that it is stored at ``offset``."""
     try:
         answer = await connection.request(
             subject, line, timeout=_ANSWER_TIMEOUT_S, headers={"Nats-Expected-Last-Sequence": str(offset)}
@@ -287,7 +281,6 @@ async def _ask(connection: NatsConnection, subject: str, line: bytes, offset: in
 
 
 async def _count_committed(client: Client, stream: str) -> int:
-    """Return the number of committed records, including those whose ack was lost. 0: no answer."""
     try:
         return (await client.bounds(stream)).high_watermark + 1
     except UnavailableError:

@@ -131,10 +131,7 @@ class NatsServer:
         return "" if self._folder is None else (self._folder / "log").read_text(errors="replace")
 
     def restart(self, *, max_payload_bytes: int | None = None) -> None:
-        """Kill the server and start it again on the same port, for tests of reconnects.
-
-        ``max_payload_bytes``: new limit of the size of a message. None: unchanged.
-        """
+        """Kill the server and start it again on the same port, for tests of reconnects."""
         self.kill()
         if max_payload_bytes is not None:
             self._max_payload_bytes = max_payload_bytes

@@ -41,6 +41,7 @@ from sidecar.disk.files import (
     encode_checked_json,
     make_folder,
     replace_file,
+    storage_errors,
     sync_folder,
 )
 
@@ -87,7 +88,6 @@ def _identity_in(data: bytes) -> tuple[object, NodeIdentity | None]:
 
 
 def _check(identity: NodeIdentity) -> None:
-    """Check the fields of an identity. Raises ValueError or TypeError if one is invalid."""
     starts = identity.starts
     if not isinstance(starts.folder_id, str):
         raise TypeError("folder_id is not text")
@@ -287,12 +287,8 @@ class DataDirectory:
         Their files may be missing.
         """
         held = self.path / "held"
-        try:
+        with storage_errors("read", held):
             names = os.listdir(held) if held.exists() else []
-        except OSError as error:
-            raise StorageError(
-                f"Cannot read {held}: {error.strerror}. Check the disk and the permissions of the data directory."
-            ) from error
         return frozenset("/".join(name.rsplit(".", 1)) for name in names)
 
     def mark_held(self, name: str) -> None:
@@ -303,28 +299,20 @@ class DataDirectory:
         log, held = self.path / "streams" / name, self.path / "held"
         make_folder(held)
         mark = held / _mark_of(name)
-        try:
+        with storage_errors("write", mark):
             # first the log, because a mark without a log means that the log was lost
             for folder in (log, log.parent, log.parent.parent):
                 sync_folder(folder)
             os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640))
             sync_folder(held)
-        except OSError as error:
-            raise StorageError(
-                f"Cannot write {mark}: {error.strerror}. Check the disk and the permissions of the data directory."
-            ) from error
 
     def unmark_held(self, name: str) -> None:
         """Remove the mark of the log ``name``, which will be deleted or has moved to another node."""
         mark = self.path / "held" / _mark_of(name)
-        try:
+        with storage_errors("remove", mark):
             if mark.exists():
                 mark.unlink()
                 sync_folder(mark.parent)
-        except OSError as error:
-            raise StorageError(
-                f"Cannot remove {mark}: {error.strerror}. Check the disk and the permissions of the data directory."
-            ) from error
 
     def delete_partition(self, key: PartitionKey) -> None:
         """Delete the log of the partition ``key``, which the cluster has deleted or moved [M11].
@@ -333,7 +321,7 @@ class DataDirectory:
         """
         path = self.partition_path(key)
         self.unmark_held(key.folder)
-        try:
+        with storage_errors("remove", path):
             if path.exists():
                 doomed = path.with_name(f"{path.name}.deleted")
                 shutil.rmtree(doomed, ignore_errors=True)
@@ -341,10 +329,6 @@ class DataDirectory:
                 sync_folder(path.parent)
                 shutil.rmtree(doomed)
             self._remove_empty(path.parent)
-        except OSError as error:
-            raise StorageError(
-                f"Cannot remove {path}: {error.strerror}. Check the disk and the permissions of the data directory."
-            ) from error
 
     def delete_unknown(self, name: str) -> tuple[list[str], int]:
         """Remove the directory ``<stream>-<uid>`` of a stream that the cluster does not know [M11].
@@ -360,15 +344,11 @@ class DataDirectory:
         logs = [f"{name}/{child.name}" for child in path.iterdir() if child.name.isascii() and child.name.isdigit()]
         for log in logs:
             self.delete_partition(PartitionKey(stream, uid, int(log.rpartition("/")[2])))
-        try:
+        with storage_errors("remove", path):
             if path.exists():
                 shutil.rmtree(path)
                 sync_folder(path.parent)
             self._folders.note_removed(path)
-        except OSError as error:
-            raise StorageError(
-                f"Cannot remove {path}: {error.strerror}. Check the permissions of the data directory."
-            ) from error
         return logs, size_bytes
 
     def finish_deletions(self) -> None:

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def _storage_errors(what: str, path: Path) -> Iterator[None]:
+def storage_errors(what: str, path: Path) -> Iterator[None]:
     """Context that raises a StorageError instead of an OSError. ``what``: verb for the text, such as ``read``. ``path``: file."""
     try:
         yield
@@ -122,7 +122,7 @@ class DiskFile:
         self.path = path
         self._maps = maps if maps is not None else OpenMaps()
         flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if create else 0)
-        with _storage_errors("open", path):
+        with storage_errors("open", path):
             self._descriptor = self._open(flags)
             found = os.fstat(self._descriptor)
         self._size_bytes = found.st_size
@@ -157,7 +157,7 @@ class DiskFile:
         if self._descriptor >= 0:
             yield self._descriptor
             return
-        with _storage_errors("open", self.path):
+        with storage_errors("open", self.path):
             descriptor = self._open(os.O_RDWR | os.O_CLOEXEC)
         try:
             found = os.fstat(descriptor)
@@ -180,7 +180,7 @@ class DiskFile:
                 rest = memoryview(b"".join(pieces))[written:]
                 written += os.write(self._descriptor, rest)
         except OSError as error:
-            with _storage_errors("undo a write to", self.path):
+            with storage_errors("undo a write to", self.path):
                 os.ftruncate(self._descriptor, self._size_bytes)
             kind = NoSpaceError if error.errno in _FULL else StorageError
             raise kind(
@@ -192,7 +192,7 @@ class DiskFile:
         """Return up to ``size_bytes`` from ``position``. The end of the file may make it fewer."""
         if self._sealed:  # an empty file cannot be mapped
             return memoryview(self._map_file() if self._size_bytes else b"")[position : position + size_bytes]
-        with _storage_errors("read", self.path):
+        with storage_errors("read", self.path):
             return memoryview(os.pread(self._descriptor, min(size_bytes, max(self._size_bytes - position, 0)), position))
 
     def reread(self, position: int, size_bytes: int) -> memoryview:
@@ -201,7 +201,7 @@ class DiskFile:
         The kernel keeps dirty and mapped pages.
         """
         wanted = min(size_bytes, max(self._size_bytes - position, 0))
-        with self._open_descriptor() as descriptor, _storage_errors("read", self.path):
+        with self._open_descriptor() as descriptor, storage_errors("read", self.path):
             uncached = _uncached_pieces(descriptor, position, wanted) if self._sealed else []
             os.posix_fadvise(descriptor, position, wanted, os.POSIX_FADV_DONTNEED)
             found = memoryview(os.pread(descriptor, wanted, position))
@@ -213,7 +213,7 @@ class DiskFile:
     def _map_file(self) -> mmap.mmap:
         found = self._map
         if found is None:
-            with self._open_descriptor() as descriptor, _storage_errors("map", self.path):
+            with self._open_descriptor() as descriptor, storage_errors("map", self.path):
                 found = self._with_room(lambda: mmap.mmap(descriptor, self._size_bytes, access=mmap.ACCESS_READ))
             self._map = found
             self._maps.note_use(self, opened=True)
@@ -226,14 +226,14 @@ class DiskFile:
         return found
 
     def sync(self) -> None:
-        with self._open_descriptor() as descriptor, _storage_errors("flush", self.path):
+        with self._open_descriptor() as descriptor, storage_errors("flush", self.path):
             os.fdatasync(descriptor)
 
     def truncate(self, size_bytes: int) -> None:
         """Truncate the file durably. A file that may be mapped is replaced by a copy, so that views of it stay valid."""
         if self._sealed:
             self._become_copy(size_bytes)
-        with _storage_errors("truncate", self.path):
+        with storage_errors("truncate", self.path):
             os.ftruncate(self._descriptor, size_bytes)
             os.fsync(self._descriptor)
         self._size_bytes = size_bytes
@@ -243,7 +243,7 @@ class DiskFile:
 
         This is needed after a failed flush, because the kernel may then treat unflushed pages as clean.
         """
-        with _storage_errors("rewrite", self.path):
+        with storage_errors("rewrite", self.path):
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)  # with O_APPEND, pwrite appends
             try:
                 while position < self._size_bytes:
@@ -262,7 +262,7 @@ class DiskFile:
             for position in range(0, size_bytes, _COPY_BYTES):
                 copy.append([self.read(position, min(_COPY_BYTES, size_bytes - position))])
             copy.sync()
-            with _storage_errors("replace", self.path):
+            with storage_errors("replace", self.path):
                 os.rename(copy.path, self.path)
                 sync_folder(self.path.parent)
         except StorageError:
@@ -305,7 +305,7 @@ def make_folder(folder: Path) -> None:
 
     The names of existing directories are flushed too, because the process that created them may have died before its flush.
     """
-    with _storage_errors("create", folder):
+    with storage_errors("create", folder):
         missing = [p for p in (folder, *folder.parents) if not p.exists()]
         for made in reversed(missing):  # one by one, because mkdir with parents=True ignores the mode for the parents
             made.mkdir(exist_ok=True, mode=0o750)
@@ -327,7 +327,7 @@ def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
     unchanged.
     """
     temporary = path.with_name(path.name + ".tmp")
-    with _storage_errors("write", path):
+    with storage_errors("write", path):
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
         try:
             crc = size_bytes = 0
@@ -350,7 +350,6 @@ def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
 
 
 def _read_back(descriptor: int) -> tuple[int, int]:
-    """Return the size in bytes and the CRC-32C of the content of an open file."""
     crc = size_bytes = 0
     while piece := os.pread(descriptor, _COPY_BYTES, size_bytes):
         crc, size_bytes = crc32c.crc32c(piece, crc), size_bytes + len(piece)
@@ -383,7 +382,7 @@ class DirectoryCreator:
     def make(self, folder: Path) -> None:
         """Create the directory ``folder`` with its parents if needed, and make its name durable [S12]. Raises StorageError."""
         above = folder.parent
-        with _storage_errors("create", folder):
+        with storage_errors("create", folder):
             made = self._mkdir(folder)
             if not made and above in self._flushed:
                 return
@@ -430,7 +429,7 @@ class DirectoryStorage:
             folders.make(folder)
 
     def names(self) -> list[str]:
-        with _storage_errors("list", self.folder):
+        with storage_errors("list", self.folder):
             return sorted(os.listdir(self.folder))
 
     def open(self, name: str) -> DiskFile:
@@ -443,7 +442,7 @@ class DirectoryStorage:
     def load(self, name: str) -> bytes | None:
         """Return the content of the small file ``name``. None: it does not exist."""
         path = self.folder / name
-        with _storage_errors("read", path):
+        with storage_errors("read", path):
             try:
                 # a start reads thousands of small files, so there is no buffer for each
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -466,20 +465,20 @@ class DirectoryStorage:
     def rename(self, old: str, new: str) -> None:
         """Rename the file ``old`` to ``new``. The new name is durable after ``sync_folder``."""
         self._changes += 1
-        with _storage_errors("rename", self.folder / old):
+        with storage_errors("rename", self.folder / old):
             os.rename(self.folder / old, self.folder / new)
 
     def remove(self, name: str) -> None:
         """Remove the file ``name`` if it exists. The removal is durable after ``sync_folder``."""
         self._changes += 1
-        with _storage_errors("remove", self.folder / name):
+        with storage_errors("remove", self.folder / name):
             (self.folder / name).unlink(missing_ok=True)
 
     def sync_folder(self) -> None:
         """Flush the directory if it changed since the last flush."""
         changes = self._changes
         if changes != self._flushed_changes:
-            with _storage_errors("flush", self.folder):
+            with storage_errors("flush", self.folder):
                 sync_folder(self.folder)
             self._flushed_changes = max(self._flushed_changes, changes)
 

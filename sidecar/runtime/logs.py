@@ -229,10 +229,7 @@ class Suppression(logging.Filter):
         return 0 if bucket is None else bucket.seen_ns
 
     def write_counts(self, *, all_of_it: bool = False) -> None:
-        """Write a line with the number of suppressed lines, for each event and partition whose last line is older than a second.
-
-        ``all_of_it``: True to write all numbers now, because the process ends.
-        """
+        """Write a line with the number of suppressed lines, for each event and partition whose last line is older than a second."""
         if not self._suppressed:
             return
         last_ns = self._clock() - _LATER_NS
@@ -293,10 +290,7 @@ class NodeLogs:
         self._until: Any = None
 
     def configure(self, level: str, form: str, node_id: str, stream: TextIO | None = None) -> None:
-        """Write the log of this process to ``stream`` (default: the standard error).
-
-        ``level``: lowest level of lines. ``form``: text or json. ``node_id``: field of each JSON line.
-        """
+        """Write the log of this process to ``stream`` (default: the standard error)."""
         self.facts, self._level = {"node": node_id}, level
         handler = self._handler = logging.StreamHandler(stream or sys.stderr)
         handler.setFormatter(self._formatter(form))

@@ -18,10 +18,7 @@ _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 
 def memory_bytes(limits: tuple[Path, ...] = _LIMITS) -> int:
-    """Return the memory limit of this process, in bytes: the smallest of the machine's memory and the limits in ``limits``.
-
-    ``limits``: files of the control group that contain a limit.
-    """
+    """Return the memory limit of this process, in bytes: the smallest of the machine's memory and the limits in ``limits``."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in limits:
         try:

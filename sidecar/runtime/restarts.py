@@ -53,10 +53,7 @@ def momentary(error: BaseException | None) -> bool:
 
 
 def count_restart(before: int, ran_s: float) -> int:
-    """Return the number of consecutive restarts, including this one.
-
-    ``before``: number before this restart. ``ran_s``: uptime of the process in seconds.
-    """
+    """Return the number of consecutive restarts, including this one."""
     return 1 if ran_s >= _CALM_S else before + 1
 
 

@@ -3,35 +3,13 @@
 A flag wins over the environment (``LIFTPY_*``), the environment over the file, the file over the default. All settings are checked
 before the node starts. An error names the setting and its source. No other module reads the environment.
 
-The file::
+The file has the fields of ``NodeSettings``, and sections for ``Credentials`` and ``ReplicationConfig``::
 
-    node_id = "n1"                          # LIFTPY_NODE_ID, --node-id; name of this node
-    data = "/var/lib/liftpy"                # LIFTPY_DATA, --data; data directory
-    nats = ["nats://a:4222"]                # LIFTPY_NATS, --nats (comma separated); servers of one NATS cluster
-    namespace = "liftpy"                    # LIFTPY_NAMESPACE, --namespace; the same on all nodes
-    controllers = ["n1", "n2", "n3"]        # LIFTPY_CONTROLLERS; nodes that form the metadata group
-    rack = ""                               # LIFTPY_RACK, --rack; rack of this node, for placement
-    weight = 1.0                            # LIFTPY_WEIGHT, --weight; share of replicas of this node
-    status_port = 0                         # LIFTPY_STATUS_PORT; status page on loopback, 0: any free port, -1: off
-    probe_listen = ""                       # LIFTPY_PROBE_LISTEN; HOST:PORT for probes and metrics
-    dashboard_hostnames = []                         # LIFTPY_DASHBOARD_HOSTNAMES; more host names for the status page
-    scrub_bytes_per_s = 1048576             # LIFTPY_SCRUB_BYTES_PER_S; rate of checking the logs, 0: never
-    inbox_prefixes = ["_INBOX*."]           # LIFTPY_INBOX_PREFIXES; prefixes of reply subjects that are answered
-    jetstream_api = ""                      # LIFTPY_JETSTREAM_API, --jetstream-api; domain of the JetStream read API
-    run_group_coordinators = true                      # LIFTPY_RUN_GROUP_COORDINATORS; run coordinators of groups and queues
-    local_file_reads = false                     # LIFTPY_LOCAL_FILE_READS; let readers on this host open segment files
-    elections = true                        # LIFTPY_ELECTIONS; elect new leaders
-    bootstrap_majority = false              # --bootstrap-majority; first start without some controllers
-    metrics_streams = []                    # LIFTPY_METRICS_STREAMS; streams with metrics of their own
-    workers = 1                             # LIFTPY_WORKERS, --workers; processes of this node
-    memory_limit_bytes = 0                  # LIFTPY_MEMORY_LIMIT_BYTES; for publishes in progress, 0: 25 % of the memory
-    log_format = "text"                     # LIFTPY_LOG_FORMAT, --log-format; text or json
-    trace = "off"                           # LIFTPY_TRACE; off or otlp
-    trace_endpoint = ""                     # LIFTPY_TRACE_ENDPOINT; URL of an OpenTelemetry collector
-    log_level = "info"                      # LIFTPY_LOG_LEVEL, --log-level; debug, info, warning or error
-    [credentials]                           # LIFTPY_CREDS_FILE, LIFTPY_USER, LIFTPY_PASSWORD, LIFTPY_TLS_CA_FILE...
+    node_id = "n1"                          # LIFTPY_NODE_ID, --node-id
+    nats = ["nats://a:4222"]                # LIFTPY_NATS, --nats (comma separated)
+    [credentials]                           # LIFTPY_CREDS_FILE, LIFTPY_USER, LIFTPY_PASSWORD...
     creds_file = "/etc/liftpy/node.creds"
-    [replication]                           # LIFTPY_REPLICATION_<NAME>; fields of liftpy.config.ReplicationConfig
+    [replication]                           # LIFTPY_REPLICATION_<NAME>
     max_lag_time_s = 5.0
 
 Settings by dotted names, one row each: ``rack``, ``credentials.creds_file``, ``replication.session_s``. No row has a secret.
@@ -67,7 +45,8 @@ from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.urls import check_urls, without_secrets
 from liftpy.renamed import SETTINGS, accept_old_keywords
-from sidecar.runtime.contexts import Contexts
+from sidecar.runtime.contexts import SECRETS, Contexts
+from sidecar.runtime.logs import LEVELS
 
 if TYPE_CHECKING:
     from liftpy.core.metadata.image import ClusterImage
@@ -95,8 +74,21 @@ _KUBERNETES = re.compile(r"LIFTPY_(\w*_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(
 _CLOSE = 0.7
 """Minimum similarity of two names for a suggestion, from 0 to 1."""
 _OF_HOSTS = frozenset(string.ascii_letters + string.digits + ".-:")
-_SECTIONS = ("credentials", "replication")
-_LOG_LEVELS = ("debug", "info", "warning", "error")
+SECTIONS = {"credentials": Credentials, "replication": ReplicationConfig}
+
+
+_RANGES = {
+    "scrub_bytes_per_s": (0, 1 << 34, "Choose a value in this range."),
+    "workers": (1, MOST_WORKERS, "Use at most one for each core."),
+    "weight": (0, 1000, "Choose a value in this range."),
+}
+"""Setting -> (minimum, maximum, advice in the error)."""
+_CHOICES = {
+    "log_level": (LEVELS, f"one of {', '.join(LEVELS)}"),
+    "log_format": (("text", "json"), "text or json"),
+    "trace": (("off", "otlp"), "off or otlp"),
+}
+"""Setting -> (allowed values, text about them in the error)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,31 +175,23 @@ class NodeSettings:
             raise ConfigError("The list controllers contains a node twice. Name each node once.")
         if self.rack:
             check_name(self.rack, "rack")
-        if not 0 <= self.scrub_bytes_per_s <= 1 << 34:
-            raise ConfigError(
-                f"scrub_bytes_per_s = {self.scrub_bytes_per_s} is outside 0..{1 << 34}. Choose a value in this range."
-            )
-        if not 1 <= self.workers <= MOST_WORKERS:
-            raise ConfigError(f"workers = {self.workers} is outside 1..{MOST_WORKERS}. Use at most one for each core.")
-        if not 0 <= self.weight <= 1000:
-            raise ConfigError(f"weight = {self.weight} is outside 0..1000. Choose a value in this range.")
+        for name, (low, high, advice) in _RANGES.items():
+            if not low <= (value := getattr(self, name)) <= high:
+                raise ConfigError(f"{name} = {value} is outside {low}..{high}. {advice}")
+        for name, (allowed, text) in _CHOICES.items():
+            if (value := getattr(self, name)) not in allowed:
+                raise ConfigError(f"{name} = {value!r} is invalid. Use {text}.")
         if not STATUS_OFF <= self.status_port <= 65_535:
             raise ConfigError(
                 f"status_port = {self.status_port} is invalid. Use 1 to 65535, 0 for any free port, or -1 to disable it."
             )
         if self.probe_listen:
             address_of(self.probe_listen)
-        if self.log_level not in _LOG_LEVELS:
-            raise ConfigError(f"log_level = {self.log_level!r} is invalid. Use one of {', '.join(_LOG_LEVELS)}.")
         if self.memory_limit_bytes and not LEAST_LIMIT_BYTES <= self.memory_limit_bytes <= 1 << 44:
             raise ConfigError(
                 f"memory_limit_bytes = {self.memory_limit_bytes} is invalid. Use 0 (25 % of the memory) or a value from "
                 f"{LEAST_LIMIT_BYTES} to {1 << 44}."
             )
-        if self.log_format not in ("text", "json"):
-            raise ConfigError(f"log_format = {self.log_format!r} is invalid. Use text or json.")
-        if self.trace not in ("off", "otlp"):
-            raise ConfigError(f"trace = {self.trace!r} is invalid. Use off or otlp.")
         if self.trace_endpoint and not self.trace_endpoint.startswith(("http://", "https://")):
             raise ConfigError("trace_endpoint is not a URL. Use a URL such as http://127.0.0.1:4318/v1/traces.")
         check_inbox_prefixes(self.inbox_prefixes)
@@ -254,19 +238,17 @@ class GivenSettings:
     ``env`` or ``file``) after the last ``load``. Settings that are missing there have their defaults.
     """
 
-    def __init__(
-        self, config_file: Path | None, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, config_file: Path | None, flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> None:
         self._file = config_file
         self._flags = flags
-        self._environment = os.environ if environment is None else environment
+        self._environment = environment
         self.sources: Mapping[str, str] = {}
 
     def load(self) -> NodeSettings:
         """Read and check all settings. Raises ConfigError if one is unknown, missing or invalid."""
         table = _read_file(self._file)
         settings = _load(dict(table), self._flags, self._environment)
-        own = self._sources(table, NodeSettings, _PREFIX, self._flags, skip=_SECTIONS)
+        own = self._sources(table, NodeSettings, _PREFIX, self._flags, skip=SECTIONS)
         credentials = self._sources(table.get("credentials", {}), Credentials, _PREFIX, self._flags)
         replication = self._sources(table.get("replication", {}), ReplicationConfig, _REPLICATION_PREFIX, {})
         self.sources = {
@@ -277,7 +259,7 @@ class GivenSettings:
         return settings
 
     def _sources(
-        self, table: Mapping[str, Any], cls: type[Any], prefix: str, flags: Mapping[str, Any], skip: tuple[str, ...] = ()
+        self, table: Mapping[str, Any], cls: type[Any], prefix: str, flags: Mapping[str, Any], skip: Collection[str] = ()
     ) -> dict[str, str]:
         found = {name: "file" for name in table if name not in skip}
         found |= {f.name: "env" for f in fields(cls) if self._environment.get(prefix + f.name.upper())}
@@ -287,7 +269,7 @@ class GivenSettings:
 def _load(table: dict[str, Any], flags: Mapping[str, Any], environment: Mapping[str, str]) -> NodeSettings:
     credentials = _merge(Credentials, table.pop("credentials", {}), environment, flags, _PREFIX, "[credentials]")
     replication = _merge(ReplicationConfig, table.pop("replication", {}), environment, {}, _REPLICATION_PREFIX, "[replication]")
-    values = _values(NodeSettings, table, environment, flags, _PREFIX, skip=_SECTIONS)
+    values = _values(NodeSettings, table, environment, flags, _PREFIX, skip=SECTIONS)
     missing = [name for name in ("node_id", "data") if not values.get(name)]
     if missing:
         name = missing[0]
@@ -301,7 +283,7 @@ def target_from(
     nats: str | None,
     namespace: str | None,
     flags: Mapping[str, str | None],
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] = os.environ,
     *,
     context: str | None = None,
 ) -> Target:
@@ -314,7 +296,6 @@ def target_from(
         ConfigError: A value is not valid, or the file of contexts cannot be used.
         NotFoundError: There is no such context.
     """
-    environment = os.environ if environment is None else environment
     name, values = context_values(nats, environment, context)
     if values:
         given = {_PREFIX + field_name.upper(): value for field_name, value in values.items()}
@@ -324,38 +305,36 @@ def target_from(
     return Target(_split(urls), space, credentials_from(flags, environment))
 
 
-def credentials_from(flags: Mapping[str, str | None], environment: Mapping[str, str] | None = None) -> Credentials:
+def credentials_from(flags: Mapping[str, str | None], environment: Mapping[str, str] = os.environ) -> Credentials:
     """Return credentials from flags (None: not given) and the environment.
 
     Raises:
         ConfigError: The values exclude each other.
     """
-    environment = os.environ if environment is None else environment
     found = _merge(Credentials, {}, environment, flags, _PREFIX, "credentials")
     assert isinstance(found, Credentials)
     return found
 
 
-def config_home(environment: Mapping[str, str] | None = None) -> Path | None:
+def config_home(environment: Mapping[str, str] = os.environ) -> Path | None:
     """Return the directory for configuration files of the user. None: the environment names no such directory and no home."""
-    environment = os.environ if environment is None else environment
     given, home = environment.get("XDG_CONFIG_HOME", ""), environment.get("HOME", "")
     return Path(given) if os.path.isabs(given) else Path(home) / ".config" if home else None
 
 
-def contexts_file(environment: Mapping[str, str] | None = None) -> Path | None:
+def contexts_file(environment: Mapping[str, str] = os.environ) -> Path | None:
     """Return the path of the user's contexts file. None: the user has no home."""
     home = config_home(environment)
     return None if home is None else home / "liftpy" / "contexts.json"
 
 
-def named_context(environment: Mapping[str, str] | None = None, context: str | None = None) -> str:
+def named_context(environment: Mapping[str, str] = os.environ, context: str | None = None) -> str:
     """Return the context that a flag or the environment names. '': none."""
-    return context or (os.environ if environment is None else environment).get(_PREFIX + "CONTEXT", "")
+    return context or environment.get(_PREFIX + "CONTEXT", "")
 
 
 def context_values(
-    nats: str | None, environment: Mapping[str, str] | None = None, context: str | None = None
+    nats: str | None, environment: Mapping[str, str] = os.environ, context: str | None = None
 ) -> tuple[str, dict[str, str]]:
     """Return (name, values) of the context for a command. ('', {}): the command uses none.
 
@@ -363,7 +342,6 @@ def context_values(
         ConfigError: The file of contexts cannot be used.
         NotFoundError: There is no such context.
     """
-    environment = os.environ if environment is None else environment
     named, path = named_context(environment, context), contexts_file(environment)
     if not named and (path is None or nats or environment.get(_PREFIX + "NATS")):
         return "", {}
@@ -382,10 +360,9 @@ def child_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
 
 
-def dev_environment(environment: Mapping[str, str] | None = None) -> tuple[dict[str, str], list[str]]:
+def dev_environment(environment: Mapping[str, str] = os.environ) -> tuple[dict[str, str], list[str]]:
     """Return (the ``LIFTPY_*`` settings for all nodes of `liftpy dev`, the names of the variables that it ignores)."""
-    environment = os.environ if environment is None else environment
-    names = {_PREFIX + f.name.upper() for f in fields(NodeSettings) if f.name not in _SECTIONS}
+    names = {_PREFIX + f.name.upper() for f in fields(NodeSettings) if f.name not in SECTIONS}
     names |= {_REPLICATION_PREFIX + f.name.upper() for f in fields(ReplicationConfig)}
     for prefix in (_PREFIX, _REPLICATION_PREFIX):
         _check_renamed([name.removeprefix(prefix).lower() for name in names], (), environment, prefix)
@@ -394,10 +371,9 @@ def dev_environment(environment: Mapping[str, str] | None = None) -> tuple[dict[
     return {name: value for name, value in given.items() if name not in _NOT_OF_DEV}, unused
 
 
-def unknown_variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+def unknown_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the unknown ``LIFTPY_*`` variables, each with the most similar known name. '': none is similar."""
-    environment = os.environ if environment is None else environment
-    known = {_PREFIX + f.name.upper() for cls in (NodeSettings, Credentials) for f in fields(cls) if f.name not in _SECTIONS}
+    known = {_PREFIX + f.name.upper() for cls in (NodeSettings, Credentials) for f in fields(cls) if f.name not in SECTIONS}
     known |= {_REPLICATION_PREFIX + f.name.upper() for f in fields(ReplicationConfig)}
     known |= {_PREFIX + "CONTEXT", _RESTARTS, _OPEN_NATS_SAID}
     found = {}
@@ -409,22 +385,16 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> dict[str,
     return found
 
 
-def jetstream_environment(domain: str | None) -> dict[str, str]:
-    """Return the environment variables that set ``domain`` as the domain of the JetStream API. None: no variables."""
-    return {} if domain is None else {_PREFIX + "JETSTREAM_API": domain}
-
-
-def supervisor_of(environment: Mapping[str, str] | None = None) -> tuple[str, float]:
+def supervisor_of(environment: Mapping[str, str] = os.environ) -> tuple[str, float]:
     """Return (address of the supervisor's socket, watchdog interval in seconds). ('', 0): there is no supervisor."""
-    environment = os.environ if environment is None else environment
     interval, owner = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", str(os.getpid()))
     mine = interval.isascii() and interval.isdigit() and owner == str(os.getpid())
     return environment.get("NOTIFY_SOCKET", ""), int(interval) / 1e6 if mine else 0.0
 
 
-def was_open_nats_reported(environment: Mapping[str, str] | None = None) -> bool:
+def was_open_nats_reported(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether another process has warned that this NATS server has no authorization."""
-    return bool((os.environ if environment is None else environment).get(_OPEN_NATS_SAID))
+    return bool(environment.get(_OPEN_NATS_SAID))
 
 
 def quiet_environment() -> dict[str, str]:
@@ -438,25 +408,22 @@ def worker_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), **quiet_environment()}
 
 
+def settings_environment(**values: object) -> dict[str, str]:
+    """Return the environment variables that pass settings to a child process, so that the process list shows no secret.
+
+    ``values``: setting -> its value. Empty values are left out.
+    """
+    return {_PREFIX + name.upper(): str(value) for name, value in values.items() if value}
+
+
 def credentials_environment(credentials: Credentials) -> dict[str, str]:
-    """Return the environment variables that pass credentials to a child process, so that the process list does not show them."""
-    values = {f.name: getattr(credentials, f.name) for f in fields(Credentials)}
-    return {_PREFIX + name.upper(): value for name, value in values.items() if value}
+    """Return the environment variables that pass credentials to a child process."""
+    return settings_environment(**{f.name: getattr(credentials, f.name) for f in fields(Credentials)})
 
 
-def workers_environment(workers: int) -> dict[str, str]:
-    """Return the environment variables that set the number of processes of a node to ``workers``."""
-    return {_PREFIX + "WORKERS": str(workers)} if workers > 1 else {}
-
-
-def nats_environment(url: str) -> dict[str, str]:
-    """Return the environment variables that pass the NATS URL to a node. A flag would show a password in the URL."""
-    return {_PREFIX + "NATS": url}
-
-
-def restarts_in_a_row(environment: Mapping[str, str] | None = None) -> int:
+def restarts_in_a_row(environment: Mapping[str, str] = os.environ) -> int:
     """Return the number of consecutive restarts that led to this process. 0: a normal start."""
-    told = (os.environ if environment is None else environment).get(_RESTARTS, "")
+    told = environment.get(_RESTARTS, "")
     return min(int(told), _MAX_RESTARTS) if told.isascii() and told.isdigit() else 0
 
 
@@ -476,7 +443,7 @@ def _read_file(config_file: Path | None) -> dict[str, Any]:
         raise ConfigError(f"Cannot read the settings file: {error}. Check --config.") from None
     except RecursionError:
         raise ConfigError(f"The settings file {config_file} is nested too deeply. Use only sections with settings.") from None
-    for name in _SECTIONS:
+    for name in SECTIONS:
         if not isinstance(table.get(name, {}), dict):
             raise ConfigError(
                 f"{name} in the settings file {config_file} is not a section. Put its settings below a line [{name}]."
@@ -499,7 +466,7 @@ def _values(
     environment: Mapping[str, str],
     flags: Mapping[str, Any],
     prefix: str,
-    skip: tuple[str, ...] = (),
+    skip: Collection[str] = (),
 ) -> dict[str, Any]:
     known = {f.name: f for f in fields(cls) if f.name not in skip}
     unknown = sorted(set(table) - set(known))
@@ -516,10 +483,7 @@ def _values(
 
 
 def _check_renamed(known: Collection[str], unknown: Iterable[str], environment: Mapping[str, str], prefix: str) -> None:
-    """Raise ConfigError with the new name if the user has given a setting by its old name.
-
-    ``known``: names of all settings. ``unknown``: unknown names in the file. ``prefix``: prefix of the environment variables.
-    """
+    """Raise ConfigError with the new name if the user has given a setting by its old name."""
     for name in unknown:
         if SETTINGS.get(name) in known:
             raise ConfigError(f"The setting {name} was renamed. Use {SETTINGS[name]} in the file.")
@@ -555,14 +519,13 @@ def _convert(name: str, raw: Any, field: Any) -> Any:
 
 
 _KINDS = {str: "string", tuple: "list of strings", bool: "boolean", int: "whole number", float: "number"}
-_SECRET = ("password", "token")
 _MAX_SHOWN = 80
 
 
 def _value_text(name: str, raw: Any) -> str:
     """Return the value ``raw`` of the setting ``name`` as text for an error: shortened, and without secrets."""
-    if name in _SECRET:
-        return "***"
+    if name in SECRETS:
+        return HIDDEN
     if name == "nats":
         return without_secrets(raw) if isinstance(raw, str) else "[...]"
     text = repr(raw)
@@ -603,8 +566,6 @@ def _split(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-SECTIONS = {"credentials": Credentials, "replication": ReplicationConfig}
-SECRET = frozenset(("credentials.password", "credentials.token"))
 HIDDEN = "***"
 CLUSTER = "cluster"
 """Source of values that come from the cluster metadata."""
@@ -661,7 +622,7 @@ def rows(running: NodeSettings, read: NodeSettings, sources: Mapping[str, str], 
 
 def _json_value(name: str, value: Any) -> Any:
     """Return a value of the setting ``name`` for JSON. Secrets are replaced by ``HIDDEN``."""
-    if name in SECRET:
+    if name.rpartition(".")[2] in SECRETS:
         return HIDDEN if value else ""
     if name == "nats":
         return [without_secrets(url) for url in value]

@@ -75,10 +75,7 @@ async def elsewhere(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T
 
 
 def report_failure(what: str, error: Exception) -> None:
-    """Pass ``error`` to the exception handler of the event loop, which stops the node. Use it where other code hides errors.
-
-    ``what``: name of the failed work in the log.
-    """
+    """Pass ``error`` to the exception handler of the event loop, which stops the node. Use it where other code hides errors."""
     asyncio.get_running_loop().call_exception_handler({"message": f"{what} has ended", "exception": error, _ENDED: what})
 
 

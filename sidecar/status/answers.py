@@ -175,10 +175,7 @@ class PageAnswers:
         return own if self.joins is None else await self.joins(kind, own, said)
 
     async def own_rows(self, kind: str, reporter: Reporter, said: Any) -> dict[str, Any]:
-        """Return the answer of this process to a question for partitions, groups or services.
-
-        ``kind``: which of them. ``said``: content of the question.
-        """
+        """Return the answer of this process to a question for partitions, groups or services."""
         makers = {"partitions": self.partitions, "groups": _groups, "services": _services}
         return await makers[kind](reporter, said)
 
@@ -345,7 +342,6 @@ def _row(place: Place, held: Any, now_ns: int) -> dict[str, Any]:
 
 
 def _about(stream: StreamImage) -> dict[str, Any]:
-    """Return the description of a stream for its page, such as its subject and the settings that differ from the default."""
     differ = [(one.name, getattr(stream.config, one.name)) for one in fields(StreamConfig)]
     return {
         "subject": stream.subject,
@@ -427,8 +423,8 @@ class AnswerRateLimit:
 
 # Reads the stream of events for a page, newest first, from this node's own replica.
 #
-# Committed events are looked through backwards, ``STEP`` at once and ``MOST_LOOKED_AT`` for one question; the asker goes on
-# from there.
+# The node reads committed events backwards in steps of ``STEP``, and at most ``MOST_LOOKED_AT`` for one request. The next
+# request continues there.
 
 
 STEP = 500

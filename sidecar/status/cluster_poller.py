@@ -15,15 +15,14 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.strict_json import is_count
 from liftpy.core.observe.app_rows import (
-    groups_question,
-    services_question,
+    names_question,
     shown_group,
     shown_groups,
     shown_service,
@@ -43,11 +42,11 @@ from liftpy.core.observe.history import (
     rows_of,
     with_gaps,
 )
-from liftpy.core.observe.node_events import checked_event
+from liftpy.core.observe.node_events import checked_events
 from liftpy.core.observe.node_summary import ASKED, MOST_NODES, NodeSummary, summary_from_json
 from liftpy.core.observe.page_model import (
     checked_row,
-    checked_stream,
+    checked_streams,
     cluster_object,
     newest_of,
     node_row,
@@ -87,31 +86,41 @@ NEWEST: tuple[int, ...] = (1 << 63, 0)
 """Place behind all events, for a page that begins with the newest event."""
 _MOST_PAGES = 4
 """Maximum number of pages of events that are requested in one turn."""
+_ALL_STEPS = (TENS, TENS, TENS, SECONDS)
+"""Requests that copy a whole history. A node answers with a part of the steps of ten seconds."""
 _ISR = slice(NAMES.index("isr_full"), NAMES.index("isr_under_min") + 1)
 
 
 class StatusRequester(Protocol):
     """Interface to send status requests to the nodes of a cluster."""
 
-    async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
-        """Send the question ``asked`` to a node and return its answer as decoded JSON. Raises LiftError if the node does not answer."""
+    async def ask_node(self, node_id: str, question: bytes, timeout_s: float) -> dict[str, Any]:
+        """Send ``question`` to a node and return its answer as decoded JSON. Raises LiftError if the node does not answer."""
 
     async def node_ids(self) -> list[str]:
         """Return the ids of the nodes to ask first. Raises LiftError."""
 
 
-class _List:
+class _Answers:
+    """Answers of nodes to one question of a viewer."""
+
+    def __init__(self, question: dict[str, Any]) -> None:
+        self.question = question
+        self.wanted_s = 0.0
+        self.was_told = False
+        self.said: dict[str, Any] = {}
+
+
+class _List(_Answers):
     """Page of a list of partitions that a viewer sees: the partitions of ``stream``, or those of ``node``.
 
     ``after``: place of the last partition of the page before.
     """
 
     def __init__(self, stream: str, node: str, after: Place) -> None:
-        self.stream, self.node, self.after = stream, node, after
-        self.wanted_s = 0.0
-        self.said: dict[str, Any] = {}
+        super().__init__(partitions_question(stream, after))
+        self.stream, self.node = stream, node
         self.rows: list[dict[str, Any]] = []
-        self.was_told = False
         self._counted: dict[tuple[str, int, str], tuple[float, int, int]] = {}
 
     def update(self, now_s: float, said: dict[str, Any]) -> None:
@@ -148,23 +157,8 @@ class _List:
         }
 
 
-class _Streams:
-    """Page of the list of streams that a viewer sees."""
-
-    def __init__(self) -> None:
-        self.wanted_s = 0.0
-        self.said: dict[str, Any] = {}
-        """Data of the list for the page. {}: not received yet."""
-
-
-class _NodeAnswers:
-    """Answers of all nodes to one question about groups or services."""
-
-    def __init__(self, question: dict[str, Any]) -> None:
-        self.question = question
-        self.wanted_s = 0.0
-        self.was_told = False
-        self.said: dict[str, Any] = {}
+_Key = TypeVar("_Key")
+_Wanted = TypeVar("_Wanted", bound=_Answers)
 
 
 class ClusterPoller:
@@ -205,8 +199,8 @@ class ClusterPoller:
         self._ask_kept_s = {}
         self._glances: dict[str, NodeSummary | None] = {}
         self._lists: dict[tuple[str, str, Place], _List] = {}
-        self._streams: dict[tuple[int, str], _Streams] = {}
-        self._questions: dict[tuple[str, str], _NodeAnswers] = {}
+        self._streams: dict[tuple[int, str], _Answers] = {}
+        self._questions: dict[tuple[str, str], _Answers] = {}
         self.events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self.events_told = True
         """True if a controller has reported its events."""
@@ -234,43 +228,32 @@ class ClusterPoller:
             about: ("groups" or "services", name of one, or '' for all).
         """
         self._wanted_s = self._now()
-        asked = self._wanted_answers(*about) if about is not None else None
-        streams = self._wanted_streams(streams_after)
-        wanted = self._find_list(stream, node, after) if stream or node else None
+        wanted = [self._find(self._streams, streams_after, lambda: _Answers(streams_question(streams_after)))]
+        if about is not None:
+            wanted.append(self._find_answers(*about))
+        if stream or node:
+            wanted.append(self._find_list(stream, node, after))
         if self._task is None or self._task.done():
             self._task = spawn(self._watch(), "asking nodes for a page")
         async with self._looking:
-            new = not streams.said or any(one is not None and not one.was_told for one in (wanted, asked))
-            if new or self._now() - self._looked_s > FRESH_S:
+            if not all(one.was_told for one in wanted) or self._now() - self._looked_s > FRESH_S:
                 await self._poll()
 
+    def _find(self, held: dict[_Key, _Wanted], key: _Key, make: Callable[[], _Wanted]) -> _Wanted:
+        """Return ``held[key]``, which a viewer wants now. ``make`` creates it. If there are too many, drop the least wanted one."""
+        found = held.get(key)
+        if found is None:
+            while len(held) >= MOST_LISTS:
+                del held[min(held, key=lambda one: held[one].wanted_s)]
+            found = held[key] = make()
+        found.wanted_s = self._now()
+        return found
+
     def _find_list(self, stream: str, node: str, after: Place) -> _List:
-        found = self._lists.get((stream, node, after))
-        if found is None:
-            while len(self._lists) >= MOST_LISTS:
-                del self._lists[min(self._lists, key=lambda key: self._lists[key].wanted_s)]
-            found = self._lists[stream, node, after] = _List(stream, node, after)
-        found.wanted_s = self._now()
-        return found
+        return self._find(self._lists, (stream, node, after), lambda: _List(stream, node, after))
 
-    def _wanted_answers(self, kind: str, name: str) -> _NodeAnswers:
-        found = self._questions.get((kind, name))
-        if found is None:
-            while len(self._questions) >= MOST_LISTS:
-                del self._questions[min(self._questions, key=lambda key: self._questions[key].wanted_s)]
-            question = groups_question(name) if kind == "groups" else services_question(name)
-            found = self._questions[kind, name] = _NodeAnswers(question)
-        found.wanted_s = self._now()
-        return found
-
-    def _wanted_streams(self, after: tuple[int, str]) -> _Streams:
-        found = self._streams.get(after)
-        if found is None:
-            while len(self._streams) >= MOST_LISTS:
-                del self._streams[min(self._streams, key=lambda key: self._streams[key].wanted_s)]
-            found = self._streams[after] = _Streams()
-        found.wanted_s = self._now()
-        return found
+    def _find_answers(self, kind: str, name: str) -> _Answers:
+        return self._find(self._questions, (kind, name), lambda: _Answers(names_question(kind, name)))
 
     async def _watch(self) -> None:
         """Refresh the data each second while there are viewers. Without viewers, drop the data after ``FORGOTTEN_S``."""
@@ -316,9 +299,9 @@ class ClusterPoller:
         told = dict(zip(nodes, await asyncio.gather(*map(self._ask_glance, nodes)), strict=True))
         self._glances = told
         self._watching.add_summaries(now_s, told)
-        self._lists = {key: one for key, one in self._lists.items() if now_s - one.wanted_s < LOOKED_AT_S}
-        self._streams = {key: one for key, one in self._streams.items() if now_s - one.wanted_s < LOOKED_AT_S}
-        self._questions = {key: one for key, one in self._questions.items() if now_s - one.wanted_s < LOOKED_AT_S}
+        _drop_old(self._lists, now_s - LOOKED_AT_S)
+        _drop_old(self._streams, now_s - LOOKED_AT_S)
+        _drop_old(self._questions, now_s - LOOKED_AT_S)
         answering = [node for node in nodes if told[node] is not None]
         await asyncio.gather(
             *(self._ask_history(node) for node in answering),
@@ -338,12 +321,12 @@ class ClusterPoller:
         """Send the question ``asked`` to a node and return the content of its answer. None: the node does not answer."""
         with suppress(LiftError):
             kind = next(iter(asked))
-            return (await self._asker.ask(node, json.dumps(asked).encode(), TIMEOUT_S)).get(kind)
+            return (await self._asker.ask_node(node, json.dumps(asked).encode(), TIMEOUT_S)).get(kind)
         return None
 
     async def _ask_glance(self, node: str) -> NodeSummary | None:
         with suppress(LiftError):
-            return summary_from_json((await self._asker.ask(node, ASKED, TIMEOUT_S)).get("glance"))
+            return summary_from_json((await self._asker.ask_node(node, ASKED, TIMEOUT_S)).get("glance"))
         return None
 
     async def _ask_history(self, node: str) -> None:
@@ -351,60 +334,56 @@ class ClusterPoller:
             self._histories[node] = self._own[1]
             return
         history = self._histories.get(node)
-        steps = [SECONDS] if history is not None else [TENS, TENS, TENS, SECONDS]
+        steps = _ALL_STEPS if history is None else (SECONDS,)
         history = self._histories.setdefault(node, History())
+        await self._copy_history(history, node, steps)
+
+    async def _copy_history(self, history: History, asked: str, steps: Sequence[int], node: str = "") -> None:
+        """Add the rows of ``node`` ('': of the node ``asked`` itself) that the node ``asked`` knows to ``history``."""
         after = {TENS: 0, SECONDS: history.newest}
         for step in steps:
-            rows = rows_of(await self._ask(node, question(step, after[step])))
+            rows = rows_of(await self._ask(asked, question(step, after[step], node)))
             if rows is not None and rows.count:
                 history.add_rows(rows)
                 after[step] = rows.first + (rows.count - 1) * step
 
     async def _fetch_history(self, node: str, answering: list[str]) -> None:
-        """If this node has no copy of the history of ``node``, which does not answer, get one from other nodes.
-
-        ``answering``: nodes that answer now.
-        """
+        """If this node has no copy of the history of ``node``, which does not answer, get one from other nodes."""
         now_s = self._now()
         if node in self._histories or now_s < self._ask_kept_s.get(node, now_s):
             return
         self._ask_kept_s[node] = now_s + KEEP_EVERY_S
         own = self._own[0] if self._own is not None else ""
         for other in [one for one in answering if one != own][:_MOST_KEEPERS]:
-            history, after = History(), {TENS: 0, SECONDS: 0}
-            for step in (TENS, TENS, TENS, SECONDS):
-                rows = rows_of(await self._ask(other, question(step, after[step], node)))
-                if rows is not None and rows.count:
-                    history.add_rows(rows)
-                    after[step] = rows.first + (rows.count - 1) * step
+            history = History()
+            await self._copy_history(history, other, _ALL_STEPS, node)
             if history.newest:
                 self._histories[node] = history
                 return
 
     async def _ask_list(self, wanted: _List, answering: list[str]) -> None:
-        asked = partitions_question(wanted.stream, wanted.after)
         nodes = answering if wanted.stream else [wanted.node]
-        wanted.update(
-            self._now(), dict(zip(nodes, await asyncio.gather(*(self._ask(node, asked) for node in nodes)), strict=True))
-        )
+        said = await asyncio.gather(*(self._ask(node, wanted.question) for node in nodes))
+        wanted.update(self._now(), dict(zip(nodes, said, strict=True)))
 
-    async def _ask_question(self, wanted: _NodeAnswers, answering: list[str]) -> None:
+    async def _ask_question(self, wanted: _Answers, answering: list[str]) -> None:
         said = await asyncio.gather(*(self._ask(node, wanted.question) for node in answering))
         wanted.said = {node: one for node, one in zip(answering, said, strict=True) if one is not None}
         wanted.was_told = True
 
     async def _ask_streams(self, answering: list[str]) -> None:
         leader = self._watching.model().metadata_leader
-        wanted = list(self._streams.items())  # others may be added during the requests
+        wanted = list(self._streams.values())  # others may be added during the requests
         for node in [leader, *answering] if leader in answering else answering:
             done = True
-            for after, streams in wanted:
-                said = await self._ask(node, streams_question(after))
+            for streams in wanted:
+                said = await self._ask(node, streams.question)
                 if isinstance(said, dict) and isinstance(said.get("rows"), list):
-                    rows = [kept for row in said["rows"] if (kept := checked_stream(row)) is not None]
+                    rows = checked_streams(said)
                     more = said.get("more") is True and rows
                     next_after = [rows[-1]["urgency"], rows[-1]["stream"]] if more else None
                     streams.said = {"rows": rows, "after": next_after, "count": said.get("count")}
+                    streams.was_told = True
                 else:
                     done = False
             if done:
@@ -412,7 +391,7 @@ class ClusterPoller:
 
     async def _ask_events(self, answering: list[str]) -> None:
         controllers = [node for node in answering if (one := self._glances[node]) is not None and one.is_controller]
-        since_ns = int((self._wall() - EVENTS_BACK_S) // 60 * 60) * NS_PER_S  # the same for all who ask in a minute
+        since_ns = int((self._wall() - EVENTS_BACK_S) // 60 * 60) * NS_PER_S  # equal requests within a minute share an answer
         for node in controllers:
             for _ in range(_MOST_PAGES):
                 said = await self._ask(node, {"events": {"after": list(self._place), "since_ns": since_ns}})
@@ -430,16 +409,12 @@ class ClusterPoller:
         self.events_told = bool(self.events)
 
     async def _ask_node_events(self, answering: list[str]) -> None:
-        """Request the events that the nodes have seen by themselves, and add them to the cluster events in order of time.
-
-        ``answering``: nodes that answer now.
-        """
+        """Request the events that the nodes have seen by themselves, and add them to the cluster events in order of time."""
         since_ns = int(self._wall() - EVENTS_BACK_S) * NS_PER_S
 
         async def ask(node: str) -> list[dict[str, Any]]:
             said = await self._ask(node, {"node_events": {"after": self._numbers.get(node, -1), "since_ns": since_ns}})
-            found = said.get("events") if isinstance(said, dict) else None
-            events = [kept for one in (found if isinstance(found, list) else []) if (kept := checked_event(one)) is not None]
+            events = checked_events(said)
             if events:
                 self._numbers[node] = events[-1]["number"]
             return events
@@ -478,12 +453,12 @@ class ClusterPoller:
 
     def groups(self, group: str = "") -> dict[str, Any]:
         """Return the data of the page that lists the groups, or of the page of one ``group``."""
-        said = self._wanted_answers("groups", group).said
+        said = self._find_answers("groups", group).said
         return self._object(shown_group(said) if group else shown_groups(said))
 
     def services(self, service: str = "") -> dict[str, Any]:
         """Return the data of the page that lists the services, or of the page of one ``service``."""
-        said = self._wanted_answers("services", service).said
+        said = self._find_answers("services", service).said
         return self._object(shown_service(said) if service else shown_services(said))
 
     async def search(self, text: str) -> dict[str, Any]:
@@ -494,20 +469,18 @@ class ClusterPoller:
         streams = await self._ask(first, streams_question(limit=MOST_FOUND, match=text)) if text and first else None
         groups, services = {}, {}
         if text:
-            asked = (groups_question("", MOST_FOUND, text), services_question("", MOST_FOUND, text))
+            asked = [names_question(kind, "", MOST_FOUND, text) for kind in ("groups", "services")]
             said = await asyncio.gather(*(self._ask(node, question) for question in asked for node in known))
             groups, services = (
                 dict(zip(known, said[: len(known)], strict=True)),
                 dict(zip(known, said[len(known) :], strict=True)),
             )
-        rows = streams.get("rows") if isinstance(streams, dict) else None
-        found = [kept for row in (rows if isinstance(rows, list) else []) if (kept := checked_stream(row)) is not None]
         nodes = [node_row(one) for one in self._watching.model().rows if text and text.lower() in one.node.lower()]
         return self._object(
             {
                 "text": text,
                 "nodes": nodes[:MOST_FOUND],
-                "streams": found[:MOST_FOUND],
+                "streams": checked_streams(streams)[:MOST_FOUND],
                 "groups": shown_groups(groups)["rows"][:MOST_FOUND],
                 "services": shown_services(services)["rows"][:MOST_FOUND],
             }
@@ -545,10 +518,7 @@ class ClusterPoller:
         return self._object({**page, "older": older})
 
     async def _stored_events(self, behind: dict[str, Any], limit: int) -> dict[str, Any] | None:
-        """Request at most ``limit`` events from the stream of events. None: there is no stream, or no node answers.
-
-        ``behind``: place and filters of the wanted events.
-        """
+        """Request at most ``limit`` events from the stream of events. None: there is no stream, or no node answers."""
         if limit < 1:
             return {"events": [], "more": True, "last": None}
         known = [node for node, one in self._glances.items() if one is not None]
@@ -575,10 +545,7 @@ class ClusterPoller:
         return {"seq": self.seq, "time_ms": round(self._wall() * 1000), "cluster": cluster, "page": page}
 
     def history(self, step: int, node: str = "", after: int = 0) -> HistoryRows:
-        """Return the known history of the cluster, or of ``node`` if it is not ''.
-
-        ``step``: seconds per row. ``after``: wall clock in s that all rows must be after.
-        """
+        """Return the known history of the cluster, or of ``node`` if it is not ''."""
         known = [one for name, one in self._histories.items() if not node or name == node]
         rows = of_cluster(known, step, after)
         return rows if node else with_gaps(rows, self._unknown())
@@ -624,8 +591,12 @@ class ClusterPoller:
         return {**shown, "tail": tail, "timeline": self.timeline(SECONDS, second - _MARKS_TAIL_S)}
 
 
+def _drop_old(held: dict[_Key, _Wanted], before_s: float) -> None:
+    for key in [key for key, one in held.items() if one.wanted_s <= before_s]:
+        del held[key]
+
+
 def _is_event(said: Any) -> bool:
-    """Return whether ``said``, an answer of another node, has the form of a cluster event."""
     return isinstance(said, dict) and all(is_count(said.get(name)) for name in ("time_ns", "index", "number"))
 
 

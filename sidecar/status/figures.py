@@ -169,7 +169,7 @@ class NodeFigures:
         for _ in here.update():
             slice_s = time.thread_time() - cpu_began
             if took_s + slice_s > MOST_S:
-                break  # the rest has the first turn in the next look
+                break  # the next scrape reads the rest first
             if time.monotonic() - began > SLICE_S:
                 took_s += slice_s
                 await asyncio.sleep(0)
@@ -245,7 +245,7 @@ def _add_counts(found: Figures, counts: Counts, *, has_labels: bool) -> None:
     for label, sums in counts.by_stream.items():
         for name in BY_STREAM:
             found.put(f"{name}_total", sums[SUMS.index(name)], *([label] if label else []))
-    for name in BY_STREAM:  # a series that is shown once stays
+    for name in BY_STREAM:  # a series must not disappear
         found.put(f"{name}_total", 0, *([OTHERS] if has_labels else []))
     for name, metric in _SUMMED.items():
         found.put(metric, counts.total(name))

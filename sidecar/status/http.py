@@ -108,7 +108,7 @@ class HttpServer:
                 else:
                     await self._go_on(answer, reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # a visitor that goes away or speaks no HTTP
+            pass  # the browser has disconnected, or sent no HTTP
         finally:
             try:
                 await _close_in_time(writer)
@@ -123,11 +123,10 @@ class HttpServer:
         if oldest is newcomer:
             return False
         del self._silent[oldest]
-        oldest.transport.abort()  # its reader sees the end, and gives the place back
+        oldest.transport.abort()  # its handler sees the end, and ends
         return True
 
     async def _answer(self, request: bytes) -> bytes | EventStreamResponse:
-        """Return the answer to an HTTP request. An unexpected error gives status 500."""
         answer: bytes | EventStreamResponse = http(
             "500 Internal Server Error", TEXT, b"this request failed, the log says why\n"
         )
@@ -141,7 +140,6 @@ class HttpServer:
         return answer
 
     async def _go_on(self, live: EventStreamResponse, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send the events of ``live`` to the viewer until they disconnect."""
         if self.live_count >= MOST_LIVE:
             writer.write(http("503 Service Unavailable", TEXT, b"so many watch already\n"))
             return
@@ -169,7 +167,7 @@ async def _close_in_time(writer: asyncio.StreamWriter) -> None:
     try:
         await asyncio.wait_for(writer.wait_closed(), REQUEST_TIMEOUT_S)
     except (OSError, TimeoutError):
-        pass  # he goes away by himself, or is cut off
+        pass  # the finally block aborts the connection
     finally:
         writer.transport.abort()
 

@@ -131,10 +131,7 @@ def exposition(found: Figures) -> bytes:
 
 
 def by_partition(partitions: list[dict[str, Any]]) -> bytes:
-    """Return the text of ``/metrics/partitions``: one series per partition, up to ``MOST_SERIES_OF_A_STREAM``.
-
-    ``partitions``: reports of the partitions of one stream.
-    """
+    """Return the text of ``/metrics/partitions``: one series per partition, up to ``MOST_SERIES_OF_A_STREAM``."""
     shown = partitions[:MOST_PARTITIONS]
     made = []
     for name, (kind, field, text) in OF_A_PARTITION.items():

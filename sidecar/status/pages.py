@@ -166,7 +166,7 @@ def group_page(shown: dict[str, Any], group: str) -> str:
     note = "" if shown["page"]["group"] else '<p class="note">No node coordinates a group with this name.</p>'
     body = (
         f"<h1>{html.escape(group)}</h1>{note}{_tiles([(f'page.group.{name}', title, kind, '') for name, title, kind in facts], shown)}"
-        + _lag_plots()
+        + f'<section class="plots script-only" data-rows="history"><h2>At most four hours</h2>{_figures(LAG_PLOTS)}</section>'
         + _section("Members", _table("members", "page.members", MEMBER_COLUMNS, shown))
         + _section(
             "Partitions, largest lag first", _table("positions", "page.positions", POSITION_COLUMNS, shown) + _not_all(shown)
@@ -231,10 +231,7 @@ def search_page(shown: dict[str, Any]) -> str:
 
 
 def events_page(shown: dict[str, Any], fields: Mapping[str, str]) -> str:
-    """Return the HTML page ``/events`` with events of one kind or all.
-
-    ``shown``: data of the page. ``fields``: query of the request.
-    """
+    """Return the HTML page ``/events`` with events of one kind or all."""
     page, kind = shown["page"], fields.get("kind", "")
     links = "".join(
         f'<a href="/events{f"?kind={one}" if one else ""}"{" aria-current=true" if one == kind else ""}>{one.replace("_", " ") or "all"}</a> '
@@ -342,7 +339,6 @@ def _at_a_glance(shown: dict[str, Any]) -> str:
 
 
 def _event_link(reason: Mapping[str, Any]) -> str:
-    """Return an HTML link to the newest events about the problem ``reason``. '': there are no such events."""
     events = reason["events"]
     return f' <a href="/events?kind={quote(events[0])}">events</a>' if events else ""
 
@@ -415,10 +411,6 @@ def _timeline() -> str:
 def _figures(plots: Sequence[tuple[str, str]]) -> str:
     found = "".join(f'<figure data-plot="{name}"><figcaption>{title}</figcaption></figure>' for name, title in plots)
     return f'<div class="grid">{found}</div>'
-
-
-def _lag_plots() -> str:
-    return f'<section class="plots script-only" data-rows="history"><h2>At most four hours</h2>{_figures(LAG_PLOTS)}</section>'
 
 
 def _plots(node: str) -> str:
@@ -555,59 +547,30 @@ class Site:
         viewing = self._viewing
         kind, _, what = name.partition("/")
         what = unquote(what)
-
-        async def cluster() -> dict[str, Any]:
-            await viewing.fresh(streams_after=streams_after)
-            return viewing.cluster(streams_after)
-
-        async def events() -> dict[str, Any]:
-            await viewing.fresh()
-            return await viewing.recent_events(
-                **{key: fields[key] for key in (*FILTERS, "since", "until", "before") if key in fields}
-            )
-
-        async def node() -> dict[str, Any]:
-            await viewing.fresh(node=what, after=after)
-            return viewing.node(what, after)
-
-        async def stream() -> dict[str, Any]:
-            await viewing.fresh(stream=what, after=after)
-            return viewing.stream(what, after)
-
-        def about(kind: str, show: Callable[[str], dict[str, Any]]) -> Callable[[], Awaitable[dict[str, Any]]]:
-            async def made() -> dict[str, Any]:
-                await viewing.fresh(about=(kind, what))
-                return show(what)
-
-            return made
-
-        async def search() -> dict[str, Any]:
-            await viewing.fresh()
-            return await viewing.search(text)
-
+        if name == "cluster":
+            last = _streams_after(fields)
+            return partial(self._shown, partial(viewing.cluster, last), streams_after=last)
         if name == "search":
             text = fields.get("q", "").strip()
             match_in({"match": text})
-            return search
-        if name in ("groups", "services"):
-            return about(name, viewing.groups if name == "groups" else viewing.services)
-        if name == "cluster":
-            streams_after = _streams_after(fields)
-            return cluster
+            return partial(self._shown, partial(viewing.search, text))
         if name == "events":
-            for key in ("since", "until"):
-                moment_s = float(fields.get(key) or 0)
-                if not 0 <= moment_s < 1e10:
-                    raise ValueError(f"Invalid parameter {key}. Use seconds since 1970.")
-            place_before(fields.get("before", ""))
-            return events
+            return partial(self._shown, partial(viewing.recent_events, **_event_filters(fields)))
+        shows = {"groups": viewing.groups, "services": viewing.services}
+        if name in shows:
+            return partial(self._shown, shows[name], about=(name, ""))
         if kind in ("group", "service"):
             check_name(what, kind)
-            return about(f"{kind}s", viewing.groups if kind == "group" else viewing.services)
-        found = {"node": node, "stream": stream}[kind]
+            return partial(self._shown, partial(shows[f"{kind}s"], what), about=(f"{kind}s", what))
+        show = {"node": viewing.node, "stream": viewing.stream}[kind]
         after = _after(fields)
         check_name(what, kind)
-        return found
+        return partial(self._shown, partial(show, what, after), **{kind: what}, after=after)
+
+    async def _shown(self, show: Callable[[], dict[str, Any] | Awaitable[dict[str, Any]]], **wanted: Any) -> dict[str, Any]:
+        await self._viewing.fresh(**wanted)
+        found = show()
+        return found if isinstance(found, dict) else await found
 
     def _records_page(self, query: RecordsQuery) -> Awaitable[bytes] | None:
         browser = self._records
@@ -680,6 +643,14 @@ def _static(name: str) -> bytes | None:
         return None
     kept_s = _KEPT_S if name.startswith(_VENDORED) else 0
     return http("200 OK", _KINDS[name.rpartition(".")[2]], body, kept_s=kept_s)
+
+
+def _event_filters(fields: Fields) -> dict[str, str]:
+    for key in ("since", "until"):
+        if not 0 <= float(fields.get(key) or 0) < 1e10:
+            raise ValueError(f"Invalid parameter {key}. Use seconds since 1970.")
+    place_before(fields.get("before", ""))
+    return {key: fields[key] for key in (*FILTERS, "since", "until", "before") if key in fields}
 
 
 def _after(fields: Fields) -> Place:

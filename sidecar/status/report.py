@@ -68,11 +68,11 @@ class Reporter:
     ) -> None:
         self.room = room or MemoryBudget()
         self._clocks = clocks
-        self.settings = self._settings = settings
+        self.settings = settings
         self.incarnation = incarnation
-        self.group = self._group = group
-        self.links = self._links = links
-        self.partitions = self._partitions = partitions
+        self.group = group
+        self.links = links
+        self.partitions = partitions
         self.instruments = instruments or Instruments()
         self.intake = intake or NodeInflight()
         self.read_budget = read_budget or ReadBudget()
@@ -90,41 +90,41 @@ class Reporter:
 
         The field ``more`` is True if there are further partitions.
         """
-        behind = [worker for worker in self._partitions if (worker.key.stream, worker.key.partition) > after]
+        behind = [worker for worker in self.partitions if (worker.key.stream, worker.key.partition) > after]
         chosen = nsmallest(count, behind, key=lambda worker: (worker.key.stream, worker.key.partition))
         return {**self.report(chosen), "more": len(behind) > len(chosen)}
 
     def report(self, only: list[PartitionWorker] | None = None) -> dict[str, Any]:
         """Return the status of the node. ``only``: partitions to include. None: all partitions on the node."""
         now_ns = clock.now_ns()
-        workers = self._partitions if only is None else only
+        workers = self.partitions if only is None else only
         return {
-            "node": self._settings.node_id,
+            "node": self.settings.node_id,
             "version": __version__,
             "pid": os.getpid(),
             "incarnation": self.incarnation,
             "uptime_s": round(self.uptime_s, 3),
-            "namespace": self._settings.namespace,
-            "controller": self._group.is_controller,
+            "namespace": self.settings.namespace,
+            "controller": self.group.is_controller,
             "controllers": self._controllers(),
-            "metadata_leader": self._group.leader,
-            "metadata_index": self._group.image.index,
+            "metadata_leader": self.group.leader,
+            "metadata_index": self.group.image.index,
             "nats": self.nats(),
             "connections": self._connections(),
             "counters": self.named_counters(),
-            "metadata_held": self._group.held,
+            "metadata_held": self.group.held,
             "refused": by_reason(self.named_counters()),
             "partitions": [self._partition(worker, now_ns) for worker in workers],
             "scrub": self.scrub(),
             "clock": self.clock(),
             "descriptors": self.descriptors(),
-            "copies": _copies(self._partitions.copy_pace),
-            "derived": _derived_state_memory(self._partitions.derived),
+            "copies": _copies(self.partitions.copy_pace),
+            "derived": _derived_state_memory(self.partitions.derived),
             "flush_times": self._flush_times.report(),
             "flush_place": self.flush_place.report(),
             "coordinators": self.coordinators(),
-            "ticks": self._group.ticks(),
-            "failed_partitions": {str(key): why for key, why in self._partitions.failed.items()},
+            "ticks": self.group.ticks(),
+            "failed_partitions": {str(key): why for key, why in self.partitions.failed.items()},
         }
 
     @property
@@ -133,7 +133,7 @@ class Reporter:
 
     def _controllers(self) -> dict[str, Any]:
         """Return the controllers of the metadata group in the image. Without an image, return those in the settings."""
-        held, named = self._group.image.controllers, sorted(self._settings.controllers)
+        held, named = self.group.image.controllers, sorted(self.settings.controllers)
         voters = list(held.voters) if held.index else named
         shown = {"voters": voters, "learner": held.learner, "leaving": held.leaving, "index": held.index}
         return {**shown, "differ_from_settings": voters != named}
@@ -168,35 +168,34 @@ class Reporter:
 
     @property
     def node_id(self) -> str:
-        return self._settings.node_id
+        return self.settings.node_id
 
     def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
         """Return the status of the first ``count`` partitions of a stream on this node, in order."""
-        own = [worker for worker in self._partitions if worker.key.stream == stream]
+        own = [worker for worker in self.partitions if worker.key.stream == stream]
         chosen = nsmallest(count, own, key=lambda worker: worker.key.partition)
         return [self._partition(worker, clock.now_ns()) for worker in chosen]
 
     def named_counters(self) -> dict[str, int]:
         """Return all named counters of the node. Names of metadata group counters start with ``metadata: ``."""
-        return {**self._counters, **{f"metadata: {kind}": n for kind, n in self._group.counters.items()}}
+        return {**self._counters, **{f"metadata: {kind}": n for kind, n in self.group.counters.items()}}
 
     def nats(self) -> dict[str, Any]:
         """Return the state, traffic and errors of the data connections together."""
-        links = self._links.all()
+        links = self.links.all()
         errors: Counter[str] = sum((link.errors for link in links), Counter[str]())
         return {
             "connected": all(link.is_connected for link in links),
-            "server": shown_address(self._links.replication.connected_url),
-            "max_payload_bytes": self._links.replication.max_payload,
+            "server": shown_address(self.links.replication.connected_url),
+            "max_payload_bytes": self.links.replication.max_payload,
             "send_buffer_bytes": sum(link.unsent_bytes for link in links),
             **{name: sum(link.stats[name] for link in links) for name in _TRAFFIC},
             "errors": dict(errors),
         }
 
     def _connections(self) -> dict[str, dict[str, Any]]:
-        """Return the statistics of each NATS connection, by its name. The ingest connection also has those of its buffers."""
-        found = {link.name: _connection(link) for link in self._links.all()}
-        inflow = self._links.ingest
+        found = {link.name: _connection(link) for link in self.links.all()}
+        inflow = self.links.ingest
         found[inflow.name] |= {
             "waiting_bytes": inflow.waiting_bytes,
             "most_waiting_bytes": inflow.most_waiting_bytes,

@@ -26,7 +26,6 @@ from liftpy import __version__
 from liftpy.client.admin_requests import RELOAD, object_of
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey, check_name, quote
-from liftpy.core.base.instruments import Histogram
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.metadata.controller.streams import why_it_waits
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
@@ -417,7 +416,7 @@ class StatusHandler:
 
 
 class NodeStatusRequester:
-    """Sends status requests to nodes. It answers requests to its own node without NATS (implements ``NodesAsker``)."""
+    """Sends status requests to nodes. It answers requests to its own node without NATS."""
 
     def __init__(self, own: str, bus: BusConnection, subjects: Subjects, handler: StatusHandler) -> None:
         self._own = own
@@ -425,14 +424,14 @@ class NodeStatusRequester:
         self._subjects = subjects
         self._handler = handler
 
-    async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
-        if node == self._own:
-            return object_of(node, await self._handler.answer(asked))
+    async def ask_node(self, node_id: str, question: bytes, timeout_s: float) -> dict[str, Any]:
+        if node_id == self._own:
+            return object_of(node_id, await self._handler.answer(question))
         try:
-            answer = await self._bus.request(self._subjects.status(check_name(node, "node")), asked, timeout=timeout_s)
+            answer = await self._bus.request(self._subjects.status(check_name(node_id, "node")), question, timeout=timeout_s)
         except (nats.errors.Error, OSError, TimeoutError) as error:
-            raise UnavailableError(f"Node {node} does not answer: {error}. Check that it runs: `liftpy health`.") from None
-        return object_of(node, answer.data)
+            raise UnavailableError(f"Node {node_id} does not answer: {error}. Check that it runs: `liftpy health`.") from None
+        return object_of(node_id, answer.data)
 
     async def node_ids(self) -> list[str]:
         reporter = self._handler.reporter
@@ -440,17 +439,8 @@ class NodeStatusRequester:
 
 
 def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:
-    """Return the status of the node as JSON, with as many partitions as fit into ``limit_bytes``.
-
-    ``payload``: the request, which may name the partition after which the list begins.
-    """
-    after = _asked_after(payload)
-    count = PAGE_PARTITIONS
-    while True:
-        body = json.dumps(reporter.page(after, count)).encode()
-        if len(body) <= limit_bytes or not count:
-            return body
-        count //= 2
+    """Return the status of the node as JSON, with as many partitions as fit into ``limit_bytes``."""
+    return _within(reporter.page(_asked_after(payload), PAGE_PARTITIONS), limit_bytes)
 
 
 def _within(page: dict[str, Any], limit_bytes: int) -> bytes:
@@ -480,10 +470,7 @@ async def _nothing_to_reload() -> dict[str, Any]:
 
 
 def _change_level(payload: bytes, tell: Callable[[str, float], None]) -> dict[str, Any]:
-    """Change the log level for a time, as ``payload`` (``{"level": "debug", "for_s": 300}``) requests. Return the answer.
-
-    ``tell``: function that passes the change to the other processes.
-    """
+    """Change the log level for a time, as ``payload`` (``{"level": "debug", "for_s": 300}``) requests. Return the answer."""
     try:
         asked = load_json(payload)
         level, for_s = asked["level"], float(asked["for_s"])
@@ -531,7 +518,6 @@ MOST_WAITING = 64
 
 
 def _seen(watch: NodeWatch) -> dict[str, Any]:
-    """Return the fields of the node's summary that come from its own observations, such as damaged files."""
     repaired = watch.events.recent("damage_repaired", SHOWN_S)
     return {
         "leaderless_since": watch.leaderless_since,
@@ -542,11 +528,17 @@ def _seen(watch: NodeWatch) -> dict[str, Any]:
     }
 
 
-def glance_at(found: Figures, reporter: Reporter, watch: NodeWatch | None = None) -> NodeSummary:
-    """Return the summary of a node, built from its metric values ``found``.
+_TOTALS = {
+    "records_in": "ingest_records_total", "bytes_in": "ingest_bytes_total", "records_out": "read_records_total",
+    "bytes_out": "read_bytes_total", "replicas": "partitions", "under_replicated": "partitions_under_replicated",
+    "at_min_isr": "partitions_at_min_isr", "under_min_isr": "partitions_under_min_isr", "failed": "partitions_failed",
+    "services_blocked": "services_blocked", "services_ended": "services_ended", "services_diverged": "services_diverged",
+}  # fmt: skip
+"""Field of a node's summary -> metric whose values are added up."""
 
-    ``watch``: what the node has observed itself, None: nothing.
-    """
+
+def glance_at(found: Figures, reporter: Reporter, watch: NodeWatch | None = None) -> NodeSummary:
+    """Return the summary of a node, built from its metric values ``found``."""
     group, image = reporter.group, reporter.group.image
 
     def total(name: str, *labels: str) -> float:
@@ -557,8 +549,9 @@ def glance_at(found: Figures, reporter: Reporter, watch: NodeWatch | None = None
         return max(found.numbers[name].values(), default=0)
 
     def counts(name: str) -> tuple[int, ...]:
-        return _sum_of(list(found.histograms[name].values()))
+        return tuple(map(sum, zip(*(one.counts for one in found.histograms[name].values()), strict=True)))
 
+    totals: dict[str, Any] = {field: round(total(metric)) for field, metric in _TOTALS.items()}
     size, limit = total("disk_size_bytes"), total("queued_bytes_limit")
     controllers: dict[str, Any] = {}
     if group.is_controller:
@@ -591,21 +584,10 @@ def glance_at(found: Figures, reporter: Reporter, watch: NodeWatch | None = None
         speaks=SPOKEN.most,
         nats_connected=bool(total("nats_connected")),
         nats_problem=nats_problem(reporter)[:MOST_TEXT_CHARS],
-        records_in=round(total("ingest_records_total")),
-        bytes_in=round(total("ingest_bytes_total")),
-        records_out=round(total("read_records_total")),
-        bytes_out=round(total("read_bytes_total")),
         acks=counts("ack_duration_seconds"),
         loop_lag=counts("event_loop_lag_seconds"),
         leads=round(total("partitions", "leader")),
-        replicas=round(total("partitions")),
-        under_replicated=round(total("partitions_under_replicated")),
-        at_min_isr=round(total("partitions_at_min_isr")),
-        under_min_isr=round(total("partitions_under_min_isr")),
-        failed=round(total("partitions_failed")),
-        services_blocked=round(total("services_blocked")),
-        services_ended=round(total("services_ended")),
-        services_diverged=round(total("services_diverged")),
+        **totals,
         ended_services=tuple(one[:MOST_ENDED_CHARS] for one in found.ended_services[:MOST_ENDED]),
         lag_records=round(largest("replica_lag_records")),
         lag_s=round(largest("replica_lag_seconds"), 3),
@@ -620,13 +602,11 @@ def _texts(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _waiting(image: ClusterImage) -> tuple[str, ...]:
-    """Return texts about the first streams that wait for nodes, each with the reason."""
     found = (image.streams[name] for name in nsmallest(MOST_TEXTS, image.waiting))
     return _texts([f"{stream.name} waits for nodes: {why_it_waits(image, stream)}" for stream in found])
 
 
 def _lost_directories(watch: ControllerMetrics) -> tuple[str, ...]:
-    """Return the first nodes that registered with another data directory in the last ``SHOWN_S`` seconds."""
     since_ns = clock.now_ns() - round(SHOWN_S * NS_PER_S)
     return _texts(sorted(node for node, at_ns in watch.lost_directory_ns.items() if at_ns >= since_ns))
 
@@ -640,17 +620,11 @@ def _suspect(watch: ControllerMetrics) -> tuple[str, ...]:
     )
 
 
-def _sum_of(histograms: list[Histogram]) -> tuple[int, ...]:
-    return tuple(map(sum, zip(*(one.counts for one in histograms), strict=True)))
-
-
 def _states(image: ClusterImage) -> dict[str, str]:
-    chosen = sorted(image.nodes)[:MOST_NODES]
-    return {name: _state(image.nodes[name]) for name in chosen}
-
-
-def _state(node: Any) -> str:
-    return FENCED if node.fenced else DRAINED if node.leaving else LIVE
+    return {
+        name: FENCED if node.fenced else DRAINED if node.leaving else LIVE
+        for name, node in sorted(image.nodes.items())[:MOST_NODES]
+    }
 
 
 class SummaryHandler:

@@ -68,10 +68,7 @@ class Channel:
         threading.Thread(target=self._run, args=(on_loop, heard), name="liftpy-channel-in", daemon=True).start()
 
     def send(self, kind: FrameKind, token: int = 0, body: bytes = b"") -> None:
-        """Queue a frame for the node from any thread, without waiting.
-
-        ``token``: number that the node returns in its answer, 0 for none. ``body``: content of the frame.
-        """
+        """Queue a frame for the node from any thread, without waiting."""
         frame = encode(kind, token, body)
         with self._counting:
             self._unsent_bytes += len(frame)

@@ -80,10 +80,7 @@ def _add_histogram(found: Figures, name: str, labels: tuple[str, ...], counts: l
 
 
 def joined_rows(own: dict[str, Any], told: Iterable[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """Return the ``limit`` most urgent partition rows of all processes, sorted by urgency.
-
-    ``own``: rows of the first process with their counts. ``told``: rows of each worker in an equal form.
-    """
+    """Return the ``limit`` most urgent partition rows of all processes, sorted by urgency."""
     rows, count, problems, more = list(own["rows"]), own["count"], own["problems"], own["more"]
     for one in told:
         rows += one.get("rows", ())
@@ -105,10 +102,7 @@ _OF_ONE = frozenset(
 def joined_page(
     own: dict[str, Any], others: Iterable[tuple[int, dict[str, Any]]], after: tuple[str, int], count: int
 ) -> dict[str, Any]:
-    """Return one page of the status of the whole node: at most ``count`` partitions that follow the partition ``after``.
-
-    ``own``: page of the first process. ``others``: (number of a worker, its page).
-    """
+    """Return one page of the status of the whole node: at most ``count`` partitions that follow the partition ``after``."""
     page = dict(own)
     processes = [{"worker": 0, "answers": True, **page.pop("process")}]
     for number, told in others:

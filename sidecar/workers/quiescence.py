@@ -18,7 +18,7 @@ from liftpy.core.wire.worker_frames import FrameKind
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.partition.quiescence import FetchCombiner
 from sidecar.runtime.tasks import spawn
-from sidecar.workers.worker_process import WorkerHandle
+from sidecar.workers.workers import WorkerHandle
 
 WITHIN_S = 0.3
 MOST_AT_ONCE = 256

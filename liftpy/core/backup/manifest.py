@@ -23,7 +23,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -265,60 +265,23 @@ def _digest(said: Any) -> str:
 
 
 def _to_json(m: Manifest) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "backup": m.backup,
-        "created_ns": m.created_ns,
-        "namespace": m.namespace,
-        "version": m.version,
-        "level": m.level,
-        "index": m.index,
-        "leader_epoch": m.leader_epoch,
-        "since": m.since,
-        "image": _file_as_dict(m.image),
-        "streams": [
-            {
-                "name": s.name,
-                "uid": s.uid,
-                "compacted": s.compacted,
-                "partitions": [_partition_as_dict(p) for p in s.partitions],
-            }
-            for s in m.streams
-        ],
-        "cursors": [
-            {"name": c.name, "is_cursor": c.is_cursor, "positions": [list(position) for position in c.positions]}
-            for c in m.cursors
-        ],
-    }
+    said = {"format": FORMAT, **asdict(m)}
+    for stream, copied in zip(said["streams"], m.streams, strict=True):
+        stream["partitions"] = [_partition_as_dict(p) for p in copied.partitions]
+    return said
 
 
 def _partition_as_dict(p: PartitionCopy) -> dict[str, Any]:
-    pieces = [
-        {
-            **_file_as_dict(piece.file),
-            "start": piece.start,
-            "end": piece.end,
-            "chain": piece.chain,
-            "last_epoch": piece.last_epoch,
-        }
-        for piece in p.pieces
-    ]
-    compaction = {"compacted_end": p.compacted_end, "deletes_end": p.deletes_end}
-    state: dict[str, Any] = {}
-    if p.state is not None:
-        state = {"state": {**_file_as_dict(p.state.file), "end": p.state.end}}
-    elif p.knows_dropped:
-        state = {"state": None}
-    return {
-        **{name: offset for name, offset in compaction.items() if offset},
-        **state,
-        "partition": p.partition, "start": p.start, "high_watermark": p.high_watermark, "epoch": p.epoch, "before": p.before,
-        "chain": p.chain, "pieces": pieces,
-    }  # fmt: skip
+    said = {name: getattr(p, name) for name in ("partition", "start", "high_watermark", "epoch", "before", "chain")}
+    said |= {name: offset for name in ("compacted_end", "deletes_end") if (offset := getattr(p, name))}
+    if p.state is not None or p.knows_dropped:
+        said["state"] = None if p.state is None else _entry_as_dict(p.state)
+    return {**said, "pieces": [_entry_as_dict(piece) for piece in p.pieces]}
 
 
-def _file_as_dict(file: StoredFile) -> dict[str, Any]:
-    return {"path": file.path, "size_bytes": file.size_bytes, "sha256": file.sha256}
+def _entry_as_dict(entry: StoredPiece | StateCopy) -> dict[str, Any]:
+    said = asdict(entry)
+    return {**said.pop("file"), **said}
 
 
 def _from_json(said: Any) -> Manifest:
@@ -373,7 +336,7 @@ def _partition(said: Any, stream: str, uid: str, number: int, path_of_state: str
     end = found.high_watermark + 1
     if found.state is not None and not max(found.start, 1) <= found.state.end <= end:
         raise ValueError(f"the state of {stream}/{number} ends at {found.state.end}, outside its records")
-    follow = [*(piece.start for piece in pieces[1:]), end]  # one, and no piece, where the partition is empty
+    follow = [*(piece.start for piece in pieces[1:]), end]  # an empty partition has no piece, and only this end
     for piece, following in zip(pieces, follow, strict=False):
         if not piece.start < piece.end or piece.end > end or following < piece.end:
             raise ValueError(f"the files of {stream}/{number} are not contiguous")

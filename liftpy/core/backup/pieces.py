@@ -70,20 +70,14 @@ def backups_to_delete(ids: Iterable[str], keep: int) -> tuple[str, ...]:
 
 
 def unnamed_pieces(pieces: Mapping[str, int], manifests: Sequence[Manifest], unfinished: Iterable[str]) -> tuple[str, ...]:
-    """Return the paths of pieces that can be deleted: no manifest names them, and no unfinished backup has written them.
-
-    ``pieces``: path -> size of each existing piece, in bytes. ``unfinished``: ids of backups that may still run.
-    """
+    """Return the paths of pieces that can be deleted: no manifest names them, and no unfinished backup has written them."""
     named = {path for manifest in manifests for path in manifest.files}
     spared = set(unfinished)
     return tuple(sorted(path for path in pieces if path not in named and (writer := writer_of(path)) and writer not in spared))
 
 
 def missing_files(manifest: Manifest, sizes: Mapping[str, int]) -> list[str]:
-    """Return one text for each file that is missing in the store or has another size than the manifest says.
-
-    ``sizes``: path -> size of each existing file, in bytes.
-    """
+    """Return one text for each file that is missing in the store or has another size than the manifest says."""
     return [
         f"{path}: it is missing" if path not in sizes else f"{path}: it has {sizes[path]} bytes, not {file.size_bytes}"
         for path, file in sorted(manifest.files.items())
@@ -224,7 +218,7 @@ def without_purged(batch: RecordBatch, purges: Sequence[Purge]) -> RecordBatch:
     if not keep.any():
         header = batch.header
         if header.producer_id:
-            return parse_batch(build_remains(batch))  # how far its producer is
+            return parse_batch(build_remains(batch))  # keeps the sequence of its producer
         return parse_batch(build_filler(batch.base_offset, batch.next_offset, header.leader_epoch, header.timestamp_ns))
     return parse_batch(reach(keep_records(batch, keep), batch.next_offset))
 

@@ -3,7 +3,8 @@
 Each node makes rows. The node that serves the page checks and combines the rows of all nodes.
 
 A node answers ``{"groups": {...}}`` for the groups whose coordinators lead on it, and ``{"services": {...}}`` for the
-services that are connected to it. Values of other nodes are checked before they are shown.
+services that are connected to it. Values of other nodes are checked before they are shown. The parameter ``said`` has the
+answer of each node, by node.
 """
 
 from __future__ import annotations
@@ -11,11 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from liftpy.core.base.strict_json import is_count
-from liftpy.core.observe.cluster_health import MOST_ROWS, limit_of
+from liftpy.core.observe.cluster_health import MOST_ROWS, checked_fields, limit_of
 
-_MOST_TEXT = 200
-"""Maximum number of characters of a text from another node."""
 NO_MEMBERS = "no members"
 """Problem of a group that has records to read and no member."""
 NOT_TAKEN = "not taken"
@@ -46,20 +44,13 @@ _OPTIONAL = frozenset({"position", "end", "snapshot_age_s", "returned", "dead", 
 """Names of the numbers that may be None or absent, because they are not known."""
 
 
-def groups_question(group: str = "", limit: int = MOST_ROWS, match: str = "") -> dict[str, Any]:
-    """Return a request to a node, as JSON object, for its consumer groups or for the members and positions of one ``group``.
+def names_question(kind: str, name: str = "", limit: int = MOST_ROWS, match: str = "") -> dict[str, Any]:
+    """Return a request to a node, as JSON object, for its consumer groups or services, or for the details of one of them.
 
-    ``limit``: maximum number of rows in the answer. ``match``: only groups with this text in their name.
+    ``kind``: ``groups`` or ``services``. ``name``: the one to describe, '' for all. ``limit``: maximum number of rows in the
+    answer. ``match``: only those with this text in their name.
     """
-    return {"groups": {"group": group, "limit": limit, **({"match": match} if match else {})}}
-
-
-def services_question(service: str = "", limit: int = MOST_ROWS, match: str = "") -> dict[str, Any]:
-    """Return a request to a node, as JSON object, for its services or for each instance of one ``service``.
-
-    ``limit``: maximum number of rows in the answer. ``match``: only services with this text in their name.
-    """
-    return {"services": {"service": service, "limit": limit, **({"match": match} if match else {})}}
+    return {kind: {kind.removesuffix("s"): name, "limit": limit, **({"match": match} if match else {})}}
 
 
 def asked_name(said: object, field: str) -> tuple[str, int]:
@@ -73,10 +64,7 @@ def asked_name(said: object, field: str) -> tuple[str, int]:
 
 
 def instance_row(stream: str, partition: int, figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of one service for one partition of this node, as the status page shows it.
-
-    ``figures``: report of the service in the status of the node.
-    """
+    """Return the row of one service for one partition of this node, as the status page shows it."""
     if figures["role"] == "GONE":
         state = str(figures["ending"])
     elif figures["failing"]:
@@ -96,10 +84,7 @@ def instance_row(stream: str, partition: int, figures: Mapping[str, Any]) -> dic
 
 
 def service_totals(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row per service and stream with the totals of its instances. Services with problems come first.
-
-    ``rows``: rows of instances, or totals of several nodes.
-    """
+    """Return one row per service and stream with the totals of its instances. Services with problems come first."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         one = _as_total(row)
@@ -120,10 +105,7 @@ def service_totals(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def joined_groups(parts: Iterable[Mapping[str, Any]], limit: int) -> dict[str, Any]:
-    """Combine the answers of a node's processes to a request for groups into one answer with at most ``limit`` rows.
-
-    ``parts``: the answers of the processes, each with at most ``limit`` rows.
-    """
+    """Combine the answers of a node's processes to a request for groups into one answer with at most ``limit`` rows."""
     found: dict[str, list[Any]] = {"rows": [], "members": [], "positions": [], "history": []}
     is_cut = False
     for part in parts:
@@ -168,10 +150,7 @@ def _instance_order(row: Mapping[str, Any]) -> tuple[bool, str, str, int, str]:
 
 
 def shown_groups(said: Mapping[str, object]) -> dict[str, Any]:
-    """Return the content of the page that lists the groups: groups with a problem first, then by lag, the largest first.
-
-    ``said``: answer of each node, by node.
-    """
+    """Return the content of the page that lists the groups: groups with a problem first, then by lag, the largest first."""
     best: dict[str, dict[str, Any]] = {}
     for node, row in _rows(said, "rows", _GROUP):
         problem = _group_problem(row)
@@ -191,10 +170,7 @@ def _group_problem(row: Mapping[str, Any]) -> str:
 
 
 def shown_group(said: Mapping[str, object]) -> dict[str, Any]:
-    """Return the content of the page of one group: its row (None: not found), its members, its positions and its lag over time.
-
-    ``said``: answer of each node, by node.
-    """
+    """Return the content of the page of one group: its row (None: not found), its members, its positions and its lag over time."""
     groups = shown_groups(said)["rows"]
     own = groups[0] if groups else None
     told = {node: one for node, one in said.items() if own is not None and node == own["coordinator"]}
@@ -206,19 +182,13 @@ def shown_group(said: Mapping[str, object]) -> dict[str, Any]:
 
 
 def shown_services(said: Mapping[str, object]) -> dict[str, Any]:
-    """Return the content of the page that lists the services, those with problems first.
-
-    ``said``: answer of each node, by node.
-    """
+    """Return the content of the page that lists the services, those with problems first."""
     rows = service_totals(row for _, row in _rows(said, "rows", _SERVICE))
     return {"rows": rows[:MOST_ROWS], "count": len(rows), "more": len(rows) > MOST_ROWS or _has_more(said)}
 
 
 def shown_service(said: Mapping[str, object]) -> dict[str, Any]:
-    """Return the content of the page of one service: each of its instances, and its totals.
-
-    ``said``: answer of each node, by node.
-    """
+    """Return the content of the page of one service: each of its instances, and its totals."""
     rows = [{**row, "node": node} for node, row in _rows(said, "rows", _INSTANCE)]
     rows.sort(key=_instance_order)
     totals = service_totals(rows)
@@ -242,25 +212,5 @@ def _rows(said: Mapping[str, object], name: str, wanted: Mapping[str, type]) -> 
     for node, one in said.items():
         rows = one.get(name) if isinstance(one, dict) else None
         for row in rows[:MOST_ROWS] if isinstance(rows, list) else ():
-            if isinstance(row, dict) and (kept := _checked_row(row, wanted)) is not None:
+            if (kept := checked_fields(row, wanted, optional=_OPTIONAL)) is not None:
                 yield node, kept
-
-
-def _checked_row(row: Mapping[str, Any], wanted: Mapping[str, type]) -> dict[str, Any] | None:
-    kept: dict[str, Any] = {}
-    for name, kind in wanted.items():
-        value = row.get(name)
-        if value is None and name in _OPTIONAL:
-            kept[name] = None
-            continue
-        if kind is str:
-            if not isinstance(value, str):
-                return None
-            value = value[:_MOST_TEXT]
-        elif kind is float:
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e12:
-                return None
-        elif type(value) is not int or not is_count(value):
-            return None
-        kept[name] = value
-    return kept

@@ -14,7 +14,8 @@ from typing import Any
 
 from liftpy.config import StreamConfig
 from liftpy.core.base.partition import PartitionState, PartitionStatus, Pause
-from liftpy.core.observe.node_summary import DRAINED, FENCED, NodeSummary
+from liftpy.core.base.strict_json import is_count
+from liftpy.core.observe.node_summary import DRAINED, FENCED, MOST_TEXT_CHARS, NodeSummary
 from liftpy.core.observe.verdicts import Reason, reason, urgency_of
 
 OK, DEGRADED, UNAVAILABLE = "OK", "DEGRADED", "DATA UNAVAILABLE"
@@ -59,7 +60,7 @@ def states(summaries: Mapping[str, NodeSummary | None]) -> dict[str, str]:
 
     The states come from the controller with the newest metadata. ``summaries``: summary of each node, None without an answer.
     """
-    newest = _newest(one for one in summaries.values() if one is not None and one.nodes)
+    newest = newest_summary(one for one in summaries.values() if one is not None and one.nodes)
     known = newest.nodes if newest is not None else {}
     found = {node: known.get(node, "live" if one is not None else "silent") for node, one in summaries.items()}
     for node, state in known.items():
@@ -72,7 +73,7 @@ def leader_of(summaries: Mapping[str, NodeSummary | None]) -> str:
     return next((node for node, one in sorted(summaries.items()) if one is not None and one.metadata_leader == node), "")
 
 
-def _newest(summaries: Iterable[NodeSummary]) -> NodeSummary | None:
+def newest_summary(summaries: Iterable[NodeSummary]) -> NodeSummary | None:
     """Return the summary of the node that has applied the most metadata entries. None: there are no summaries."""
     return max(summaries, key=lambda one: one.index, default=None)
 
@@ -87,13 +88,13 @@ def _reasons(summaries: Mapping[str, NodeSummary | None]) -> Iterable[Reason]:
         why = next((f" at {one.nats_problem}" for one in away if one.nats_problem), "")
         yield reason("nats-lost", who=_join_names([one.node for one in away]), why=why)
     if len(away) == len(answers):
-        return  # nothing is known of the others
+        return  # the state of other nodes is not known
     yield from _cluster(answers)
     yield from _nodes(summaries, answers)
 
 
 def _cluster(answers: list[NodeSummary]) -> Iterable[Reason]:
-    newest = _newest(one for one in answers if one.is_controller)
+    newest = newest_summary(one for one in answers if one.is_controller)
     if not any(one.metadata_leader == one.node for one in answers):
         since = newest.leaderless_since if newest is not None else ""
         yield reason("no-majority", since=f". State of {since} UTC, may be stale" if since else "")
@@ -245,6 +246,34 @@ def match_in(said: Mapping[str, Any]) -> str:
     if not isinstance(match, str) or len(match) > MOST_MATCH:
         raise ValueError(f"Invalid parameter match. Use a text of at most {MOST_MATCH} characters.")
     return match.lower()
+
+
+def checked_fields(
+    row: object, wanted: Mapping[str, type], *, optional: Container[str] = (), most_chars: int | None = MOST_TEXT_CHARS
+) -> dict[str, Any] | None:
+    """Check ``row``, a table row from another node. Return it with only the known fields, or None if a type is wrong.
+
+    ``wanted``: type of each value (text, count or number from 0 on), by name. ``optional``: names that may be missing or None.
+    ``most_chars``: length to which texts are cut. None: they are not cut.
+    """
+    if not isinstance(row, dict):
+        return None
+    kept: dict[str, Any] = {}
+    for name, kind in wanted.items():
+        value = row.get(name)
+        if value is None and name in optional:
+            kept[name] = None
+        elif kind is str and isinstance(value, str):
+            kept[name] = value[:most_chars]
+        elif is_count(value) if kind is int else kind is float and _is_measure(value):
+            kept[name] = value
+        else:
+            return None
+    return kept
+
+
+def _is_measure(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12
 
 
 def limit_of(said: object) -> int:

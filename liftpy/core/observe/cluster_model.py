@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from liftpy.core.observe.cluster_health import ClusterVerdict, judge, leader_of, states, verdict_of
+from liftpy.core.observe.cluster_health import ClusterVerdict, judge, leader_of, newest_summary, states, verdict_of
 from liftpy.core.observe.node_summary import NodeSummary, percentile
 from liftpy.core.observe.verdicts import reason
 
@@ -17,6 +17,8 @@ HISTORY = 60
 """Seconds that sparklines show, one value each."""
 WINDOW = 10
 """Time over which percentiles are computed, in seconds."""
+RATES = ("records_in", "bytes_in", "records_out", "bytes_out")
+"""Counters whose rates are shown, with the suffix ``_s``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,14 +126,12 @@ class ClusterMonitor:
 
         These are the nodes that the controller with the newest metadata names, else the known ones, else ``fallback``.
         """
-        named = [glance for glance in self._glances.values() if glance is not None and glance.nodes]
-        newest = max(named, key=lambda glance: glance.index, default=None)
+        newest = newest_summary(glance for glance in self._glances.values() if glance is not None and glance.nodes)
         return sorted(newest.nodes if newest is not None else self._glances or fallback)
 
     def model(self) -> Model:
         of, leader = states(self._glances), leader_of(self._glances)
-        known = [glance for glance in self._glances.values() if glance is not None and glance.is_controller]
-        newest = max(known, key=lambda glance: glance.index, default=None)
+        newest = newest_summary(glance for glance in self._glances.values() if glance is not None and glance.is_controller)
         acks = self._sum_of("acks")
         return Model(
             namespace=self._namespace,
@@ -141,10 +141,7 @@ class ClusterMonitor:
             metadata_leader=leader,
             rows=tuple(self._row(node, of[node], node == leader) for node in sorted(of)),
             streams=newest.streams if newest is not None else None,
-            records_in_s=self._sum("records_in"),
-            bytes_in_s=self._sum("bytes_in"),
-            records_out_s=self._sum("records_out"),
-            bytes_out_s=self._sum("bytes_out"),
+            **{f"{name}_s": self._sum(name) for name in RATES},
             ack_p50_s=percentile(acks, 0.5),
             ack_p99_s=percentile(acks, 0.99),
             history_in=tuple(self._in),
@@ -158,10 +155,7 @@ class ClusterMonitor:
             state=state,
             leads_metadata=leads,
             glance=self._glances.get(node),
-            records_in_s=seen.rate("records_in"),
-            bytes_in_s=seen.rate("bytes_in"),
-            records_out_s=seen.rate("records_out"),
-            bytes_out_s=seen.rate("bytes_out"),
+            **{f"{name}_s": seen.rate(name) for name in RATES},
             ack_p50_s=percentile(seen.counted("acks"), 0.5),
             ack_p99_s=percentile(seen.counted("acks"), 0.99),
             loop_p99_s=percentile(seen.counted("loop_lag"), 0.99),

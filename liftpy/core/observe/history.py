@@ -44,10 +44,6 @@ class Series(NamedTuple):
     joined: str
 
 
-def _bands() -> list[Series]:
-    return [Series(f"acks_{number}", "acks/s", SUM) for number in range(len(BAND_BOUNDS_S) + 1)]
-
-
 SERIES: tuple[Series, ...] = (
     Series("records_in", "records/s", SUM),
     Series("bytes_in", "B/s", SUM),
@@ -61,7 +57,7 @@ SERIES: tuple[Series, ...] = (
     Series("isr_full", "partitions", SUM),
     Series("isr_below", "partitions", SUM),
     Series("isr_under_min", "partitions", SUM),
-    *_bands(),
+    *(Series(f"acks_{number}", "acks/s", SUM) for number in range(len(BAND_BOUNDS_S) + 1)),
 )
 NAMES = tuple(one.name for one in SERIES)
 _BANDS_AT = NAMES.index("acks_0")
@@ -278,19 +274,12 @@ def rows_of(said: object) -> HistoryRows | None:
 
 
 def question(step: int, after: int, node: str = "") -> dict[str, Any]:
-    """Return a request for rows of a history, as JSON object.
-
-    ``step``: seconds per row. ``after``: wall clock in s that all rows must be after. ``node``: node whose history is
-    requested, '' for the one that answers.
-    """
+    """Return a request for rows of a history, as JSON object."""
     return {"history": {"step": step, "after": after, **({"node": node} if node else {})}}
 
 
 def asked_rows(history: History, asked: object) -> HistoryRows | None:
-    """Return the rows of ``history`` for the request ``asked``. None: the request is invalid.
-
-    ``asked``: ``{"step": 1, "after": second}``, as ``question`` builds it.
-    """
+    """Return the rows of ``history`` for the request ``asked``. None: the request is invalid."""
     if not isinstance(asked, dict):
         return None
     step, after = asked.get("step"), asked.get("after", 0)
@@ -313,10 +302,7 @@ def with_gaps(rows: HistoryRows, unknown: Sequence[tuple[float, float]]) -> Hist
 
 
 def of_cluster(histories: Sequence[History], step: int, after: int) -> HistoryRows:
-    """Return the rows of the whole cluster: the values of all ``histories`` combined. NaN where no node knows a value.
-
-    ``step``: seconds per row. ``after``: wall clock in s that all rows must be after.
-    """
+    """Return the rows of the whole cluster: the values of all ``histories`` combined. NaN where no node knows a value."""
     told = [rows for history in histories if (rows := history.rows(step, after, LENGTHS[step])).count]
     if not told:
         return HistoryRows(step, after // step * step + step, tuple(array("f") for _ in SERIES))

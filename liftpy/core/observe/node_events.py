@@ -120,6 +120,12 @@ def checked_event(said: Any) -> dict[str, Any] | None:
     return {**numbers, "kind": said["kind"], **texts, **partition}
 
 
+def checked_events(said: Any) -> list[dict[str, Any]]:
+    """Return the valid events in ``said``, the answer of another node to a request for its events."""
+    found = said.get("events") if isinstance(said, dict) else None
+    return [kept for one in (found if isinstance(found, list) else []) if (kept := checked_event(one)) is not None]
+
+
 @dataclass(frozen=True, slots=True)
 class Damage:
     """Damaged files of a replica that the node repairs with records of the leader.
@@ -206,10 +212,7 @@ class NodeWatch:
         return [f"{name} has committed nothing for {one.at_s - one.since_s:.0f} s, and its lag grows" for name, one in stuck]
 
     def sampled(self, sample: NodeSample, moment: datetime) -> None:
-        """Compare the new ``sample`` of the node's state with the one before, and add an event for each change.
-
-        ``moment``: UTC time of the sample.
-        """
+        """Compare the new ``sample`` of the node's state with the one before, and add an event for each change."""
         before, self._before = self._before, sample
         self._nats(sample)
         self._metadata(sample, moment)

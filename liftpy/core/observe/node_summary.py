@@ -128,11 +128,7 @@ _TEXTS = {
 """Field -> (maximum number of texts, maximum characters of each)."""
 
 
-def _default(name: str) -> Any:
-    return {} if name in _MAPPINGS else NodeSummary.__dataclass_fields__[name].default
-
-
-_DEFAULTS = {one.name: _default(one.name) for one in fields(NodeSummary)}
+_DEFAULTS: dict[str, Any] = {one.name: {} if one.name in _MAPPINGS else one.default for one in fields(NodeSummary)}
 
 
 def summary_from_json(said: object) -> NodeSummary | None:

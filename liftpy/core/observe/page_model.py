@@ -10,13 +10,10 @@ from collections.abc import Iterable, Mapping
 from math import floor, isnan
 from typing import Any
 
-from liftpy.core.base.strict_json import is_count
-from liftpy.core.observe.cluster_health import FINE, PROBLEMS
-from liftpy.core.observe.cluster_model import Model, NodeRow
+from liftpy.core.observe.cluster_health import FINE, PROBLEMS, checked_fields, newest_summary
+from liftpy.core.observe.cluster_model import RATES, Model, NodeRow
 from liftpy.core.observe.history import NAMES, HistoryRows
 from liftpy.core.observe.node_summary import NodeSummary
-
-_RATES = ("records_in", "bytes_in", "records_out", "bytes_out")
 
 
 def newest_of(rows: HistoryRows) -> dict[str, float | None]:
@@ -35,7 +32,7 @@ def cluster_object(model: Model, newest: Mapping[str, float | None]) -> dict[str
     """
     glances = {row.node: row.glance for row in model.rows if row.glance is not None}
     controllers = [one for one in glances.values() if one.is_controller]
-    image = max(controllers, key=lambda one: one.index, default=None)
+    image = newest_summary(controllers)
     leader = glances.get(model.metadata_leader)
     states = [row.state for row in model.rows]
     said = list(glances.values())
@@ -60,7 +57,7 @@ def cluster_object(model: Model, newest: Mapping[str, float | None]) -> dict[str
             "led": sum(one.leads for one in said),
         },
         "now": {
-            **{f"{name}_s": _first(getattr(model, f"{name}_s"), newest.get(name)) for name in _RATES},
+            **{f"{name}_s": _first(getattr(model, f"{name}_s"), newest.get(name)) for name in RATES},
             "ack_p50_s": _first(model.ack_p50_s, newest.get("ack_p50")),
             "ack_p99_s": _first(model.ack_p99_s, newest.get("ack_p99")),
             "lag_s": max((one.lag_s for one in said), default=None),
@@ -88,8 +85,8 @@ def node_row(row: NodeRow) -> dict[str, Any]:
     glance = row.glance
     found: dict[str, Any] = {
         "node": row.node, "state": row.state, "leads_metadata": row.leads_metadata,
-        "records_in_s": row.records_in_s, "bytes_in_s": row.bytes_in_s, "records_out_s": row.records_out_s,
-        "bytes_out_s": row.bytes_out_s, "ack_p50_s": row.ack_p50_s, "ack_p99_s": row.ack_p99_s, "loop_p99_s": row.loop_p99_s,
+        **{f"{name}_s": getattr(row, f"{name}_s") for name in RATES},
+        "ack_p50_s": row.ack_p50_s, "ack_p99_s": row.ack_p99_s, "loop_p99_s": row.loop_p99_s,
     }  # fmt: skip
     for name in _OF_GLANCE:
         found[name] = getattr(glance, name) if glance is not None else None
@@ -129,16 +126,9 @@ _ROW: dict[str, type] = {
 
 def checked_row(row: object) -> dict[str, Any] | None:
     """Check ``row``, a partition row from another node. Return it with only the known fields, or None if a type is wrong."""
-    if not isinstance(row, dict):
+    kept = checked_fields(row, _ROW, most_chars=None)
+    if kept is None or not isinstance(row, dict):
         return None
-    kept: dict[str, Any] = {}
-    for name, kind in _ROW.items():
-        value = row.get(name)
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            return None
-        if type(value) is int and not is_count(value):
-            return None
-        kept[name] = value
     for name in ("isr", "replicas"):
         names = row.get(name)
         if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
@@ -157,12 +147,14 @@ _STREAM_ROW: dict[str, type] = {
 
 def checked_stream(row: object) -> dict[str, Any] | None:
     """Check ``row``, a stream row from another node. Return it with only the known fields, or None if a type is wrong."""
-    if not isinstance(row, dict) or any(type(row.get(name)) is not kind for name, kind in _STREAM_ROW.items()):
-        return None
-    if not all(is_count(row[name]) for name, kind in _STREAM_ROW.items() if kind is int):
-        return None
-    kept = {name: row[name] for name in _STREAM_ROW}
-    return {**kept, "problem": PROBLEMS[kept["urgency"]]} if 0 <= kept["urgency"] <= FINE else None
+    kept = checked_fields(row, _STREAM_ROW, most_chars=None)
+    return {**kept, "problem": PROBLEMS[kept["urgency"]]} if kept is not None and 0 <= kept["urgency"] <= FINE else None
+
+
+def checked_streams(said: object) -> list[dict[str, Any]]:
+    """Return the valid stream rows in ``said``, the answer of another node to a request for streams."""
+    rows = said.get("rows") if isinstance(said, dict) else None
+    return [kept for row in (rows if isinstance(rows, list) else []) if (kept := checked_stream(row)) is not None]
 
 
 def stream_about(said: Iterable[object]) -> dict[str, Any]:

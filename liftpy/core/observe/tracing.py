@@ -166,10 +166,7 @@ class NodeTraces:
             partition.export_due(now_ns)
 
     def whole(self, name: str, began_ns: int, attributes: Attributes, error: str = "") -> None:
-        """Export one span without children, which began at ``began_ns`` (monotonic) and ends now, if the budget allows it.
-
-        ``error``: reason of a failure, '' for success.
-        """
+        """Export one span without children, which began at ``began_ns`` (monotonic) and ends now, if the budget allows it."""
         now_ns = self.now_ns()
         if self.budget.takes(1, now_ns):
             end_ns = self.wall_ns()
@@ -299,10 +296,7 @@ class PartitionTraces:
         self._hand_over(now_ns)
 
     def fetched(self, replica: str, offset: int, leader_epoch: int) -> None:
-        """Record that the follower ``replica`` has flushed the traced batches up to ``offset`` (inclusive).
-
-        ``leader_epoch``: LeaderEpoch of its last record.
-        """
+        """Record that the follower ``replica`` has flushed the traced batches up to ``offset`` (inclusive)."""
         now_ns = self._node.now_ns()
         for one in self._open:
             if one.last_offset > offset:

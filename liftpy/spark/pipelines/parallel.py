@@ -34,15 +34,28 @@ def _with_error_code(work: Callable[[_P], _R], piece: _P) -> _R:
 
 
 @contextlib.contextmanager
+def watch_in_thread(watch: Callable[[threading.Event], None], name: str) -> Iterator[None]:
+    """Run ``watch`` in a thread during the block. Its argument is set when the block ends. ``name``: name of the thread."""
+    over = threading.Event()
+    watching = threading.Thread(target=watch, args=(over,), name=name, daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
+
+
+@contextlib.contextmanager
 def _report_tasks(spark: SparkSession, count: int, tell: Callable[[int, int], None] | None) -> Iterator[None]:
     """While the block runs a Spark job, call ``tell`` with the number of its finished tasks and with ``count``."""
     if tell is None:
         yield
         return
-    context, over, group = spark.sparkContext, threading.Event(), f"liftpy-{uuid.uuid4()}"
+    context, group = spark.sparkContext, f"liftpy-{uuid.uuid4()}"
     before = context.getLocalProperty(_JOB_GROUP)
 
-    def watch() -> None:
+    def watch(over: threading.Event) -> None:
         tracker = context.statusTracker()
         while not over.wait(_EVERY_S):
             jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(group)))
@@ -50,13 +63,10 @@ def _report_tasks(spark: SparkSession, count: int, tell: Callable[[int, int], No
             tell(sum(stage.numCompletedTasks for stage in stages), count)
 
     context.setLocalProperty(_JOB_GROUP, group)
-    watching = threading.Thread(target=watch, name="liftpy-progress", daemon=True)
-    watching.start()
     try:
-        yield
+        with watch_in_thread(watch, "liftpy-progress"):
+            yield
     finally:
-        over.set()
-        watching.join()
         context.setLocalProperty(_JOB_GROUP, before)  # type: ignore[arg-type]
     tell(count, count)
 

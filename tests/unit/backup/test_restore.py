@@ -190,7 +190,7 @@ async def test_restore_opens_streams_for_publishes_after_all_replicas_are_in_syn
     monkeypatch.setattr(restore, "_stage", lambda scratch: done.append(("stage",)))
     monkeypatch.setattr(restore, "_install_logs", lambda scratch, one: done.append(("give", one.wish.into)))
     monkeypatch.setattr(restore, "undo", noted("undo"))
-    monkeypatch.setattr(restore_module, "helper_node", lambda settings: SimpleNamespace(running=False, interrupt=lambda: None))
+    monkeypatch.setattr(restore_module, "helper_node", lambda *_: SimpleNamespace(running=False, interrupt=lambda: None))
     said: list[dict[str, str]] = []
 
     async def cursors(client: Any, manifest: Manifest, uids: dict[str, str]) -> dict[str, str]:
@@ -349,7 +349,7 @@ async def test_restore_treats_a_stream_as_open_if_the_open_request_has_no_answer
     monkeypatch.setattr(restore, "_stage", lambda scratch: None)
     monkeypatch.setattr(restore, "_install_logs", lambda scratch, one: None)
     monkeypatch.setattr(restore, "_create", world.__getattr__("create"))
-    monkeypatch.setattr(restore_module, "helper_node", lambda settings: SimpleNamespace(running=False, interrupt=lambda: None))
+    monkeypatch.setattr(restore_module, "helper_node", lambda *_: SimpleNamespace(running=False, interrupt=lambda: None))
     with pytest.raises(OutcomeUnknownError):
         await restore.run()
     assert restore._open == {"orders"}

@@ -159,7 +159,7 @@ def test_connection_flag_of_each_credential_sets_its_field_of_the_connection_tar
     assert (given[-1].nats, given[-1].namespace) == (("nats://127.0.0.1:4222",), "liftpy")
 
 
-def test_command_connects_to_nats_with_its_name_and_a_timeout_of_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_connects_to_nats_with_its_name_and_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
 
     class Client(FlatClient):
@@ -179,11 +179,8 @@ def test_command_connects_to_nats_with_its_name_and_a_timeout_of_five_seconds(mo
     monkeypatch.setattr(session, "connect", connect)
     target = Target(("nats://h:1",), "ns", Credentials())
     assert session.with_client(target, work) == 7
-    assert session.with_client(target, work, timeout_s=1.5) == 7
     how = {"credentials": target.credentials, "name": "liftpy-cli"}
-    assert given == [
-        ((("nats://h:1",), "ns"), {**how, "timeout_s": 5.0}), "closed", ((("nats://h:1",), "ns"), {**how, "timeout_s": 1.5}), "closed",
-    ]  # fmt: skip
+    assert given == [((("nats://h:1",), "ns"), how), "closed"]
 
 
 # ---- for machines ----------------------------------------------------------------------------------------------------------------

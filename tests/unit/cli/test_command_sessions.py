@@ -168,7 +168,7 @@ def test_client_session_closes_its_connection_after_success_and_after_an_error(
             assert not ended
 
     async def connect(*args: Any, **how: Any) -> Connected:
-        given.append((*args, how["credentials"], how["timeout_s"]))
+        given.append((*args, how["credentials"]))
         return Connected()
 
     async def work(client: Client) -> int:
@@ -181,10 +181,10 @@ def test_client_session_closes_its_connection_after_success_and_after_an_error(
     target = Target(("nats://a:1", "nats://b:2"), "ns")
     if fails:
         with pytest.raises(NotFoundError):
-            session.with_client(target, work, timeout_s=1.5)
+            session.with_client(target, work)
     else:
-        assert session.with_client(target, work, timeout_s=1.5) == 5
-    assert given == [(target.nats, "ns", target.credentials, 1.5)]
+        assert session.with_client(target, work) == 5
+    assert given == [(target.nats, "ns", target.credentials)]
     assert ended == ["closed"]
 
 

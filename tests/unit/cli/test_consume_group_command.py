@@ -314,8 +314,7 @@ async def test_consume_with_group_option_finishes_printing_after_ctrl_c_at_any_t
     module = importlib.import_module("sidecar.cli.consume")
     monkeypatch.setattr(module, "write_out", write)
     only_in(monkeypatch, module, "asyncio", wait=wait)
-    asked = module.ConsumeGroupOptions("g", "orders", "earliest", (), (), "text", None)
-    reading = asyncio.create_task(module.consume_as_member(SimpleNamespace(group=lambda *_, **__: Member()), asked))
+    reading = asyncio.create_task(module.consume_as_member(Member(), "text", None))
     async with asyncio.timeout(10):
         while not took_up.is_set():
             await asyncio.sleep(0.001)

@@ -10,7 +10,7 @@ import pytest
 from liftpy.client import Client
 from liftpy.errors import ConfigError, LiftError, NotAllowedError
 from liftpy.testing.memory import MemoryCluster
-from sidecar.cli.dashboard import ClusterSite
+from sidecar.cli.dashboard import ClusterSite, dashboard
 from sidecar.status.records import MOST_BYTES, RecordsBrowser, RecordsQuery, query_text, readable, records_query
 
 HOSTILE = b"<script>alert(1)</script>"
@@ -116,6 +116,14 @@ def test_records_browser_shows_utf_8_values_as_text_and_other_values_as_hex() ->
     assert readable(b"\xff\x01") == "ff01"
     assert readable(b"a\x00b") == "610062"
     assert readable(b"x" * 3000).endswith("x... (3,000 characters)")
+
+
+async def test_dashboard_request_with_another_host_name_is_told_the_option_that_allows_it(client: Client) -> None:
+    site: Any = ClusterSite(client, "liftpy", ("127.0.0.1",))
+    answer = site.respond(b"GET / HTTP/1.1\r\nHost: elsewhere\r\n\r\n")
+    option = next(word for word in answer.split() if word.startswith(b"--")).decode()
+    assert answer.startswith(b"HTTP/1.1 421")
+    assert option in [name for param in dashboard.params for name in param.opts]
 
 
 def test_records_query_with_an_invalid_stream_name_is_rejected() -> None:

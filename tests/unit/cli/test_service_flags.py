@@ -234,7 +234,7 @@ async def test_service_run_on_sigint_before_the_partitions_are_known_starts_no_p
     async def one(*_: Any) -> None:
         ran.append("one")
 
-    monkeypatch.setattr(service, "_all_partitions", never)
+    monkeypatch.setattr(service, "_find_partitions", never)
     monkeypatch.setattr(service, "_run_one", one)
     nothing: Any = None
     await service._run(nothing, ServiceSettings("s", "in", "n1", Path("d")), None, nothing)
@@ -280,7 +280,7 @@ async def test_service_run_of_all_partitions_waits_until_the_stream_exists(
     monkeypatch.setattr(service, "Transport", lambda connection: connection)
     only_in(monkeypatch, service, "asyncio", sleep=sleep)
     target: Any = SimpleNamespace(namespace="ns")
-    found = await service._all_partitions(ServiceSettings("s", "in", "n1", Path("d")), target)
+    found = await service._find_partitions(ServiceSettings("s", "in", "n1", Path("d")), None, target)
     assert (list(found), slept, closed) == ([0, 1, 2], [0.5] * 3, ["closed"])
     assert [r.getMessage() for r in caplog.records] == ["partitions not listed error=no stream in: retrying"]
 

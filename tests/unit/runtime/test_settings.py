@@ -228,7 +228,7 @@ def test_child_process_environment_marks_the_warning_about_open_nats_as_already_
 def test_child_process_environment_passes_credentials_and_addresses() -> None:
     told = settings.credentials_environment(Credentials(user="u", password="secret"))
     assert told == {"LIFTPY_USER": "u", "LIFTPY_PASSWORD": "secret"}
-    told |= settings.nats_environment("nats://u:p@h:1")
+    told |= settings.settings_environment(nats="nats://u:p@h:1")
     loaded = load(None, {"node_id": "n1", "data": "/x"}, told)
     assert (loaded.credentials, loaded.nats) == (Credentials(user="u", password="secret"), ("nats://u:p@h:1",))
 

@@ -13,7 +13,7 @@ from liftpy.config import NO_QUOTA, DefaultQuota, SessionTimes, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.image import ClusterRules, StreamImage
-from liftpy.core.observe.app_rows import services_question
+from liftpy.core.observe.app_rows import names_question
 from liftpy.core.observe.cluster_health import FIRST, MOST_ROWS, PROBLEMS, partitions_question, streams_question, urgency
 from liftpy.core.observe.history import History, question
 from liftpy.core.observe.page_model import checked_row, checked_stream, stream_about, stream_rows
@@ -121,6 +121,7 @@ def test_dashboard_partition_row_has_state_and_metrics_of_the_replica() -> None:
         assert checked_row({**row, name: {"x": 1}}) is None, name
     assert checked_row({**row, "urgency": 99}) is None
     assert checked_row({**row, "records_in": 10**400}) is None, "no number of a log, and no float"
+    assert checked_row({**row, "lag_s": float("nan")}) is None, "JSON has no NaN, so a browser could not read the page"
     assert checked_row([row]) is None
 
 
@@ -158,12 +159,12 @@ def test_dashboard_services_answer_has_totals_or_one_row_per_instance() -> None:
         report=lambda: [figures], left_services=lambda: [gone], services_that_ended=list, known=True
     )
     reporter = a_cluster(worker, shown_worker("_groups", 0))
-    rows = asked(the_answers(reporter), services_question())["rows"]
+    rows = asked(the_answers(reporter), names_question("services"))["rows"]
     assert [(row["service"], row["instances"], row["gone"], row["problem"]) for row in rows] == [
         ("old", 0, 1, "diverged: differs"),
         ("sums", 1, 0, ""),
     ]
-    [row] = asked(the_answers(reporter), services_question("sums"))["rows"]
+    [row] = asked(the_answers(reporter), names_question("services", "sums"))["rows"]
     assert (row["stream"], row["partition"], row["state"], row["position"]) == ("s", 3, "leader", 5)
     assert asked(the_answers(reporter), {"services": {"service": 7}}) is None
 

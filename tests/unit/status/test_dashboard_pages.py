@@ -17,11 +17,11 @@ import pytest
 from liftpy.config import NS_PER_S
 from liftpy.core.observe.app_rows import NO_MEMBERS, instance_row, joined_services
 from liftpy.core.observe.history import NAMES, History, asked_rows
-from liftpy.core.observe.merge_metrics import together
 from liftpy.core.observe.node_summary import ASKED, NodeSummary
 from liftpy.core.observe.page_model import figure, value_at
 from liftpy.core.observe.timeline import MARKS, MOST_MARKS, fits, marks, marks_of
 from liftpy.errors import UnavailableError
+from sidecar.cli.dashboard import together
 from sidecar.status import cluster_poller, pages
 from sidecar.status import http as serving
 from sidecar.status.cluster_poller import FORGOTTEN_S, ClusterPoller
@@ -74,7 +74,7 @@ class Cluster:
     async def node_ids(self) -> list[str]:
         return list(NODES)
 
-    async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
+    async def ask_node(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
         assert timeout_s < cluster_poller.EVERY_S or cluster_poller.EVERY_S < 0.1, (
             "all else waits for a node that does not answer"
         )
@@ -398,7 +398,7 @@ async def test_dashboard_poll_continues_while_another_viewer_selects_other_strea
     cluster, clock = Cluster(), Clock()
     site, made = a_site(cluster, clock)
     asked, answers = asyncio.Event(), asyncio.Event()
-    answer = cluster.ask
+    answer = cluster.ask_node
 
     async def ask(node: str, said: bytes, timeout_s: float) -> dict[str, Any]:
         if b"streams" in said:
@@ -406,7 +406,7 @@ async def test_dashboard_poll_continues_while_another_viewer_selects_other_strea
             await answers.wait()
         return await answer(node, said, timeout_s)
 
-    cluster.ask = ask  # type: ignore[method-assign]
+    cluster.ask_node = ask  # type: ignore[method-assign]
     looks = asyncio.ensure_future(body(site, "/api/cluster.json"))
     await asyncio.wait_for(asked.wait(), 10)
     others = asyncio.ensure_future(body(site, "/api/cluster.json", b"after=%5B4%2C%22s%22%5D"))

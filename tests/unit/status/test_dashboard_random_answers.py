@@ -46,8 +46,8 @@ class Strange(Cluster):
         for history in self.histories.values():
             history.add_values(second, [5.0] * len(NAMES))
 
-    async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
-        answer = await super().ask(node, asked, timeout_s)
+    async def ask_node(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
+        answer = await super().ask_node(node, asked, timeout_s)
         if node != "n1":
             return answer
         for place in places(answer):

@@ -26,8 +26,7 @@ from sidecar.workers import channel as channels
 from sidecar.workers.channel import EXIT_NODE_ENDED, Channel
 from sidecar.workers.quiescence import WorkerCombinedFetches, split_by_process
 from sidecar.workers.relayed_group import RelayedGroup
-from sidecar.workers.worker_process import WorkerError, WorkerHandle
-from sidecar.workers.workers import Workers
+from sidecar.workers.workers import WorkerError, WorkerHandle, Workers
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -218,7 +217,7 @@ class _Transport:
 def _hand(code: int = 0) -> tuple[WorkerHandle, _Transport, Any]:
     process = SimpleNamespace(pid=7, killed=0, wait=lambda timeout=None: code)
     process.kill = lambda: setattr(process, "killed", process.killed + 1)
-    hears = SimpleNamespace(worker_failed=lambda error: None)
+    hears = SimpleNamespace(fatal=lambda error: None)
     hand, transport = WorkerHandle(WorkerShare(1, 2), hears, 3), _Transport()  # type: ignore[arg-type]
     hand._process = process
     hand.connection_made(transport)  # type: ignore[arg-type]
@@ -266,14 +265,14 @@ async def test_worker_process_frames_received_twice_are_ignored() -> None:
 
 
 async def test_status_of_a_worker_process_that_stops_answering_is_its_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.workers.worker_process.ANSWER_S", 20)
+    monkeypatch.setattr("sidecar.workers.workers.ANSWER_S", 20)
     hand, _, _ = _hand()
     hand.data_received(encode(FrameKind.PONG))
     looking = asyncio.ensure_future(hand.request_status({"what": "page"}))
     await asyncio.sleep(0)
     hand.data_received(encode(FrameKind.TOLD, 1, b'{"pid": 7}'))
     assert await looking == {"pid": 7, "answers": True}
-    monkeypatch.setattr("sidecar.workers.worker_process.ANSWER_S", 0)
+    monkeypatch.setattr("sidecar.workers.workers.ANSWER_S", 0)
     assert await hand.request_status({"what": "page"}) == {"pid": 7, "answers": False}
     assert await hand.request_status({"what": "figures"}) == {"answers": False}
 

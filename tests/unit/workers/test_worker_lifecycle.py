@@ -13,7 +13,7 @@ import pytest
 
 from liftpy.core.wire.worker_frames import Frame, FrameKind, FrameReader, encode
 from sidecar.runtime.settings import NodeSettings
-from sidecar.workers import worker_process
+from sidecar.workers import workers as worker_process
 from sidecar.workers.workers import Workers
 
 
@@ -63,7 +63,7 @@ class Node:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.processes: list[Worker] = []
         self.failures: list[Exception] = []
-        monkeypatch.setattr(worker_process, "spawn", self._spawn)
+        monkeypatch.setattr(worker_process, "spawn_process", self._spawn)
         self.workers = Workers(NodeSettings("n1", Path("/d"), workers=3), self.failures.append, lambda reason: None)
 
     def _spawn(self, *given: Any, **more: Any) -> Worker:

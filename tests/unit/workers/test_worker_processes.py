@@ -29,13 +29,21 @@ from sidecar.runtime.restarts import momentary, never_again
 from sidecar.runtime.settings import NodeSettings
 from sidecar.status.figures import Figures
 from sidecar.status.metric_names import TABLE
-from sidecar.workers import worker_process as handles
+from sidecar.workers import workers as handles
 from sidecar.workers.channel import EXIT_NODE_ENDED, Channel
 from sidecar.workers.merged_status import AGES, LEAST, MOST, OWN, add_figures, figures_to_json, joined_page, joined_rows
 from sidecar.workers.quiescence import WorkerCombinedFetches, split_by_process
 from sidecar.workers.relayed_group import RelayedGroup
-from sidecar.workers.worker_process import WorkerError, WorkerHandle, failure_of
-from sidecar.workers.workers import DIVIDED_LIMITS, Workers, divided_settings, settings_from_json, settings_to_json
+from sidecar.workers.workers import (
+    DIVIDED_LIMITS,
+    WorkerError,
+    WorkerHandle,
+    Workers,
+    divided_settings,
+    failure_of,
+    settings_from_json,
+    settings_to_json,
+)
 
 
 # ---- settings ----------------------------------------------------------------------------------------------------------------
@@ -306,7 +314,7 @@ class _Node:
     def __init__(self) -> None:
         self.failures: list[Exception] = []
 
-    def worker_failed(self, error: Exception) -> None:
+    def fatal(self, error: Exception) -> None:
         self.failures.append(error)
 
 
