@@ -250,7 +250,6 @@ MODULES = {
     "liftpy.cluster.batches": "liftpy.core.metadata.controller.request_batcher",
     "liftpy.cluster.birth": "liftpy.core.metadata.controller.feature_negotiation",
     "liftpy.cluster.changes": "liftpy.core.metadata.image_delta",
-    "liftpy.cluster.checks": "liftpy.core.metadata.checks",
     "liftpy.cluster.cluster_events": "liftpy.core.metadata.controller.cluster_events",
     "liftpy.cluster.codec": "liftpy.core.metadata.codec",
     "liftpy.cluster.controller_list": "liftpy.core.metadata.controller_list",

@@ -14,9 +14,9 @@ from pathlib import Path
 from cluster_driver import Driver, Error
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from image_checks import LeadershipHistory, check_image, check_step
 
 from liftpy.core.base.partition import PartitionState
-from liftpy.core.metadata.checks import LeadershipHistory, check_image, check_step
 from liftpy.core.metadata.codec import image_to_bytes
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.election import is_quorum
