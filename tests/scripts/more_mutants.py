@@ -65,8 +65,8 @@ def reports_of_any_leadership_count() -> Patches:
     real = elections.report_leader
 
     def count(draft: Any, request: Any) -> Any:
-        found = elections._find(draft, request)
-        if isinstance(found, tuple) and found[1].leader == request.leader:
+        found = draft.image.find(request.stream, request.uid, request.partition)
+        if found is not None and found[1].leader == request.leader:
             request.leaderEpoch = found[1].leader_epoch
         return real(draft, request)
 

@@ -106,9 +106,7 @@ def fence_node(draft: RecordBuilder, request: pb.FenceNode) -> Steps[Decision]:
 
     A fenced node cannot join an ISR or become leader. Leaders remove it from their ISRs.
     """
-    node = current_node(draft, request.nodeId, request.incarnation)
-    if isinstance(node, Decision):
-        return node
+    node = draft.find_process(request.nodeId, request.incarnation)
     if node.fenced:
         return draft.done(pb.ControlResponse(node=node_to_pb(node)))
     fenced = replace(node, fenced=True, session_time_ns=draft.now_ns)
@@ -119,9 +117,7 @@ def fence_node(draft: RecordBuilder, request: pb.FenceNode) -> Steps[Decision]:
 
 def unfence_node(draft: RecordBuilder, request: pb.UnfenceNode) -> Steps[Decision]:
     """Unfence a node whose heartbeats are back, in the same process."""
-    node = current_node(draft, request.nodeId, request.incarnation)
-    if isinstance(node, Decision):
-        return node
+    node = draft.find_process(request.nodeId, request.incarnation)
     if not node.fenced:
         return draft.done(pb.ControlResponse(node=node_to_pb(node)))
     back = replace(node, fenced=False, session_time_ns=draft.now_ns)
@@ -256,27 +252,12 @@ def report_service(draft: RecordBuilder, request: pb.ReportService) -> Decision:
 
     The entry is only an event and does not change the image.
     """
-    if draft.image.find(request.stream, request.uid, request.partition) is None:
-        detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
-        return refuse(pb.ControlResponse.NOT_FOUND, detail)
-    node = current_node(draft, request.node, request.incarnation)
-    if isinstance(node, Decision):
-        return node
+    draft.find_partition(request)
+    draft.find_process(request.node, request.incarnation)
     if max(len(request.service), len(request.ending), len(request.reason)) > MAX_REASON:
         return refuse(pb.ControlResponse.INVALID, f"a reason has at most {MAX_REASON} characters")
     draft.needs_entry()
     return draft.done()
-
-
-def current_node(draft: RecordBuilder, node_id: str, incarnation: int) -> NodeImage | Decision:
-    """Return the node from the image. If its incarnation is not ``incarnation``, or it does not exist, return a rejection."""
-    node = draft.image.nodes.get(node_id)
-    if node is None:
-        return refuse(pb.ControlResponse.NOT_FOUND, f"there is no node {node_id!r}")
-    if node.incarnation != incarnation:
-        detail = f"node {node_id!r} is incarnation {node.incarnation} now, not {incarnation}"
-        return refuse(pb.ControlResponse.FENCED, detail)
-    return node
 
 
 def change_controllers(draft: RecordBuilder, request: pb.ChangeControllers) -> Decision:

@@ -1,7 +1,7 @@
-"""CreateStream, AddPartitions, PlaceStream, DeleteStream, AlterStream, TruncateBefore and OpenGroups.
+"""CreateStream, AddPartitions, PlaceStream, DeleteStream, AlterStream and OpenGroups.
 
 AlterStream stores new settings or a new replication factor. A new factor sets a target for every partition, and the
-replicas move one by one. TruncateBefore raises the log start. OpenGroups creates the internal stream of consumer groups
+replicas move one by one. OpenGroups creates the internal stream of consumer groups
 at its first use.
 """
 
@@ -18,7 +18,6 @@ from liftpy.core.metadata.codec import (
     apply_changed_fields,
     config_from_pb,
     config_to_pb,
-    partition_to_pb,
     stored_text,
     stream_to_pb,
 )
@@ -35,7 +34,7 @@ from liftpy.core.metadata.placement.facts import (
 )
 from liftpy.core.metadata.placement.rebalance import DestinationNodes, with_replication_factor
 from liftpy.core.metadata.reassignment_progress import replicas_to_come
-from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
+from liftpy.core.metadata.record_builder import Decision, RecordBuilder, RejectedError, refuse
 from liftpy.core.metadata.records import PartitionsAdded, StreamAltered, StreamCreated, StreamDeleted
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import GROUPS_STREAM, RESERVED_NAMES, Subjects, data_subject
@@ -114,8 +113,6 @@ def place_stream(draft: RecordBuilder, request: pb.PlaceStream) -> Steps[Decisio
 def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Decision]:
     """Add partitions to a stream. Replicas of existing partitions do not move."""
     held = _find_stream(draft, request.name, request.uid)
-    if isinstance(held, Decision):
-        return held
     if held.waiting:
         detail = f"stream {request.name!r} waits for nodes: partitions are added when it has some"
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, detail)
@@ -139,19 +136,15 @@ def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Dec
 def delete_stream(draft: RecordBuilder, request: pb.DeleteStream) -> Decision:
     """Delete the stream with the name and uid in the request. Without a uid, delete the stream that has the name now [M11]."""
     held = _find_stream(draft, request.name, request.uid)
-    if isinstance(held, Decision):
-        return held
     draft.add(StreamDeleted(held.name, held.uid))
     return draft.done(pb.ControlResponse(detail=held.uid))
 
 
-def _find_stream(draft: RecordBuilder, name: str, uid: str) -> StreamImage | Decision:
-    """Return the stream with this name and uid, or a rejection. A uid of '' matches any stream."""
-    held = draft.image.streams.get(name)
-    if held is None:
-        return refuse(pb.ControlResponse.NOT_FOUND, f"there is no stream {name!r}")
-    if uid and uid != held.uid:
-        return refuse(pb.ControlResponse.NOT_FOUND, f"stream {name!r} is {held.uid} now; {uid} is gone")
+def _find_stream(draft: RecordBuilder, name: str, uid: str) -> StreamImage:
+    """Return the stream, as ``draft.find_stream`` does. The text for another uid differs, and controllers store it."""
+    held = draft.find_stream(name, "")
+    if uid not in ("", held.uid):
+        raise RejectedError(pb.ControlResponse.NOT_FOUND, f"stream {name!r} is {held.uid} now; {uid} is gone")
     return held
 
 
@@ -305,9 +298,6 @@ def _existing_stream_text(
     return "; ".join(said)
 
 
-MAX_OFFSET = 1 << 62
-
-
 def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decision]:
     """Change the replication factor and the named settings of a stream.
 
@@ -315,10 +305,7 @@ def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decisio
 
     New replicas go to the least loaded nodes on other racks. The least useful replicas are removed.
     """
-    held = draft.image.streams.get(request.name)
-    if held is None or request.uid not in ("", held.uid):
-        detail = f"there is no stream {request.name!r}" + (f" of the id {request.uid!r}" if held is not None else "")
-        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    held = draft.find_stream(request.name, request.uid)
     factor = request.replicationFactor
     if not (1 <= factor <= MAX_REPLICAS or (not factor and request.changed)):
         return refuse(pb.ControlResponse.INVALID, f"replication factor = {factor} is outside 1..{MAX_REPLICAS}")
@@ -330,8 +317,6 @@ def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decisio
         detail = f"the settings of {held.name!r} are at version {held.config_version}, not {request.configVersion}: look again"
         return refuse(pb.ControlResponse.STALE, detail)
     partitions = (yield from _change_replication_factor(draft, held, factor)) if factor else list(held.partitions)
-    if isinstance(partitions, Decision):
-        return partitions
     stream = replace(stream, replication_factor=factor or held.replication_factor, partitions=tuple(partitions))
     if request.dryRun:
         return Decision((), pb.ControlResponse(stream=stream_to_pb(stream)))
@@ -347,24 +332,6 @@ def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decisio
         if number % PER_STEP == PER_STEP - 1:
             yield
     return draft.done(pb.ControlResponse(stream=stream_to_pb(replace(stream, partitions=tuple(partitions)))))
-
-
-def truncate_before(draft: RecordBuilder, request: pb.TruncateBefore) -> Decision:
-    """Raise the log start of a partition, so that older records are deleted.
-
-    All replicas delete the records below the new log start. Replicas that are down delete them later. The log start never
-    falls.
-    """
-    found = draft.image.find(request.stream, request.uid, request.partition) if request.uid else None
-    if found is None:
-        detail = f"there is no partition {request.stream}/{request.partition} of the id {request.uid!r}"
-        return refuse(pb.ControlResponse.NOT_FOUND, detail)
-    stream, partition = found
-    if not 0 <= request.offset <= MAX_OFFSET:
-        return refuse(pb.ControlResponse.INVALID, f"offset = {request.offset} is outside 0..{MAX_OFFSET}", partition)
-    if request.offset > partition.asked_start:
-        partition = draft.change(stream, replace(partition, asked_start=request.offset))
-    return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
 
 
 def _with_settings(held: StreamImage, request: pb.AlterStream) -> StreamImage:
@@ -389,7 +356,7 @@ def _with_reset_standby_buffers(partition: PartitionState) -> PartitionState:
     return replace(partition, pause=pause, pauses=partition.pauses + 1)
 
 
-def _change_replication_factor(draft: RecordBuilder, held: StreamImage, factor: int) -> Steps[list[PartitionState] | Decision]:
+def _change_replication_factor(draft: RecordBuilder, held: StreamImage, factor: int) -> Steps[list[PartitionState]]:
     facts = facts_of(draft.image)
     on = Counter({node.node_id: node.replicas for node in facts})
     for partition in held.partitions:
@@ -401,7 +368,7 @@ def _change_replication_factor(draft: RecordBuilder, held: StreamImage, factor: 
         wanted = partition.target or partition.replicas
         target = with_replication_factor(wanted, factor, takers, partition.leader or wanted[0], partition.isr, held.placement)
         if target is None:
-            return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, _why_no_node(held, partition, factor, takers))
+            raise RejectedError(pb.ControlResponse.NOT_ENOUGH_NODES, _why_no_node(held, partition, factor, takers))
         changed = replace(partition, target=target, moved_for=MoveReason.FACTOR)
         partitions.append(partition if target == wanted else finish_reached_target(held, changed))
         if len(partitions) % PER_STEP == 0:
