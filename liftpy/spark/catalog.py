@@ -324,7 +324,6 @@ class Catalog:
 
 
 def _same(one: StreamOffsets, other: StreamOffsets) -> bool:
-    """Return whether two positions name the same records of the same streams. Partitions without a LeaderEpoch are not compared."""
     return one.uids == other.uids and one.lasts == other.lasts
 
 

@@ -189,7 +189,6 @@ def whole_input(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _worker_pipe() -> io.BufferedReader:
-    """Return the pipe from which this Python worker reads the input of its task."""
     frame = sys._getframe().f_back
     while frame is not None:
         for value in frame.f_locals.values():

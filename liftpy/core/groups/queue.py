@@ -386,7 +386,6 @@ class WorkQueue:
             yield index, self._settle(settlement, piece, now_ns)
 
     def _own(self, first: int, behind: int, lease: int, member: str) -> list[int]:
-        """Return the indexes of the pieces that ``member`` holds by ``lease``, from index ``first`` to ``behind`` (exclusive)."""
         if not lease:
             return []
         pieces = self._pieces
@@ -456,14 +455,12 @@ class WorkQueue:
         return bisect_right(self._starts, offset) - 1
 
     def _at(self, entry: tuple[int, int], kind: PieceKind) -> QueuePiece | None:
-        """Return the piece that a heap entry (due time, start offset) names. None: the piece has changed since."""
         due_ns, start = entry
         index = self._index(start)
         piece = self._pieces[index] if index >= 0 else None
         return piece if piece is not None and (piece.start, piece.kind, piece.due_ns) == (start, kind, due_ns) else None
 
     def _cut(self, offset: int) -> None:
-        """Split the piece that contains ``offset`` at this offset."""
         index = self._index(offset)
         piece = self._pieces[index]
         if piece.start == offset:
@@ -568,7 +565,6 @@ class WorkQueue:
             heap[:] = self._entries(kind)
 
     def _count(self, piece: QueuePiece, records: int) -> None:
-        """Add ``records`` (negative: subtract) to the counters of leased, dead and other records, as the state of ``piece`` says."""
         self._records[piece.kind] += records
         if piece.kind is PieceKind.OUT:
             count = self._out.get(piece.member, 0) + records
@@ -580,7 +576,6 @@ class WorkQueue:
             self._dead_back += records
 
     def _advance(self) -> None:
-        """Move the start of the queue past the pieces at its beginning that are DONE."""
         if self._pieces and self._pieces[0].kind is PieceKind.DONE:
             first = self._pieces[0]
             self._count(first, first.start - first.end)

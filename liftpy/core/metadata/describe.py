@@ -70,10 +70,6 @@ def describe(image: ClusterImage, request: pb.DescribeCluster) -> pb.ControlResp
 
 
 def _add_nodes(page: pb.ClusterDescription, image: ClusterImage, after: str, room: _Room) -> bool:
-    """Add the nodes after the id ``after`` to the page, as long as it has room.
-
-    Return whether all nodes are in this page or an earlier one.
-    """
     if not after:
         page.image.counters.CopyFrom(COUNTERS.to_pb(image.counters))
     for node_id in sorted(node_id for node_id in image.nodes if node_id > after):
@@ -98,10 +94,6 @@ def _add_streams(page: pb.ClusterDescription, image: ClusterImage, request: pb.D
 
 
 def _add_stream(page: pb.ClusterDescription, stream: StreamImage, first: int, room: _Room) -> bool:
-    """Add the partitions of a stream from number ``first`` on to the page, as long as it has room.
-
-    Return whether all of them fit.
-    """
     head = stream_to_pb(replace(stream, partitions=()))
     if not room.takes(head):
         page.more = True

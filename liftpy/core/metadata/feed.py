@@ -188,7 +188,6 @@ class FeedProducer:
 
 
 def _size_bytes(messages: Iterable[pb.Record]) -> int:
-    """Return the size of the records ``messages`` in a feed entry, with their tags and lengths, in bytes."""
     return sum(message.ByteSize() + 8 for message in messages)
 
 

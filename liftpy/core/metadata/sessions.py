@@ -182,7 +182,6 @@ class NodeSessions:
         return LeaseAnswer(True, lease_ms=0 if self._times is None else self._times.lease_ms)
 
     def _use_times(self, times: SessionTimes | None, now_ns: int) -> None:
-        """Use the session times ``times`` for new leases. Running sessions keep their deadlines."""
         config = self._config
         own_ns = round(config.session_s * NS_PER_S), round(config.lease_s * NS_PER_S)
         self._times, self._times_ns, self._settling_ns = times, now_ns, _NEVER

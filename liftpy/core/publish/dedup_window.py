@@ -173,7 +173,6 @@ class RecentIds:
         self._expire(self._time_ns)
 
     def _expire(self, time_ns: int) -> None:
-        """Remove the ids that have left the deduplication window at the log time ``time_ns``."""
         kept, until_ns = self._kept, time_ns - self.window_ns
         while kept and kept[0].time_ns <= until_ns and not self._is_fresh(kept[0].known_ns):
             self._forget(kept.popleft())

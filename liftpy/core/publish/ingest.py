@@ -415,7 +415,6 @@ class Ingest:
         return not (self._has_unread() or self._tokens or undecided or self._acks.count)
 
     def _has_unread(self) -> bool:
-        """True if publishes have arrived that were not checked yet, or wait for the subject index."""
         return bool(self._raw or self._derived.index_wait)
 
     def stop(self) -> None:
@@ -514,7 +513,6 @@ class Ingest:
         again(messages[half:])
 
     def _submit_at(self, messages: list[RawMessage], alone: Collection[int]) -> None:
-        """Submit the messages with indexes in ``alone`` one by one, and those between them together, in the order of arrival."""
         for piece in split_at(messages, alone):
             self._submit_piece(piece)
 
@@ -861,7 +859,6 @@ class Ingest:
         return self._repeats(columns, self.wall_ns()) if columns.ids else {}
 
     def _record_dropped(self, count: int) -> None:
-        """Record that the connection dropped ``count`` publishes unread, because the buffers of the node and the server were full."""
         self.counters.drop(INGEST_OVERFLOW, count)
 
     def _reject_some(self, columns: MessageColumns, unfit: Mapping[int, Rejection]) -> None:

@@ -272,7 +272,6 @@ def _beside(one: RangeStats) -> RangeStats:
 
 
 def _join_beside(whole: RangeStats, one: RangeStats) -> None:
-    """Add the statistics ``one`` of a partition to the statistics ``whole`` of the stream. Their time ranges may overlap."""
     if one.records:
         whole.first_ns = min(whole.first_ns, one.first_ns) if whole.records else one.first_ns
         whole.last_ns = max(whole.last_ns, one.last_ns)
@@ -527,7 +526,6 @@ def _lengths(column: BytesColumn) -> NDArray[np.int64]:
 
 
 def _count_entries(column: DictionaryColumn, index: NDArray[np.uint32]) -> dict[str, int]:
-    """Return the number of records of each text in a dictionary column. ``index``: number of the column's entry for each record."""
     names = [(entry or b"").decode("utf-8", "replace") for entry in column.entries.to_list()]
     counts = np.bincount(index, minlength=len(names)).tolist()
     return {name: count for name, count in zip(names, counts, strict=True) if count and name}

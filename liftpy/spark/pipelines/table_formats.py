@@ -285,7 +285,6 @@ class IcebergDirectory(_TableDirectory):
 
 
 def _files(table: Any, snapshot: int | None = None) -> dict[str, int]:
-    """Return the number of records of each file in a snapshot, by absolute path. ``snapshot`` None: the newest snapshot."""
     found = [task.file for task in table.scan(snapshot_id=snapshot).plan_files()]
     return {one.file_path.removeprefix("file://"): one.record_count for one in found}
 

@@ -220,7 +220,6 @@ def _most_have_reported(draft: RecordBuilder, stream: StreamImage, partition: Pa
 
 
 def _within_window(held: LeaderReport, report: LeaderReport) -> bool:
-    """Return whether the reports ``held`` and ``report`` arrived at the same metadata leader within ``REPORT_WINDOW_NS``."""
     return held.stamp_term == report.stamp_term and abs(report.stamp_ns - held.stamp_ns) <= REPORT_WINDOW_NS
 
 

@@ -116,10 +116,6 @@ def _reasons_against(
 
 
 def _dry_run_answer(image: ClusterImage, heard: ReportedLevels, reasons: list[str]) -> pb.ControlResponse:
-    """Return the answer to a dry run of SetFeatureLevel. ``heard``: levels of the nodes.
-
-    ``reasons``: why the level cannot be set, [] if it can.
-    """
     levels = pb.FeatureLevels(level=image.feature_level, reasons=reasons)
     for node_id in sorted(image.nodes):
         spoken = heard.of(image, node_id)
@@ -130,7 +126,6 @@ def _dry_run_answer(image: ClusterImage, heard: ReportedLevels, reasons: list[st
 
 
 def _fill(request: pb.SetFeatureLevel, image: ClusterImage, rules: Rules, times: SessionTimes) -> None:
-    """Add to a SetFeatureLevel request the facts that were checked, before it is logged: nodes, rules and session times."""
     del request.checked[:]
     request.checked.extend(pb.CheckedNode(nodeId=i, incarnation=image.nodes[i].incarnation) for i in sorted(image.nodes))
     request.rules.CopyFrom(rules_to_pb(image.rules or rules.stored_rules))

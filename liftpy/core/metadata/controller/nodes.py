@@ -312,12 +312,11 @@ def after_return(draft: RecordBuilder, node_id: str) -> Steps[str]:
 
 
 def _each(draft: RecordBuilder, node_id: str, step: Step) -> Steps[list[PartitionState]]:
-    """Call ``step`` for each partition that the node can be elected for. Record and return the partitions that it changed."""
     changes = []
     for number, (stream, partition) in enumerate(draft.image.partitions_of(node_id), 1):
         if number % PER_STEP == 0:
             yield
-        counts = node_id in partition.isr or node_id in partition.complete or election.is_quorum(stream)
+        counts = node_id in partition.isr or node_id in partition.complete or stream.commits_by_quorum
         if counts or node_id == partition.candidate:
             changed = step(draft, stream, partition, node_id)
             if changed != partition:
@@ -338,7 +337,7 @@ def _complete_back(draft: RecordBuilder, stream: StreamImage, partition: Partiti
 
 
 def _incomplete_back(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
-    quorum = election.is_quorum(stream)
+    quorum = stream.commits_by_quorum
     sole = partition.isr == (node_id,)
     incomplete = set(partition.incomplete) | ({node_id} if sole or quorum else set())
     staying = partition.isr if sole else tuple(member for member in partition.isr if member != node_id)

@@ -156,7 +156,6 @@ def wake_partition(draft: RecordBuilder, request: pb.WakePartition) -> Decision:
 
 
 def _with_pause(partition: PartitionState, asked_for: Pause) -> PartitionState:
-    """Return the partition with the requested pause. If it has this pause already, return ``partition`` itself."""
     if asked_for is Pause.ENDING:
         return replace(partition, pause=Pause.ENDING) if partition.pause.takes_nothing else partition
     if partition.pause is asked_for:

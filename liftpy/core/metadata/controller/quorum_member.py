@@ -342,7 +342,6 @@ class QuorumMember:
         return decided
 
     def _controller_change_step(self, now_ns: int, view: GroupView) -> list[Decision]:
-        """Return the next step of a running change of the controllers as instruction. Any member may have started the change."""
         if leader_must_transfer(view) and now_ns >= self._transfer_at_ns:
             self._transfer_at_ns = now_ns + TRANSFER_EVERY_NS
             return [TransferMetadataLeadership()]
@@ -360,7 +359,6 @@ class QuorumMember:
         return [TransferMetadataLeadership()]
 
     def _node_probes(self, now_ns: int) -> list[Decision]:
-        """Return instructions to probe the nodes with late heartbeats. Each one is probed once per ``PROBE_EVERY_NS``."""
         if now_ns < self._probe_at_ns:
             return []
         self._probe_at_ns = now_ns + PROBE_EVERY_NS

@@ -113,7 +113,6 @@ def finish_reached_target(stream: StreamImage, partition: PartitionState) -> Par
 
 
 def _why_not(draft: RecordBuilder, partition: PartitionState, wanted: tuple[str, ...]) -> str:
-    """Return why ``wanted`` cannot become the target replicas of the partition. '': it can."""
     if not 1 <= len(wanted) <= MAX_REPLICAS:
         return f"{len(wanted)} replicas are outside 1..{MAX_REPLICAS}"
     twice = sorted(node for node, count in Counter(wanted).items() if count > 1)

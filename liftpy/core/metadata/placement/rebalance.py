@@ -186,7 +186,6 @@ class _ReplicaBalancer:
         )
 
     def _shares(self) -> dict[str, float]:
-        """Return the number of replicas that each node should have, for the nodes that accept replicas."""
         total = sum(self._count[n] for n, node in self._nodes.items() if node.live or n in self._leaving)
         return shares_of(total, self._takers, {node.node_id: self._most(node.node_id) for node in self._takers})
 
@@ -545,7 +544,6 @@ class _SizeBalancer:
         )
 
     def _fill(self) -> None:
-        """Move replicas to nodes that are far below their share of bytes, from the nodes with most bytes."""
         given_up: set[str] = set()
         while True:
             poor = next((n for above, n in self._poorest if n not in given_up), "")
