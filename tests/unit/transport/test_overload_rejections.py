@@ -18,7 +18,7 @@ from liftpy.core.publish.memory_budget import (
     NodePublishMemory,
     PartitionMemoryBudget,
 )
-from liftpy.core.publish.ports import is_refused_unread
+from liftpy.core.publish.ports import can_be_rejected_unread
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.envelope import MAGIC, FastEnvelope
 from sidecar.transport.ingest_connection import _PIECE_BYTES as PIECE_BYTES
@@ -211,7 +211,9 @@ async def test_ingest_parser_in_overload_handles_each_message_once_for_any_split
             sid != b"2"
             and len(reply) <= 255
             and b"\n" not in reply
-            and (is_refused_unread(reply, payload, block, made.doors[1].is_new))
+            and bool(reply)
+            and not payload.startswith(MAGIC)
+            and can_be_rejected_unread(block, made.doors[1].is_new)
         )
         due.append((int(sid), reply) if unread else (subject, reply, payload, block))
     assert made.got == [one for one in due if len(one) == 4]
