@@ -134,13 +134,8 @@ def kind_of(request: pb.ControlRequest) -> RequestKind:
 
 def changes_nothing(request: pb.ControlRequest) -> bool:
     """Return whether the request is read-only, so that it needs no deduplication."""
-    dry_runs = (
-        request.createStream.dryRun,
-        request.addPartitions.dryRun,
-        request.alterStream.dryRun,
-        request.setFeatureLevel.dryRun,
-    )
-    return kind_of(request).read_only or any(dry_runs)
+    asked = getattr(request, request.WhichOneof("request") or "", None)
+    return kind_of(request).read_only or getattr(asked, "dryRun", False)
 
 
 def may_be_logged(request: pb.ControlRequest) -> bool:
