@@ -128,10 +128,6 @@ def counting_settings(setting: Callable[[str], str | None], *, streaming: bool) 
     return found
 
 
-def _plan_of(settings: Mapping[str, str]) -> int:
-    return crc32c.crc32c(repr(sorted(settings.items())).encode()) % MAX_PLAN + 1
-
-
 @contextlib.contextmanager
 def _explain_errors(round: Round | None, settings: Mapping[str, str] | None = None) -> Iterator[None]:
     """Convert errors of a task into SourceErrors whose text begins with the error code.
@@ -243,7 +239,7 @@ def write_round(
     Raises:
         SourceError: The rows could not be stored. The text begins with the code.
     """
-    round = round._replace(plan=_plan_of(settings))
+    round = round._replace(plan=crc32c.crc32c(repr(sorted(settings.items())).encode()) % MAX_PLAN + 1)
     with _explain_errors(round, settings):
         rows = gather_rows(whole_input(batches), options)
 

@@ -322,7 +322,9 @@ class WorkQueue:
         """
         given: list[QueuePiece] = []
         at, end = self.frontier, min(take.logEnd, take.keysFrom + len(take.keys))
-        while take.keysFrom <= at < end and room > 0 and len(given) < ranges and not self._holds_enough():
+        while take.keysFrom <= at < end and room > 0 and len(given) < ranges:
+            if self.is_full or self._order.held_count >= commands.MAX_HELD:
+                break
             key, behind = take.keys[at - take.keysFrom], at + 1
             while key == NO_KEY and behind < min(end, at + room) and take.keys[behind - take.keysFrom] == NO_KEY:
                 behind += 1
@@ -334,9 +336,6 @@ class WorkQueue:
                 self._insert(piece)
             at = behind
         return given
-
-    def _holds_enough(self) -> bool:
-        return self.is_full or self._order.held_count >= commands.MAX_HELD
 
     def settle(
         self, settlement: pb.Settlement, member: str, now_ns: int, most_lost: int = commands.MAX_LOST_RANGES

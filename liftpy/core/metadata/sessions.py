@@ -197,9 +197,6 @@ class NodeSessions:
         self._place_kept_ns = max(round(PLACE_KEPT_S * NS_PER_S), self._longest_session_ns)
         self._earliest_ns = now_ns
 
-    def _starts_cold(self, now_ns: int) -> bool:
-        return not self._anybody_heard and now_ns - self._began_ns < self._cold_start_ns
-
     def _extend_sessions(self, now_ns: int) -> None:
         """Extend the sessions of all nodes that have not sent a heartbeat yet, when the first heartbeat of any node arrives.
 
@@ -265,7 +262,7 @@ class NodeSessions:
         """
         if not self._leading or now_ns < self._earliest_ns:
             return []
-        if self._starts_cold(now_ns):
+        if not self._anybody_heard and now_ns - self._began_ns < self._cold_start_ns:
             self._earliest_ns = self._began_ns + self._cold_start_ns
             return []
         proposals: list[pb.FenceNode | pb.UnfenceNode | pb.SettleSessionTimes] = []

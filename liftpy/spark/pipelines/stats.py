@@ -313,15 +313,11 @@ _ALPHA = 0.7213 / (1 + 1.079 / _REGISTERS)
 _SIZES = 32
 
 
-def _registers() -> NDArray[np.uint8]:
-    return np.zeros(_REGISTERS, dtype=np.uint8)
-
-
 @dataclass(slots=True)
 class Sketch:
     """Estimator of the number of distinct entries (HyperLogLog). ``registers``: uint8[4096]."""
 
-    registers: NDArray[np.uint8] = field(default_factory=_registers)
+    registers: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(_REGISTERS, dtype=np.uint8))
 
     def add(self, hashes: NDArray[np.uint32]) -> None:
         index = (hashes >> np.uint32(_RANK_BITS)).astype(np.int64)

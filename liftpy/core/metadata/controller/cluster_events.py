@@ -200,13 +200,7 @@ def events_of(
 ) -> Iterator[ClusterEvent]:
     """Yield the events of the log entry ``index``. A read-only request has no events.
 
-    Args:
-        before: Image before the entry.
-        entry: Serialized entry.
-        answer: Serialized result of the entry.
-        records: Changes of the entry.
-        index: Index of the entry in the metadata log.
-        causes: Causes that earlier entries named. Default None: none.
+    ``before``: image before the entry. ``answer``: serialized result of the entry. ``causes``: causes that earlier entries named.
     """
     try:
         request = pb.ControlRequest.FromString(entry)
