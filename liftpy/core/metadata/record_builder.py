@@ -6,7 +6,7 @@ The counters that a decision used become one CountersMoved record, so that no va
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.base.purge import without_completed
@@ -43,14 +43,6 @@ class RejectedError(Exception):
     def __init__(self, error: pb.ControlResponse.Error, detail: str, partition: PartitionState | None = None) -> None:
         super().__init__(detail)
         self.decision = refuse(error, detail, partition)
-
-
-class NamesPartition(Protocol):
-    """Request about one partition. ``uid`` '': the stream that has the name now."""
-
-    stream: str
-    uid: str
-    partition: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +151,11 @@ class RecordBuilder:
             raise RejectedError(pb.ControlResponse.NOT_FOUND, detail)
         return held
 
-    def find_partition(self, request: NamesPartition, of: str = "") -> tuple[StreamImage, PartitionState]:
-        """Return the partition that ``request`` names, with its stream. ``of``: end of the rejection's text, '' for the usual one."""
+    def find_partition(self, request: Any, of: str = "") -> tuple[StreamImage, PartitionState]:
+        """Return the partition that the fields stream, uid and partition of ``request`` name, with its stream.
+
+        ``of``: end of the rejection's text, '' for the usual one.
+        """
         found = self.image.find(request.stream, request.uid, request.partition)
         if found is None:
             of = of or f"of stream {request.uid or 'of that name'}"
