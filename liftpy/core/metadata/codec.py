@@ -78,14 +78,6 @@ OPERATION = MessageCodec(Operation, pb.OperationDone)
 RULES = MessageCodec(ClusterRules, pb.ClusterRules)
 TIMES = MessageCodec(SessionTimes, pb.SessionTimes)
 
-config_to_pb, config_from_pb = CONFIG.to_pb, CONFIG.from_pb
-quota_to_pb, quota_from_pb = QUOTA.to_pb, QUOTA.from_pb
-node_to_pb, node_from_pb = NODE.to_pb, NODE.from_pb
-partition_to_pb, partition_from_pb = PARTITION.to_pb, PARTITION.from_pb
-stream_to_pb, stream_from_pb = STREAM.to_pb, STREAM.from_pb
-rules_to_pb, rules_from_pb = RULES.to_pb, RULES.from_pb
-times_to_pb, times_from_pb = TIMES.to_pb, TIMES.from_pb
-
 
 def pause_to_pb(pause: Pause) -> pb.Pause:
     """Convert a Pause to its protobuf enum. Both have the same numbers."""

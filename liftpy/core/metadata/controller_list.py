@@ -66,7 +66,6 @@ class ControllerList:
 
 
 CONTROLLERS = MessageCodec(ControllerList, pb.ControllerList)
-list_to_pb, list_from_pb = CONTROLLERS.to_pb, CONTROLLERS.from_pb
 
 
 def majority(count: int) -> int:
@@ -104,7 +103,7 @@ def list_of(entry: bytes, index: int) -> ControllerList | None:
         return None  # as the state machine would refuse it
     if not request.HasField("changeControllers") or request.changeControllers.after >= index:
         return None
-    held = replace(list_from_pb(request.changeControllers.list), index=index)
+    held = replace(CONTROLLERS.from_pb(request.changeControllers.list), index=index)
     return held if well_formed(held) else None
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.base.purge import without_completed
-from liftpy.core.metadata.codec import partition_to_pb
+from liftpy.core.metadata.codec import PARTITION
 from liftpy.core.metadata.features import FEATURES, Feature
 from liftpy.core.metadata.image import ClusterImage, ClusterRules, Counters, NodeImage, StreamImage
 from liftpy.core.metadata.records import CountersMoved, NodeChanged, PartitionStateChanged, Record
@@ -33,7 +33,7 @@ def refuse(error: pb.ControlResponse.Error, detail: str, partition: PartitionSta
         detail = f"{detail[:MAX_DETAIL_LENGTH]}…({len(detail)} characters)"
     response = pb.ControlResponse(error=error, detail=detail)
     if partition is not None:
-        response.partition.CopyFrom(partition_to_pb(partition))
+        response.partition.CopyFrom(PARTITION.to_pb(partition))
     return Decision((), response)
 
 
@@ -179,7 +179,7 @@ class RecordBuilder:
         """Record the new state of a partition of ``stream``, unless it is the old one. Return the decision, which answers with it."""
         if partition != stream.partitions[partition.partition]:
             partition = self.change(stream, partition)
-        return self.done(pb.ControlResponse(partition=partition_to_pb(partition)))
+        return self.done(pb.ControlResponse(partition=PARTITION.to_pb(partition)))
 
     def done(self, response: pb.ControlResponse | None = None) -> Decision:
         """Return the decision with all records. ``response``: its answer, None for OK."""

@@ -9,13 +9,12 @@ from itertools import chain
 import pytest
 
 from liftpy.core.metadata.controller_list import (
+    CONTROLLERS,
     ControllerList,
     GroupView,
     NoChange,
     leader_must_transfer,
-    list_from_pb,
     list_of,
-    list_to_pb,
     majority,
     next_step,
     plan_change,
@@ -192,7 +191,7 @@ def test_controller_list_of_an_entry_that_apply_rejects_is_none() -> None:
     made = list_of(entry.SerializeToString(), 5)
     assert made == ControllerList(ABC, "d", "", 5)
     assert made is not None
-    assert list_from_pb(list_to_pb(made)) == made
+    assert CONTROLLERS.from_pb(CONTROLLERS.to_pb(made)) == made
     fsm = born_fsm()
     answer = pb.ControlResponse.FromString(fsm.apply(entry.SerializeToString(), 5))
     assert (answer.error, fsm.image.controllers) == (_E.OK, made)

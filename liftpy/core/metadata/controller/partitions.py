@@ -16,7 +16,7 @@ from dataclasses import replace
 from liftpy.core.base.cooperative_apply import PER_STEP, Steps
 from liftpy.core.base.partition import PartitionState, PartitionStatus, Pause, Purge
 from liftpy.core.base.purge import MAX_PURGE_BYTES, MAX_PURGES, waits_for, with_purge, with_report
-from liftpy.core.metadata.codec import partition_to_pb, stream_to_pb
+from liftpy.core.metadata.codec import PARTITION, STREAM
 from liftpy.core.metadata.controller.reassign import add_learner_to_replicas, finish_reached_target, remove_replica
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, RejectedError, refuse
@@ -40,7 +40,7 @@ def change_isr(draft: RecordBuilder, request: pb.ChangeIsr) -> Decision:
     if request.evicted:
         moved = remove_replica(moved, request.evicted)
     changed = draft.change(stream, finish_reached_target(stream, moved) if partition.target else moved)
-    return draft.done(pb.ControlResponse(partition=partition_to_pb(changed)))
+    return draft.done(pb.ControlResponse(partition=PARTITION.to_pb(changed)))
 
 
 def leave_isr(draft: RecordBuilder, request: pb.LeaveIsr) -> Decision:
@@ -57,7 +57,7 @@ def leave_isr(draft: RecordBuilder, request: pb.LeaveIsr) -> Decision:
     if request.node not in partition.isr:
         return draft.store(stream, partition)
     moved = stream.with_isr(partition, [member for member in partition.isr if member != request.node])
-    return draft.done(pb.ControlResponse(partition=partition_to_pb(draft.change(stream, moved))))
+    return draft.done(pb.ControlResponse(partition=PARTITION.to_pb(draft.change(stream, moved))))
 
 
 def _check_change(draft: RecordBuilder, request: pb.ChangeIsr, partition: PartitionState) -> None:
@@ -132,7 +132,7 @@ def pause_partitions(draft: RecordBuilder, request: pb.PausePartitions) -> Steps
             partitions[number] = draft.change(held, changed)
         if place % PER_STEP == PER_STEP - 1:
             yield
-    return draft.done(pb.ControlResponse(stream=stream_to_pb(replace(held, partitions=tuple(partitions)))))
+    return draft.done(pb.ControlResponse(stream=STREAM.to_pb(replace(held, partitions=tuple(partitions)))))
 
 
 def wake_partition(draft: RecordBuilder, request: pb.WakePartition) -> Decision:
@@ -152,7 +152,7 @@ def wake_partition(draft: RecordBuilder, request: pb.WakePartition) -> Decision:
         partition = _wake(draft, stream, partition)
     else:
         return refuse(pb.ControlResponse.INVALID, f"{partition.pause.name}: operators alone resume it", partition)
-    return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
+    return draft.done(pb.ControlResponse(partition=PARTITION.to_pb(partition)))
 
 
 def _with_pause(partition: PartitionState, asked_for: Pause) -> PartitionState:
@@ -212,7 +212,7 @@ def purge_records(draft: RecordBuilder, request: pb.PurgeRecords) -> Decision:
     if changed is None:
         return refuse(pb.ControlResponse.INVALID, _no_room(partition, wish), partition)
     if changed is partition:
-        return Decision((), pb.ControlResponse(partition=partition_to_pb(partition)))
+        return Decision((), pb.ControlResponse(partition=PARTITION.to_pb(partition)))
     return draft.store(stream, changed)
 
 

@@ -29,10 +29,10 @@ from liftpy.core.metadata.controller.feature_negotiation import LevelBootstrap, 
 from liftpy.core.metadata.controller.requests import changes_nothing
 from liftpy.core.metadata.controller.state_machine import repeated_answer
 from liftpy.core.metadata.controller_list import (
+    CONTROLLERS,
     ControllerList,
     GroupView,
     leader_must_transfer,
-    list_to_pb,
     next_step,
     plan_change,
 )
@@ -455,7 +455,7 @@ class QuorumMember:
             if not isinstance(plan, ControllerList):
                 self._is_over(order)
                 return plan
-            request.changeControllers.list.CopyFrom(list_to_pb(replace(plan, index=0)))
+            request.changeControllers.list.CopyFrom(CONTROLLERS.to_pb(replace(plan, index=0)))
             request.changeControllers.after = self._log.view().now.index
         command = request.SerializeToString(deterministic=True)
         if len(command) >= max_bytes:

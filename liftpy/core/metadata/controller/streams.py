@@ -14,13 +14,7 @@ from liftpy.config import NS_PER_S, REFUSED_BY, AckPolicy, ReplicationConfig, St
 from liftpy.core.base.cooperative_apply import PER_STEP, Steps
 from liftpy.core.base.ids import MAX_SUBJECT_LENGTH, check_data_subject, check_name
 from liftpy.core.base.partition import MoveReason, PartitionState, Pause
-from liftpy.core.metadata.codec import (
-    apply_changed_fields,
-    config_from_pb,
-    config_to_pb,
-    stored_text,
-    stream_to_pb,
-)
+from liftpy.core.metadata.codec import CONFIG, STREAM, apply_changed_fields, stored_text
 from liftpy.core.metadata.controller.placements import assignment_from_pb, facts_of, new_partitions, place_on_image, plan_of
 from liftpy.core.metadata.controller.reassign import MAX_REPLICAS, finish_reached_target
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage, StreamImage, SubjectIndex
@@ -63,7 +57,7 @@ def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decis
         config = _check_config(draft, request, held)
         if held is not None:
             existing = refuse(pb.ControlResponse.EXISTS, f"stream {request.name!r} exists, attached to {held.subject!r}")
-            existing.response.stream.CopyFrom(stream_to_pb(held))
+            existing.response.stream.CopyFrom(STREAM.to_pb(held))
             return existing
         wanted = _partitions_to_place(draft, request)
         placed = yield from _placed_or_waits(draft, wanted)
@@ -88,7 +82,7 @@ def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decis
     )
     draft.add(StreamCreated(stream))
     return draft.done(
-        pb.ControlResponse(stream=stream_to_pb(stream), detail=_existing_stream_text(request, wanted.policy, stream, placed))
+        pb.ControlResponse(stream=STREAM.to_pb(stream), detail=_existing_stream_text(request, wanted.policy, stream, placed))
     )
 
 
@@ -119,7 +113,7 @@ def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Dec
     try:
         wanted = _wanted_more(draft, request, held)
         if wanted is None:
-            return draft.done(pb.ControlResponse(stream=stream_to_pb(held), detail=AS_MANY))
+            return draft.done(pb.ControlResponse(stream=STREAM.to_pb(held), detail=AS_MANY))
         placed = yield from place_on_image(draft, wanted)
     except (NoRoomError, NotEnoughNodesError) as error:
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
@@ -130,7 +124,7 @@ def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Dec
     added = _accept_placement(draft, placed, wanted.first)
     draft.add(PartitionsAdded(held.name, held.uid, added))
     more = replace(held, partitions=(*held.partitions, *added))
-    return draft.done(pb.ControlResponse(stream=stream_to_pb(more), detail="; ".join(placed.notes)))
+    return draft.done(pb.ControlResponse(stream=STREAM.to_pb(more), detail="; ".join(placed.notes)))
 
 
 def delete_stream(draft: RecordBuilder, request: pb.DeleteStream) -> Decision:
@@ -161,7 +155,7 @@ def _check_config(draft: RecordBuilder, request: pb.CreateStream, held: StreamIm
     _check_count(request.subject, _count(request))
     if request.firstLeaderEpoch > MAX_FIRST_LEADER_EPOCH:
         raise ConfigError(f"first LeaderEpoch = {request.firstLeaderEpoch} is above {MAX_FIRST_LEADER_EPOCH}")
-    config = config_from_pb(request.config)
+    config = CONFIG.from_pb(request.config)
     if held is None:
         if len(image.streams) >= MAX_STREAMS:
             raise ConfigError(f"there are {MAX_STREAMS} streams already: delete some first")
@@ -319,7 +313,7 @@ def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decisio
     partitions = (yield from _change_replication_factor(draft, held, factor)) if factor else list(held.partitions)
     stream = replace(stream, replication_factor=factor or held.replication_factor, partitions=tuple(partitions))
     if request.dryRun:
-        return Decision((), pb.ControlResponse(stream=stream_to_pb(stream)))
+        return Decision((), pb.ControlResponse(stream=STREAM.to_pb(stream)))
     if _rejection_rules_differ(held.config, stream.config):
         partitions = [_with_reset_standby_buffers(partition) for partition in partitions]
     if stream.config != held.config:
@@ -331,7 +325,7 @@ def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decisio
             partitions[number] = draft.change(held, changed)
         if number % PER_STEP == PER_STEP - 1:
             yield
-    return draft.done(pb.ControlResponse(stream=stream_to_pb(replace(stream, partitions=tuple(partitions)))))
+    return draft.done(pb.ControlResponse(stream=STREAM.to_pb(replace(stream, partitions=tuple(partitions)))))
 
 
 def _with_settings(held: StreamImage, request: pb.AlterStream) -> StreamImage:
@@ -393,14 +387,14 @@ def open_groups(draft: RecordBuilder, request: pb.OpenGroups) -> Steps[Decision]
     """Return the internal stream of consumer groups, and create it if needed. All readers may request it."""
     held = draft.image.streams.get(GROUPS_STREAM)
     if held is not None:
-        return draft.done(pb.ControlResponse(stream=stream_to_pb(held)))
+        return draft.done(pb.ControlResponse(stream=STREAM.to_pb(held)))
     config = StreamConfig(segment_bytes=SEGMENT_BYTES, retention_bytes=RETENTION_BYTES)
     wanted = pb.CreateStream(
         name=GROUPS_STREAM,
         subject=Subjects(draft.rules.namespace).groups(),
         partitions=request.partitions,
         replicationFactor=request.replicationFactor,
-        config=config_to_pb(config),
+        config=CONFIG.to_pb(config),
     )
     return (yield from create_stream(draft, wanted))
 
