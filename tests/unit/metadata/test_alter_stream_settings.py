@@ -127,6 +127,16 @@ def test_alter_stream_with_invalid_or_fixed_settings_is_rejected(
     assert cluster.fsm.image.streams == before.streams
 
 
+def test_alter_stream_error_that_controllers_store_does_not_depend_on_later_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    for alterable in (ALTERABLE, (*ALTERABLE, "later_setting")):
+        monkeypatch.setattr("liftpy.core.metadata.codec.ALTERABLE", alterable)
+        with pytest.raises(ConfigError, match=r"read_only, .*, quota_exempt can$") as caught:
+            apply_changed_fields(StreamConfig(), pb.StreamConfig(), ["nonsense"])
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+
+
 def test_alter_stream_of_a_stream_without_acks_to_optimistic_concurrency_is_rejected() -> None:
     cluster = driver(ack_policy=AckPolicy.NONE)
     answer = alter(cluster, ["optimisticConcurrency"], optimisticConcurrency=True)
