@@ -22,7 +22,7 @@ from liftpy.config import ALTERABLE, DefaultQuota, ReplicationConfig, SessionTim
 from liftpy.core.base.ids import check_data_subject, check_name, check_new_stream, check_uid, is_internal, is_utf8, quote
 from liftpy.core.base.partition import MoveReason, Pause
 from liftpy.core.metadata import codec
-from liftpy.core.metadata.codec import CONFIG, config_to_pb, quota_from_pb, times_from_pb
+from liftpy.core.metadata.codec import CONFIG, QUOTA, TIMES
 from liftpy.core.metadata.feature_range import FeatureLevels, level_range_in
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, NodeImage, StreamImage
 from liftpy.core.metadata.request_limits import MAX_BATCH_BYTES, MAX_REQUEST_BYTES, SENT_TOGETHER
@@ -266,7 +266,7 @@ class Admin(NodeRequests):
             subject=subject,
             partitions=_count(partitions, "partitions"),
             replicationFactor=_count(replicas, "replicas"),
-            config=config_to_pb(config or StreamConfig()),
+            config=CONFIG.to_pb(config or StreamConfig()),
             placement=placement.policy,
             manual=placement.lists(),
             allowOffline=placement.allow_offline,
@@ -356,7 +356,7 @@ class Admin(NodeRequests):
             name=name, uid=check_uid(uid), replicationFactor=_count(replication_factor, "replicas"), dryRun=dry_run
         )
         if settings:
-            wish.config.CopyFrom(config_to_pb(StreamConfig(**settings)))
+            wish.config.CopyFrom(CONFIG.to_pb(StreamConfig(**settings)))
             wish.changed.extend(CONFIG.wire_names[setting] for setting in sorted(settings))
         if config_version is not None:
             wish.configVersion = config_version
@@ -710,7 +710,7 @@ class Admin(NodeRequests):
         found = await self._streams.stream(stream)
         wish = cluster_pb2.ElectLeader(stream=found.name, uid=found.uid, partition=partition, node=node_id, unclean=unclean)
         request = cluster_pb2.ControlRequest(electLeader=wish)
-        return PartitionInfo.of(codec.partition_from_pb((await self._metadata.command(request)).partition))
+        return PartitionInfo.of(codec.PARTITION.from_pb((await self._metadata.command(request)).partition))
 
     async def reassign(self, stream: StreamInfo, partition: int, replicas: Sequence[str] = ()) -> PartitionInfo:
         """Move the replicas of one partition to other nodes.
@@ -741,7 +741,7 @@ class Admin(NodeRequests):
             stream=stream.name, uid=stream.uid, partition=partition, replicas=replicas, cancel=not replicas
         )
         moved = await self._metadata.command(cluster_pb2.ControlRequest(reassign=wish))
-        return PartitionInfo.of(codec.partition_from_pb(moved.partition))
+        return PartitionInfo.of(codec.PARTITION.from_pb(moved.partition))
 
     async def reassign_all(self, wishes: Iterable[ReplicaMove]) -> list[str]:
         """Move the replicas of many partitions to other nodes.
@@ -808,7 +808,7 @@ class Admin(NodeRequests):
             request.rack = rack
         if leaving is not None:
             request.leaving = leaving
-        return codec.node_from_pb((await self._metadata.command(cluster_pb2.ControlRequest(setNode=request))).node)
+        return codec.NODE.from_pb((await self._metadata.command(cluster_pb2.ControlRequest(setNode=request))).node)
 
     async def reset_node(self, node_id: str, *, weight: bool = False, rack: bool = False) -> NodeImage:
         """Reset the weight or rack of a node to the value in its own settings.
@@ -829,7 +829,7 @@ class Admin(NodeRequests):
         """
         check_name(node_id, "node")
         request = cluster_pb2.SetNode(nodeId=node_id, weightAsItSays=weight, rackAsItSays=rack)
-        return codec.node_from_pb((await self._metadata.command(cluster_pb2.ControlRequest(setNode=request))).node)
+        return codec.NODE.from_pb((await self._metadata.command(cluster_pb2.ControlRequest(setNode=request))).node)
 
     async def remove_node(self, node_id: str) -> None:
         """Remove a stopped node that holds no replicas from the cluster.
@@ -921,7 +921,7 @@ class Admin(NodeRequests):
         Raises:
             UnavailableError: The metadata group did not answer in time.
         """
-        return quota_from_pb((await self._metadata.summary()).image.defaultQuota)
+        return QUOTA.from_pb((await self._metadata.summary()).image.defaultQuota)
 
     async def set_default_quota(
         self, *, records_per_s: int | None = None, bytes_per_s: int | None = None, by_token: int | None = None
@@ -950,7 +950,7 @@ class Admin(NodeRequests):
         for name, value in (("recordsPerS", records_per_s), ("bytesPerS", bytes_per_s), ("byToken", by_token)):
             if value is not None:
                 setattr(request, name, value)
-        return quota_from_pb((await self._metadata.command(cluster_pb2.ControlRequest(setDefaultQuota=request))).defaultQuota)
+        return QUOTA.from_pb((await self._metadata.command(cluster_pb2.ControlRequest(setDefaultQuota=request))).defaultQuota)
 
     async def session_times(self) -> SessionTimes | None:
         """Return the session and lease times of the cluster.
@@ -962,7 +962,7 @@ class Admin(NodeRequests):
             UnavailableError: The metadata group did not answer in time.
         """
         image = (await self._metadata.summary()).image
-        return times_from_pb(image.sessionTimes) if image.HasField("sessionTimes") else None
+        return TIMES.from_pb(image.sessionTimes) if image.HasField("sessionTimes") else None
 
     async def set_session_times(self, *, session_s: float | None = None, lease_s: float | None = None) -> SessionTimes:
         """Change the session and lease times of the cluster while nodes run.
@@ -990,7 +990,7 @@ class Admin(NodeRequests):
             leaseMs=held.lease_ms if lease_s is None else _milliseconds(lease_s),
             change=held.change,
         )
-        return times_from_pb((await self._metadata.command(cluster_pb2.ControlRequest(setSessionTimes=request))).sessionTimes)
+        return TIMES.from_pb((await self._metadata.command(cluster_pb2.ControlRequest(setSessionTimes=request))).sessionTimes)
 
     def allow_internal(self) -> None:
         """Allow this client to create, change and delete internal streams.

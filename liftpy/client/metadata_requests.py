@@ -246,7 +246,7 @@ class MetadataRequests:
         pages.add(response)
         while pages.request is not None:
             pages.add(await self.read(cluster_pb2.ControlRequest(describeStream=pages.request)))
-        return codec.stream_from_pb(pages.stream)
+        return codec.STREAM.from_pb(pages.stream)
 
     async def read(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
         """Send a read-only request and return the answer. The request may be sent several times."""

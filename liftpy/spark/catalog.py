@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.metadata_requests import MetadataRequests
@@ -114,6 +115,10 @@ _KNOWN_PATIENCE_S = 2.0
 _BEHIND_WAIT_S = 0.1
 _VOUCHED = 4
 _ANY = OffsetSpec()
+_FROM_BOUNDS = (
+    "uid", "leader", "leader_epoch", "log_start_offset", "end_offset", "compacted", "end_epoch", "deletes_end"
+)  # fmt: skip
+"""Fields that a PartitionView takes from the Bounds that a leader answered."""
 
 
 def _is_behind(view: PartitionView, end: int) -> bool:
@@ -230,7 +235,7 @@ class Catalog:
         reader = PartitionReader(transport, self._link.subjects, *view.key, options)
         reader.node = view.leader
         bounds, _ = await reader.bounds(view.uid, beyond=view.end_offset, wait_s=wait_s)
-        return _without_answers(view, bounds)
+        return replace(view, **_fields_of(bounds), starting_at=None, ending_at=None)
 
     def views_reaching(self, ends: Mapping[tuple[str, int], int], known: Sequence[StreamOffsets] = ()) -> Views:
         """Return the state of all partitions as soon as their committed ends have reached ``ends``, or after the option ``patience``.
@@ -324,25 +329,11 @@ class Catalog:
 
 
 def _same(one: StreamOffsets, other: StreamOffsets) -> bool:
-    """Return whether two positions name the same records of the same streams. Partitions without a LeaderEpoch are not compared."""
     return one.uids == other.uids and one.lasts == other.lasts
 
 
-def _without_answers(view: PartitionView, bounds: Bounds) -> PartitionView:
-    """Return ``view`` with the new ``bounds``, and without the offsets for the start and end times of the query."""
-    return replace(
-        view,
-        uid=bounds.uid,
-        leader=bounds.leader,
-        leader_epoch=bounds.leader_epoch,
-        log_start_offset=bounds.log_start_offset,
-        end_offset=bounds.end_offset,
-        compacted=bounds.compacted,
-        end_epoch=bounds.end_epoch,
-        deletes_end=bounds.deletes_end,
-        starting_at=None,
-        ending_at=None,
-    )
+def _fields_of(bounds: Bounds) -> dict[str, Any]:
+    return {name: getattr(bounds, name) for name in _FROM_BOUNDS}
 
 
 async def _view(
@@ -383,18 +374,11 @@ def _view_of(
 ) -> PartitionView:
     return PartitionView(
         stream=stream.name,
-        uid=bounds.uid,
         partition=partition.partition,
         replicas=partition.replicas,
-        leader=bounds.leader,
-        leader_epoch=bounds.leader_epoch,
-        log_start_offset=bounds.log_start_offset,
-        end_offset=bounds.end_offset,
-        compacted=bounds.compacted,
-        end_epoch=bounds.end_epoch,
-        deletes_end=bounds.deletes_end,
         starting_at=starting_at,
         ending_at=None if ending_at is None else min(ending_at, bounds.end_offset),
+        **_fields_of(bounds),
     )
 
 

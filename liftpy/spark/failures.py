@@ -24,12 +24,7 @@ from liftpy.errors import (
 
 
 class SourceError(LiftError):
-    """Error of the source or the sink, as a Spark user sees it: ``[CODE] text``.
-
-    Args:
-        text: Text that begins with the code in brackets.
-        code: Code of the original error.
-    """
+    """Error of the source or the sink, as a Spark user sees it: ``[CODE] text``. ``code``: code of the original error."""
 
     def __init__(self, text: str, code: str = "LIFT_ERROR") -> None:
         super().__init__(text)

@@ -254,7 +254,6 @@ def _is_partition(key: object) -> bool:
 
 
 def _brief(value: object) -> str:
-    """Return a short text of ``value`` for an error. Python itself refuses to print huge numbers."""
     return "a number above all offsets" if type(value) is int and abs(value) >= _BEYOND_OFFSETS else str(value)
 
 

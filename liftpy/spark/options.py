@@ -536,10 +536,6 @@ class GivenOptions:
 
 
 def _spelled(name: str, known: Mapping[str, Option]) -> str:
-    """Return the option ``name`` in its documented spelling. Case does not matter.
-
-    Raise ConfigError that names the most similar option if ``known`` has no such option.
-    """
     lower, reads = name.lower(), known is _SOURCE
     spelled = next((one for one in known if one.lower() == lower), None)
     if spelled is not None:
@@ -561,7 +557,6 @@ def _spelled(name: str, known: Mapping[str, Option]) -> str:
 
 
 def _check_taker(parsed: object, taker: str, known: Mapping[str, Option]) -> None:
-    """Raise ConfigError if the options ``parsed`` have an option that the query or write ``taker`` does not accept."""
     others: dict[str, list[Option]] = {}
     for option in known.values():
         if option.field and taker not in option.takers:

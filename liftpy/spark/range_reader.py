@@ -475,7 +475,6 @@ def _block(descriptor: int, begin: int, end: int) -> memoryview:
 
 
 def _whole_bytes(block: bytes) -> int:
-    """Return the size of the complete batches in ``block``."""
     view, position = memoryview(block), 0
     while position + HEADER_SIZE_BYTES <= len(view):
         size_bytes = parse_header(view, position).size_bytes
@@ -654,7 +653,6 @@ class PipelinedRequests:
         )
 
     def _read_answer(self, line: BlockingConnection, asked: _Request) -> memoryview | None:
-        """Wait for the answer to the request ``asked`` and return it. None: it did not arrive in time."""
         try:
             return asked.answer.result(self._timeout_s)
         except (LiftError, concurrent.futures.TimeoutError):
@@ -662,7 +660,6 @@ class PipelinedRequests:
             return None
 
     def _accept_answer(self, asked: _Request, answer: memoryview) -> list[BatchSlice]:
-        """Check the answer to the request ``asked``, and return its slices from the position on. Empty: the answer is not usable."""
         progress = self._progress(self._reader.position)
         progress.expect(asked.request_id)
         try:
@@ -681,7 +678,6 @@ class PipelinedRequests:
 
 
 def _first_base(answer: memoryview) -> int | None:
-    """Return the base offset of the first batch in ``answer``. None: it has no batch, or it is no valid answer."""
     try:
         head, body = frames.decode_read_response(answer)
         return None if head.pieceTotal or len(body) < HEADER_SIZE_BYTES else parse_header(body).base_offset
@@ -838,7 +834,6 @@ async def _fetch_span(link: ProcessConnection, span: _Span) -> _SpanResult:
 
 
 async def _is_there(requests: MetadataRequests, planned: PlannedRange) -> None:
-    """Raise NotFoundError if the stream was deleted after the range was planned, also if a new stream has its name."""
     try:
         now = await requests.stream(planned.stream)
     except NotFoundError:
@@ -911,12 +906,10 @@ class RowBuilder:
 
 
 def _size_bytes(piece: BatchSlice) -> int:
-    """Return the approximate uncompressed size of the records of a slice, in bytes."""
     return piece.batch.header.body_size_bytes * piece.record_count // piece.batch.record_count
 
 
 def _split_large_pieces(pieces: Iterable[BatchSlice]) -> Iterator[BatchSlice]:
-    """Yield ``pieces``, split if one is too large for an Arrow batch."""
     for piece in pieces:
         parts = min(max(-(-piece.record_count // MAX_ROWS), -(-_size_bytes(piece) // MAX_BYTES)), piece.record_count)
         if parts <= 1:

@@ -129,10 +129,6 @@ def counting_settings(setting: Callable[[str], str | None], *, streaming: bool) 
     return found
 
 
-def _plan_of(settings: Mapping[str, str]) -> int:
-    return crc32c.crc32c(repr(sorted(settings.items())).encode()) % MAX_PLAN + 1
-
-
 @contextlib.contextmanager
 def _explain_errors(round: Round | None, settings: Mapping[str, str] | None = None) -> Iterator[None]:
     """Convert errors of a task into SourceErrors whose text begins with the error code.
@@ -190,7 +186,6 @@ def whole_input(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _worker_pipe() -> io.BufferedReader:
-    """Return the pipe from which this Python worker reads the input of its task."""
     frame = sys._getframe().f_back
     while frame is not None:
         for value in frame.f_locals.values():
@@ -245,7 +240,7 @@ def write_round(
     Raises:
         SourceError: The rows could not be stored. The text begins with the code.
     """
-    round = round._replace(plan=_plan_of(settings))
+    round = round._replace(plan=crc32c.crc32c(repr(sorted(settings.items())).encode()) % MAX_PLAN + 1)
     with _explain_errors(round, settings):
         rows = gather_rows(whole_input(batches), options)
 

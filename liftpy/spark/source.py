@@ -352,10 +352,6 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return False
 
     def _made_again(self, known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
-        """Return the names of streams that were deleted and created again. Raises NotFoundError unless the query accepts new streams.
-
-        ``known``: earlier uid of each stream. ``now``: current uid of each stream.
-        """
         if not self.options.accept_recreated:
             check_uids(known, now)
         return made_again(known, now)

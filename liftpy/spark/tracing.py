@@ -64,7 +64,6 @@ def processing(batch: DataFrame, stream: str, *, trace: TracerProvider | None = 
 
 
 def _created_in(batch: DataFrame) -> tuple[tuple[TraceContext, ...], tuple[int, int]]:
-    """Return (distinct trace contexts of the records in ``batch``, (partition, offset) of the first record with one)."""
     from pyspark.sql import functions
 
     marked = functions.exists(_HEADERS, lambda header: header["key"] == TRACEPARENT)

@@ -28,7 +28,7 @@ from liftpy.client.in_flight import PublishOptions
 from liftpy.client.publisher import Publisher
 from liftpy.config import StreamConfig
 from liftpy.core.base.strict_json import load_json, whole_number
-from liftpy.core.metadata.codec import config_to_pb
+from liftpy.core.metadata import codec
 from liftpy.core.metadata.controller.cluster_events import (
     NOTHING,
     EventLog,
@@ -280,7 +280,7 @@ class EventWriter:
             subject=self._subjects.events_stream(),
             partitions=1,
             replicationFactor=min(self._controllers(), MOST_REPLICAS),
-            config=config_to_pb(CONFIG),
+            config=codec.CONFIG.to_pb(CONFIG),
         )
         response = await self._propose(pb.ControlRequest(createStream=wanted, internal=True), _PATIENCE_S)
         found = self._image().streams.get(EVENTS_STREAM)

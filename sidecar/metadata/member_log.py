@@ -17,7 +17,7 @@ from typing import Any
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.metadata.controller.cluster_events import RecentEvents, events_of
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
-from liftpy.core.metadata.controller_list import ControllerList, GroupView, first_list, list_from_pb, waits_for, well_formed
+from liftpy.core.metadata.controller_list import CONTROLLERS, ControllerList, GroupView, first_list, waits_for, well_formed
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -261,7 +261,7 @@ class MemberLog:
         If the log of this member ends before the current controller list, it accepts messages of the members of that
         list.
         """
-        known = list_from_pb(response.cluster.image.controllers)
+        known = CONTROLLERS.from_pb(response.cluster.image.controllers)
         if response.error != pb.ControlResponse.OK or not well_formed(known):
             return self.core.dismissed_at > 0
         if not known.names(self.node_id):

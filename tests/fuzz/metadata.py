@@ -10,7 +10,7 @@ import crc32c
 from liftpy.core.metadata import codec as cluster_codec
 from liftpy.core.metadata.controller.admission import RequestAcl, refusal
 from liftpy.core.metadata.controller.preflight import answer_without_log
-from liftpy.core.metadata.controller_list import ControllerList, list_from_pb, list_of, list_to_pb, well_formed
+from liftpy.core.metadata.controller_list import CONTROLLERS, ControllerList, list_of, well_formed
 from liftpy.core.metadata.feed import FeedSubscription
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.request_limits import fit
@@ -130,7 +130,8 @@ _CHANGE = cluster_pb2.ControlRequest(
 
 def _change(data: bytes) -> ControllerList | None:
     found = list_of(data, 9)
-    assert found is None or (found.index == 9 and well_formed(list_from_pb(list_to_pb(found)))), "a list that there can't be"
+    copy = CONTROLLERS.from_pb(CONTROLLERS.to_pb(found)) if found is not None else None
+    assert found is None or (copy is not None and found.index == 9 and well_formed(copy)), "a list that there can't be"
     return found
 
 

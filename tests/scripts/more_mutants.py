@@ -23,7 +23,6 @@ from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.publish import message_decoder as columns
 from liftpy.core.publish.ingest import Ingest
-from liftpy.core.publish.overload import Overload
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication import follower, leader, quiescence, reads, replica
@@ -65,8 +64,8 @@ def reports_of_any_leadership_count() -> Patches:
     real = elections.report_leader
 
     def count(draft: Any, request: Any) -> Any:
-        found = elections._find(draft, request)
-        if isinstance(found, tuple) and found[1].leader == request.leader:
+        found = draft.image.find(request.stream, request.uid, request.partition)
+        if found is not None and found[1].leader == request.leader:
             request.leaderEpoch = found[1].leader_epoch
         return real(draft, request)
 
@@ -156,7 +155,7 @@ class _Boundless:
 
 
 def overloaded_is_silent() -> Patches:
-    return [method(Overload, "reject_for_overload", lambda self, messages: None)]
+    return [method(Ingest, "_reject_for_overload", lambda self, messages: None)]
 
 
 def expected_sequence_ignored() -> Patches:

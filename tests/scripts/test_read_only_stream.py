@@ -6,7 +6,7 @@ Shows A2, M11.
 from __future__ import annotations
 
 from liftpy.config import StreamConfig
-from liftpy.core.metadata.codec import config_to_pb
+from liftpy.core.metadata.codec import CONFIG
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import STREAM, Stage
 
@@ -19,7 +19,7 @@ KILLS = (
 
 def alter(s: Stage, config: StreamConfig, setting: str) -> None:
     """``liftpy stream alter``."""
-    settings = pb.AlterStream(name=STREAM, config=config_to_pb(config), changed=[setting])
+    settings = pb.AlterStream(name=STREAM, config=CONFIG.to_pb(config), changed=[setting])
     response = s.command(pb.ControlRequest(alterStream=settings))
     assert response.error == pb.ControlResponse.OK, response.detail
 

@@ -15,7 +15,7 @@ from liftpy.config import CommitPolicy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.invariants import check
 from liftpy.core.base.partition import PartitionStatus
-from liftpy.core.metadata.codec import config_to_pb
+from liftpy.core.metadata.codec import CONFIG
 from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.replication.phases import LeaderPhase
@@ -204,7 +204,7 @@ class Cluster:
     def _create(self, name: str, partitions: int) -> None:
         request = pb.CreateStream(
             name=name, subject=f"shop.{name}", partitions=partitions, replicationFactor=self.plan.replication_factor,
-            config=config_to_pb(self.stream_configs[name]),
+            config=CONFIG.to_pb(self.stream_configs[name]),
         )  # fmt: skip
         response = self.group.apply(pb.ControlRequest(createStream=request))
         check(response.error == pb.ControlResponse.OK, "C3", response.detail)

@@ -17,14 +17,14 @@ from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import derived_state
 from liftpy.core.publish.memory_budget import PartitionMemoryBudget
 from liftpy.core.publish.message_decoder import MessageDecoder
-from liftpy.core.publish.ports import PublishRejector, Sink, is_refused_unread
+from liftpy.core.publish.ports import PublishRejector, Sink, can_be_rejected_unread
 from liftpy.core.publish.standby import Block, FailoverBacklog, NodeStandbyMemory, Standby, StandbyBuffer, StandbyReplayRules
 from liftpy.core.publish.state_file import state_owner
 from liftpy.core.publish.state_transfer import StateFetcher, StateServer
 from liftpy.core.publish.state_writer import StateFileSchedule, StateWriter, restore_state
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.wire.envelope import answered_by
+from liftpy.core.wire.envelope import MAGIC, answered_by
 from liftpy.core.wire.subjects import InboxRule
 from liftpy.errors import LiftError, StorageError
 from tests.sim.messages import DELETED_TO, Ack, AckFrame, Publish
@@ -292,7 +292,8 @@ class SimIngest:
             if self._sink is None:
                 continue
             refuser = self._refuser
-            if refuser is not None and refuser.refuses() and is_refused_unread(inbox, payload, block, refuser.is_new):
+            plain = inbox and not payload.startswith(MAGIC)
+            if plain and refuser is not None and refuser.refuses() and can_be_rejected_unread(block, refuser.is_new):
                 self._cluster.counters["refused unread"] += 1
                 refuser.refuse([inbox])
             else:

@@ -129,10 +129,6 @@ def _check_beat(beat: pb.BeatGroup) -> None:
             _check_once(seen, (owned.stream, owned.uid, partition), "owned")
 
 
-def _check_join(join: pb.JoinGroup) -> None:
-    _check_streams(join.streams)
-
-
 def _check_streams(streams: Iterable[pb.KnownStream]) -> None:
     names: set[tuple[str, str, int]] = set()
     total = 0
@@ -190,7 +186,7 @@ def _check_once(seen: set[tuple[str, str, int]], key: tuple[str, str, int], what
 
 _RULES: dict[str, Callable[[Any], None]] = {
     "commit": _check_commit,
-    "join": _check_join,
+    "join": lambda join: _check_streams(join.streams),
     "beat": _check_beat,
     "reset": _check_positions,
     "settle": _check_settle,

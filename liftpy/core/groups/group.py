@@ -241,7 +241,6 @@ class ConsumerGroup:
             self._grant()
 
     def _known_streams(self, names: Iterable[str]) -> list[tuple[str, int]]:
-        """Return (uid, number of partitions) of each named stream, in order. ("", 0): the group does not know the stream."""
         found = (self.streams.get(name) for name in names)
         return [(known.uid, known.partitions) if known else ("", 0) for known in found]
 
@@ -287,7 +286,6 @@ class ConsumerGroup:
         self._grant()
 
     def _grant(self) -> None:
-        """Grant partitions without an owner to the members that shall read them, with one new generation."""
         free = [place for place in self.targets if place not in self.owners]
         if not free:
             return

@@ -330,7 +330,9 @@ class WorkQueue:
         """
         given: list[QueuePiece] = []
         at, end = self.frontier, min(take.logEnd, take.keysFrom + len(take.keys))
-        while take.keysFrom <= at < end and room > 0 and len(given) < ranges and not self._holds_enough():
+        while take.keysFrom <= at < end and room > 0 and len(given) < ranges:
+            if self.is_full or self._order.held_count >= commands.MAX_HELD:
+                break
             key, behind = take.keys[at - take.keysFrom], at + 1
             while key == NO_KEY and behind < min(end, at + room) and take.keys[behind - take.keysFrom] == NO_KEY:
                 behind += 1
@@ -342,9 +344,6 @@ class WorkQueue:
                 self._insert(piece)
             at = behind
         return given
-
-    def _holds_enough(self) -> bool:
-        return self.is_full or self._order.held_count >= commands.MAX_HELD
 
     def settle(
         self, settlement: pb.Settlement, member: str, now_ns: int, most_lost: int = commands.MAX_LOST_RANGES
@@ -464,14 +463,12 @@ class WorkQueue:
         return bisect_right(self._starts, offset) - 1
 
     def _at(self, entry: tuple[int, int], kind: PieceKind) -> QueuePiece | None:
-        """Return the piece that a heap entry (due time, start offset) names. None: the piece has changed since."""
         due_ns, start = entry
         index = self._index(start)
         piece = self._pieces[index] if index >= 0 else None
         return piece if piece is not None and (piece.start, piece.kind, piece.due_ns) == (start, kind, due_ns) else None
 
     def _cut(self, offset: int) -> None:
-        """Split the piece that contains ``offset`` at this offset."""
         index = self._index(offset)
         piece = self._pieces[index]
         if piece.start == offset:
@@ -576,7 +573,6 @@ class WorkQueue:
             heap[:] = self._entries(kind)
 
     def _count(self, piece: QueuePiece, records: int) -> None:
-        """Add ``records`` (negative: subtract) to the counters of leased, dead and other records, as the state of ``piece`` says."""
         self._records[piece.kind] += records
         if piece.kind is PieceKind.OUT:
             count = self._out.get(piece.member, 0) + records
@@ -593,7 +589,6 @@ class WorkQueue:
             self._dead_back += records
 
     def _advance(self) -> None:
-        """Move the start of the queue past the pieces at its beginning that are DONE."""
         if self._pieces and self._pieces[0].kind is PieceKind.DONE:
             first = self._pieces[0]
             self._count(first, first.start - first.end)

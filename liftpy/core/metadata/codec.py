@@ -78,14 +78,6 @@ OPERATION = MessageCodec(Operation, pb.OperationDone)
 RULES = MessageCodec(ClusterRules, pb.ClusterRules)
 TIMES = MessageCodec(SessionTimes, pb.SessionTimes)
 
-config_to_pb, config_from_pb = CONFIG.to_pb, CONFIG.from_pb
-quota_to_pb, quota_from_pb = QUOTA.to_pb, QUOTA.from_pb
-node_to_pb, node_from_pb = NODE.to_pb, NODE.from_pb
-partition_to_pb, partition_from_pb = PARTITION.to_pb, PARTITION.from_pb
-stream_to_pb, stream_from_pb = STREAM.to_pb, STREAM.from_pb
-rules_to_pb, rules_from_pb = RULES.to_pb, RULES.from_pb
-times_to_pb, times_from_pb = TIMES.to_pb, TIMES.from_pb
-
 
 def pause_to_pb(pause: Pause) -> pb.Pause:
     """Convert a Pause to its protobuf enum. Both have the same numbers."""
@@ -114,6 +106,12 @@ def stored_text(error: ConfigError) -> str:
 
 
 _ALTERABLE = frozenset(CONFIG.wire_names[field] for field in ALTERABLE)
+_NAMED = (
+    "read_only, max_message_bytes, optimistic_concurrency, min_isr_hold_timeout_s, retention_age_s, retention_bytes, "
+    "retention_records, max_per_subject, segment_bytes, segment_age_s, quota_records_per_s, quota_bytes_per_s, quota_by_token, "
+    "quota_exempt"
+)
+"""Settings that an error names: those of feature level 5. Controllers store the error, so a new setting must not change it."""
 
 
 def apply_changed_fields(config: StreamConfig, wanted: pb.StreamConfig, changed: Iterable[str]) -> StreamConfig:
@@ -124,7 +122,7 @@ def apply_changed_fields(config: StreamConfig, wanted: pb.StreamConfig, changed:
     whole = CONFIG.to_pb(config)
     for name in changed:
         if name not in _ALTERABLE:
-            raise ConfigError(f"{name!r} can't be changed any more: of a stream that is there, {', '.join(ALTERABLE)} can")
+            raise ConfigError(f"{name!r} can't be changed any more: of a stream that is there, {_NAMED} can")
         setattr(whole, name, getattr(wanted, name))
     found = CONFIG.from_pb(whole)
     if found.is_cleaned != config.is_cleaned:

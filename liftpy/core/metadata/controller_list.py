@@ -66,7 +66,6 @@ class ControllerList:
 
 
 CONTROLLERS = MessageCodec(ControllerList, pb.ControllerList)
-list_to_pb, list_from_pb = CONTROLLERS.to_pb, CONTROLLERS.from_pb
 
 
 def majority(count: int) -> int:
@@ -104,7 +103,7 @@ def list_of(entry: bytes, index: int) -> ControllerList | None:
         return None  # as the state machine would refuse it
     if not request.HasField("changeControllers") or request.changeControllers.after >= index:
         return None
-    held = replace(list_from_pb(request.changeControllers.list), index=index)
+    held = replace(CONTROLLERS.from_pb(request.changeControllers.list), index=index)
     return held if well_formed(held) else None
 
 
@@ -131,21 +130,14 @@ class GroupView:
 
 
 @dataclass(frozen=True, slots=True)
-class ControllerRejection:
-    """Rejection of a change of the controllers, with its reason."""
+class NoChange:
+    """The controllers do not change now. ``error``: OK if the request needs no step, for example because it is done already."""
 
     error: pb.ControlResponse.Error
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class NoChange:
-    """A change of the controllers needs no step now. ``detail``: why, for example because the list is already as requested."""
-
-    detail: str
-
-
-Planned = ControllerList | NoChange | ControllerRejection
+Planned = ControllerList | NoChange
 _ERROR = pb.ControlResponse
 
 
@@ -155,7 +147,7 @@ def plan_change(asked: pb.ChangeControllers, view: GroupView, nodes: frozenset[s
     ``nodes``: registered nodes. ``fenced``: those that do not run.
     """
     if view.blocked:  # first: an entry that is not committed may be of this very request
-        return ControllerRejection(_ERROR.UNAVAILABLE, view.blocked)
+        return NoChange(_ERROR.UNAVAILABLE, view.blocked)
     match asked.what:
         case pb.ChangeControllers.ADD:
             plan = _plan_add(asked.node, view.now, nodes, fenced)
@@ -164,24 +156,22 @@ def plan_change(asked: pb.ChangeControllers, view: GroupView, nodes: frozenset[s
         case pb.ChangeControllers.REPLACE:
             plan = _plan_replace(asked.replaced, asked.node, view.now, nodes, fenced)
         case _:
-            plan = next_step(view) or NoChange("no change is under way")
+            plan = next_step(view) or NoChange(_ERROR.OK, "no change is under way")
     if isinstance(plan, ControllerList):
         return _check_majority(plan, view) or plan
     return plan
 
 
-def _change_in_progress(now: ControllerList) -> ControllerRejection:
+def _change_in_progress(now: ControllerList) -> NoChange:
     replaces = f" for {now.leaving}" if now.leaving else ""
     what = f"{now.learner} is being added{replaces}" if now.learner else f"{now.leaving} is being removed"
     how = f"liftpy controllers remove {now.learner}" if now.learner else f"liftpy controllers add {now.leaving}"
-    return ControllerRejection(
-        _ERROR.EXISTS, f"Only one change at a time: {what}. Wait until it ends, or cancel it with: {how}"
-    )
+    return NoChange(_ERROR.EXISTS, f"Only one change at a time: {what}. Wait until it ends, or cancel it with: {how}")
 
 
 def _check_new_controller(
     node: str, now: ControllerList, nodes: frozenset[str], fenced: frozenset[str], more: int
-) -> ControllerRejection | None:
+) -> NoChange | None:
     """Return why ``node`` cannot become a controller. None: it can.
 
     ``now``: current list. ``nodes``: registered nodes. ``fenced``: those that do not run. ``more``: number of voters that the
@@ -190,14 +180,14 @@ def _check_new_controller(
     if now.learner or now.leaving:
         return _change_in_progress(now)
     if node not in nodes:
-        return ControllerRejection(
+        return NoChange(
             _ERROR.NOT_FOUND,
             f"Node {quote(node)} does not exist. Start it first, with the current controllers in its settings.",
         )
     if node in fenced:
-        return ControllerRejection(_ERROR.INVALID, f"Node {node} does not run. Start it first.")
+        return NoChange(_ERROR.INVALID, f"Node {node} does not run. Start it first.")
     if len(now.voters) + more > MAX_CONTROLLERS:
-        return ControllerRejection(
+        return NoChange(
             _ERROR.INVALID,
             f"The cluster has {len(now.voters)} controllers, the maximum is {MAX_CONTROLLERS}. Remove or replace one.",
         )
@@ -206,11 +196,11 @@ def _check_new_controller(
 
 def _plan_add(node: str, now: ControllerList, nodes: frozenset[str], fenced: frozenset[str]) -> Planned:
     if node == now.learner and not now.leaving:
-        return NoChange(f"{node} is being added")
+        return NoChange(_ERROR.OK, f"{node} is being added")
     if node in now.voters and node == now.leaving and not now.learner:
         return replace(now, leaving="")
     if node in now.voters and node != now.leaving:
-        return ControllerRejection(_ERROR.EXISTS, f"{node} is already a controller. Name another node.")
+        return NoChange(_ERROR.EXISTS, f"{node} is already a controller. Name another node.")
     return _check_new_controller(node, now, nodes, fenced, 1) or replace(now, learner=node)
 
 
@@ -219,31 +209,31 @@ def _plan_remove(node: str, view: GroupView) -> Planned:
     if node == now.learner:
         return replace(now, learner="", leaving="")
     if node == now.leaving and not now.learner:
-        return NoChange(f"{node} is being removed")
+        return NoChange(_ERROR.OK, f"{node} is being removed")
     if now.learner or now.leaving:
         return _change_in_progress(now)
     if node not in now.voters:
-        return ControllerRejection(_ERROR.NOT_FOUND, f"{quote(node)} is not a controller. Use one of: {', '.join(now.voters)}.")
+        return NoChange(_ERROR.NOT_FOUND, f"{quote(node)} is not a controller. Use one of: {', '.join(now.voters)}.")
     if len(now.voters) == 1:
-        return ControllerRejection(_ERROR.INVALID, f"{node} is the last controller. Add another one first.")
+        return NoChange(_ERROR.INVALID, f"{node} is the last controller. Add another one first.")
     return _check_majority_without(now, node, view) or replace(now, leaving=node)
 
 
 def _plan_replace(old: str, new: str, now: ControllerList, nodes: frozenset[str], fenced: frozenset[str]) -> Planned:
     if now.leaving == old and new in now.members and old != new:
-        return NoChange(f"{old} is being replaced by {new}")
+        return NoChange(_ERROR.OK, f"{old} is being replaced by {new}")
     if new in now.voters and old not in now.members and not (now.learner or now.leaving):
-        return NoChange(f"{new} is a controller, and {old} is none")
+        return NoChange(_ERROR.OK, f"{new} is a controller, and {old} is none")
     if now.learner or now.leaving:
         return _change_in_progress(now)
     if old not in now.voters:
-        return ControllerRejection(_ERROR.NOT_FOUND, f"{quote(old)} is not a controller. Use one of: {', '.join(now.voters)}.")
+        return NoChange(_ERROR.NOT_FOUND, f"{quote(old)} is not a controller. Use one of: {', '.join(now.voters)}.")
     if new in now.voters:
-        return ControllerRejection(_ERROR.EXISTS, f"{new} is already a controller. Name another node.")
+        return NoChange(_ERROR.EXISTS, f"{new} is already a controller. Name another node.")
     return _check_new_controller(new, now, nodes, fenced, 0) or replace(now, learner=new, leaving=old)
 
 
-def _check_majority(plan: ControllerList, view: GroupView) -> ControllerRejection | None:
+def _check_majority(plan: ControllerList, view: GroupView) -> NoChange | None:
     """Return a rejection if the planned list ``plan`` would have no live majority. None: it has one.
 
     The learner counts as a voter.
@@ -253,14 +243,14 @@ def _check_majority(plan: ControllerList, view: GroupView) -> ControllerRejectio
     needed = majority(len(voters))
     if len(live) >= needed:
         return None
-    return ControllerRejection(
+    return NoChange(
         _ERROR.INVALID,
         f"After this change, {needed} of {len(voters)} controllers must be alive, but only {len(live)} are: "
         f"{', '.join(sorted(live))}. Start the others first.",
     )
 
 
-def _check_majority_without(now: ControllerList, node: str, view: GroupView) -> ControllerRejection | None:
+def _check_majority_without(now: ControllerList, node: str, view: GroupView) -> NoChange | None:
     return _check_majority(replace(now, voters=tuple(v for v in now.voters if v != node), learner=""), view)
 
 

@@ -13,7 +13,7 @@ from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Histogram
 from liftpy.core.base.partition import PartitionState, PartitionStatus
-from liftpy.core.metadata.image import ClusterImage, NodeImage
+from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.image_delta import PartitionChange, diff
 
 KINDS = ("clean", "transfer", "unclean")
@@ -52,7 +52,8 @@ class ControllerMetrics:
     def update(self, image: ClusterImage, now_ns: int) -> None:
         before, self._seen = self._seen, image
         if image.nodes is not before.nodes:
-            lost = [one.node_id for one in image.nodes.values() if _lost_its_folder(before.nodes.get(one.node_id), one)]
+            known = {node_id: node.folder_id for node_id, node in before.nodes.items()}
+            lost = [one.node_id for one in image.nodes.values() if known.get(one.node_id, "") not in ("", one.folder_id)]
             self.folders_lost += len(lost)
             self.lost_directory_ns |= dict.fromkeys(lost, now_ns)
         for change in diff(before, image).partitions:
@@ -86,10 +87,6 @@ class ControllerMetrics:
                 self.failovers.observe((now_ns - since_ns) / NS_PER_S)
                 if self._tell is not None:
                     self._tell(change.key, kind, since_ns)
-
-
-def _lost_its_folder(old: NodeImage | None, new: NodeImage) -> bool:
-    return old is not None and bool(old.folder_id) and new.folder_id != old.folder_id
 
 
 def _kind(old: PartitionState, new: PartitionState) -> str:

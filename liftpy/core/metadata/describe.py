@@ -17,8 +17,8 @@ from typing import Any
 
 from liftpy.config import NO_QUOTA
 from liftpy.core.base.ids import quote
-from liftpy.core.metadata.codec import COUNTERS, node_to_pb, partition_to_pb, quota_to_pb, stream_to_pb, times_to_pb
-from liftpy.core.metadata.controller_list import list_to_pb
+from liftpy.core.metadata.codec import COUNTERS, NODE, PARTITION, QUOTA, STREAM, TIMES
+from liftpy.core.metadata.controller_list import CONTROLLERS
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import NotFoundError, ProtocolError
@@ -58,11 +58,11 @@ def describe(image: ClusterImage, request: pb.DescribeCluster) -> pb.ControlResp
     """Return the page of the cluster's description that ``request`` asks for. The caller adds the leader and the controllers."""
     page = pb.ClusterDescription(image=pb.Image(index=image.index, timeNs=image.time_ns, featureLevel=image.feature_level))
     if image.default_quota != NO_QUOTA:
-        page.image.defaultQuota.CopyFrom(quota_to_pb(image.default_quota))
+        page.image.defaultQuota.CopyFrom(QUOTA.to_pb(image.default_quota))
     if image.session_times is not None:
-        page.image.sessionTimes.CopyFrom(times_to_pb(image.session_times))
+        page.image.sessionTimes.CopyFrom(TIMES.to_pb(image.session_times))
     if image.controllers.index:
-        page.image.controllers.CopyFrom(list_to_pb(image.controllers))
+        page.image.controllers.CopyFrom(CONTROLLERS.to_pb(image.controllers))
     room = _Room(page_bytes(request.maxBytes, MAX_PAGE_BYTES * 2))
     if request.afterStream or _add_nodes(page, image, request.afterNode, room):
         _add_streams(page, image, request, room)
@@ -70,14 +70,10 @@ def describe(image: ClusterImage, request: pb.DescribeCluster) -> pb.ControlResp
 
 
 def _add_nodes(page: pb.ClusterDescription, image: ClusterImage, after: str, room: _Room) -> bool:
-    """Add the nodes after the id ``after`` to the page, as long as it has room.
-
-    Return whether all nodes are in this page or an earlier one.
-    """
     if not after:
         page.image.counters.CopyFrom(COUNTERS.to_pb(image.counters))
     for node_id in sorted(node_id for node_id in image.nodes if node_id > after):
-        node = node_to_pb(image.nodes[node_id])
+        node = NODE.to_pb(image.nodes[node_id])
         if not room.takes(node):
             page.more = True
             return False
@@ -98,11 +94,7 @@ def _add_streams(page: pb.ClusterDescription, image: ClusterImage, request: pb.D
 
 
 def _add_stream(page: pb.ClusterDescription, stream: StreamImage, first: int, room: _Room) -> bool:
-    """Add the partitions of a stream from number ``first`` on to the page, as long as it has room.
-
-    Return whether all of them fit.
-    """
-    head = stream_to_pb(replace(stream, partitions=()))
+    head = STREAM.to_pb(replace(stream, partitions=()))
     if not room.takes(head):
         page.more = True
         return False
@@ -118,7 +110,7 @@ def _add_partitions(described: pb.Stream, stream: StreamImage, first: int, room:
     Return the number of the first partition that does not fit, or 0 if all partitions fit.
     """
     for partition in stream.partitions[first:]:
-        message = partition_to_pb(partition)
+        message = PARTITION.to_pb(partition)
         if not room.takes(message) and described.partitions:
             return partition.partition
         described.partitions.append(message)
@@ -135,7 +127,7 @@ def describe_stream(image: ClusterImage, request: pb.DescribeStream) -> pb.Contr
     if request.uid and request.uid != stream.uid:
         detail = f"stream {request.name!r} is {stream.uid} now; {quote(request.uid)} is gone"
         return pb.ControlResponse(index=image.index, error=pb.ControlResponse.NOT_FOUND, detail=detail)
-    response = pb.ControlResponse(index=image.index, stream=stream_to_pb(replace(stream, partitions=())))
+    response = pb.ControlResponse(index=image.index, stream=STREAM.to_pb(replace(stream, partitions=())))
     room = _Room(page_bytes(request.maxBytes, MAX_PAGE_BYTES * 2))
     response.nextPartition = _add_partitions(response.stream, stream, request.fromPartition, room)
     return response

@@ -41,11 +41,6 @@ from liftpy.core.metadata.record_builder import RecordBuilder
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
-def is_quorum(stream: StreamImage) -> bool:
-    """Return whether the commit policy of the stream is ``quorum``: a majority of the replica set commits, not the ISR."""
-    return stream.commits_by_quorum
-
-
 def eligible(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> tuple[str, ...]:
     """Return the nodes that may become leader in this election, in replica order."""
     able = [
@@ -53,7 +48,7 @@ def eligible(draft: RecordBuilder, stream: StreamImage, partition: PartitionStat
         for node_id in stream.may_lead(partition)
         if node_id != partition.deposed and node_id not in partition.passed_over and draft.is_live(node_id)
     ]
-    members = able if is_quorum(stream) else [node_id for node_id in able if node_id in partition.isr]
+    members = able if stream.commits_by_quorum else [node_id for node_id in able if node_id in partition.isr]
     return tuple(members or able)
 
 
@@ -67,7 +62,9 @@ def begin(
     """
     reports = _answers(draft, stream, partition) | ({report.witness: report} if report else {}) if deposed else {}
     started = replace(partition, leader="", candidate="", passed_over=(), deposed=deposed, status=PartitionStatus.ELECTION)
-    told = {} if is_quorum(stream) else reports  # a report from before the election does not promise to follow no other leader
+    told = (
+        {} if stream.commits_by_quorum else reports
+    )  # a report from before the election does not promise to follow no other leader
     return _conclude_if_all_reported(draft, stream, started, told)
 
 
@@ -96,7 +93,7 @@ def pass_over(draft: RecordBuilder, stream: StreamImage, partition: PartitionSta
     """
     failed = partition.candidate
     rest = replace(partition, candidate="", passed_over=(*partition.passed_over, failed), status=PartitionStatus.ELECTION)
-    if is_quorum(stream):
+    if stream.commits_by_quorum:
         return _conclude_if_all_reported(draft, stream, rest, {})
     return _choose(draft, stream, rest, {})
 
@@ -110,7 +107,7 @@ def transfer(draft: RecordBuilder, stream: StreamImage, partition: PartitionStat
     others = [n for n in eligible(draft, stream, partition) if n != partition.leader]
     if node_id and node_id not in others:
         return None
-    if is_quorum(stream):
+    if stream.commits_by_quorum:
         if len(others) < _quorum_overlap(stream, partition) or len(others) + 1 < _needed_reports(stream, partition):
             return None
         return replace(partition, leader="", passed_over=(partition.leader,), status=PartitionStatus.ELECTION)
@@ -170,7 +167,7 @@ def _conclude_if_all_reported(
     heard = sum(node_id in told for node_id in tellers)
     waiting = any(node_id not in told for node_id in candidates) or heard < _needed_reports(stream, partition)
     enough = len(candidates) >= _quorum_overlap(stream, partition) and len(tellers) >= _needed_reports(stream, partition)
-    if waiting and enough and (len(candidates) > 1 or is_quorum(stream)):
+    if waiting and enough and (len(candidates) > 1 or stream.commits_by_quorum):
         return partition
     return _choose(draft, stream, partition, told)
 
@@ -179,7 +176,7 @@ def _choose(
     draft: RecordBuilder, stream: StreamImage, partition: PartitionState, told: dict[str, LeaderReport]
 ) -> PartitionState:
     candidates = eligible(draft, stream, partition)
-    if is_quorum(stream) and not _may_decide(draft, stream, partition, told):
+    if stream.commits_by_quorum and not _may_decide(draft, stream, partition, told):
         candidates = tuple(node_id for node_id in candidates if node_id == partition.last_leader)
     if not candidates:
         return offline(partition)
@@ -200,8 +197,7 @@ def _may_decide(draft: RecordBuilder, stream: StreamImage, partition: PartitionS
 
 
 def _needed_reports(stream: StreamImage, partition: PartitionState) -> int:
-    """Return how many nodes must report their positions before a candidate is chosen."""
-    return len(partition.replicas) // 2 + 1 if is_quorum(stream) else 1
+    return len(partition.replicas) // 2 + 1 if stream.commits_by_quorum else 1
 
 
 def _quorum_overlap(stream: StreamImage, partition: PartitionState) -> int:
@@ -209,7 +205,7 @@ def _quorum_overlap(stream: StreamImage, partition: PartitionState) -> int:
 
     With the commit policy quorum, each majority must contain one of them: one of two replicas, two of three or four.
     """
-    return (len(partition.replicas) + 1) // 2 if is_quorum(stream) else 1
+    return (len(partition.replicas) + 1) // 2 if stream.commits_by_quorum else 1
 
 
 def _nodes_whose_positions_count(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> list[str]:
@@ -217,7 +213,7 @@ def _nodes_whose_positions_count(draft: RecordBuilder, stream: StreamImage, part
 
     These are the eligible nodes, and with the commit policy ``quorum`` also failed candidates.
     """
-    if not is_quorum(stream):
+    if not stream.commits_by_quorum:
         return list(eligible(draft, stream, partition))
     return [node for node in stream.may_lead(partition) if node != partition.deposed and draft.is_live(node)]
 
@@ -371,7 +367,6 @@ class ElectionTimers:
         return min(max(got_on_ns) + within_ns, clock.began_ns + self._patience_ns) if got_on_ns else clock.began_ns
 
     def _silent(self, clock: _Clock) -> list[str]:
-        """Return the live nodes that have not reported their position in the election of ``clock`` and may become candidate."""
         key, partition, image = clock.key, clock.partition, self._image
         found = image.find(key.stream, key.uid, key.partition) if image is not None else None
         if found is None or image is None or partition.status is not PartitionStatus.ELECTION:
@@ -393,7 +388,6 @@ class ElectionTimers:
 
     @property
     def _session_ns(self) -> int:
-        """Return the session time of the cluster in nanoseconds. It is that of the settings if the image has none."""
         times = None if self._image is None else self._image.session_times
         return self._own_session_ns if times is None else times.session_ms * NS_PER_MS
 

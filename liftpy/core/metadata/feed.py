@@ -121,8 +121,9 @@ class FeedProducer:
     def _answer(self, request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:
         if not self.index:
             return pb.FeedSnapshotResponse()
-        if request.afterIndex and (request.afterIndex >= self.index or self._can_continue_from(request.afterIndex)):
-            entries = list(self._entries(request.afterIndex, self._message_bytes))
+        after = request.afterIndex
+        if after and (after >= self.index or any(previous == after for _, previous, _ in self._held)):
+            entries = list(self._entries(after, self._message_bytes))
             return pb.FeedSnapshotResponse(index=self.index, entries=entries)
         return self._chunk(request)
 
@@ -147,15 +148,9 @@ class FeedProducer:
             index=index, sizeBytes=len(data), offsetBytes=offset, chunk=chunk, crc=crc32c.crc32c(chunk)
         )
 
-    def _leads_on_from(self, index: int) -> bool:
-        return index == self.index or (bool(self._held) and self._held[0][1] <= index)
-
-    def _can_continue_from(self, index: int) -> bool:
-        """Return whether a node whose image is at ``index`` can continue with the stored entries. Otherwise it needs a snapshot."""
-        return any(previous == index for _, previous, _ in self._held)
-
     def _drop_old_snapshots(self) -> None:
-        stale = [index for index in self._snapshots if not self._leads_on_from(index)]
+        usable = {index for index in self._snapshots if index == self.index or (self._held and self._held[0][1] <= index)}
+        stale = [index for index in self._snapshots if index not in usable]
         surplus = sorted(index for index in self._snapshots if index not in stale)[:-MAX_SNAPSHOTS]
         for index in (*stale, *surplus):
             del self._snapshots[index]
@@ -188,7 +183,6 @@ class FeedProducer:
 
 
 def _size_bytes(messages: Iterable[pb.Record]) -> int:
-    """Return the size of the records ``messages`` in a feed entry, with their tags and lengths, in bytes."""
     return sum(message.ByteSize() + 8 for message in messages)
 
 
@@ -303,7 +297,7 @@ class FeedSubscription:
         elif self.synced:
             for entry in response.entries:
                 self._apply_entry(entry)
-            self.known_index = max(response.index, *self._waiting_indexes())
+            self.known_index = max((response.index, *(entry.index for entry in self._waiting.values())))
         self._apply_waiting()
         if self.image is not before:
             self._asked_ns = None
@@ -329,9 +323,6 @@ class FeedSubscription:
         self._heads_below = 0
         self._waiting.clear()
         self._taken.clear()
-
-    def _waiting_indexes(self) -> list[int]:
-        return [0, *(entry.index for entry in self._waiting.values())]
 
     def _apply_entry(self, entry: pb.FeedEntry) -> None:
         if entry.index <= self.image.index and self.synced:

@@ -128,7 +128,6 @@ def _all(branch: _Branch) -> Iterator[str]:
 
 
 def _is_number(token: str, partitions: int) -> bool:
-    """Return whether ``token`` can be the number of a partition, from 1 to ``partitions`` - 1 (inclusive)."""
     if token == ANY:
         return partitions > 1
     plain = token.isascii() and token.isdigit() and len(token) <= len(str(partitions)) and token[0] != "0"

@@ -6,11 +6,11 @@ The counters that a decision used become one CountersMoved record, so that no va
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.base.purge import without_completed
-from liftpy.core.metadata.codec import partition_to_pb
+from liftpy.core.metadata.codec import PARTITION
 from liftpy.core.metadata.features import FEATURES, Feature
 from liftpy.core.metadata.image import ClusterImage, ClusterRules, Counters, NodeImage, StreamImage
 from liftpy.core.metadata.records import CountersMoved, NodeChanged, PartitionStateChanged, Record
@@ -33,8 +33,16 @@ def refuse(error: pb.ControlResponse.Error, detail: str, partition: PartitionSta
         detail = f"{detail[:MAX_DETAIL_LENGTH]}…({len(detail)} characters)"
     response = pb.ControlResponse(error=error, detail=detail)
     if partition is not None:
-        response.partition.CopyFrom(partition_to_pb(partition))
+        response.partition.CopyFrom(PARTITION.to_pb(partition))
     return Decision((), response)
+
+
+class RejectedError(Exception):
+    """Raised by a decision to reject its request. ``deciding_on`` returns the rejection."""
+
+    def __init__(self, error: pb.ControlResponse.Error, detail: str, partition: PartitionState | None = None) -> None:
+        super().__init__(detail)
+        self.decision = refuse(error, detail, partition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +141,45 @@ class RecordBuilder:
         )
         self.add(PartitionStateChanged(stream.name, stream.uid, changed))
         return changed
+
+    # ---- lookups. They raise RejectedError if the image has no such thing -----------------------------------------------
+    def find_stream(self, name: str, uid: str) -> StreamImage:
+        """Return the stream with this name and uid. A uid of '' matches any stream."""
+        held = self.image.streams.get(name)
+        if held is None or uid not in ("", held.uid):
+            detail = f"there is no stream {name!r}" + (f" of the id {uid!r}" if held is not None else "")
+            raise RejectedError(pb.ControlResponse.NOT_FOUND, detail)
+        return held
+
+    def find_partition(self, request: Any, of: str = "") -> tuple[StreamImage, PartitionState]:
+        """Return the partition that the fields stream, uid and partition of ``request`` name, with its stream.
+
+        ``of``: end of the rejection's text, '' for the usual one.
+        """
+        found = self.image.find(request.stream, request.uid, request.partition)
+        if found is None:
+            of = of or f"of stream {request.uid or 'of that name'}"
+            raise RejectedError(
+                pb.ControlResponse.NOT_FOUND, f"there is no partition {request.stream}/{request.partition} {of}"
+            )
+        return found
+
+    def find_process(self, node_id: str, incarnation: int) -> NodeImage:
+        """Return the node, if ``incarnation`` is its current one."""
+        node = self.image.nodes.get(node_id)
+        if node is None:
+            raise RejectedError(pb.ControlResponse.NOT_FOUND, f"there is no node {node_id!r}")
+        if node.incarnation != incarnation:
+            detail = f"node {node_id!r} is incarnation {node.incarnation} now, not {incarnation}"
+            raise RejectedError(pb.ControlResponse.FENCED, detail)
+        return node
+
+    # ---- results ---------------------------------------------------------------------------------------------------------
+    def store(self, stream: StreamImage, partition: PartitionState) -> Decision:
+        """Record the new state of a partition of ``stream``, unless it is the old one. Return the decision, which answers with it."""
+        if partition != stream.partitions[partition.partition]:
+            partition = self.change(stream, partition)
+        return self.done(pb.ControlResponse(partition=PARTITION.to_pb(partition)))
 
     def done(self, response: pb.ControlResponse | None = None) -> Decision:
         """Return the decision with all records. ``response``: its answer, None for OK."""

@@ -52,7 +52,6 @@ def _wrong(message: Message, path: str) -> str:
 
 
 def _members(field: FieldDescriptor, values: Any) -> Iterator[tuple[FieldDescriptor, Any]]:
-    """Yield each item of a list field with its field descriptor. For a map, yield its keys and values."""
     kind = field.message_type
     if kind is None or not kind.GetOptions().map_entry:
         yield from ((field, item) for item in values)

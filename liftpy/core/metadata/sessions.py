@@ -182,7 +182,6 @@ class NodeSessions:
         return LeaseAnswer(True, lease_ms=0 if self._times is None else self._times.lease_ms)
 
     def _use_times(self, times: SessionTimes | None, now_ns: int) -> None:
-        """Use the session times ``times`` for new leases. Running sessions keep their deadlines."""
         config = self._config
         own_ns = round(config.session_s * NS_PER_S), round(config.lease_s * NS_PER_S)
         self._times, self._times_ns, self._settling_ns = times, now_ns, _NEVER
@@ -197,9 +196,6 @@ class NodeSessions:
         self._retry_ns = self._session_ns // 2
         self._place_kept_ns = max(round(PLACE_KEPT_S * NS_PER_S), self._longest_session_ns)
         self._earliest_ns = now_ns
-
-    def _starts_cold(self, now_ns: int) -> bool:
-        return not self._anybody_heard and now_ns - self._began_ns < self._cold_start_ns
 
     def _extend_sessions(self, now_ns: int) -> None:
         """Extend the sessions of all nodes that have not sent a heartbeat yet, when the first heartbeat of any node arrives.
@@ -266,7 +262,7 @@ class NodeSessions:
         """
         if not self._leading or now_ns < self._earliest_ns:
             return []
-        if self._starts_cold(now_ns):
+        if not self._anybody_heard and now_ns - self._began_ns < self._cold_start_ns:
             self._earliest_ns = self._began_ns + self._cold_start_ns
             return []
         proposals: list[pb.FenceNode | pb.UnfenceNode | pb.SettleSessionTimes] = []

@@ -173,7 +173,6 @@ class RecentIds:
         self._expire(self._time_ns)
 
     def _expire(self, time_ns: int) -> None:
-        """Remove the ids that have left the deduplication window at the log time ``time_ns``."""
         kept, until_ns = self._kept, time_ns - self.window_ns
         while kept and kept[0].time_ns <= until_ns and not self._is_fresh(kept[0].known_ns):
             self._forget(kept.popleft())
@@ -255,7 +254,8 @@ class RecentIds:
             taken.time_ns <= max(self._time_ns, now_wall_ns) - self.window_ns and not self._is_fresh(taken.known_ns)
         ):
             return None
-        return StoredId(taken.offsets[_last_index(taken.ids, message_id)], taken.last_offset)
+        last_index = len(taken.ids) - 1 - taken.ids[::-1].index(message_id)
+        return StoredId(taken.offsets[last_index], taken.last_offset)
 
     def may_hold(self, message_id: bytes, now_wall_ns: int) -> bool:
         """Return whether a record with ``message_id`` may exist, so that a publish at ``now_wall_ns`` must not be treated as new.
@@ -366,10 +366,6 @@ def _decode(data: bytes, end_offset: int) -> Iterable[tuple[int, int, tuple[byte
     ids, known = cut_up(data, at, sizes), numbers(offsets)
     for last_offset, time_ns, count in zip(numbers(last_offsets), numbers(times_ns), numbers(counts), strict=True):
         yield last_offset, time_ns, tuple(islice(ids, count)), tuple(islice(known, count))
-
-
-def _last_index(ids: Sequence[bytes], message_id: bytes) -> int:
-    return len(ids) - 1 - ids[::-1].index(message_id)
 
 
 def ids_of(headers: HeadersColumn | None, names: bytes | None = None) -> dict[int, bytes]:

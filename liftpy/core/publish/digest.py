@@ -85,8 +85,4 @@ def _lengths(ends: NDArray[np.uint32], start: int, end: int) -> NDArray[np.uint3
 
 
 def _bounds(ends: NDArray[np.uint32], start: int, end: int) -> tuple[int, int]:
-    """Return the byte positions at which the entries with indexes ``start`` to ``end`` (exclusive) of a column begin and end.
-
-    ``ends``: end position of each entry.
-    """
     return int(ends[start - 1]) if start else 0, int(ends[end - 1]) if end else 0

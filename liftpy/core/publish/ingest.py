@@ -5,12 +5,12 @@ once wait under a token (limits: ``liftpy/core/replication/inflight_limits.py``)
 one socket read, and the publishers that wait for an ack. Above a limit, a publish with a reply subject is rejected with
 OVERLOADED, and one without is dropped and counted.
 
+A rejection must be much cheaper than storing a message. So publishes with a reply subject are rejected without decoding.
+A rejected message must never be stored [A2], so messages with a known message id and envelopes are decoded first. The
+rejection contains the time to wait. A leader does not reject a message as too late if another node may store it.
+
 A message with a known message id is not stored. Its publisher gets the ack of the stored record, with ``duplicate``,
 and not before the record's own publisher gets its ack.
-
-Conditions [protocol: Conditions]: a publish may require the last sequence of the stream, of a subject or of a filter,
-or the last message id. The leader checks this against the whole log, including uncommitted records. If its subject
-index is not complete, the publish waits for it, within limits. Above a limit the answer is 503.
 
 Messages of one read are checked together. Messages that cannot be stored are removed in one pass, and the others become
 one batch. So the cost of a read grows with the number of its messages, and never with its square.
@@ -18,20 +18,21 @@ one batch. So the cost of a read grows with the number of its messages, and neve
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
 from liftpy.core.base.instruments import PublishTimes
 from liftpy.core.publish.acks import PendingAcks, Publishers, envelope_of
+from liftpy.core.publish.conditions import UNINDEXED, index_key, unmet_conditions
 from liftpy.core.publish.dedup_window import StoredId
-from liftpy.core.publish.jetstream_headers import PublishConditions, Rejection, wrong_last_id, wrong_sequence
-from liftpy.core.publish.last_per_subject import MANY
+from liftpy.core.publish.jetstream_headers import Rejection
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.log_state_part import ProducerSequences
-from liftpy.core.publish.memory_budget import NO_LIMIT, PartitionMemoryBudget
+from liftpy.core.publish.memory_budget import NO_LIMIT, AckDelay, MemoryBudget, PartitionMemoryBudget
 from liftpy.core.publish.message_decoder import (
     MessageColumns,
     MessageDecoder,
@@ -40,17 +41,7 @@ from liftpy.core.publish.message_decoder import (
     largest_record_bytes,
     runs_of,
     split_at,
-)
-from liftpy.core.publish.overload import (
-    IDS_LOST,
-    RECORD_OVERHEAD_BYTES,
-    IngestCounters,
-    KnownIds,
-    Overload,
-    PendingBatch,
-    batch_end,
-    body_of,
-    message_size_bytes,
+    split_late,
 )
 from liftpy.core.publish.ports import IngestShell, ReplyPolicy, StandbySubscription, Subscription
 from liftpy.core.publish.producer_state import (
@@ -67,158 +58,102 @@ from liftpy.core.publish.standby import FailoverBacklog
 from liftpy.core.replication.effects import AppendBatch, RejectReason
 from liftpy.core.replication.events import DuplicateReceived, PublishesReceived
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, seal
-from liftpy.core.wire.subjects import InboxRule, has_wildcards, matcher
+from liftpy.core.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, encode_body, seal
+from liftpy.core.wire.envelope import MAGIC
+from liftpy.core.wire.subjects import InboxRule
 
-UNINDEXED = Rejection(
-    RejectReason.OVERLOADED,
-    "The index of the last sequences per subject is not complete yet. Try again.",
-    (503, 10008),
-)
-_FULL = Rejection(
-    RejectReason.NO_SPACE,
-    "insufficient resources: the subjects of this partition need more memory than partition_subject_index_bytes. Increase this "
-    "setting, or publish without an expected last sequence per subject.",
-    (503, 10023),
-)
-_TOO_MANY = Rejection(
-    RejectReason.UNSUPPORTED,
-    f"An expected last sequence with wildcards needs a stream with at most {MANY} subjects. Name one subject.",
-    (400, 10003),
-)
-_TOO_OFTEN = Rejection(
-    RejectReason.OVERLOADED,
-    "Too many publishes at a time have an expected last sequence with wildcards. Try again, or name a subject without wildcards.",
-    (503, 10008),
-)
-
-
-class _EarlierMessages:
-    """Subjects of the messages that come earlier in the batch that is checked. It finds the last offset of a subject or of a filter."""
-
-    def __init__(self, derived: LogState) -> None:
-        self._derived = derived
-        self.last: dict[str, int] = {}
-        self._in_order: list[tuple[str, int]] = []
-        self._filters: dict[str, _FilterLookup] = {}
-
-    def add(self, subjects: Sequence[str], base_offset: int) -> None:
-        """Add the ``subjects`` of messages that will be stored at ``base_offset`` and the following offsets."""
-        new = list(zip(subjects, range(base_offset, base_offset + len(subjects)), strict=True))
-        self.last.update(new)
-        self._in_order += new
-
-    def last_offsets(self, subject_filter: str) -> _FilterLookup | None:
-        """Return the last offsets of the subjects that match a filter, in the log and in this batch.
-
-        None: the lookup would take too long.
-        """
-        found = self._filters.get(subject_filter)
-        new_count = len(self._in_order) - (found.seen_count if found is not None else 0)
-        if found is None:
-            if not self._derived.may_check(subject_filter, new_count):
-                return None
-            found = self._filters[subject_filter] = _FilterLookup(
-                matcher(subject_filter), self._derived.last_of_matching(subject_filter)
-            )
-        for at in range(len(self._in_order) - 1, found.seen_count - 1, -1):
-            subject, offset = self._in_order[at]
-            if found.matches(subject):
-                found.here = offset
-                break
-        found.seen_count = len(self._in_order)
-        return found
-
-
-@dataclass(slots=True)
-class _FilterLookup:
-    """Last offsets of the subjects that match a filter: in the log, and in the batch that is checked."""
-
-    matches: Callable[[str], bool]
-    in_log: int | None
-    here: int = -1
-    seen_count: int = 0
-    """Number of earlier messages of the batch that ``here`` covers."""
-
-
-def unmet_conditions(
-    columns: MessageColumns, derived: LogState, end_offset: int, *, of_ids: bool = True
-) -> dict[int, Rejection]:
-    """Return record index -> rejection, for messages whose condition does not hold. Empty: all conditions hold.
-
-    A message is checked as if the earlier messages of the batch were stored from ``end_offset`` on. Messages whose condition
-    does not hold are left out.
-
-    Args:
-        columns: Messages of the batch.
-        derived: State that derives from the log.
-        end_offset: Offset that the first message of the batch would get.
-        of_ids: False if conditions on the last message id are not checked.
-    """
-    unmet: dict[int, Rejection] = {}
-    before = _EarlierMessages(derived)
-    seen, end, last_id = 0, end_offset, derived.ids.last_id
-    """Number of messages that ``before`` covers, the log end after them, and the last message id."""
-    subjects, ids = columns.subjects, columns.ids
-    asks_subjects = any(wanted.sequence is not None for wanted in columns.of_others.values())
-    for index in sorted(columns.expected.keys() | columns.of_others.keys()):
-        if index > seen:
-            if asks_subjects:
-                before.add(subjects[seen:index], end)
-            last_id = ids.get(index - 1, b"")
-        seen, end = index, end + index - seen
-        why = _unmet(columns, index, before, last_id if of_ids else None, derived, end)
-        if why is not None:
-            unmet[index] = why
-            seen = index + 1
-    return unmet
-
-
-def _unmet(
-    columns: MessageColumns, index: int, before: _EarlierMessages, last_id: bytes | None, derived: LogState, end_offset: int
-) -> Rejection | None:
-    if columns.expected.get(index, end_offset) != end_offset:
-        return wrong_sequence(end_offset)
-    wanted = columns.of_others.get(index)
-    if wanted is None:
-        return None
-    if wanted.sequence is not None and (why := _of_subject(wanted, columns.subjects[index], before, derived)) is not None:
-        return why
-    return wrong_last_id(last_id) if last_id is not None and wanted.last_id and wanted.last_id != last_id else None
-
-
-def _of_subject(wanted: PublishConditions, own: str, before: _EarlierMessages, derived: LogState) -> Rejection | None:
-    subject = wanted.subject or own
-    if has_wildcards(subject):
-        if len(derived.subjects) > MANY:
-            return _TOO_MANY
-        lookup = before.last_offsets(subject)
-        if lookup is None:
-            return _TOO_OFTEN
-        offset, here = lookup.in_log, lookup.here
-    else:
-        offset, here = derived.last_of(subject), before.last.get(subject, -1)
-    if offset is None and here < 0:
-        return _FULL if derived.subjects.is_full else UNINDEXED
-    last_sequence = max(-1 if offset is None else offset, here) + 1
-    return None if wanted.sequence == last_sequence else wrong_sequence(last_sequence)
-
-
-def index_key(wanted: PublishConditions, own: str) -> str:
-    """Return the subject whose last offset the condition ``wanted`` needs. '': it needs the whole index, for a filter with wildcards.
-
-    ``own``: subject of the message itself.
-    """
-    subject = wanted.subject or own
-    return "" if has_wildcards(subject) else subject
-
-
+IDS_LOST = "message_ids_lost"
+"""Reason for dropping publishes whose message id may be stored already, because this node dropped ids for lack of memory."""
+_NO_ROOM = Rejection(RejectReason.OVERLOADED, "")
 _UNDECIDED = Rejection(RejectReason.NOT_LEADER, "The leader changed before it stored the publish. Send it again.")
 INGEST_OVERFLOW = "ingest_overflow"
 """Reason in the counter of publishes that the connection dropped before they reached a partition."""
 _BATCH_OVERHEAD_BYTES = 4096
 """Maximum size of the headers of a batch, of its response and of NATS, in bytes."""
 _NOBODY = ProducerSequences(0, 0, 0, None)
+RECORD_OVERHEAD_BYTES = 24
+"""Maximum size of a record in its columns in addition to its own bytes."""
+
+
+@dataclass(slots=True, kw_only=True)
+class IngestCounters:
+    """Counters of the publishes to one partition since the process started, for status and metrics."""
+
+    records: int = 0
+    size_bytes: int = 0
+    batches: int = 0
+    overloaded: int = 0
+    """Number of publishes that were rejected or dropped for lack of memory."""
+    rejected: int = 0
+    """Number of publishes that got a negative ack for another reason."""
+    duplicates: int = 0
+    """Number of publishes that were not stored, because a record with their message id is stored or in progress."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Reason -> number of rejected publishes with a reply subject. The publisher gets a negative ack if the result is
+    certain.
+    """
+    throttled: Counter[str] = field(default_factory=Counter)
+    """Scope of a quota (``stream``, ``token``) -> number of publishes that it rejected. They also count as rejected or dropped."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Reason -> number of dropped publishes without a reply subject."""
+    on_drop: Callable[[str, int], None] = lambda reason, count: None
+    times: PublishTimes = field(default_factory=PublishTimes)
+
+    def drop(self, reason: str, count: int) -> None:
+        if count:
+            self.dropped[reason] += count
+            self.on_drop(reason, count)
+
+    def refuse(self, reason: str, count: int) -> None:
+        if count:
+            self.refused[reason] += count
+
+    def not_stored(self, publishers: Publishers, reason: RejectReason) -> None:
+        """Record that the messages of these publishers were rejected (with a reply subject) or dropped (without one)."""
+        plain = publishers.plain_count
+        self.drop(reason.name.lower(), plain)
+        self.refuse(reason.name.lower(), publishers.record_count - plain)
+        if reason is RejectReason.OVERLOADED:
+            self.overloaded += publishers.record_count
+        else:
+            self.rejected += publishers.record_count - plain
+
+
+@dataclass(slots=True)
+class PendingBatch:
+    """A batch of publishes that was passed to the replica and is not appended yet."""
+
+    body: Body
+    publishers: Publishers
+    ids: dict[int, bytes]
+    """Record index -> message id."""
+    asks: bool
+    """True if a publish has a condition on its subject."""
+    again: list[tuple[int, Publishers]] = field(default_factory=list)
+    """(record index, publisher) of messages that repeat a record of this batch."""
+    numbering: ProducerSequences | None = None
+    """Sequence numbers that a producer has set."""
+    arrived_ns: int = 0
+    """Monotonic time of the arrival, in nanoseconds."""
+
+
+def message_size_bytes(message: RawMessage) -> int:
+    """Return the approximate size of ``message`` in a batch, in bytes."""
+    subject, _, payload, headers = message
+    return len(subject) + len(payload) + len(headers) + RECORD_OVERHEAD_BYTES
+
+
+def batch_end(raw: list[RawMessage], start: int, most_records: int, most_bytes: int) -> int:
+    """Return the index after the last message of a batch that begins at index ``start`` of ``raw``.
+
+    It has at most ``most_records`` messages and about ``most_bytes``, but at least one message.
+    """
+    total = 0
+    for index in range(start, min(len(raw), start + most_records)):
+        total += message_size_bytes(raw[index])
+        if total > most_bytes:
+            return max(index, start + 1)
+    return min(len(raw), start + most_records)
 
 
 class Ingest:
@@ -266,11 +201,7 @@ class Ingest:
         self.counters = IngestCounters(on_drop=on_drop, times=times or PublishTimes())
         self._pending_ids: dict[bytes, tuple[PendingBatch, int]] = {}
         """Message id -> its pending batch, and the index of its record there."""
-        self._overload = Overload(
-            may=self._may, reader=self.reader, counters=self.counters, is_full=self._is_full, known=self._find_repeats,
-            ids=KnownIds(derived.ids, self._pending_ids, self._has_unread), reject_or_delay=self._reject_or_delay, wall_ns=wall_ns,
-        )  # fmt: skip
-        self._overload.unanswered_since_ns = acks.since_ns
+        self._unanswered = AckDelay()
         self._listener: Subscription | None = None
         self._taken_over: FailoverBacklog | None = None
         """Messages that this node buffered as a standby, while it takes publishes over the same subscription.
@@ -385,7 +316,7 @@ class Ingest:
         if self._taken_over is not None:
             self._taken_over.hearing = None
         self._listener = listener = self._shell.listen(
-            self._subject, self._message_arrived, given_up=self._record_dropped, refuser=self._overload
+            self._subject, self._message_arrived, given_up=self._record_dropped, refuser=self
         )
         self.heard = False
         self._shell.when_subscribed(lambda: self._on_subscribed(listener))
@@ -415,7 +346,6 @@ class Ingest:
         return not (self._has_unread() or self._tokens or undecided or self._acks.count)
 
     def _has_unread(self) -> bool:
-        """True if publishes have arrived that were not checked yet, or wait for the subject index."""
         return bool(self._raw or self._derived.index_wait)
 
     def stop(self) -> None:
@@ -444,9 +374,73 @@ class Ingest:
         room = self._may.room
         return room.node.is_limited and not room.takes(self._raw_bytes)
 
+    # ---- overload ------------------------------------------------------------------------------------------------------
+    @property
+    def _is_late(self) -> bool:
+        node = self._may.room.node
+        late = node.is_late or self._waits_for_commit(node)
+        return late and self.reader.answers and self._may.refuse_for_now()
+
+    def _waits_for_commit(self, node: MemoryBudget) -> bool:
+        now_ns = self.counters.times.now_ns()
+        late = self._unanswered.check(self._acks.since_ns(), now_ns, node.late_ns, is_pressed=node.is_pressed)
+        if late:
+            node.note_slow_commits(now_ns)
+        return late
+
+    def refuses(self) -> bool:
+        """Return whether publishes may be rejected without decoding now, because the node is late or there is no room."""
+        return self._is_late or (self._is_full() and self.reader.answers and self._may.refuse_for_now())
+
+    def is_new(self, message_id: bytes) -> bool:
+        """Return whether no record with this message id is stored, in progress or waiting to be decoded."""
+        if message_id in self._pending_ids or self._has_unread():
+            return False
+        return not self._derived.ids.may_hold(message_id, self.wall_ns())
+
+    def refuse(self, replies: Sequence[bytes]) -> None:
+        self.counters.overloaded += len(replies)
+        self._reject_overloaded(self.reader.publishers_of(replies), len(replies))
+
+    def _in_time(self, messages: list[RawMessage]) -> list[RawMessage]:
+        """Return the messages to accept. If the node is late, reject the messages with a reply subject and return the others."""
+        if not self._is_late:
+            return messages
+        waited_for, others = split_late(messages)
+        for refused in waited_for:
+            self._reject_for_overload(refused)
+        return others
+
+    def _reject_for_overload(self, messages: list[RawMessage]) -> None:
+        """Reject messages with a reply subject, and drop the others, because the node is late or there is no room."""
+        self.counters.overloaded += len(messages)
+        plain = len(messages)
+        if any(message[1] or message[2].startswith(MAGIC) for message in messages):
+            now_wall_ns = self.wall_ns()
+            columns = self.reader.read(messages, now_wall_ns)
+            publishers, plain = columns.publishers, columns.publishers.plain_count
+            repeats = self._find_repeats(columns)
+            if repeats is None:
+                return
+            ids, in_hand = columns.ids, self._pending_ids
+            known = {index for index, stored in repeats.items() if stored is not None or ids[index] in in_hand}
+            if ids and self._derived.ids.is_blind(now_wall_ns):  # each of them may be stored
+                self.counters.drop(IDS_LOST, len(ids) - len(known))
+                known = set(ids)
+            if known:  # a rejected message must never be stored [A2]
+                kept = [b"" if index in known else reply for index, reply in enumerate(publishers.replies)]
+                publishers = replace(publishers, replies=kept)
+            self._reject_overloaded(publishers, len(messages) - plain)
+        self.counters.drop("overloaded", plain)
+
+    def _reject_overloaded(self, publishers: Publishers, count: int) -> None:
+        self.counters.refuse("overloaded", count)
+        self._reject_or_delay(publishers, _NO_ROOM, self._may.room.node.retry_after_ms)
+
+    # ---- messages ------------------------------------------------------------------------------------------------------
     def _message_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if self._is_full():
-            self._overload.reject_for_overload([(subject, reply, payload, headers)])
+            self._reject_for_overload([(subject, reply, payload, headers)])
             return
         self._raw.append((subject, reply, payload, headers))
         self._raw_bytes += len(payload) + len(headers) + len(subject) + RECORD_OVERHEAD_BYTES
@@ -487,7 +481,7 @@ class Ingest:
         If an unexpected error occurs for one message, only this message is rejected [A6].
         """
         try:
-            messages = self._overload.in_time(messages)
+            messages = self._in_time(messages)
         except Exception as error:
             self._drop_or_split(messages, error, self._check_messages)
             return
@@ -514,7 +508,6 @@ class Ingest:
         again(messages[half:])
 
     def _submit_at(self, messages: list[RawMessage], alone: Collection[int]) -> None:
-        """Submit the messages with indexes in ``alone`` one by one, and those between them together, in the order of arrival."""
         for piece in split_at(messages, alone):
             self._submit_piece(piece)
 
@@ -554,7 +547,7 @@ class Ingest:
                 self._submit_piece(run)
             return
         if acks_are_full:
-            self._overload.reject_for_overload(messages)
+            self._reject_for_overload(messages)
             return
         bound = bool(columns.expected or columns.of_others)
         if bound and not self._meets_conditions(columns, messages):
@@ -763,8 +756,17 @@ class Ingest:
 
         Then several messages are submitted in halves, and a single one is rejected.
         """
+        if columns.batch is not None:
+            return columns.batch.body
         try:
-            return body_of(columns, self.reader.codec)
+            return encode_body(
+                columns.values,
+                keys=columns.keys,
+                headers=columns.headers,
+                subjects=columns.subjects,
+                replies=columns.replies,
+                codec=self.reader.codec,
+            )
         except BatchTooLargeError as error:
             if len(messages) > 1:
                 half = len(messages) // 2
@@ -861,7 +863,6 @@ class Ingest:
         return self._repeats(columns, self.wall_ns()) if columns.ids else {}
 
     def _record_dropped(self, count: int) -> None:
-        """Record that the connection dropped ``count`` publishes unread, because the buffers of the node and the server were full."""
         self.counters.drop(INGEST_OVERFLOW, count)
 
     def _reject_some(self, columns: MessageColumns, unfit: Mapping[int, Rejection]) -> None:

@@ -367,7 +367,6 @@ class LogState:
         return not subjects.lacks
 
     def _first_needed(self) -> int:
-        """Return the base offset of the first batch that a replay must read. The result may be an earlier batch."""
         log = self._log
         if log.high_watermark < log.log_start_offset:
             return log.log_start_offset

@@ -371,7 +371,6 @@ class MessageDecoder:
         return columns
 
     def _judge_by_settings(self, columns: MessageColumns, messages: Sequence[RawMessage]) -> None:
-        """Add a rejection to ``columns.unfit_after_sequence`` for each message that the settings of the stream forbid."""
         found: dict[int, Rejection] = {}
         most = self.max_message_bytes
         if columns.batch is not None:
@@ -512,10 +511,6 @@ class MessageDecoder:
         return left
 
     def _form_of(self, payload: bytes, otherwise: FastEnvelope) -> FastEnvelope:
-        """Return the form (``FastEnvelope``) of an envelope, because it differs from that of the previous message.
-
-        ``otherwise``: result if no known form matches.
-        """
         for form in self._forms[1:]:
             if form.opened(payload) is not None:
                 self._forms.remove(form)
@@ -524,7 +519,6 @@ class MessageDecoder:
         return otherwise
 
     def _shared_envelope(self, subject: bytes, policy: AckPolicy, runs: bool, now_wall_ns: int) -> Envelope:
-        """Return the object with the ack fields that all messages with this subject, ack policy and ``runs`` share."""
         alike = self._alike.get((subject, policy, runs))
         if alike is None:
             alike = Envelope("", "", subject.decode(*_TEXT), policy, now_wall_ns, takes_runs=runs)
@@ -565,7 +559,6 @@ class MessageDecoder:
         self._envelopes(columns)[index] = wanted
 
     def _why_not(self, published: client_pb2.Message, beside: Headers) -> Rejection | None:
-        """Return the rejection of an envelope. None: it can be stored. ``beside``: NATS headers outside of the envelope."""
         if not self._takes_plain and not published.stream:
             return self._plain_rejection()
         if (self._policy is not AckPolicy.NONE or not self._takes_plain) and not self._is_addressed_here(published):

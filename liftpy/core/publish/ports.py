@@ -9,7 +9,6 @@ from typing import NamedTuple, Protocol
 from liftpy.core.publish.acks import AckShell
 from liftpy.core.publish.dedup_window import ID_NAME, MAX_ID_BYTES
 from liftpy.core.publish.memory_budget import PartitionMemoryBudget
-from liftpy.core.wire.envelope import MAGIC
 
 _ONE_ID = re.compile(rb"\r\n%b: ?([!-~]{1,%d})\r\n" % (ID_NAME, MAX_ID_BYTES)).search
 Sink = Callable[[bytes, bytes, bytes, bytes], None]
@@ -17,7 +16,7 @@ Sink = Callable[[bytes, bytes, bytes, bytes], None]
 
 
 class Subscription(Protocol):
-    """Subscription of a leader to the data subject of its partition."""
+    """Subscription to the data subject of a partition."""
 
     def leave(self) -> None:
         """Unsubscribe. Messages that still arrive are passed on until ``close``."""
@@ -30,7 +29,7 @@ class PublishRejector(Protocol):
     """Rejects publishes without decoding them, when there is no time or no room for them."""
 
     def refuses(self) -> bool:
-        """Return whether publishes are rejected now, if ``is_refused_unread`` returns True for them."""
+        """Return whether publishes are rejected now, if they have a reply subject, no envelope, and no known id."""
 
     def is_new(self, message_id: bytes) -> bool:
         """Return whether no record with this message id is stored or in progress.
@@ -39,15 +38,6 @@ class PublishRejector(Protocol):
         """
 
     def refuse(self, replies: Sequence[bytes]) -> None: ...
-
-
-def is_refused_unread(reply: bytes, payload: bytes, headers: bytes, is_new: Callable[[bytes], bool]) -> bool:
-    """Return whether a publish may be rejected without decoding it.
-
-    It must have a reply subject, no envelope, and no message id that may be stored. ``is_new``: returns whether a message id is
-    new.
-    """
-    return bool(reply) and not payload.startswith(MAGIC) and can_be_rejected_unread(headers, is_new)
 
 
 def can_be_rejected_unread(headers: bytes, is_new: Callable[[bytes], bool]) -> bool:
@@ -90,7 +80,7 @@ class IngestShell(AckShell, Protocol):
         """Count and log that a message on ``subject`` caused an unexpected ``error`` and was skipped."""
 
 
-class StandbySubscription(Protocol):
+class StandbySubscription(Subscription, Protocol):
     """Subscription of a standby follower to the data subject of its partition."""
 
     is_denied: bool
@@ -110,12 +100,6 @@ class StandbySubscription(Protocol):
 
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` when all messages sent before have arrived, at the latest after a fixed time."""
-
-    def leave(self) -> None:
-        """Unsubscribe. Messages that still arrive are passed on until ``close``."""
-
-    def close(self) -> None:
-        """Unsubscribe. No message is passed on afterwards."""
 
 
 class StandbyShell(Protocol):

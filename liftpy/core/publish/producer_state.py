@@ -455,7 +455,6 @@ class Producers:
 
     @staticmethod
     def _repeats(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
-        """Return whether the first ``known`` records of a batch equal the stored ones. Without digests, assume that they do."""
         if claim.digest is None or state.digest is None:
             return True
         return claim.digest.over(columns, 0, known) == state.digest

@@ -98,7 +98,6 @@ class Quota:
         return None
 
     def _sizes(self, messages: Messages) -> list[int]:
-        """Return the size of each message (payload and headers) in bytes. []: there is no limit for bytes."""
         if not self._rates[1]:
             return []
         _, _, payloads, blocks = zip(*messages, strict=True)
@@ -114,7 +113,6 @@ class Quota:
         return list(numbers), np.fromiter(map(of_subject.__getitem__, subjects), np.intp, len(subjects))
 
     def _limits(self, token: str, now_ns: int) -> tuple[_Limit, ...]:
-        """Return the buckets of the token value ``token``, refilled up to ``now_ns`` (monotonic)."""
         limits = touch_entry(self._buckets, token, MAX_BUCKETS, self._new_limits)
         for _, bucket in limits:
             bucket.refill(now_ns)
@@ -156,7 +154,6 @@ def _charge_all(count: int, records: int, sizes: list[int], limits: Sequence[_Li
 
 
 def _costs(kind: _Kind, count: int, records: int, sizes: list[int]) -> _Floats:
-    """Return the cost of each of ``count`` messages, in records or bytes."""
     return np.array(sizes, np.float64) if kind else np.full(count, float(records))
 
 
@@ -169,7 +166,6 @@ def _token(subject: bytes, number: int) -> str:
 
 
 def _cost_before(costs: _Floats, groups: _Indices) -> _Floats:
-    """Return for each message the total cost of the earlier messages of its group. ``groups``: group of each message."""
     order = np.argsort(groups, kind="stable")
     sums = np.cumsum(costs[order]) - costs[order]
     firsts = np.searchsorted(groups[order], np.arange(int(groups.max()) + 1))

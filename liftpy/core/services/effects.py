@@ -30,6 +30,11 @@ _ENTRY = struct.Struct("<QQBHIi")
 _MAX_DIGITS = 19
 
 
+def damaged_snapshot(what: str) -> CorruptionError:
+    """Return the error for a snapshot that cannot be decoded. ``what``: the part that is wrong, and how."""
+    return CorruptionError(f"The snapshot is damaged: {what}. The service uses an older snapshot.")
+
+
 @dataclass(frozen=True, slots=True)
 class Effect:
     """An action outside the state machine, or an offered record.
@@ -147,13 +152,9 @@ class PendingEffects:
                 )
                 self._add(found)
         except (struct.error, UnicodeDecodeError):
-            raise CorruptionError(
-                "The snapshot is damaged: its list of effects cannot be decoded. The service uses an older snapshot."
-            ) from None
+            raise damaged_snapshot("its list of effects cannot be decoded") from None
         if self.encode() != data or any(effect.number >= self.count for effect in self):
-            raise CorruptionError(
-                "The snapshot is damaged: its list of effects does not match its counts. The service uses an older snapshot."
-            )
+            raise damaged_snapshot("its list of effects does not match its counts")
 
 
 def result_headers(service: str, number: int) -> Pairs:

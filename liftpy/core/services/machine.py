@@ -40,7 +40,7 @@ from liftpy.core.services.service import DivergedError, Headers, Role, Service, 
 from liftpy.core.services.snapshot import Identity, Section, Snapshot
 from liftpy.core.services.versions import FIRST, check_code, decided_version, encode_section, follows, from_section
 from liftpy.core.wire.batch import Record
-from liftpy.core.wire.headers import OUTPUT_TO, Pairs, is_reserved
+from liftpy.core.wire.headers import OUTPUT_TO, is_reserved
 from liftpy.errors import ConfigError, LiftError, StorageError
 from liftpy.renamed import accept_old_keywords
 
@@ -509,7 +509,8 @@ class ServiceMachine:
                 "emit() was called, but the service has no output stream. Start it with --output-stream STREAM."
             )
         count = len(source.emitted)
-        output = Output(self.outbox.output_count + count, source.offset, source.index, value, key, (*headers, *_pairs_to(to)))
+        pairs = (*headers, (OUTPUT_TO, to.encode())) if to else tuple(headers)
+        output = Output(self.outbox.output_count + count, source.offset, source.index, value, key, pairs)
         if not isinstance(value, bytes) or output.size_bytes > MAX_OUTPUT_BYTES or count >= MAX_OUTPUTS_PER_CALLBACK:
             raise ServiceFailedError(
                 f"Invalid output. An output must be bytes of at most {MAX_OUTPUT_BYTES}, and one record or timer can "
@@ -643,10 +644,6 @@ def _with_check(kind: type[Service], make: Callable[[], bytes]) -> Callable[[], 
 
 def _yes() -> bool:
     return True
-
-
-def _pairs_to(to: str) -> Pairs:
-    return ((OUTPUT_TO, to.encode()),) if to else ()
 
 
 class _service_errors:

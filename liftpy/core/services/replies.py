@@ -26,8 +26,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from liftpy.core.services.effects import damaged_snapshot
 from liftpy.core.wire.batch import Record
-from liftpy.errors import CorruptionError
 
 MESSAGE_ID = "Nats-Msg-Id"
 MAX_ID_BYTES = 256
@@ -195,14 +195,10 @@ def decode_answers(data: bytes) -> AnswerTable:
             place += id_size + value_size
             found.append(Answer(offset, name.decode(), value))
     except (struct.error, UnicodeDecodeError):
-        raise CorruptionError(
-            "The snapshot is damaged: its stored replies cannot be decoded. The service uses an older snapshot."
-        ) from None
+        raise damaged_snapshot("its stored replies cannot be decoded") from None
     answers = AnswerTable(found)
     if place != len(data) or answers.encode() != data:
-        raise CorruptionError(
-            "The snapshot is damaged: its stored replies do not match their counts. The service uses an older snapshot."
-        )
+        raise damaged_snapshot("its stored replies do not match their counts")
     return answers
 
 

@@ -631,7 +631,6 @@ class ServiceSessions:
 
 
 def _bounded(hello: pb.ServiceHello) -> pb.ServiceHello:
-    """Return a copy of a heartbeat with figures, and without the parts of texts and lists that are beyond their limits."""
     kept = pb.ServiceHello(figures=pb.ServiceFigures(**_NOTHING_YET))
     if hello.HasField("figures"):
         kept.ClearField("figures")

@@ -32,7 +32,7 @@ import crc32c
 
 from liftpy.core.base.ids import check_name
 from liftpy.core.services.bad_records import Unit
-from liftpy.core.services.effects import PendingEffects
+from liftpy.core.services.effects import PendingEffects, damaged_snapshot
 from liftpy.core.services.replies import decode_answers
 from liftpy.core.services.versions import VersionError, from_section
 from liftpy.errors import CorruptionError, UnknownFormatError
@@ -65,14 +65,7 @@ class Section(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Identity of a snapshot: the service, and the partition whose records it has applied.
-
-    Args:
-        service: Name of the service.
-        stream: Name of the stream.
-        uid: Uid of the stream.
-        partition: Number of the partition.
-    """
+    """Identity of a snapshot: the service, and the partition whose records it has applied."""
 
     service: str
     stream: str
@@ -117,14 +110,9 @@ class Snapshot:
     skips: tuple[Unit, ...] = ()
     sections: tuple[tuple[Section, bytes], ...] = ()
     make: Callable[[], bytes] | None = None
-    """Function that returns ``state``, which is empty until then. None: ``state`` is complete."""
 
     def section(self, kind: Section) -> bytes:
-        """Return the bytes of a section. b"": the snapshot does not have it.
-
-        Args:
-            kind: Kind of the section.
-        """
+        """Return the bytes of a section. b"": the snapshot does not have it."""
         return dict(self.sections).get(kind, b"")
 
     def whole(self) -> Snapshot:
@@ -168,9 +156,7 @@ def decode(data: bytes, identity: Identity) -> Snapshot:
         CorruptionError: It is no snapshot of ``identity``, or damaged.
     """
     if len(data) < HEADER_SIZE_BYTES:
-        raise CorruptionError(
-            f"The snapshot is damaged: {len(data)} bytes are less than a header. The service uses an older snapshot."
-        )
+        raise damaged_snapshot(f"{len(data)} bytes are less than a header")
     magic, version, identity_size_bytes, crc = _HEAD.unpack_from(data)
     if magic != MAGIC:
         raise CorruptionError(
@@ -178,7 +164,7 @@ def decode(data: bytes, identity: Identity) -> Snapshot:
         )
     body = memoryview(data)[_HEAD.size :]
     if crc32c.crc32c(body) != crc:
-        raise CorruptionError("The snapshot is damaged: its CRC-32C does not match. The service uses an older snapshot.")
+        raise damaged_snapshot("its CRC-32C does not match")
     if version < _WITHOUT_SECTIONS:
         raise CorruptionError(
             f"The snapshot has the old format version {version}. The service rebuilds its state from the stream."
@@ -190,15 +176,13 @@ def decode(data: bytes, identity: Identity) -> Snapshot:
         )
     layout = _FIELDS if version == VERSION else _FIELDS_3
     if len(body) < layout.size or (version == VERSION and not layout.unpack_from(body)[-1]):
-        raise CorruptionError("The snapshot is damaged: it ends inside its header. The service uses an older snapshot.")
+        raise damaged_snapshot("it ends inside its header")
     fields = layout.unpack_from(body)
     position, last_epoch, now_ns, output_count, timer_count, timers_size, state_size, digest = fields[:8]
     skip_count, skips_size, sections_size = (*fields[8:], 0)[:3]
     rest = bytes(body[layout.size :])
     if len(rest) != identity_size_bytes + timers_size + skips_size + sections_size + state_size:
-        raise CorruptionError(
-            "The snapshot is damaged: the sizes of its parts do not match its total size. The service uses an older snapshot."
-        )
+        raise damaged_snapshot("the sizes of its parts do not match its total size")
     whose = rest[:identity_size_bytes].decode(errors="replace")
     if whose != str(identity):
         raise CorruptionError(
@@ -235,18 +219,14 @@ def _sections(data: bytes) -> tuple[tuple[Section, bytes], ...]:
         try:
             kind, size_bytes = _SECTION.unpack_from(data, place)
         except struct.error:
-            raise CorruptionError(
-                "The snapshot is damaged: its sections cannot be decoded. The service uses an older snapshot."
-            ) from None
+            raise damaged_snapshot("its sections cannot be decoded") from None
         if kind not in list(Section):
             raise UnknownFormatError(
                 f"The snapshot has a section of kind {kind}, which a newer version wrote. Start the newer version of liftpy."
             )
         place += _SECTION.size + size_bytes
         if not size_bytes or place > len(data) or kind in sections:
-            raise CorruptionError(
-                "The snapshot is damaged: the sizes of its sections do not match. The service uses an older snapshot."
-            )
+            raise damaged_snapshot("the sizes of its sections do not match")
         sections[Section(kind)] = data[place - size_bytes : place]
     decode_answers(sections.get(Section.ANSWERS, b""))
     PendingEffects("").load(sections.get(Section.EFFECTS, b""))
@@ -266,13 +246,9 @@ def _timers(data: bytes, count: int) -> tuple[tuple[int, str], ...]:
             place += _TIMER.size + size_bytes
             timers.append((at_ns, data[place - size_bytes : place].decode()))
     except (struct.error, UnicodeDecodeError):
-        raise CorruptionError(
-            "The snapshot is damaged: its timers cannot be decoded. The service uses an older snapshot."
-        ) from None
+        raise damaged_snapshot("its timers cannot be decoded") from None
     if len(timers) != count or place != len(data):
-        raise CorruptionError(
-            "The snapshot is damaged: its timers do not match their counts. The service uses an older snapshot."
-        )
+        raise damaged_snapshot("its timers do not match their counts")
     return tuple(timers)
 
 

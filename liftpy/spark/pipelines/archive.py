@@ -484,7 +484,6 @@ def archive(
 
 
 def _run(query: StreamingQuery) -> None:
-    """Run the query until it ends. Stop it if the caller is interrupted."""
     try:
         with unwrap_spark_errors():
             while not query.awaitTermination(_POLL_S):

@@ -123,7 +123,6 @@ def write_file(final: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Join small batches and yield tables that are large enough for a row group of a Parquet file."""
     group: list[pa.RecordBatch] = []
     size_bytes = 0
     for batch in batches:

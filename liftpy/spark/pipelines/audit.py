@@ -268,7 +268,6 @@ async def _newest(
 
 
 def _filters(keys: Iterable[bytes]) -> Iterable[list[bytes]]:
-    """Divide ``keys`` into lists that each fit into the filter of one read request."""
     portion: list[bytes] = []
     for key in keys:
         if portion and (len(portion) == MAX_KEYS or sum(map(len, portion)) + len(key) > MAX_FILTER_BYTES):

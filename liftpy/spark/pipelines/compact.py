@@ -255,7 +255,6 @@ def compact(spark: SparkSession, plan: CompactPlan, tell: Callable[[CompactStep]
 
 
 def _frame(spark: SparkSession, plan: CompactPlan, step: CompactStep) -> DataFrame:
-    """Return a DataFrame of all records that a run must merge: new records, and the records of the output table."""
     ends = dict.fromkeys(step.ends, LATEST) if step.has_gaps else step.ends
     between = {"startingOffsets": _offsets(step.cuts, step.uid), "endingOffsets": _offsets(ends, step.uid)}
     given = {**plan.source, "columns": ",".join(COLUMNS), **between}

@@ -251,7 +251,6 @@ class ReplicaReads:
         raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
     async def _complain(self, offset: int) -> None:
-        """Tell the node that it has sent damaged bytes at ``offset``, so that it checks and repairs its log."""
         complaint = client_pb2.ReadRequest(boundsOnly=True, minHighWatermark=-1, badOffset=offset)
         try:
             await self._ask(complaint, -1)

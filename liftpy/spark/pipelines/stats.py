@@ -272,7 +272,6 @@ def _beside(one: RangeStats) -> RangeStats:
 
 
 def _join_beside(whole: RangeStats, one: RangeStats) -> None:
-    """Add the statistics ``one`` of a partition to the statistics ``whole`` of the stream. Their time ranges may overlap."""
     if one.records:
         whole.first_ns = min(whole.first_ns, one.first_ns) if whole.records else one.first_ns
         whole.last_ns = max(whole.last_ns, one.last_ns)
@@ -314,15 +313,11 @@ _ALPHA = 0.7213 / (1 + 1.079 / _REGISTERS)
 _SIZES = 32
 
 
-def _registers() -> NDArray[np.uint8]:
-    return np.zeros(_REGISTERS, dtype=np.uint8)
-
-
 @dataclass(slots=True)
 class Sketch:
     """Estimator of the number of distinct entries (HyperLogLog). ``registers``: uint8[4096]."""
 
-    registers: NDArray[np.uint8] = field(default_factory=_registers)
+    registers: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(_REGISTERS, dtype=np.uint8))
 
     def add(self, hashes: NDArray[np.uint32]) -> None:
         index = (hashes >> np.uint32(_RANK_BITS)).astype(np.int64)
@@ -527,7 +522,6 @@ def _lengths(column: BytesColumn) -> NDArray[np.int64]:
 
 
 def _count_entries(column: DictionaryColumn, index: NDArray[np.uint32]) -> dict[str, int]:
-    """Return the number of records of each text in a dictionary column. ``index``: number of the column's entry for each record."""
     names = [(entry or b"").decode("utf-8", "replace") for entry in column.entries.to_list()]
     counts = np.bincount(index, minlength=len(names)).tolist()
     return {name: count for name, count in zip(names, counts, strict=True) if count and name}

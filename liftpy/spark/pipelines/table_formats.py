@@ -85,29 +85,17 @@ def state_of(table: Table, marks: Iterable[str] = ()) -> TableState:
     return found
 
 
-class _TableDirectory:
-    """A table in a directory. A commit is based on the version that the newest ``state`` returned."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._seen: Any = None
-
-    @property
-    def root(self) -> Path:
-        return self._root
-
-
-class DeltaDirectory(_TableDirectory):
+class DeltaDirectory(Table):
     """A Delta table in a directory."""
 
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
         from deltalake import DeltaTable
 
-        with _delta_errors(self._root):
-            if not DeltaTable.is_deltatable(str(self._root)):
+        with _delta_errors(self.root):
+            if not DeltaTable.is_deltatable(str(self.root)):
                 self._seen = None
                 return None
-            table = self._seen = DeltaTable(str(self._root))
+            table = self._seen = DeltaTable(str(self.root))
             found = {mark: table.transaction_version(mark) for mark in marks}
             files = tuple(os.fspath(Path(uri.removeprefix("file://"))) for uri in table.file_uris())
             return TableState(
@@ -128,38 +116,38 @@ class DeltaDirectory(_TableDirectory):
             app_transactions=[Transaction(mark, value) for mark, value in sorted(commit.marks.items())]
         )
         delta_schema = Schema.from_arrow(schema)
-        with _delta_errors(self._root):
+        with _delta_errors(self.root):
             if self._seen is None:
-                if DeltaTable.is_deltatable(str(self._root)):
+                if DeltaTable.is_deltatable(str(self.root)):
                     raise FencedError(
-                        f"Another process created table {self._root} at the same time. Only one archive may write to a table: "
+                        f"Another process created table {self.root} at the same time. Only one archive may write to a table: "
                         "stop the other one."
                     )
-                create_table_with_add_actions(str(self._root), delta_schema, adds, mode="error", commit_properties=properties)
+                create_table_with_add_actions(str(self.root), delta_schema, adds, mode="error", commit_properties=properties)
             else:
                 mode = "overwrite" if replace else "append"
                 try:
                     self._seen.create_write_transaction(adds, mode, delta_schema, commit_properties=properties)
                 except CommitFailedError as error:
                     raise FencedError(
-                        f"Another archive writes to table {self._root}: {error}. Only one archive may write to a table: stop "
+                        f"Another archive writes to table {self.root}: {error}. Only one archive may write to a table: stop "
                         "the other one."
                     ) from error
-            self._seen = DeltaTable(str(self._root))
+            self._seen = DeltaTable(str(self.root))
             return int(self._seen.version())
 
     def forget_old_files(self) -> None:
         """Delete files that no version of the table within its retention time (default one week) uses."""
         from deltalake import DeltaTable
 
-        with _delta_errors(self._root):
-            DeltaTable(str(self._root)).vacuum(dry_run=False, full=True)
+        with _delta_errors(self.root):
+            DeltaTable(str(self.root)).vacuum(dry_run=False, full=True)
 
     def only_added_to(self) -> bool:
         from deltalake import DeltaTable
 
-        with _delta_errors(self._root):
-            return all(_adds(one) for one in DeltaTable(str(self._root)).history())
+        with _delta_errors(self.root):
+            return all(_adds(one) for one in DeltaTable(str(self.root)).history())
 
 
 @contextmanager
@@ -204,21 +192,21 @@ def _text(ms: int) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"
 
 
-class IcebergDirectory(_TableDirectory):
+class IcebergDirectory(Table):
     """An Iceberg table in a directory."""
 
     def _catalog(self) -> Any:
         from pyiceberg.catalog.sql import SqlCatalog
 
-        return SqlCatalog("liftpy", uri=f"sqlite:///{self._root / CATALOG}", warehouse=self._root.as_uri())
+        return SqlCatalog("liftpy", uri=f"sqlite:///{self.root / CATALOG}", warehouse=self.root.as_uri())
 
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
         from pyiceberg.exceptions import NoSuchTableError
 
         self._seen = None
-        if not (self._root / CATALOG).exists():
+        if not (self.root / CATALOG).exists():
             return None
-        with _iceberg_errors(self._root):
+        with _iceberg_errors(self.root):
             try:
                 table = self._seen = self._catalog().load_table(NAME)
             except NoSuchTableError:  # the process that created the catalog failed before it created the table
@@ -238,7 +226,7 @@ class IcebergDirectory(_TableDirectory):
         from pyiceberg.expressions import AlwaysTrue
 
         marks = {_MARK + mark: str(value) for mark, value in commit.marks.items()}
-        with _iceberg_errors(self._root):
+        with _iceberg_errors(self.root):
             try:
                 with self._table(schema) as change:
                     change.set_properties({**marks, **_NO_RETRY})
@@ -246,13 +234,13 @@ class IcebergDirectory(_TableDirectory):
                     if emptied:
                         change.delete(AlwaysTrue())
                     if commit.files:
-                        change.add_files([str(self._root / one.path) for one in commit.files], check_duplicate_files=False)
+                        change.add_files([str(self.root / one.path) for one in commit.files], check_duplicate_files=False)
                     elif not emptied:  # the next transaction needs a new snapshot
                         change.update_snapshot().fast_append().commit()
                 self._seen = self._catalog().load_table(NAME)
             except (CommitFailedException, TableAlreadyExistsError) as error:
                 raise FencedError(
-                    f"Another archive writes to table {self._root}: {error}. Only one archive may write to a table: stop "
+                    f"Another archive writes to table {self.root}: {error}. Only one archive may write to a table: stop "
                     "the other one."
                 ) from error
             return int(self._seen.metadata.last_sequence_number)
@@ -261,31 +249,30 @@ class IcebergDirectory(_TableDirectory):
         """Begin a transaction on the version of the table that ``state`` has returned. Create the table if it does not exist."""
         if self._seen is not None:
             return self._seen.transaction()
-        self._root.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(parents=True, exist_ok=True)
         catalog = self._catalog()
         catalog.create_namespace_if_not_exists(NAME[0])
-        return catalog.create_table_transaction(NAME, schema, self._root.as_uri(), properties=_NO_RETRY)
+        return catalog.create_table_transaction(NAME, schema, self.root.as_uri(), properties=_NO_RETRY)
 
     def forget_old_files(self) -> None:
         """Delete files that no version of the table from the last ``KEPT_S`` seconds uses."""
         before_s = time.time() - KEPT_S
-        with _iceberg_errors(self._root):
+        with _iceberg_errors(self.root):
             table = self._catalog().load_table(NAME)
             table.maintenance.expire_snapshots().older_than(datetime.fromtimestamp(before_s, UTC)).commit()
             kept = {file for one in table.metadata.snapshots for file in _files(table, one.snapshot_id)}
-            for file in (self._root / DATA).rglob("*.parquet"):
+            for file in (self.root / DATA).rglob("*.parquet"):
                 if str(file) not in kept and file.stat().st_mtime < before_s:
                     file.unlink()
 
     def only_added_to(self) -> bool:
-        with _iceberg_errors(self._root):
+        with _iceberg_errors(self.root):
             snapshots = self._catalog().load_table(NAME).metadata.snapshots
             kept = [one.summary is not None and one.summary.operation.value == "append" for one in snapshots]
             return all(kept) and (not snapshots or snapshots[0].parent_snapshot_id is None)
 
 
 def _files(table: Any, snapshot: int | None = None) -> dict[str, int]:
-    """Return the number of records of each file in a snapshot, by absolute path. ``snapshot`` None: the newest snapshot."""
     found = [task.file for task in table.scan(snapshot_id=snapshot).plan_files()]
     return {one.file_path.removeprefix("file://"): one.record_count for one in found}
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -40,15 +41,18 @@ class TableState:
     marks: dict[str, int]
 
 
-class Table(Protocol):
-    """Interface of a table in a directory, which both formats implement."""
+class Table(ABC):
+    """A table in a directory. A commit is based on the version that the newest ``state`` returned."""
 
-    @property
-    def root(self) -> Path: ...
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._seen: Any = None
 
+    @abstractmethod
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
         """Return the current version of the table with the values of ``marks`` (names). None: the table does not exist."""
 
+    @abstractmethod
     def commit(self, commit: TableCommit, schema: pa.Schema, *, replace: bool = False) -> int:
         """Commit the files and marks of ``commit``, and return the new version of the table.
 
@@ -56,9 +60,11 @@ class Table(Protocol):
         ``state``, so that the marks may have changed.
         """
 
+    @abstractmethod
     def forget_old_files(self) -> None:
         """Delete the files that no readable version of the table uses."""
 
+    @abstractmethod
     def only_added_to(self) -> bool:
         """Return whether no commit has removed or merged files. If so, a file that is not in the table now was never in it."""
 

@@ -330,11 +330,11 @@ def join_by_another_incarnation() -> Patches:
 def check_then_apply_isr() -> Patches:
     """The compare-and-set happens at the leader, not inside apply."""
 
-    def lax(draft: Any, request: Any, partition: Any) -> Any:
-        usable = partition.status is PartitionStatus.ONLINE and partition.leader in request.isr
-        return None if usable else isr.refuse(isr.pb.ControlResponse.STALE, "", partition)
+    def lax(draft: Any, request: Any, partition: Any) -> None:
+        if partition.status is not PartitionStatus.ONLINE or partition.leader not in request.isr:
+            raise isr.RejectedError(isr.pb.ControlResponse.STALE, "", partition)
 
-    return [method(isr, "_refusal", lax)]
+    return [method(isr, "_check_change", lax)]
 
 
 def lossy_restart_stays_in_isr() -> Patches:

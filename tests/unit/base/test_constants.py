@@ -154,8 +154,7 @@ BOUNDS: Figures = {
     },
     "liftpy.client.progress": {"_MOST_BEHIND": (5, 15)},
     "liftpy.nats.transport": {"ROOM_BYTES": (256 * KIB, 2 * MIB)},
-    "liftpy.core.publish.overload": {"RECORD_OVERHEAD_BYTES": (24, 64)},
-    "liftpy.core.publish.ingest": {"_BATCH_OVERHEAD_BYTES": (2048, 16 * KIB)},
+    "liftpy.core.publish.ingest": {"RECORD_OVERHEAD_BYTES": (24, 64), "_BATCH_OVERHEAD_BYTES": (2048, 16 * KIB)},
     "liftpy.core.publish.message_decoder": {
         "MAX_BATCH_RECORDS": (65_536, 65_536), "MAX_HEADERS": (1024, 1024), "MAX_HEADER_BYTES": (64 * KIB, 64 * KIB),
     },

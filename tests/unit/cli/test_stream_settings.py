@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from liftpy.config import FlushPolicy, StreamConfig
-from liftpy.core.metadata.codec import config_from_pb, config_to_pb
+from liftpy.core.metadata.codec import CONFIG
 from liftpy.errors import ConfigError
 from sidecar.cli.stream_settings import SETTINGS, setting_options, settings_as_json, settings_to_show
 
@@ -52,13 +52,13 @@ def test_stream_setting_from_the_command_line_is_stored_and_shown_unchanged(name
     else:
         words = [setting.flag, str(text)]
     assert given(*words) == wanted
-    assert config_from_pb(config_to_pb(wanted)) == wanted
+    assert CONFIG.from_pb(CONFIG.to_pb(wanted)) == wanted
     assert text != settings_as_json(StreamConfig(), 32)[setting.key]
     assert settings_to_show(wanted, 32)[setting.key] == text
 
 
 def test_stream_settings_without_options_are_the_defaults() -> None:
-    assert given() == StreamConfig() == config_from_pb(config_to_pb(StreamConfig()))
+    assert given() == StreamConfig() == CONFIG.from_pb(CONFIG.to_pb(StreamConfig()))
     assert set(settings_to_show(StreamConfig(), 3)) == {"ack_policy", "min_isr", "flush", "commit_policy"}
 
 

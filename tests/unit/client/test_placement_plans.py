@@ -26,7 +26,7 @@ from liftpy.client.placement_plans import (
 from liftpy.client.stream_directory import address_of, subject_address
 from liftpy.client.stream_info import StreamInfo
 from liftpy.config import AckPolicy, StreamConfig
-from liftpy.core.metadata.codec import config_to_pb
+from liftpy.core.metadata.codec import CONFIG
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
@@ -191,7 +191,7 @@ async def test_admin_create_stream_request_contains_every_argument(dry: bool) ->
                 subject="shop.s",
                 partitions=4,
                 replicationFactor=2,
-                config=config_to_pb(config),
+                config=CONFIG.to_pb(config),
                 placement="rack",
                 manual=MANUAL,
                 allowOffline=True,
@@ -204,7 +204,7 @@ async def test_admin_create_stream_request_contains_every_argument(dry: bool) ->
     plain = Group(pb.ControlResponse(plan=PLAN) if dry else pb.ControlResponse(stream=stream_pb()))
     ask = plain.admin.plan_stream if dry else plain.admin.create_stream
     await ask("s", "shop.s", **more)
-    made = pb.CreateStream(name="s", subject="shop.s", partitions=1, config=config_to_pb(StreamConfig()), dryRun=dry)
+    made = pb.CreateStream(name="s", subject="shop.s", partitions=1, config=CONFIG.to_pb(StreamConfig()), dryRun=dry)
     assert plain.asked == [pb.ControlRequest(createStream=made)]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from cluster_driver import Driver
+from image_checks import check_image
 
 from liftpy.core.base.partition import PartitionStatus
-from liftpy.core.metadata.checks import check_image
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 OFFLINE, ONLINE = PartitionStatus.OFFLINE, PartitionStatus.ONLINE

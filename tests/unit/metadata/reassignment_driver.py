@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from image_checks import check_image, check_step
+
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.partition import PartitionState, PartitionStatus
-from liftpy.core.metadata.checks import check_image, check_step
 from liftpy.core.metadata.controller.reassignment_planner import PLAN_EVERY_NS, ReassignmentPlanner
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.replication.leader import next_to_go

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from cluster_driver import Driver, Error
+from image_checks import check_image, check_step
 
-from liftpy.core.metadata.checks import check_image, check_step
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.metadata.placement import POLICIES

@@ -7,7 +7,7 @@ from cluster_driver import Driver, Error
 
 from liftpy.config import ALTERABLE, AckPolicy, StreamConfig
 from liftpy.core.base.partition import Pause
-from liftpy.core.metadata.codec import CONFIG, apply_changed_fields, config_to_pb
+from liftpy.core.metadata.codec import CONFIG, apply_changed_fields
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError
@@ -15,7 +15,7 @@ from liftpy.errors import ConfigError
 
 def driver(**settings: object) -> Driver:
     driver = Driver(("a", "b", "c"))
-    driver.create(partitions=2, config=config_to_pb(StreamConfig(**settings)))  # type: ignore[arg-type]
+    driver.create(partitions=2, config=CONFIG.to_pb(StreamConfig(**settings)))  # type: ignore[arg-type]
     return driver
 
 
@@ -33,7 +33,7 @@ def test_alter_stream_changes_only_the_named_settings() -> None:
     stream = cluster.fsm.image.streams["orders"]
     assert stream.config == StreamConfig(min_isr=1, retention_bytes=5000, read_only=True)
     assert (stream.config_version, answer.stream.configVersion) == (1, 1)
-    assert answer.stream.config == config_to_pb(stream.config)
+    assert answer.stream.config == CONFIG.to_pb(stream.config)
     assert stream.partitions == before.streams["orders"].partitions
     assert stream.replication_factor == before.streams["orders"].replication_factor
     changes = diff(before, cluster.fsm.image)
@@ -127,6 +127,16 @@ def test_alter_stream_with_invalid_or_fixed_settings_is_rejected(
     assert cluster.fsm.image.streams == before.streams
 
 
+def test_alter_stream_error_that_controllers_store_does_not_depend_on_later_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    for alterable in (ALTERABLE, (*ALTERABLE, "later_setting")):
+        monkeypatch.setattr("liftpy.core.metadata.codec.ALTERABLE", alterable)
+        with pytest.raises(ConfigError, match=r"read_only, .*, quota_exempt can$") as caught:
+            apply_changed_fields(StreamConfig(), pb.StreamConfig(), ["nonsense"])
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+
+
 def test_alter_stream_of_a_stream_without_acks_to_optimistic_concurrency_is_rejected() -> None:
     cluster = driver(ack_policy=AckPolicy.NONE)
     answer = alter(cluster, ["optimisticConcurrency"], optimisticConcurrency=True)
@@ -137,9 +147,9 @@ def test_alter_stream_of_one_setting_changes_only_this_setting() -> None:
     values = {"read_only": True, "optimistic_concurrency": True, "quota_exempt": True, "segment_bytes": 8192}
     wanted = StreamConfig(**{name: values.get(name, 77) for name in ALTERABLE})  # type: ignore[arg-type]
     before = StreamConfig(max_per_subject=3)
-    assert apply_changed_fields(before, config_to_pb(wanted), [CONFIG.wire_names[name] for name in ALTERABLE]) == wanted
+    assert apply_changed_fields(before, CONFIG.to_pb(wanted), [CONFIG.wire_names[name] for name in ALTERABLE]) == wanted
     for name in ALTERABLE:
-        one = apply_changed_fields(before, config_to_pb(wanted), [CONFIG.wire_names[name]])
+        one = apply_changed_fields(before, CONFIG.to_pb(wanted), [CONFIG.wire_names[name]])
         assert {field for field in ALTERABLE if getattr(one, field) != getattr(before, field)} == {name}
     with pytest.raises(ConfigError, match="codec"):
         apply_changed_fields(StreamConfig(), pb.StreamConfig(codec="zstd"), ["codec"])

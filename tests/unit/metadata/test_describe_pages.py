@@ -17,7 +17,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata import codec
 from liftpy.core.metadata import describe as pages_module
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
-from liftpy.core.metadata.controller_list import ControllerList, list_to_pb
+from liftpy.core.metadata.controller_list import CONTROLLERS, ControllerList
 from liftpy.core.metadata.describe import (
     DEFAULT_PAGE_BYTES,
     MAX_PAGE_BYTES,
@@ -169,7 +169,7 @@ def test_describe_pages_each_contain_the_controllers(fsm: ClusterFsm) -> None:
     while (request := pages.request) is not None:
         request.maxBytes = 5000
         page = describe(image, request).cluster
-        assert page.image.controllers == list_to_pb(image.controllers)
+        assert page.image.controllers == CONTROLLERS.to_pb(image.controllers)
         pages.add(page)
     assert codec.image_from_pb(pages.cluster.image).controllers == image.controllers
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from image_checks import LeadershipHistory, check_image, check_step
 from immutables import Map
 
 from liftpy.config import CommitPolicy
 from liftpy.core.base.partition import PartitionState, PartitionStatus
-from liftpy.core.metadata.checks import LeadershipHistory, check_image, check_step
 from liftpy.core.metadata.image import ClusterImage, Counters, NodeImage
 from liftpy.core.metadata.replay import check_partition
 from liftpy.errors import InvariantError

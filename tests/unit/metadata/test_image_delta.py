@@ -10,7 +10,7 @@ from liftpy.config import NO_QUOTA, CommitPolicy, DefaultQuota, StreamConfig
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata import image
 from liftpy.core.metadata import image_delta as diff_module
-from liftpy.core.metadata.codec import config_from_pb
+from liftpy.core.metadata.codec import CONFIG
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -97,7 +97,7 @@ def test_metadata_image_diff_compares_only_changed_streams_unless_too_many_chang
 def test_metadata_image_diff_reports_quota_shares_changed_by_added_partitions() -> None:
     first = PartitionState(partition=0, replicas=("a",), isr=("a",), leader="a", leader_epoch=1, epoch=1)
     for config, numbers in ((pb.StreamConfig(), [1]), (pb.StreamConfig(quotaRecordsPerS=10), [0, 1])):
-        stream = StreamImage("s", "u", "s", config_from_pb(config), partitions=(first,))
+        stream = StreamImage("s", "u", "s", CONFIG.from_pb(config), partitions=(first,))
         more = replace(stream, partitions=(first, replace(first, partition=1)))
         assert [change.key.partition for change in diff_module._partitions(stream, more, NO_QUOTA, NO_QUOTA)] == numbers
         assert more.partition_metadata(first).partition_count == 2

@@ -98,11 +98,11 @@ def test_control_request_rejection_detail_above_the_limit_is_shortened() -> None
     assert (decision.records, decision.response) == ((), pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=fits))
     longer = refuse(pb.ControlResponse.STALE, fits + "x", a_partition())
     assert longer.response.detail == f"{fits}…({MAX_DETAIL_LENGTH + 1} characters)"
-    assert codec.partition_from_pb(longer.response.partition) == a_partition()
+    assert codec.PARTITION.from_pb(longer.response.partition) == a_partition()
 
 
 def test_describe_stream_answer_above_the_size_limit_is_truncated_with_the_next_partition() -> None:
-    whole = pb.ControlResponse(stream=codec.stream_to_pb(a_stream(*(a_partition(partition=n) for n in range(9)))))
+    whole = pb.ControlResponse(stream=codec.STREAM.to_pb(a_stream(*(a_partition(partition=n) for n in range(9)))))
     answer = pb.ControlResponse()
     answer.CopyFrom(whole)
     cut_stream(answer, whole.stream.ByteSize())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from cluster_driver import Driver, Error
+from image_checks import check_image
 
 from liftpy.core.base.partition import PartitionStatus
-from liftpy.core.metadata.checks import check_image
 from liftpy.core.metadata.codec import image_from_bytes, image_to_bytes
 from liftpy.core.metadata.controller.nodes import MAX_NODES
 from liftpy.core.metadata.node_identity import MAX_EARLIER_NONCES, DirectoryIdentity

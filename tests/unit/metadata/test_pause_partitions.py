@@ -9,7 +9,7 @@ from cluster_driver import Driver, Error
 from election_driver import CANDIDATE_FOUND, ONLINE, Cluster
 
 from liftpy.core.base.partition import PartitionState, Pause
-from liftpy.core.metadata.codec import partition_from_pb, partition_to_pb
+from liftpy.core.metadata.codec import PARTITION
 from liftpy.core.metadata.controller.request_batcher import decide_batch
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
@@ -51,7 +51,7 @@ def test_pause_partitions_without_partition_numbers_pauses_all_partitions() -> N
     assert state_of(driver, 1).epoch > before.streams["orders"].partitions[1].epoch
     answer = pause(driver, pb.UNTIL_PUBLISH, uid="")
     assert pauses(driver) == [(Pause.UNTIL_PUBLISH, 1), (Pause.UNTIL_PUBLISH, 2), (Pause.UNTIL_PUBLISH, 1)]
-    assert [partition_from_pb(p) for p in answer.stream.partitions] == list(driver.fsm.image.streams["orders"].partitions)
+    assert [PARTITION.from_pb(p) for p in answer.stream.partitions] == list(driver.fsm.image.streams["orders"].partitions)
 
 
 @pytest.mark.parametrize("until", [pb.UNTIL_RESUMED, pb.UNTIL_PUBLISH, pb.UNTIL_PUBLISH_TO_ANY, pb.NOT_PAUSED])
@@ -72,7 +72,7 @@ def test_resumed_partition_accepts_publishes_after_its_leader_confirms() -> None
     assert pause(driver, pb.NOT_PAUSED).error == Error.OK
     assert driver.fsm.image.streams["orders"].partitions == resumed
     answer = wake(driver, 2)
-    assert (answer.error, partition_from_pb(answer.partition)) == (Error.OK, state_of(driver, 2))
+    assert (answer.error, PARTITION.from_pb(answer.partition)) == (Error.OK, state_of(driver, 2))
     assert pauses(driver) == [(Pause.ENDING, 1), (Pause.NOT_PAUSED, 0), (Pause.NOT_PAUSED, 1)]
     pause(driver, pb.UNTIL_RESUMED, 0)
     assert pauses(driver)[0] == (Pause.UNTIL_RESUMED, 2), "paused anew before its leader knew that it was resumed"
@@ -87,7 +87,7 @@ def test_wake_partition_resumes_all_partitions_that_were_paused_until_any_publis
     pause(driver, pb.UNTIL_RESUMED, 3)
     answer = wake(driver, 2)
     assert [p for p, _ in pauses(driver)] == [Pause.ENDING, Pause.ENDING, Pause.ENDING, Pause.UNTIL_RESUMED]
-    assert answer.partition == partition_to_pb(state_of(driver, 2))
+    assert answer.partition == PARTITION.to_pb(state_of(driver, 2))
 
 
 @pytest.mark.parametrize(

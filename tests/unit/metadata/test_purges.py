@@ -21,7 +21,7 @@ from liftpy.core.base.purge import (
     with_report,
     without_completed,
 )
-from liftpy.core.metadata.codec import partition_to_pb
+from liftpy.core.metadata.codec import PARTITION
 from liftpy.core.metadata.controller.request_batcher import purge_report
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -55,7 +55,7 @@ def test_purge_stays_in_the_image_until_every_replica_has_reported() -> None:
     assert answer.error == Error.OK
     (wish,) = now(driver).purges
     assert (wish.subjects, wish.keys, wish.end_offset) == (("x", "y.>"), (b"k",), 41)
-    assert answer.partition == partition_to_pb(now(driver))
+    assert answer.partition == PARTITION.to_pb(now(driver))
     assert [change.key.partition for change in diff(before, driver.fsm.image).partitions] == [1]
     for node in now(driver).isr[:-1]:
         assert report(driver, node, wish.number).error == Error.OK

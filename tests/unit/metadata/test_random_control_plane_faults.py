@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import pytest
 from cluster_driver import MS, Driver
+from image_checks import LeadershipHistory, check_image, check_step
 
 from liftpy.config import CommitPolicy, ReplicationConfig
 from liftpy.core.base.partition import PartitionState, PartitionStatus
-from liftpy.core.metadata.checks import LeadershipHistory, check_image, check_step
 from liftpy.core.metadata.controller.active_controller import ActiveController
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.placement import POLICIES

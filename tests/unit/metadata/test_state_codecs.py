@@ -10,7 +10,7 @@ import pytest
 from liftpy.config import AckPolicy, Codec, CommitPolicy, FlushPolicy, StreamConfig
 from liftpy.core.base.partition import MoveReason, Pause, Purge, PurgeReport
 from liftpy.core.metadata import codec
-from liftpy.core.metadata.codec import config_from_pb, config_to_pb
+from liftpy.core.metadata.codec import CONFIG
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.idempotency_cache import Operation
 from liftpy.core.metadata.image import Counters, LeaderReport, NodeImage
@@ -75,11 +75,11 @@ def test_metadata_state_codec_restores_every_field() -> None:
     counters = Counters(1, 2, 3, 4, 5)
     stream = dataclasses.replace(a_stream(state), placement="rack", replication_factor=3, waiting=2, config_version=4)
     codecs: tuple[tuple[Any, Any, Any], ...] = (
-        (node, codec.node_to_pb, codec.node_from_pb),
-        (state, codec.partition_to_pb, codec.partition_from_pb),
+        (node, codec.NODE.to_pb, codec.NODE.from_pb),
+        (state, codec.PARTITION.to_pb, codec.PARTITION.from_pb),
         (operation, codec.OPERATION.to_pb, codec.OPERATION.from_pb),
         (counters, codec.COUNTERS.to_pb, codec.COUNTERS.from_pb),
-        (stream, codec.stream_to_pb, codec.stream_from_pb),
+        (stream, codec.STREAM.to_pb, codec.STREAM.from_pb),
     )
     for value, there, back in codecs:
         assert back(there(value)) == value
@@ -127,8 +127,8 @@ CONFIGS = [
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_stream_settings_codec_restores_every_setting(config: StreamConfig) -> None:
-    assert config_from_pb(config_to_pb(config)) == config
-    assert config_from_pb(pb.StreamConfig()) == StreamConfig()
+    assert CONFIG.from_pb(CONFIG.to_pb(config)) == config
+    assert CONFIG.from_pb(pb.StreamConfig()) == StreamConfig()
 
 
 @pytest.mark.parametrize("position", [4, 6, 8, 15, 16, 23, 24, 30, -1])

@@ -9,8 +9,8 @@ import pytest
 from cluster_driver import Driver, Error
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from image_checks import check_image
 
-from liftpy.core.metadata.checks import check_image
 from liftpy.core.metadata.image import ClusterImage, SubjectIndex
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from cluster_driver import Driver, Error
 from election_driver import Cluster
+from image_checks import check_image
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.partition import PartitionStatus
-from liftpy.core.metadata.checks import check_image
 from liftpy.core.metadata.controller.active_controller import ActiveController
 from liftpy.core.metadata.controller.preflight import answer_without_log
 from liftpy.core.metadata.controller.streams import AGAIN_AFTER_NS, AT_ONCE, LOOK_EVERY_NS, NO_ROOM, why_it_waits

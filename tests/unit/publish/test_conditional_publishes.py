@@ -13,7 +13,7 @@ import pytest
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.publish import ingest, last_per_subject
+from liftpy.core.publish import conditions, last_per_subject
 from liftpy.core.publish.acks import Publishers
 from liftpy.core.publish.jetstream_headers import PublishConditions, expected_in, rejection_after_sequence
 from liftpy.core.publish.log_state import LogState
@@ -275,7 +275,7 @@ async def test_conditional_publish_on_a_stream_with_too_many_subjects_is_rejecte
     assert await bench.says("ev.1") == 51
     assert await bench.says("ev.1", ("Nats-Expected-Last-Sequence", 51)) == 52
     many = Bench()
-    monkeypatch.setattr(ingest, "MANY", 2)
+    monkeypatch.setattr(conditions, "MANY", 2)
     for number in range(3):
         await many.says(f"ev.{number}", (OF, 0))
     assert (await many.says("ev.0", (OF, 3), (NAMED, "ev.*")))[:2] == (400, 10003)
@@ -287,7 +287,7 @@ def unmet(derived: Any, subjects: list[str], of_others: dict[int, PublishConditi
     count = len(subjects)
     publishers = Publishers(AckPolicy.ALL, [b""] * count)
     columns = MessageColumns(values=[b""] * count, publishers=publishers, subjects=subjects, of_others=of_others)
-    return ingest.unmet_conditions(columns, derived, end_offset)
+    return conditions.unmet_conditions(columns, derived, end_offset)
 
 
 def test_condition_check_during_indexing_uses_subjects_of_the_same_batch() -> None:

@@ -470,7 +470,7 @@ async def test_dropped_publishes_are_logged_at_most_once_a_second(
     drops.count("orders/1", "below_min_isr", 1)
     drops.close()
     said = [record.getMessage() for record in caplog.records]
-    assert [text.rpartition("subject: ")[2] for text in said] == [
+    assert [text.rpartition("counts=")[2] for text in said] == [
         "3 of orders/0: overloaded",
         "2997 of orders/0: overloaded",
         "1 of orders/1: below_min_isr",

@@ -214,17 +214,17 @@ def test_overloaded_rejection_has_a_retry_delay() -> None:
 def test_overloaded_node_rejects_publishes_with_reply_and_stores_those_without() -> None:
     bench = Bench()
     node = MemoryBudget()
-    bench.ingest._overload._may = bench.ingest._may._replace(room=PartitionMemoryBudget(node, 1 << 20, lambda: 0))
+    bench.ingest._may = bench.ingest._may._replace(room=PartitionMemoryBudget(node, 1 << 20, lambda: 0))
     came = ((b"", b"p", b""), (b"_INBOX.1", b"v", b""), (b"_INBOX.2", b"w", b""), (b"_INBOX.3", enveloped(b"e"), b""))
     node.is_late = True
     bench.arrive(*came)
     assert values(bench) == [b"p"]
     assert [b"retry_after_ms" in line for line in bench.lines] == [True, True, False]
     assert (bench.ingest.counters.overloaded, dict(bench.ingest.counters.refused)) == (3, {"overloaded": 3})
-    bench.ingest._overload._may = bench.ingest._overload._may._replace(refuse_for_now=lambda: False)
+    bench.ingest._may = bench.ingest._may._replace(refuse_for_now=lambda: False)
     bench.arrive(*came)
     assert values(bench)[1:] == [b"p", b"v", b"w", b"e"], "who may not be told no is not refused for it"
-    bench.ingest._overload._may = bench.ingest._overload._may._replace(refuse_for_now=lambda: True)
+    bench.ingest._may = bench.ingest._may._replace(refuse_for_now=lambda: True)
     bench.arrive(came[1])
     assert len(values(bench)) == 5
     node.is_late = False

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import sidecar.quorum.journal
-from liftpy.core.metadata.controller_list import ControllerList, list_to_pb
+from liftpy.core.metadata.controller_list import CONTROLLERS, ControllerList
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError
@@ -149,7 +149,7 @@ def test_raft_member_log_learner_has_caught_up_with_the_last_committed_entry(ope
 
 def _told(opened: Opened, known: ControllerList, error: pb.ControlResponse.Error = pb.ControlResponse.OK, at: int = 0) -> bool:
     response = pb.ControlResponse(error=error, index=at)
-    response.cluster.image.controllers.CopyFrom(list_to_pb(known))
+    response.cluster.image.controllers.CopyFrom(CONTROLLERS.to_pb(known))
     return opened.log.process_leader_description(response)
 
 

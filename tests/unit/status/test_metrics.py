@@ -30,9 +30,9 @@ from liftpy.core.log.flush import FlushScheduler
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
 from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.publish.ingest import IngestCounters
 from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.publish.memory_budget import MemoryBudget
-from liftpy.core.publish.overload import IngestCounters
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.phases import RoleName

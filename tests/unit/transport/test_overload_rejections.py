@@ -18,7 +18,7 @@ from liftpy.core.publish.memory_budget import (
     NodePublishMemory,
     PartitionMemoryBudget,
 )
-from liftpy.core.publish.ports import is_refused_unread
+from liftpy.core.publish.ports import can_be_rejected_unread
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.envelope import MAGIC, FastEnvelope
 from sidecar.transport.ingest_connection import _PIECE_BYTES as PIECE_BYTES
@@ -211,7 +211,9 @@ async def test_ingest_parser_in_overload_handles_each_message_once_for_any_split
             sid != b"2"
             and len(reply) <= 255
             and b"\n" not in reply
-            and (is_refused_unread(reply, payload, block, made.doors[1].is_new))
+            and bool(reply)
+            and not payload.startswith(MAGIC)
+            and can_be_rejected_unread(block, made.doors[1].is_new)
         )
         due.append((int(sid), reply) if unread else (subject, reply, payload, block))
     assert made.got == [one for one in due if len(one) == 4]
@@ -286,7 +288,7 @@ class OverloadedIngest(Bench):
         self.may(room=PartitionMemoryBudget(self.node, own_bytes, lambda: 0))
 
     def may(self, **changed: Any) -> None:
-        self.ingest._may = self.ingest._overload._may = self.ingest._may._replace(**changed)
+        self.ingest._may = self.ingest._may._replace(**changed)
 
 
 def _is_late(bench: OverloadedIngest) -> None:
@@ -318,7 +320,7 @@ def test_overload_rejects_publishes_while_the_queue_delay_is_above_its_limit_or_
     why: Callable[[OverloadedIngest], None],
 ) -> None:
     bench = OverloadedIngest()
-    door = bench.ingest._overload
+    door = bench.ingest
     assert not door.refuses()
     why(bench)
     assert door.refuses()
@@ -331,7 +333,7 @@ def test_overload_rejects_publishes_while_the_queue_delay_is_above_its_limit_or_
 
 def test_overload_rejects_publishes_for_slow_commits_only_under_memory_pressure() -> None:
     bench = OverloadedIngest()
-    door = bench.ingest._overload
+    door = bench.ingest
     _waits_for_its_commit(bench)
     bench.node.is_pressed = False
     assert not door.refuses(), "a calm: a follower that died is waited for"
@@ -345,7 +347,7 @@ def test_overload_rejects_publishes_for_slow_commits_only_under_memory_pressure(
 def test_overload_with_acks_above_the_delay_limit_rejects_publishes_even_without_memory_pressure() -> None:
     """At the start of a flood the queue is before the commit, and few bytes wait unread."""
     bench = OverloadedIngest()
-    door = bench.ingest._overload
+    door = bench.ingest
     bench.node = MemoryBudget(100, late_s=1.0)
     bench.may(room=PartitionMemoryBudget(bench.node, 1 << 20, lambda: 0))
     seen = []
@@ -369,11 +371,11 @@ def test_overload_rejection_for_slow_commits_counts_as_memory_pressure() -> None
     bench.node = MemoryBudget(100, late_s=1.0)
     bench.may(room=PartitionMemoryBudget(bench.node, 1 << 20, lambda: 0))
     _waits_for_its_commit(bench)
-    assert bench.ingest._overload.refuses()
+    assert bench.ingest.refuses()
     bench.node.update_wait(0, 0, 7502 * MS)
     assert bench.node.is_pressed
     bench.acks.release(AckPolicy.ALL, 0, 3, 0)
-    assert not bench.ingest._overload.refuses()
+    assert not bench.ingest.refuses()
     bench.node.update_wait(0, 0, (7501 + 7000) * MS)
     assert not bench.node.is_pressed
 
@@ -381,7 +383,7 @@ def test_overload_rejection_for_slow_commits_counts_as_memory_pressure() -> None
 def test_overload_rejection_has_a_retry_delay_and_is_sent_only_to_inboxes() -> None:
     bench = OverloadedIngest()
     bench.node.waited_ns = 700_000_000
-    bench.ingest._overload.refuse([b"_INBOX.1", b"shop.orders", b"_INBOX.2"])
+    bench.ingest.refuse([b"_INBOX.1", b"shop.orders", b"_INBOX.2"])
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.1", b"_INBOX.2"]
     assert all(b'"code": 429' in line and line.endswith(b'"retry_after_ms":700}\r\n') for line in bench.lines)
     sizes = [line.split(b"\r\n") for line in bench.lines]
@@ -403,7 +405,7 @@ def test_overload_retry_delay_is_the_queue_age_within_bounds() -> None:
 def test_overload_rejection_without_a_lease_is_sent_when_the_lease_returns() -> None:
     bench, said = OverloadedIngest(), [False]
     bench.may(refuse=lambda: said[0], refuse_for_now=lambda: said[0])
-    bench.ingest._overload.refuse([b"_INBOX.1"])
+    bench.ingest.refuse([b"_INBOX.1"])
     assert bench.lines == []
     said[0] = True
     bench.ingest.settle()
@@ -446,7 +448,7 @@ def block(message_id: bytes) -> bytes:
 
 def test_overload_message_id_is_new_only_if_neither_stored_nor_in_flight() -> None:
     bench = OverloadedIngest()
-    is_new = bench.ingest._overload.is_new
+    is_new = bench.ingest.is_new
     bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
     assert (is_new(b"m1"), is_new(b"m2")) == (False, True)
     bench.ingest._feed = lambda event: None  # held back

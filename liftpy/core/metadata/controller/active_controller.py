@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import assert_never
+
+from google.protobuf.message import Message
 
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.metadata.controller.admission import SESSIONS, Rejection, SessionFacts, first_rejection
@@ -32,44 +33,19 @@ from liftpy.core.metadata.request_limits import MAX_REQUESTS, SENT_TOGETHER
 from liftpy.core.metadata.sessions import DEFAULT_CONFIRMED_WITHIN_S, NodeSessions
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
-Proposable = (
-    pb.FenceNode
-    | pb.UnfenceNode
-    | pb.ConcludeElection
-    | pb.PassOver
-    | pb.ElectLeader
-    | pb.ReportLeader
-    | pb.PlaceStream
-    | pb.Reassign
-    | pb.BeginCopy
-    | pb.SettleSessionTimes
-)
+_FIELD_OF = {
+    field.message_type.name: field.name
+    for field in pb.ControlRequest.DESCRIPTOR.oneofs_by_name["request"].fields
+    if field.message_type
+}
+"""Name of a message -> field of ControlRequest that contains it."""
 
 
-def control_request(message: Proposable) -> pb.ControlRequest:
+def control_request(message: Message) -> pb.ControlRequest:
     """Return a control request that contains ``message``. The code that proposes it sets operation id and time."""
-    match message:
-        case pb.FenceNode():
-            return pb.ControlRequest(fenceNode=message)
-        case pb.UnfenceNode():
-            return pb.ControlRequest(unfenceNode=message)
-        case pb.ConcludeElection():
-            return pb.ControlRequest(concludeElection=message)
-        case pb.PassOver():
-            return pb.ControlRequest(passOver=message)
-        case pb.ElectLeader():
-            return pb.ControlRequest(electLeader=message)
-        case pb.ReportLeader():
-            return pb.ControlRequest(reportLeader=message)
-        case pb.PlaceStream():
-            return pb.ControlRequest(placeStream=message)
-        case pb.Reassign():
-            return pb.ControlRequest(reassign=message)
-        case pb.BeginCopy():
-            return pb.ControlRequest(beginCopy=message)
-        case pb.SettleSessionTimes():
-            return pb.ControlRequest(settleSessionTimes=message)
-    assert_never(message)
+    request = pb.ControlRequest()
+    getattr(request, _FIELD_OF[message.DESCRIPTOR.name]).CopyFrom(message)
+    return request
 
 
 def merge_answers(here: pb.ControlResponse, logged: pb.ControlResponse) -> pb.ControlResponse:
@@ -297,9 +273,9 @@ class ActiveController:
             self._moving.take_due(now_ns),
         )
         transfers = [message for message in moving if isinstance(message, pb.ElectLeader)]
-        alone: Sequence[Proposable] = (*self._sessions.take_due(now_ns), *preferred, *waiting, *transfers)
+        alone: Sequence[Message] = (*self._sessions.take_due(now_ns), *preferred, *waiting, *transfers)
         copies = [message for message in moving if not isinstance(message, pb.ElectLeader)]
-        many: Sequence[Proposable] = (*self._timers.take_due(now_ns), *self._failure_reports.take_due(now_ns), *copies)
+        many: Sequence[Message] = (*self._timers.take_due(now_ns), *self._failure_reports.take_due(now_ns), *copies)
         requests = [control_request(message) for message in many]
         batches = [batch_of(requests[first : first + SENT_TOGETHER]) for first in range(0, len(requests), SENT_TOGETHER)]
         return [*(control_request(message) for message in alone), *batches]

@@ -254,7 +254,6 @@ def _operator_rate(arrival: RequestContext) -> Rejection | None:
 
 
 def _inbox_subjects(arrival: RequestContext) -> str:
-    """Return why a request for a new stream is rejected, because its subject is an inbox. '': the subject is allowed."""
     if not arrival.request.HasField("createStream"):
         return ""
     subject, detail = arrival.request.createStream.subject, ""
@@ -442,7 +441,6 @@ class LeaderFacts:
 
 
 def _decides(request: pb.ControlRequest) -> bool:
-    """Return whether a log entry with the request could change the image. False: the request only reads."""
     return request.HasField("batch") or not (kind_of(request).read_only or changes_nothing(request))
 
 

@@ -175,17 +175,16 @@ class EventCauses:
     """Remembers why elections and ISR changes of partitions have begun. The causes become the details of events.
 
     A request names the cause, and its election ends with a later entry of the log. A controller that restarts from a
-    snapshot in between does not know the cause. ``most``: maximum number of partitions.
+    snapshot in between does not know the cause. It remembers the newest ``MOST_EVENTS`` causes.
     """
 
-    def __init__(self, most: int = MOST_EVENTS) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._of: dict[tuple[str, int], str] = {}
 
     def note(self, stream: str, partition: int, cause: str) -> None:
-        """Store the cause of the next election of a partition. Beyond the limit, forget the oldest cause."""
+        """Store the cause of the next election of a partition."""
         self._of.pop((stream, partition), None)
-        while len(self._of) >= self._most:
+        while len(self._of) >= MOST_EVENTS:
             del self._of[next(iter(self._of))]
         self._of[stream, partition] = cause
 
@@ -201,13 +200,7 @@ def events_of(
 ) -> Iterator[ClusterEvent]:
     """Yield the events of the log entry ``index``. A read-only request has no events.
 
-    Args:
-        before: Image before the entry.
-        entry: Serialized entry.
-        answer: Serialized result of the entry.
-        records: Changes of the entry.
-        index: Index of the entry in the metadata log.
-        causes: Causes that earlier entries named. Default None: none.
+    ``before``: image before the entry. ``answer``: serialized result of the entry. ``causes``: causes that earlier entries named.
     """
     try:
         request = pb.ControlRequest.FromString(entry)
@@ -217,7 +210,7 @@ def events_of(
     parts = [item.request for item in request.batch.requests] if request.HasField("batch") else [request]
     named, whole = _causes_in(parts, request.sender, before)
     for number, (kind, said) in enumerate(
-        chain(_request_events(before, request, answer), _record_events(before, records, known, named, whole))
+        chain(_request_events(before, request, parts, answer), _record_events(before, records, known, named, whole))
     ):
         yield ClusterEvent(index=index, number=number, time_ns=request.timeNs, kind=kind, **said)
 
@@ -225,8 +218,9 @@ def events_of(
 _Found = tuple[str, dict[str, Any]]
 
 
-def _request_events(before: ClusterImage, request: pb.ControlRequest, answer: bytes) -> Iterator[_Found]:
-    parts = [item.request for item in request.batch.requests] if request.HasField("batch") else [request]
+def _request_events(
+    before: ClusterImage, request: pb.ControlRequest, parts: Sequence[pb.ControlRequest], answer: bytes
+) -> Iterator[_Found]:
     if not any(_is_always_an_event(part) for part in parts):
         return
     if changes_nothing(request) or before.operations.get(request.operationId) is not None:
@@ -254,7 +248,6 @@ def _request_events(before: ClusterImage, request: pb.ControlRequest, answer: by
 
 
 def _is_always_an_event(part: pb.ControlRequest) -> bool:
-    """Return whether the request is an event even if it was rejected or changed nothing."""
     return kind_of(part).asked_by is RequesterKind.OPERATORS or part.HasField("reportService")
 
 
@@ -264,7 +257,6 @@ def _service_details(report: pb.ReportService) -> dict[str, Any]:
 
 
 def _subject_of_event(asked: Any) -> dict[str, Any]:
-    """Return the fields of an event that name what the request ``asked`` is about: stream, partition, node or setting."""
     names = {one.name for one in asked.DESCRIPTOR.fields}
     said: dict[str, Any] = {}
     for field in ("stream", "name"):
@@ -285,7 +277,6 @@ def _subject_of_event(asked: Any) -> dict[str, Any]:
 
 
 def _why_isr_changes(asked: pb.ChangeIsr, before: ClusterImage) -> str:
-    """Return why the leader's request ``asked`` removes replicas from the ISR. '': it removes none. ``before``: current image."""
     if asked.lost:
         return f"{', '.join(asked.lost)} lost acknowledged records"
     if asked.evicted:
@@ -508,9 +499,9 @@ class RecentEvents:
         return list(islice((one for one in self._held if one.place > place and one.time_ns >= since_ns), count))
 
 
-def is_recent(event: ClusterEvent, now_ns: int, within_s: float = 60.0) -> bool:
-    """Return whether the event is at most ``within_s`` seconds old by the wall clock."""
-    return event.time_ns >= now_ns - within_s * NS_PER_S
+def is_recent(event: ClusterEvent, now_ns: int) -> bool:
+    """Return whether the event is at most one minute old by the wall clock."""
+    return event.time_ns >= now_ns - 60 * NS_PER_S
 
 
 GAP = "gap"
@@ -557,7 +548,8 @@ class EventLog:
         self.tail: EventStreamEnd | None = None
 
     def set_tail(self, tail: EventStreamEnd) -> None:
-        self._ends_at(tail)
+        self.tail = tail
+        self._trail.written = tail.place
 
     def forget_tail(self) -> None:
         """Forget the end of the event stream, so that the shell reads it again.
@@ -585,11 +577,7 @@ class EventLog:
     def record_stored(self, events: list[dict[str, Any]], offset: int) -> None:
         """Remove ``events`` from the events to write, because they are stored in the stream. ``offset``: offset of the last one."""
         last = events[-1]
-        self._ends_at(EventStreamEnd(offset, (last["index"], last["number"])))
-
-    def _ends_at(self, tail: EventStreamEnd) -> None:
-        self.tail = tail
-        self._trail.written = tail.place
+        self.set_tail(EventStreamEnd(offset, (last["index"], last["number"])))
 
     def _gap(self, place: tuple[int, int], found: list[ClusterEvent]) -> list[dict[str, Any]]:
         """Return one event that stands for all events after ``place`` that are not in memory any more. []: there are none.
@@ -607,15 +595,10 @@ class EventLog:
         about = ClusterEvent(
             index=end[0],
             number=end[1],
-            time_ns=self._trail.begins_ns or time_of(found),
+            time_ns=self._trail.begins_ns or (found[0].time_ns if found else 0),
             kind=GAP,
             was=f"{place[0]}.{place[1]}",
             now=f"{end[0]}.{end[1]}",
             detail="what happened between is not known any more: no controller held it when it could be written",
         )
         return [about.as_object()]
-
-
-def time_of(found: list[ClusterEvent]) -> int:
-    """Return the wall time of the first event in ``found``, in ns since 1970. 0: there are no events."""
-    return found[0].time_ns if found else 0

@@ -11,17 +11,13 @@ from dataclasses import replace
 from liftpy.core.base.cooperative_apply import PER_STEP, Steps
 from liftpy.core.base.partition import MoveReason, PartitionState, PartitionStatus
 from liftpy.core.metadata import election
-from liftpy.core.metadata.codec import partition_to_pb
-from liftpy.core.metadata.controller.nodes import current_node
 from liftpy.core.metadata.image import LeaderReport, StreamImage
-from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
+from liftpy.core.metadata.record_builder import Decision, RecordBuilder, RejectedError, refuse
 from liftpy.core.metadata.records import LeaderReported
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 REPORT_WINDOW_NS = 4_000_000_000
 """Window for counting reports of one leadership, by the clock of the metadata leader, in nanoseconds."""
-
-_Named = pb.ReportLeader | pb.ReportPromotion | pb.PassOver | pb.ConcludeElection | pb.ElectLeader | pb.GiveUpLeadership
 
 
 def report_leader(draft: RecordBuilder, request: pb.ReportLeader) -> Decision:
@@ -29,15 +25,10 @@ def report_leader(draft: RecordBuilder, request: pb.ReportLeader) -> Decision:
 
     During an election, the report contains the follower's position.
     """
-    found = _find(draft, request)
-    if isinstance(found, Decision):
-        return found
-    stream, partition = found
+    stream, partition = draft.find_partition(request)
     if not draft.rules.elections:
-        return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
-    refusal = _wrong_process(draft, request.witness, request.witnessIncarnation, partition)
-    if refusal is not None:
-        return refusal
+        return draft.store(stream, partition)
+    _check_process(draft, request.witness, request.witnessIncarnation, partition)
     if (request.leader, request.leaderEpoch) != (partition.leader, partition.leader_epoch):
         return _stale(partition)
     if request.leaderLacks and partition.status is PartitionStatus.ONLINE:
@@ -50,10 +41,10 @@ def report_leader(draft: RecordBuilder, request: pb.ReportLeader) -> Decision:
     told = LeaderReported(stream.uid, partition.partition, report)
     if partition.status is PartitionStatus.ELECTION:
         draft.add(told)
-        return _store_partition(draft, stream, partition, election.add_report(draft, stream, partition, report))
+        return draft.store(stream, election.add_report(draft, stream, partition, report))
     if not (request.accusedAsked or _most_have_reported(draft, stream, partition, report)):
         draft.add(told)
-        return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
+        return draft.store(stream, partition)
     return _depose(draft, stream, partition, report)
 
 
@@ -75,15 +66,10 @@ def give_up_leadership(draft: RecordBuilder, request: pb.GiveUpLeadership) -> De
     Without another complete replica, the leader stays. A leader with a slow disk names its successor and then follows
     it.
     """
-    found = _find(draft, request)
-    if isinstance(found, Decision):
-        return found
-    stream, partition = found
+    stream, partition = draft.find_partition(request)
     if not draft.rules.elections:
         return refuse(pb.ControlResponse.INVALID, "elections are switched off in this cluster", partition)
-    refusal = _wrong_process(draft, request.leader, request.incarnation, partition)
-    if refusal is not None:
-        return refusal
+    _check_process(draft, request.leader, request.incarnation, partition)
     if (request.leader, request.leaderEpoch) != (partition.leader, partition.leader_epoch):
         return _stale(partition)
     if request.toward and partition.status is PartitionStatus.ONLINE:
@@ -96,44 +82,33 @@ def report_promotion(draft: RecordBuilder, request: pb.ReportPromotion) -> Decis
 
     Status, leader, epoch and ISR change together.
     """
-    found = _find(draft, request)
-    if isinstance(found, Decision):
-        return found
-    stream, partition = found
+    stream, partition = draft.find_partition(request)
     named = (request.candidate, request.leaderEpoch)
     if partition.status is PartitionStatus.ONLINE and named == (partition.leader, partition.leader_epoch):
-        return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
+        return draft.store(stream, partition)
     if not request.finished:
         return refuse(pb.ControlResponse.INVALID, "progress is for the metadata leader's timers and not logged", partition)
     if (*named, request.epoch) != (partition.candidate, partition.leader_epoch, partition.epoch):
         return _stale(partition)
-    refusal = _wrong_process(draft, request.candidate, request.candidateIncarnation, partition)
-    if refusal is not None:
-        return refusal
-    return _store_partition(draft, stream, partition, election.finish(stream, partition))
+    _check_process(draft, request.candidate, request.candidateIncarnation, partition)
+    return draft.store(stream, election.finish(stream, partition))
 
 
 def pass_over(draft: RecordBuilder, request: pb.PassOver) -> Decision:
     """Replace a candidate that showed no progress in time by the next candidate."""
-    found = _find(draft, request)
-    if isinstance(found, Decision):
-        return found
-    stream, partition = found
+    stream, partition = draft.find_partition(request)
     named = (request.candidate, request.leaderEpoch, request.epoch)
     if not partition.candidate or named != (partition.candidate, partition.leader_epoch, partition.epoch):
         return _stale(partition)
-    return _store_partition(draft, stream, partition, election.pass_over(draft, stream, partition))
+    return draft.store(stream, election.pass_over(draft, stream, partition))
 
 
 def conclude_election(draft: RecordBuilder, request: pb.ConcludeElection) -> Decision:
     """Choose a candidate among the nodes that have reported their positions, because the time to wait for others is over."""
-    found = _find(draft, request)
-    if isinstance(found, Decision):
-        return found
-    stream, partition = found
+    stream, partition = draft.find_partition(request)
     if partition.status is not PartitionStatus.ELECTION or request.epoch != partition.epoch:
         return _stale(partition)
-    return _store_partition(draft, stream, partition, election.conclude(draft, stream, partition))
+    return draft.store(stream, election.conclude(draft, stream, partition))
 
 
 def elect_leader(draft: RecordBuilder, request: pb.ElectLeader) -> Decision:
@@ -141,10 +116,7 @@ def elect_leader(draft: RecordBuilder, request: pb.ElectLeader) -> Decision:
 
     An Online partition transfers its leadership. An Offline partition gets a leader, by unclean election if requested.
     """
-    found = _find(draft, request)
-    if isinstance(found, Decision):
-        return found
-    stream, partition = found
+    stream, partition = draft.find_partition(request)
     if not draft.rules.elections:
         return refuse(pb.ControlResponse.INVALID, "elections are switched off in this cluster", partition)
     if request.node and request.node not in partition.replicas:
@@ -162,14 +134,12 @@ def elect_leader(draft: RecordBuilder, request: pb.ElectLeader) -> Decision:
     if elected == partition:
         detail = "no member of the ISR that holds all acknowledged data is live"
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, detail, partition)
-    return _store_partition(draft, stream, partition, elected)
+    return draft.store(stream, elected)
 
 
 def drain_node(draft: RecordBuilder, request: pb.DrainNode) -> Steps[Decision]:
     """Transfer all leaderships of a node that stops cleanly. The answer contains the number of transfers."""
-    node = current_node(draft, request.nodeId, request.incarnation)
-    if isinstance(node, Decision):
-        return node
+    node = draft.find_process(request.nodeId, request.incarnation)
     if not draft.rules.elections:
         return draft.done(pb.ControlResponse(detail="elections are switched off in this cluster"))
     moving = staying = 0
@@ -188,13 +158,13 @@ def drain_node(draft: RecordBuilder, request: pb.DrainNode) -> Steps[Decision]:
 def _transfer(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> Decision:
     chosen = node_id or partition.replicas[0]
     if chosen == partition.leader:
-        return _store_partition(draft, stream, stream.partitions[partition.partition], partition)
+        return draft.store(stream, partition)
     moved = election.transfer(draft, stream, partition, chosen)
     if moved is None:
         return refuse(
             pb.ControlResponse.INVALID, f"{chosen!r} is not a live member of the ISR {list(partition.isr)}", partition
         )
-    return _store_partition(draft, stream, partition, moved)
+    return draft.store(stream, moved)
 
 
 def _elect_uncleanly(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> Decision:
@@ -204,7 +174,7 @@ def _elect_uncleanly(draft: RecordBuilder, stream: StreamImage, partition: Parti
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, f"no live replica {node_id or list(partition.replicas)}", partition)
     doubtful = {live[0], *partition.incomplete}
     doubted = replace(partition, incomplete=tuple(node for node in partition.replicas if node in doubtful))
-    return _store_partition(draft, stream, partition, election.propose(draft, doubted, live[0]))
+    return draft.store(stream, election.propose(draft, doubted, live[0]))
 
 
 def _depose(
@@ -218,7 +188,7 @@ def _depose(
     if began.status is PartitionStatus.OFFLINE:
         detail = f"nobody but {partition.leader!r} is live and holds all that was committed"
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, detail, partition)
-    return _store_partition(draft, stream, partition, began)
+    return draft.store(stream, began)
 
 
 def _counts(stream: StreamImage, partition: PartitionState, witness: str) -> bool:
@@ -250,7 +220,6 @@ def _most_have_reported(draft: RecordBuilder, stream: StreamImage, partition: Pa
 
 
 def _within_window(held: LeaderReport, report: LeaderReport) -> bool:
-    """Return whether the reports ``held`` and ``report`` arrived at the same metadata leader within ``REPORT_WINDOW_NS``."""
     return held.stamp_term == report.stamp_term and abs(report.stamp_ns - held.stamp_ns) <= REPORT_WINDOW_NS
 
 
@@ -269,19 +238,10 @@ def _report(draft: RecordBuilder, request: pb.ReportLeader) -> LeaderReport:
     )
 
 
-def _find(draft: RecordBuilder, request: _Named) -> tuple[StreamImage, PartitionState] | Decision:
-    found = draft.image.find(request.stream, request.uid, request.partition)
-    if found is None:
-        detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
-        return refuse(pb.ControlResponse.NOT_FOUND, detail)
-    return found
-
-
-def _wrong_process(draft: RecordBuilder, node_id: str, incarnation: int, partition: PartitionState) -> Decision | None:
+def _check_process(draft: RecordBuilder, node_id: str, incarnation: int, partition: PartitionState) -> None:
     node = draft.image.nodes.get(node_id)
     if node is None or node.fenced or node.incarnation != incarnation:
-        return refuse(pb.ControlResponse.FENCED, f"{node_id!r} is not live as incarnation {incarnation}", partition)
-    return None
+        raise RejectedError(pb.ControlResponse.FENCED, f"{node_id!r} is not live as incarnation {incarnation}", partition)
 
 
 def _stale(partition: PartitionState) -> Decision:
@@ -290,9 +250,3 @@ def _stale(partition: PartitionState) -> Decision:
         f"{(partition.leader, partition.candidate, partition.leader_epoch, partition.epoch)} now"
     )
     return refuse(pb.ControlResponse.STALE, detail, partition)
-
-
-def _store_partition(draft: RecordBuilder, stream: StreamImage, old: PartitionState, new: PartitionState) -> Decision:
-    if new == old:
-        return draft.done(pb.ControlResponse(partition=partition_to_pb(old)))
-    return draft.done(pb.ControlResponse(partition=partition_to_pb(draft.change(stream, new))))

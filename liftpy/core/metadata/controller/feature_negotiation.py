@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from liftpy.config import NS_PER_S, SessionTimes
-from liftpy.core.metadata.codec import rules_to_pb, times_to_pb
+from liftpy.core.metadata.codec import RULES, TIMES
 from liftpy.core.metadata.controller.state_machine import repeated_answer
 from liftpy.core.metadata.controller_list import GroupView
 from liftpy.core.metadata.feature_range import NO_LEVEL, LevelRange, level_range_in
@@ -116,10 +116,6 @@ def _reasons_against(
 
 
 def _dry_run_answer(image: ClusterImage, heard: ReportedLevels, reasons: list[str]) -> pb.ControlResponse:
-    """Return the answer to a dry run of SetFeatureLevel. ``heard``: levels of the nodes.
-
-    ``reasons``: why the level cannot be set, [] if it can.
-    """
     levels = pb.FeatureLevels(level=image.feature_level, reasons=reasons)
     for node_id in sorted(image.nodes):
         spoken = heard.of(image, node_id)
@@ -130,11 +126,10 @@ def _dry_run_answer(image: ClusterImage, heard: ReportedLevels, reasons: list[st
 
 
 def _fill(request: pb.SetFeatureLevel, image: ClusterImage, rules: Rules, times: SessionTimes) -> None:
-    """Add to a SetFeatureLevel request the facts that were checked, before it is logged: nodes, rules and session times."""
     del request.checked[:]
     request.checked.extend(pb.CheckedNode(nodeId=i, incarnation=image.nodes[i].incarnation) for i in sorted(image.nodes))
-    request.rules.CopyFrom(rules_to_pb(image.rules or rules.stored_rules))
-    request.sessionTimes.CopyFrom(times_to_pb(image.session_times or times))
+    request.rules.CopyFrom(RULES.to_pb(image.rules or rules.stored_rules))
+    request.sessionTimes.CopyFrom(TIMES.to_pb(image.session_times or times))
 
 
 HEARD_WITHIN_NS = 3 * NS_PER_S
@@ -161,7 +156,7 @@ def first_level_of_a_cluster(own: LevelRange, others: Mapping[str, LevelRange | 
 
 def begin_at(level: int, rules: Rules, times: SessionTimes) -> pb.ControlRequest:
     """Return the request that sets the first feature level of a new group, with the settings of its leader."""
-    begin = pb.SetFeatureLevel(level=level, rules=rules_to_pb(rules.stored_rules), sessionTimes=times_to_pb(times))
+    begin = pb.SetFeatureLevel(level=level, rules=RULES.to_pb(rules.stored_rules), sessionTimes=TIMES.to_pb(times))
     return pb.ControlRequest(setFeatureLevel=begin)
 
 

@@ -14,8 +14,8 @@ from liftpy.core.base.cooperative_apply import PER_STEP, Steps
 from liftpy.core.base.ids import check_name, quote
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata import election
-from liftpy.core.metadata.codec import node_to_pb
-from liftpy.core.metadata.controller_list import list_from_pb, well_formed
+from liftpy.core.metadata.codec import NODE
+from liftpy.core.metadata.controller_list import CONTROLLERS, well_formed
 from liftpy.core.metadata.feature_range import level_range_in
 from liftpy.core.metadata.features import refused_level
 from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
@@ -44,7 +44,7 @@ def register_node(draft: RecordBuilder, request: pb.RegisterNode) -> Steps[Decis
     known = draft.image.nodes.get(request.nodeId)
     how = compare_processes(known, request) if known is not None else ProcessRelation.FOLLOWS
     if known is not None and how is ProcessRelation.SAME:
-        return draft.done(pb.ControlResponse(node=node_to_pb(known)))
+        return draft.done(pb.ControlResponse(node=NODE.to_pb(known)))
     if known is not None and how is ProcessRelation.OUTDATED:
         detail = f"start {request.start} of {request.nodeId!r} has ended: start {known.start} has registered"
         return refuse(pb.ControlResponse.STALE, detail)  # a request that outlived its process must not depose the next one
@@ -80,7 +80,7 @@ def register_node(draft: RecordBuilder, request: pb.RegisterNode) -> Steps[Decis
         detail = f"{beyond}; {detail}" if detail else beyond
     if how is ProcessRelation.OLDER_COPY:
         detail = f"its data folder is an older copy, or another one, than node {node.node_id!r} registered with; {detail}"
-    return draft.done(pb.ControlResponse(node=node_to_pb(node), detail=detail))
+    return draft.done(pb.ControlResponse(node=NODE.to_pb(node), detail=detail))
 
 
 def unsupported_level_of(image: ClusterImage, request: pb.RegisterNode) -> str:
@@ -106,28 +106,24 @@ def fence_node(draft: RecordBuilder, request: pb.FenceNode) -> Steps[Decision]:
 
     A fenced node cannot join an ISR or become leader. Leaders remove it from their ISRs.
     """
-    node = current_node(draft, request.nodeId, request.incarnation)
-    if isinstance(node, Decision):
-        return node
+    node = draft.find_process(request.nodeId, request.incarnation)
     if node.fenced:
-        return draft.done(pb.ControlResponse(node=node_to_pb(node)))
+        return draft.done(pb.ControlResponse(node=NODE.to_pb(node)))
     fenced = replace(node, fenced=True, session_time_ns=draft.now_ns)
     draft.add(NodeChanged(fenced))
     detail = yield from after_fencing(draft, node.node_id)
-    return draft.done(pb.ControlResponse(node=node_to_pb(fenced), detail=detail))
+    return draft.done(pb.ControlResponse(node=NODE.to_pb(fenced), detail=detail))
 
 
 def unfence_node(draft: RecordBuilder, request: pb.UnfenceNode) -> Steps[Decision]:
     """Unfence a node whose heartbeats are back, in the same process."""
-    node = current_node(draft, request.nodeId, request.incarnation)
-    if isinstance(node, Decision):
-        return node
+    node = draft.find_process(request.nodeId, request.incarnation)
     if not node.fenced:
-        return draft.done(pb.ControlResponse(node=node_to_pb(node)))
+        return draft.done(pb.ControlResponse(node=NODE.to_pb(node)))
     back = replace(node, fenced=False, session_time_ns=draft.now_ns)
     draft.add(NodeChanged(back))
     detail = yield from after_return(draft, node.node_id)
-    return draft.done(pb.ControlResponse(node=node_to_pb(back), detail=detail))
+    return draft.done(pb.ControlResponse(node=NODE.to_pb(back), detail=detail))
 
 
 def _weight(request: pb.RegisterNode) -> float:
@@ -148,7 +144,7 @@ def set_node(draft: RecordBuilder, request: pb.SetNode) -> Decision:
         return refuse(pb.ControlResponse.INVALID, str(error))
     if changed != node:
         draft.add(NodeChanged(changed))
-    return draft.done(pb.ControlResponse(node=node_to_pb(changed)))
+    return draft.done(pb.ControlResponse(node=NODE.to_pb(changed)))
 
 
 def _set(node: NodeImage, request: pb.SetNode) -> NodeImage:
@@ -256,32 +252,17 @@ def report_service(draft: RecordBuilder, request: pb.ReportService) -> Decision:
 
     The entry is only an event and does not change the image.
     """
-    if draft.image.find(request.stream, request.uid, request.partition) is None:
-        detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
-        return refuse(pb.ControlResponse.NOT_FOUND, detail)
-    node = current_node(draft, request.node, request.incarnation)
-    if isinstance(node, Decision):
-        return node
+    draft.find_partition(request)
+    draft.find_process(request.node, request.incarnation)
     if max(len(request.service), len(request.ending), len(request.reason)) > MAX_REASON:
         return refuse(pb.ControlResponse.INVALID, f"a reason has at most {MAX_REASON} characters")
     draft.needs_entry()
     return draft.done()
 
 
-def current_node(draft: RecordBuilder, node_id: str, incarnation: int) -> NodeImage | Decision:
-    """Return the node from the image. If its incarnation is not ``incarnation``, or it does not exist, return a rejection."""
-    node = draft.image.nodes.get(node_id)
-    if node is None:
-        return refuse(pb.ControlResponse.NOT_FOUND, f"there is no node {node_id!r}")
-    if node.incarnation != incarnation:
-        detail = f"node {node_id!r} is incarnation {node.incarnation} now, not {incarnation}"
-        return refuse(pb.ControlResponse.FENCED, detail)
-    return node
-
-
 def change_controllers(draft: RecordBuilder, request: pb.ChangeControllers) -> Decision:
     """Store in the image the controller list that the metadata leader has put into the request."""
-    after = replace(list_from_pb(request.list), index=draft.image.index)
+    after = replace(CONTROLLERS.from_pb(request.list), index=draft.image.index)
     if not well_formed(after) or request.after != draft.image.controllers.index:
         return refuse(pb.ControlResponse.INVALID, "a change of the controllers that no metadata leader has proposed")
     draft.add(ControllersChanged(after))
@@ -331,12 +312,11 @@ def after_return(draft: RecordBuilder, node_id: str) -> Steps[str]:
 
 
 def _each(draft: RecordBuilder, node_id: str, step: Step) -> Steps[list[PartitionState]]:
-    """Call ``step`` for each partition that the node can be elected for. Record and return the partitions that it changed."""
     changes = []
     for number, (stream, partition) in enumerate(draft.image.partitions_of(node_id), 1):
         if number % PER_STEP == 0:
             yield
-        counts = node_id in partition.isr or node_id in partition.complete or election.is_quorum(stream)
+        counts = node_id in partition.isr or node_id in partition.complete or stream.commits_by_quorum
         if counts or node_id == partition.candidate:
             changed = step(draft, stream, partition, node_id)
             if changed != partition:
@@ -357,7 +337,7 @@ def _complete_back(draft: RecordBuilder, stream: StreamImage, partition: Partiti
 
 
 def _incomplete_back(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
-    quorum = election.is_quorum(stream)
+    quorum = stream.commits_by_quorum
     sole = partition.isr == (node_id,)
     incomplete = set(partition.incomplete) | ({node_id} if sole or quorum else set())
     staying = partition.isr if sole else tuple(member for member in partition.isr if member != node_id)

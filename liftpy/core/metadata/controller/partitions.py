@@ -1,9 +1,10 @@
-"""ChangeIsr, LeaveIsr, PausePartitions, WakePartition, PurgeRecords and ReportPurged.
+"""ChangeIsr, LeaveIsr, PausePartitions, WakePartition, TruncateBefore, PurgeRecords and ReportPurged.
 
 - ChangeIsr: the leader requests a new ISR. It is a compare-and-set on (leader, LeaderEpoch, Epoch) [C4].
 - LeaveIsr: a follower leaves the ISR, because its storage failed.
 - PausePartitions: an operator pauses or resumes partitions.
 - WakePartition: a leader received a publish and ends the pause.
+- TruncateBefore: an operator raises the log start.
 - PurgeRecords: an operator deletes records by subject or key.
 - ReportPurged: a replica has deleted them (``liftpy/core/base/purge.py``).
 """
@@ -15,12 +16,10 @@ from dataclasses import replace
 from liftpy.core.base.cooperative_apply import PER_STEP, Steps
 from liftpy.core.base.partition import PartitionState, PartitionStatus, Pause, Purge
 from liftpy.core.base.purge import MAX_PURGE_BYTES, MAX_PURGES, waits_for, with_purge, with_report
-from liftpy.core.metadata.codec import partition_to_pb, stream_to_pb
-from liftpy.core.metadata.controller.nodes import current_node
+from liftpy.core.metadata.codec import PARTITION, STREAM
 from liftpy.core.metadata.controller.reassign import add_learner_to_replicas, finish_reached_target, remove_replica
-from liftpy.core.metadata.controller.streams import MAX_OFFSET
 from liftpy.core.metadata.image import StreamImage
-from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
+from liftpy.core.metadata.record_builder import Decision, RecordBuilder, RejectedError, refuse
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.filters import Filter
 from liftpy.errors import LiftError
@@ -31,14 +30,8 @@ def change_isr(draft: RecordBuilder, request: pb.ChangeIsr) -> Decision:
 
     Otherwise answer STALE with that state.
     """
-    found = draft.image.find(request.stream, request.uid, request.partition)
-    if found is None:
-        detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
-        return refuse(pb.ControlResponse.NOT_FOUND, detail)
-    stream, partition = found
-    refusal = _refusal(draft, request, partition)
-    if refusal is not None:
-        return refusal
+    stream, partition = draft.find_partition(request)
+    _check_change(draft, request, partition)
     # A repeated ISR raises the Epoch too, so a leader that never got the result of its last attempt can settle it [C8].
     incomplete = tuple(node for node in partition.incomplete if node not in request.isr)
     if partition.joining in request.isr:
@@ -47,7 +40,7 @@ def change_isr(draft: RecordBuilder, request: pb.ChangeIsr) -> Decision:
     if request.evicted:
         moved = remove_replica(moved, request.evicted)
     changed = draft.change(stream, finish_reached_target(stream, moved) if partition.target else moved)
-    return draft.done(pb.ControlResponse(partition=partition_to_pb(changed)))
+    return draft.done(pb.ControlResponse(partition=PARTITION.to_pb(changed)))
 
 
 def leave_isr(draft: RecordBuilder, request: pb.LeaveIsr) -> Decision:
@@ -56,47 +49,40 @@ def leave_isr(draft: RecordBuilder, request: pb.LeaveIsr) -> Decision:
     The other members have the committed records. A leader gives up the leadership instead. During an election the ISR
     does not change.
     """
-    found = draft.image.find(request.stream, request.uid, request.partition)
-    if found is None:
-        detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
-        return refuse(pb.ControlResponse.NOT_FOUND, detail)
-    stream, partition = found
-    node = current_node(draft, request.node, request.incarnation)
-    if isinstance(node, Decision):
-        return node
+    stream, partition = draft.find_partition(request)
+    draft.find_process(request.node, request.incarnation)
     if partition.status is not PartitionStatus.ONLINE or partition.leader == request.node:
         detail = f"{partition.status.name}, led by {partition.leader!r}: only a follower leaves the ISR of an Online partition"
         return refuse(pb.ControlResponse.STALE, detail, partition)
     if request.node not in partition.isr:
-        return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
+        return draft.store(stream, partition)
     moved = stream.with_isr(partition, [member for member in partition.isr if member != request.node])
-    return draft.done(pb.ControlResponse(partition=partition_to_pb(draft.change(stream, moved))))
+    return draft.done(pb.ControlResponse(partition=PARTITION.to_pb(draft.change(stream, moved))))
 
 
-def _refusal(draft: RecordBuilder, request: pb.ChangeIsr, partition: PartitionState) -> Decision | None:
+def _check_change(draft: RecordBuilder, request: pb.ChangeIsr, partition: PartitionState) -> None:
     current = (partition.leader, partition.leader_epoch, partition.epoch)
     if partition.status is not PartitionStatus.ONLINE or (request.leader, request.leaderEpoch, request.epoch) != current:
         detail = f"{partition.status.name}, (leader, LeaderEpoch, Epoch) is {current} now"
-        return refuse(pb.ControlResponse.STALE, detail, partition)
+        raise RejectedError(pb.ControlResponse.STALE, detail, partition)
     members = set(request.isr)
     if len(members) != len(request.isr) or not members <= set(partition.holders) or partition.leader not in members:
         detail = f"ISR {list(request.isr)}: must hold the leader, and only replicas {list(partition.holders)}, each once"
-        return refuse(pb.ControlResponse.INVALID, detail, partition)
+        raise RejectedError(pb.ControlResponse.INVALID, detail, partition)
     if request.evicted and (request.evicted != partition.leaving or request.evicted in (partition.leader, *members)):
         detail = (
             f"{request.evicted!r} is not the next to go, leads, or is to be in the ISR; to go: {partition.leaving or 'nobody'}"
         )
-        return refuse(pb.ControlResponse.INVALID, detail, partition)
+        raise RejectedError(pb.ControlResponse.INVALID, detail, partition)
     if request.evicted and partition.joining in members:
         detail = f"{partition.joining!r} joins and {request.evicted!r} goes: the replica set changes by one node at a time"
-        return refuse(pb.ControlResponse.INVALID, detail, partition)
+        raise RejectedError(pb.ControlResponse.INVALID, detail, partition)
     if not draft.image.is_live(partition.leader):
-        return refuse(pb.ControlResponse.FENCED, f"leader {partition.leader!r} is fenced", partition)
+        raise RejectedError(pb.ControlResponse.FENCED, f"leader {partition.leader!r} is fenced", partition)
     for node_id in sorted(members.difference(partition.isr)):
         detail = _why_not_join(draft, request, node_id)
         if detail:
-            return refuse(pb.ControlResponse.FENCED, detail, partition)
-    return None
+            raise RejectedError(pb.ControlResponse.FENCED, detail, partition)
 
 
 def _why_not_join(draft: RecordBuilder, request: pb.ChangeIsr, node_id: str) -> str:
@@ -112,6 +98,7 @@ def _why_not_join(draft: RecordBuilder, request: pb.ChangeIsr, node_id: str) -> 
     return "" if seen == node.incarnation else f"node {node_id!r} is incarnation {node.incarnation} now, not {seen}"
 
 
+MAX_OFFSET = 1 << 62
 REQUESTED_PAUSES = {
     pb.NOT_PAUSED: Pause.ENDING,
     pb.UNTIL_RESUMED: Pause.UNTIL_RESUMED,
@@ -126,10 +113,7 @@ def pause_partitions(draft: RecordBuilder, request: pb.PausePartitions) -> Steps
 
     A partition in the requested state does not change.
     """
-    held = draft.image.streams.get(request.stream)
-    if held is None or request.uid not in ("", held.uid):
-        detail = f"there is no stream {request.stream!r}" + (f" of the id {request.uid!r}" if held is not None else "")
-        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    held = draft.find_stream(request.stream, request.uid)
     asked_for = REQUESTED_PAUSES.get(request.pause)
     if asked_for is None:
         return refuse(pb.ControlResponse.INVALID, f"pause = {request.pause}: nobody asks for that")
@@ -148,7 +132,7 @@ def pause_partitions(draft: RecordBuilder, request: pb.PausePartitions) -> Steps
             partitions[number] = draft.change(held, changed)
         if place % PER_STEP == PER_STEP - 1:
             yield
-    return draft.done(pb.ControlResponse(stream=stream_to_pb(replace(held, partitions=tuple(partitions)))))
+    return draft.done(pb.ControlResponse(stream=STREAM.to_pb(replace(held, partitions=tuple(partitions)))))
 
 
 def wake_partition(draft: RecordBuilder, request: pb.WakePartition) -> Decision:
@@ -156,11 +140,7 @@ def wake_partition(draft: RecordBuilder, request: pb.WakePartition) -> Decision:
 
     If requested, all partitions that were paused together change.
     """
-    found = draft.image.find(request.stream, request.uid, request.partition)
-    if found is None:
-        detail = f"there is no partition {request.stream}/{request.partition} of the id {request.uid!r}"
-        return refuse(pb.ControlResponse.NOT_FOUND, detail)
-    stream, partition = found
+    stream, partition = draft.find_partition(request, f"of the id {request.uid!r}")
     current = (partition.leader, partition.leader_epoch, partition.pause.name, partition.pauses)
     asked = (request.leader, request.leaderEpoch, Pause.of(request.pause).name, request.pauses)
     if partition.status is not PartitionStatus.ONLINE or asked != current:
@@ -172,11 +152,10 @@ def wake_partition(draft: RecordBuilder, request: pb.WakePartition) -> Decision:
         partition = _wake(draft, stream, partition)
     else:
         return refuse(pb.ControlResponse.INVALID, f"{partition.pause.name}: operators alone resume it", partition)
-    return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
+    return draft.done(pb.ControlResponse(partition=PARTITION.to_pb(partition)))
 
 
 def _with_pause(partition: PartitionState, asked_for: Pause) -> PartitionState:
-    """Return the partition with the requested pause. If it has this pause already, return ``partition`` itself."""
     if asked_for is Pause.ENDING:
         return replace(partition, pause=Pause.ENDING) if partition.pause.takes_nothing else partition
     if partition.pause is asked_for:
@@ -194,16 +173,31 @@ def _wake(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) 
     return partition
 
 
+def truncate_before(draft: RecordBuilder, request: pb.TruncateBefore) -> Decision:
+    """Raise the log start of a partition, so that older records are deleted.
+
+    All replicas delete the records below the new log start. Replicas that are down delete them later. The log start never
+    falls.
+    """
+    stream, partition = _find_by_uid(draft, request)
+    if not 0 <= request.offset <= MAX_OFFSET:
+        return refuse(pb.ControlResponse.INVALID, f"offset = {request.offset} is outside 0..{MAX_OFFSET}", partition)
+    return draft.store(stream, replace(partition, asked_start=max(request.offset, partition.asked_start)))
+
+
+def _find_by_uid(draft: RecordBuilder, request: pb.TruncateBefore | pb.PurgeRecords) -> tuple[StreamImage, PartitionState]:
+    of = f"of the id {request.uid!r}"
+    if not request.uid:
+        raise RejectedError(pb.ControlResponse.NOT_FOUND, f"there is no partition {request.stream}/{request.partition} {of}")
+    return draft.find_partition(request, of)
+
+
 def purge_records(draft: RecordBuilder, request: pb.PurgeRecords) -> Decision:
     """Store the request of an operator to delete records by subject or key.
 
     All replicas delete the matching records, also those that are down now.
     """
-    found = draft.image.find(request.stream, request.uid, request.partition) if request.uid else None
-    if found is None:
-        detail = f"there is no partition {request.stream}/{request.partition} of the id {request.uid!r}"
-        return refuse(pb.ControlResponse.NOT_FOUND, detail)
-    stream, partition = found
+    stream, partition = _find_by_uid(draft, request)
     if not 0 < request.endOffset <= MAX_OFFSET:
         return refuse(pb.ControlResponse.INVALID, f"end offset = {request.endOffset} is outside 1..{MAX_OFFSET}", partition)
     try:
@@ -218,8 +212,8 @@ def purge_records(draft: RecordBuilder, request: pb.PurgeRecords) -> Decision:
     if changed is None:
         return refuse(pb.ControlResponse.INVALID, _no_room(partition, wish), partition)
     if changed is partition:
-        return Decision((), pb.ControlResponse(partition=partition_to_pb(partition)))
-    return draft.done(pb.ControlResponse(partition=partition_to_pb(draft.change(stream, changed))))
+        return Decision((), pb.ControlResponse(partition=PARTITION.to_pb(partition)))
+    return draft.store(stream, changed)
 
 
 def report_purged(draft: RecordBuilder, request: pb.ReportPurged) -> Decision:
@@ -227,18 +221,9 @@ def report_purged(draft: RecordBuilder, request: pb.ReportPurged) -> Decision:
 
     The replica must be an ISR member in its registered incarnation. Other reports change nothing.
     """
-    found = draft.image.find(request.stream, request.uid, request.partition)
-    if found is None:
-        detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
-        return refuse(pb.ControlResponse.NOT_FOUND, detail)
-    stream, partition = found
-    node = current_node(draft, request.node, request.incarnation)
-    if isinstance(node, Decision):
-        return node
-    changed = with_report(partition, request.node, request.number)
-    if changed is not partition:
-        changed = draft.change(stream, changed)
-    return draft.done(pb.ControlResponse(partition=partition_to_pb(changed)))
+    stream, partition = draft.find_partition(request)
+    draft.find_process(request.node, request.incarnation)
+    return draft.store(stream, with_report(partition, request.node, request.number))
 
 
 def _no_room(partition: PartitionState, wish: Purge) -> str:

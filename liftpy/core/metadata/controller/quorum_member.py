@@ -16,7 +16,7 @@ publishes and answers the pending ones.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
@@ -29,12 +29,10 @@ from liftpy.core.metadata.controller.feature_negotiation import LevelBootstrap, 
 from liftpy.core.metadata.controller.requests import changes_nothing
 from liftpy.core.metadata.controller.state_machine import repeated_answer
 from liftpy.core.metadata.controller_list import (
+    CONTROLLERS,
     ControllerList,
-    ControllerRejection,
     GroupView,
-    NoChange,
     leader_must_transfer,
-    list_to_pb,
     next_step,
     plan_change,
 )
@@ -50,16 +48,6 @@ from liftpy.core.wire._pb import replication_pb2
 
 MAX_BARRIERS = 32
 """Maximum number of unfinished barriers of the metadata leader."""
-
-
-def barriers(view: GroupView, under_way: int) -> Iterator[pb.ControlRequest]:
-    """Yield the barriers to propose while controllers have different images, so that voters without a digest report theirs.
-
-    ``under_way``: number of barriers that the leader has proposed and that are not finished.
-    """
-    if view.halted and view.voters_without_digest & view.live:
-        for _ in range(MAX_BARRIERS - under_way):
-            yield pb.ControlRequest(barrier=pb.Barrier())
 
 
 LONG_NS = 2_000_000_000
@@ -319,14 +307,12 @@ class QuorumMember:
         view = self._log.view()
         deadline_ns = None if view.halted else self._duties.next_deadline_ns()
         if deadline_ns is not None and deadline_ns <= now_ns and self._own_proposals < MAX_DUTY_PROPOSALS:
-            for request in self._duties.take_due(now_ns):
-                self._own_proposals += 1
-                decided.append(ProposedEntry(request, own=True))
+            decided += map(self._propose, self._duties.take_due(now_ns))
             deadline_ns = self._duties.next_deadline_ns()
         self._deadline_ns = deadline_ns
-        for barrier in barriers(view, self._own_proposals):
-            self._own_proposals += 1
-            decided.append(ProposedEntry(barrier, own=True))
+        if view.halted and view.voters_without_digest & view.live:  # these voters report their digests with the barriers
+            for _ in range(MAX_BARRIERS - self._own_proposals):
+                decided.append(self._propose(pb.ControlRequest(barrier=pb.Barrier())))
         if online:
             decided += self._node_probes(now_ns)
         for question in self._duties.take_leader_checks():
@@ -335,22 +321,23 @@ class QuorumMember:
                 decided.append(question)
         birth = self._level_bootstrap.take_due(image, view, now_ns)
         if birth is not None:
-            self._own_proposals += 1
-            decided.append(ProposedEntry(birth, own=True))
+            decided.append(self._propose(birth))
         decided += self._controller_change_step(now_ns, view)
         decided += self._feed_entries(now_ns)
         return decided
 
+    def _propose(self, request: pb.ControlRequest) -> ProposedEntry:
+        self._own_proposals += 1
+        return ProposedEntry(request, own=True)
+
     def _controller_change_step(self, now_ns: int, view: GroupView) -> list[Decision]:
-        """Return the next step of a running change of the controllers as instruction. Any member may have started the change."""
         if leader_must_transfer(view) and now_ns >= self._transfer_at_ns:
             self._transfer_at_ns = now_ns + TRANSFER_EVERY_NS
             return [TransferMetadataLeadership()]
         if self._step_is_proposed or view.halted or next_step(view) is None:
             return []
         self._step_is_proposed = True
-        self._own_proposals += 1
-        return [ProposedEntry(pb.ControlRequest(changeControllers=pb.ChangeControllers()), own=True)]
+        return [self._propose(pb.ControlRequest(changeControllers=pb.ChangeControllers()))]
 
     def _transfer_again(self, now_ns: int) -> list[Decision]:
         """Return the instruction to repeat a transfer that has not happened yet. A member that stops repeats it itself."""
@@ -360,7 +347,6 @@ class QuorumMember:
         return [TransferMetadataLeadership()]
 
     def _node_probes(self, now_ns: int) -> list[Decision]:
-        """Return instructions to probe the nodes with late heartbeats. Each one is probed once per ``PROBE_EVERY_NS``."""
         if now_ns < self._probe_at_ns:
             return []
         self._probe_at_ns = now_ns + PROBE_EVERY_NS
@@ -433,16 +419,14 @@ class QuorumMember:
         held = self._log.image.operations.get(request.operationId)
         if held is not None:
             return pb.ControlResponse.FromString(repeated_answer(self._log.image, held))
-        plan = self._plan(request.changeControllers)
-        if isinstance(plan, ControllerList):
-            return None
-        error = plan.error if isinstance(plan, ControllerRejection) else pb.ControlResponse.OK
-        return error_response(request, error, plan.detail)
+        plan = self._plan(request)
+        return None if isinstance(plan, ControllerList) else plan
 
-    def _plan(self, asked: pb.ChangeControllers) -> ControllerList | NoChange | ControllerRejection:
+    def _plan(self, request: pb.ControlRequest) -> ControllerList | pb.ControlResponse:
         nodes = self._log.image.nodes
         fenced = frozenset(node_id for node_id, node in nodes.items() if node.fenced)
-        return plan_change(asked, self._log.view(), frozenset(nodes), fenced)
+        plan = plan_change(request.changeControllers, self._log.view(), frozenset(nodes), fenced)
+        return plan if isinstance(plan, ControllerList) else error_response(request, plan.error, plan.detail)
 
     def answer_without_leader(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
         """Return an error for an operator's request while no metadata leader is known, so that the operator need not wait.
@@ -467,12 +451,11 @@ class QuorumMember:
             request.operationId = self._new_id()
         request.timeNs = time_ns
         if order.changes_controllers:
-            plan = self._plan(request.changeControllers)
+            plan = self._plan(request)
             if not isinstance(plan, ControllerList):
                 self._is_over(order)
-                error = plan.error if isinstance(plan, ControllerRejection) else pb.ControlResponse.OK
-                return error_response(request, error, plan.detail)
-            request.changeControllers.list.CopyFrom(list_to_pb(replace(plan, index=0)))
+                return plan
+            request.changeControllers.list.CopyFrom(CONTROLLERS.to_pb(replace(plan, index=0)))
             request.changeControllers.after = self._log.view().now.index
         command = request.SerializeToString(deterministic=True)
         if len(command) >= max_bytes:

@@ -14,7 +14,6 @@ from collections import Counter
 from dataclasses import replace
 
 from liftpy.core.base.partition import MoveReason, PartitionState
-from liftpy.core.metadata.codec import partition_to_pb
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -27,14 +26,11 @@ def reassign(draft: RecordBuilder, request: pb.Reassign) -> Decision:
 
     If only the order of the replicas changes, the change takes effect at once.
     """
-    found = draft.image.find(request.stream, request.uid, request.partition)
-    if found is None:
-        return _unknown(request)
-    stream, partition = found
+    stream, partition = draft.find_partition(request)
     if request.epoch not in (0, partition.epoch):
         return refuse(pb.ControlResponse.STALE, f"Epoch {partition.epoch} now, not {request.epoch}", partition)
     if request.cancel:
-        return _store_partition(draft, stream, partition, finish_reached_target(stream, without_further_moves(partition)))
+        return draft.store(stream, finish_reached_target(stream, without_further_moves(partition)))
     wanted = tuple(request.replicas)
     wrong = _why_not(draft, partition, wanted)
     if wrong:
@@ -45,15 +41,12 @@ def reassign(draft: RecordBuilder, request: pb.Reassign) -> Decision:
     if reason is MoveReason.REBALANCED and not changed.target and draft.rules.elections:
         # only the order is another one: leaderships are what is evened out, and the planner moves them, some at a time
         changed = finish_reached_target(stream, replace(changed, moved_for=MoveReason.LEADERSHIPS))
-    return _store_partition(draft, stream, partition, changed)
+    return draft.store(stream, changed)
 
 
 def begin_copy(draft: RecordBuilder, request: pb.BeginCopy) -> Decision:
     """Make the node the partition's learner. If the request names no node, cancel the running copy."""
-    found = draft.image.find(request.stream, request.uid, request.partition)
-    if found is None:
-        return _unknown(request)
-    stream, partition = found
+    stream, partition = draft.find_partition(request)
     if request.epoch != partition.epoch:
         return refuse(pb.ControlResponse.STALE, f"Epoch {partition.epoch} now, not {request.epoch}", partition)
     if request.node and request.node != partition.next_learner:
@@ -62,7 +55,7 @@ def begin_copy(draft: RecordBuilder, request: pb.BeginCopy) -> Decision:
     if request.node and not draft.is_live(request.node):
         return refuse(pb.ControlResponse.FENCED, f"node {request.node!r} is not live", partition)
     copy = partition.epoch if request.node else 0
-    return _store_partition(draft, stream, partition, replace(partition, joining=request.node, copy_epoch=copy))
+    return draft.store(stream, replace(partition, joining=request.node, copy_epoch=copy))
 
 
 def without_further_moves(partition: PartitionState) -> PartitionState:
@@ -120,7 +113,6 @@ def finish_reached_target(stream: StreamImage, partition: PartitionState) -> Par
 
 
 def _why_not(draft: RecordBuilder, partition: PartitionState, wanted: tuple[str, ...]) -> str:
-    """Return why ``wanted`` cannot become the target replicas of the partition. '': it can."""
     if not 1 <= len(wanted) <= MAX_REPLICAS:
         return f"{len(wanted)} replicas are outside 1..{MAX_REPLICAS}"
     twice = sorted(node for node, count in Counter(wanted).items() if count > 1)
@@ -140,14 +132,3 @@ def _why_not(draft: RecordBuilder, partition: PartitionState, wanted: tuple[str,
         if node.partition_budget and held >= node.partition_budget:
             return f"no room on {node_id!r}: it holds {held} of {node.partition_budget} replicas"
     return ""
-
-
-def _unknown(request: pb.Reassign | pb.BeginCopy) -> Decision:
-    detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
-    return refuse(pb.ControlResponse.NOT_FOUND, detail)
-
-
-def _store_partition(draft: RecordBuilder, stream: StreamImage, old: PartitionState, new: PartitionState) -> Decision:
-    if new == old:
-        return draft.done(pb.ControlResponse(partition=partition_to_pb(old)))
-    return draft.done(pb.ControlResponse(partition=partition_to_pb(draft.change(stream, new))))

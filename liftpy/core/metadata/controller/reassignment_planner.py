@@ -183,7 +183,6 @@ class ReassignmentPlanner:
         return self._waiting, self._copying, self._finishing, self._leading
 
     def _nodes_to_replace(self, image: ClusterImage, now_ns: int) -> list[str]:
-        """Return the nodes whose replicas must move: nodes that are down longer than the grace time, then drained nodes."""
         down = sorted(self._down_since_ns, key=lambda node_id: (self._down_since_ns[node_id], node_id))
         beyond = [n for n in down if self._grace_ns and now_ns - self._down_since_ns[n] >= self._grace_ns]
         return [*beyond, *sorted(n for n, node in image.nodes.items() if node.leaving and n not in beyond)]
@@ -280,7 +279,6 @@ class ReassignmentPlanner:
             yield _reassign(place, tuple(target), partition.moved_for)
 
     def _is_needless(self, step: _PlanningStep, partition: PartitionState) -> bool:
-        """Return whether all nodes that the move would replace are back, so that the move can be canceled."""
         going = [node_id for node_id in partition.replicas if node_id not in partition.target]
         return partition.moved_for in _OWN and bool(going) and not any(step.is_down_or_drained(node_id) for node_id in going)
 

@@ -22,7 +22,7 @@ from liftpy.core.base.cooperative_apply import Steps, run_to_end
 from liftpy.core.metadata.controller import elections, nodes, partitions, reassign, settings, streams
 from liftpy.core.metadata.describe import describe, describe_stream
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.record_builder import Decision, RecordBuilder, Rules, refuse
+from liftpy.core.metadata.record_builder import Decision, RecordBuilder, RejectedError, Rules, refuse
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
@@ -42,7 +42,7 @@ class RequestKind:
     decide: Callable[[RecordBuilder, Any], Decision | Steps[Decision]]
     """Function that applies the request, in steps if it may concern thousands of partitions.
 
-    It reads only its arguments and never raises [M6].
+    It reads only its arguments and raises only RejectedError [M6].
     """
     asked_by: RequesterKind
     asker: str = ""
@@ -89,7 +89,9 @@ REQUESTS: dict[str, RequestKind] = {
     "removeNode": RequestKind(decide=nodes.remove_node, asked_by=_BY.OPERATORS),
     "setNode": RequestKind(decide=nodes.set_node, asked_by=_BY.OPERATORS),
     "alterStream": RequestKind(decide=streams.alter_stream, asked_by=_BY.OPERATORS, names_stream="name"),
-    "truncateBefore": RequestKind(decide=streams.truncate_before, asked_by=_BY.OPERATORS, names_stream="stream", batched=True),
+    "truncateBefore": RequestKind(
+        decide=partitions.truncate_before, asked_by=_BY.OPERATORS, names_stream="stream", batched=True
+    ),
     "purgeRecords": RequestKind(decide=partitions.purge_records, asked_by=_BY.OPERATORS, names_stream="stream", batched=True),
     "pausePartitions": RequestKind(decide=partitions.pause_partitions, asked_by=_BY.OPERATORS, names_stream="stream"),
     "reassign": RequestKind(decide=reassign.reassign, asked_by=_BY.OPERATORS, batched=True),
@@ -132,13 +134,8 @@ def kind_of(request: pb.ControlRequest) -> RequestKind:
 
 def changes_nothing(request: pb.ControlRequest) -> bool:
     """Return whether the request is read-only, so that it needs no deduplication."""
-    dry_runs = (
-        request.createStream.dryRun,
-        request.addPartitions.dryRun,
-        request.alterStream.dryRun,
-        request.setFeatureLevel.dryRun,
-    )
-    return kind_of(request).read_only or any(dry_runs)
+    asked = getattr(request, request.WhichOneof("request") or "", None)
+    return kind_of(request).read_only or getattr(asked, "dryRun", False)
 
 
 def may_be_logged(request: pb.ControlRequest) -> bool:
@@ -163,7 +160,8 @@ def decide_on(draft: RecordBuilder, request: pb.ControlRequest) -> Decision:
 def deciding_on(draft: RecordBuilder, request: pb.ControlRequest) -> Steps[Decision]:
     """Decide ``request`` on the image of ``draft`` in steps, so that a long decision does not block the event loop."""
     name = request.WhichOneof("request")
-    decision = REQUESTS[name].decide(draft, getattr(request, name)) if name in REQUESTS else unknown(draft, None)
-    if isinstance(decision, Decision):
-        return decision
-    return (yield from decision)
+    try:
+        decision = REQUESTS[name].decide(draft, getattr(request, name)) if name in REQUESTS else unknown(draft, None)
+        return decision if isinstance(decision, Decision) else (yield from decision)
+    except RejectedError as rejected:
+        return rejected.decision

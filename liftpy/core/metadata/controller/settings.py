@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from liftpy.config import NS_PER_S, SessionTimes, check_session_times
 from liftpy.core.base.invariants import check
-from liftpy.core.metadata.codec import quota_from_pb, quota_to_pb, rules_from_pb, times_from_pb, times_to_pb
+from liftpy.core.metadata.codec import QUOTA, RULES, TIMES
 from liftpy.core.metadata.features import (
     UNSUPPORTED,
     downgrade_obstacles,
@@ -30,12 +30,12 @@ NEW_GROUP_SAYS = 1
 def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Decision:
     """Set the values of the cluster's default quota that the request names. Other values do not change."""
     image = draft.image
-    whole = quota_to_pb(image.default_quota)
+    whole = QUOTA.to_pb(image.default_quota)
     for name in ("recordsPerS", "bytesPerS", "byToken"):
         if request.HasField(name):
             setattr(whole, name, getattr(request, name))
     try:
-        quota = quota_from_pb(whole)
+        quota = QUOTA.from_pb(whole)
     except ConfigError as error:
         return refuse(pb.ControlResponse.INVALID, f"default quota: {error}")
     if quota != image.default_quota:
@@ -75,7 +75,7 @@ def settle_session_times(draft: RecordBuilder, request: pb.SettleSessionTimes) -
 
 
 def _session_times_response(draft: RecordBuilder, times: SessionTimes) -> Decision:
-    return draft.done(pb.ControlResponse(sessionTimes=times_to_pb(times)))
+    return draft.done(pb.ControlResponse(sessionTimes=TIMES.to_pb(times)))
 
 
 def _session_times_in_effect(draft: RecordBuilder) -> SessionTimes:
@@ -109,10 +109,10 @@ def set_feature_level(draft: RecordBuilder, request: pb.SetFeatureLevel) -> Deci
     if reasons:
         return refuse(pb.ControlResponse.INVALID, "; ".join(reasons))
     try:
-        times = image.session_times or times_from_pb(request.sessionTimes)
+        times = image.session_times or TIMES.from_pb(request.sessionTimes)
     except ConfigError as error:
         return refuse(pb.ControlResponse.INVALID, str(error))
-    draft.add(FeatureLevelSet(request.level, image.rules or rules_from_pb(request.rules), times))
+    draft.add(FeatureLevelSet(request.level, image.rules or RULES.from_pb(request.rules), times))
     was = image.feature_level or NEW_GROUP_SAYS
     return draft.done(pb.ControlResponse(detail=f"the feature level is {request.level}, it was {was}"))
 

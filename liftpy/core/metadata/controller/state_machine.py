@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from google.protobuf.message import DecodeError
 
 from liftpy.core.base.cooperative_apply import Steps
-from liftpy.core.metadata.codec import stream_to_pb
+from liftpy.core.metadata.codec import STREAM
 from liftpy.core.metadata.controller.request_batcher import decide_batch
 from liftpy.core.metadata.controller.requests import changes_nothing, decide, deciding_on, kind_of
 from liftpy.core.metadata.feature_range import NO_LEVEL
@@ -238,5 +238,5 @@ def repeated_answer(image: ClusterImage, done: Operation) -> bytes:
     held = image.streams.get(response.stream.name) if response.HasField("stream") else None
     if held is None or held.uid != response.stream.uid:
         return done.response
-    response.stream.CopyFrom(stream_to_pb(held))
+    response.stream.CopyFrom(STREAM.to_pb(held))
     return response.SerializeToString(deterministic=True)

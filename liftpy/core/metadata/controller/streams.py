@@ -1,7 +1,7 @@
-"""CreateStream, AddPartitions, PlaceStream, DeleteStream, AlterStream, TruncateBefore and OpenGroups.
+"""CreateStream, AddPartitions, PlaceStream, DeleteStream, AlterStream and OpenGroups.
 
 AlterStream stores new settings or a new replication factor. A new factor sets a target for every partition, and the
-replicas move one by one. TruncateBefore raises the log start. OpenGroups creates the internal stream of consumer groups
+replicas move one by one. OpenGroups creates the internal stream of consumer groups
 at its first use.
 """
 
@@ -14,14 +14,7 @@ from liftpy.config import NS_PER_S, REFUSED_BY, AckPolicy, ReplicationConfig, St
 from liftpy.core.base.cooperative_apply import PER_STEP, Steps
 from liftpy.core.base.ids import MAX_SUBJECT_LENGTH, check_data_subject, check_name
 from liftpy.core.base.partition import MoveReason, PartitionState, Pause
-from liftpy.core.metadata.codec import (
-    apply_changed_fields,
-    config_from_pb,
-    config_to_pb,
-    partition_to_pb,
-    stored_text,
-    stream_to_pb,
-)
+from liftpy.core.metadata.codec import CONFIG, STREAM, apply_changed_fields, stored_text
 from liftpy.core.metadata.controller.placements import assignment_from_pb, facts_of, new_partitions, place_on_image, plan_of
 from liftpy.core.metadata.controller.reassign import MAX_REPLICAS, finish_reached_target
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage, StreamImage, SubjectIndex
@@ -35,7 +28,7 @@ from liftpy.core.metadata.placement.facts import (
 )
 from liftpy.core.metadata.placement.rebalance import DestinationNodes, with_replication_factor
 from liftpy.core.metadata.reassignment_progress import replicas_to_come
-from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
+from liftpy.core.metadata.record_builder import Decision, RecordBuilder, RejectedError, refuse
 from liftpy.core.metadata.records import PartitionsAdded, StreamAltered, StreamCreated, StreamDeleted
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import GROUPS_STREAM, RESERVED_NAMES, Subjects, data_subject
@@ -64,7 +57,7 @@ def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decis
         config = _check_config(draft, request, held)
         if held is not None:
             existing = refuse(pb.ControlResponse.EXISTS, f"stream {request.name!r} exists, attached to {held.subject!r}")
-            existing.response.stream.CopyFrom(stream_to_pb(held))
+            existing.response.stream.CopyFrom(STREAM.to_pb(held))
             return existing
         wanted = _partitions_to_place(draft, request)
         placed = yield from _placed_or_waits(draft, wanted)
@@ -89,7 +82,7 @@ def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decis
     )
     draft.add(StreamCreated(stream))
     return draft.done(
-        pb.ControlResponse(stream=stream_to_pb(stream), detail=_existing_stream_text(request, wanted.policy, stream, placed))
+        pb.ControlResponse(stream=STREAM.to_pb(stream), detail=_existing_stream_text(request, wanted.policy, stream, placed))
     )
 
 
@@ -114,15 +107,13 @@ def place_stream(draft: RecordBuilder, request: pb.PlaceStream) -> Steps[Decisio
 def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Decision]:
     """Add partitions to a stream. Replicas of existing partitions do not move."""
     held = _find_stream(draft, request.name, request.uid)
-    if isinstance(held, Decision):
-        return held
     if held.waiting:
         detail = f"stream {request.name!r} waits for nodes: partitions are added when it has some"
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, detail)
     try:
         wanted = _wanted_more(draft, request, held)
         if wanted is None:
-            return draft.done(pb.ControlResponse(stream=stream_to_pb(held), detail=AS_MANY))
+            return draft.done(pb.ControlResponse(stream=STREAM.to_pb(held), detail=AS_MANY))
         placed = yield from place_on_image(draft, wanted)
     except (NoRoomError, NotEnoughNodesError) as error:
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
@@ -133,25 +124,21 @@ def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Dec
     added = _accept_placement(draft, placed, wanted.first)
     draft.add(PartitionsAdded(held.name, held.uid, added))
     more = replace(held, partitions=(*held.partitions, *added))
-    return draft.done(pb.ControlResponse(stream=stream_to_pb(more), detail="; ".join(placed.notes)))
+    return draft.done(pb.ControlResponse(stream=STREAM.to_pb(more), detail="; ".join(placed.notes)))
 
 
 def delete_stream(draft: RecordBuilder, request: pb.DeleteStream) -> Decision:
     """Delete the stream with the name and uid in the request. Without a uid, delete the stream that has the name now [M11]."""
     held = _find_stream(draft, request.name, request.uid)
-    if isinstance(held, Decision):
-        return held
     draft.add(StreamDeleted(held.name, held.uid))
     return draft.done(pb.ControlResponse(detail=held.uid))
 
 
-def _find_stream(draft: RecordBuilder, name: str, uid: str) -> StreamImage | Decision:
-    """Return the stream with this name and uid, or a rejection. A uid of '' matches any stream."""
-    held = draft.image.streams.get(name)
-    if held is None:
-        return refuse(pb.ControlResponse.NOT_FOUND, f"there is no stream {name!r}")
-    if uid and uid != held.uid:
-        return refuse(pb.ControlResponse.NOT_FOUND, f"stream {name!r} is {held.uid} now; {uid} is gone")
+def _find_stream(draft: RecordBuilder, name: str, uid: str) -> StreamImage:
+    """Return the stream, as ``draft.find_stream`` does. The text for another uid differs, and controllers store it."""
+    held = draft.find_stream(name, "")
+    if uid not in ("", held.uid):
+        raise RejectedError(pb.ControlResponse.NOT_FOUND, f"stream {name!r} is {held.uid} now; {uid} is gone")
     return held
 
 
@@ -168,7 +155,7 @@ def _check_config(draft: RecordBuilder, request: pb.CreateStream, held: StreamIm
     _check_count(request.subject, _count(request))
     if request.firstLeaderEpoch > MAX_FIRST_LEADER_EPOCH:
         raise ConfigError(f"first LeaderEpoch = {request.firstLeaderEpoch} is above {MAX_FIRST_LEADER_EPOCH}")
-    config = config_from_pb(request.config)
+    config = CONFIG.from_pb(request.config)
     if held is None:
         if len(image.streams) >= MAX_STREAMS:
             raise ConfigError(f"there are {MAX_STREAMS} streams already: delete some first")
@@ -305,9 +292,6 @@ def _existing_stream_text(
     return "; ".join(said)
 
 
-MAX_OFFSET = 1 << 62
-
-
 def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decision]:
     """Change the replication factor and the named settings of a stream.
 
@@ -315,10 +299,7 @@ def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decisio
 
     New replicas go to the least loaded nodes on other racks. The least useful replicas are removed.
     """
-    held = draft.image.streams.get(request.name)
-    if held is None or request.uid not in ("", held.uid):
-        detail = f"there is no stream {request.name!r}" + (f" of the id {request.uid!r}" if held is not None else "")
-        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    held = draft.find_stream(request.name, request.uid)
     factor = request.replicationFactor
     if not (1 <= factor <= MAX_REPLICAS or (not factor and request.changed)):
         return refuse(pb.ControlResponse.INVALID, f"replication factor = {factor} is outside 1..{MAX_REPLICAS}")
@@ -330,11 +311,9 @@ def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decisio
         detail = f"the settings of {held.name!r} are at version {held.config_version}, not {request.configVersion}: look again"
         return refuse(pb.ControlResponse.STALE, detail)
     partitions = (yield from _change_replication_factor(draft, held, factor)) if factor else list(held.partitions)
-    if isinstance(partitions, Decision):
-        return partitions
     stream = replace(stream, replication_factor=factor or held.replication_factor, partitions=tuple(partitions))
     if request.dryRun:
-        return Decision((), pb.ControlResponse(stream=stream_to_pb(stream)))
+        return Decision((), pb.ControlResponse(stream=STREAM.to_pb(stream)))
     if _rejection_rules_differ(held.config, stream.config):
         partitions = [_with_reset_standby_buffers(partition) for partition in partitions]
     if stream.config != held.config:
@@ -346,25 +325,7 @@ def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decisio
             partitions[number] = draft.change(held, changed)
         if number % PER_STEP == PER_STEP - 1:
             yield
-    return draft.done(pb.ControlResponse(stream=stream_to_pb(replace(stream, partitions=tuple(partitions)))))
-
-
-def truncate_before(draft: RecordBuilder, request: pb.TruncateBefore) -> Decision:
-    """Raise the log start of a partition, so that older records are deleted.
-
-    All replicas delete the records below the new log start. Replicas that are down delete them later. The log start never
-    falls.
-    """
-    found = draft.image.find(request.stream, request.uid, request.partition) if request.uid else None
-    if found is None:
-        detail = f"there is no partition {request.stream}/{request.partition} of the id {request.uid!r}"
-        return refuse(pb.ControlResponse.NOT_FOUND, detail)
-    stream, partition = found
-    if not 0 <= request.offset <= MAX_OFFSET:
-        return refuse(pb.ControlResponse.INVALID, f"offset = {request.offset} is outside 0..{MAX_OFFSET}", partition)
-    if request.offset > partition.asked_start:
-        partition = draft.change(stream, replace(partition, asked_start=request.offset))
-    return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
+    return draft.done(pb.ControlResponse(stream=STREAM.to_pb(replace(stream, partitions=tuple(partitions)))))
 
 
 def _with_settings(held: StreamImage, request: pb.AlterStream) -> StreamImage:
@@ -389,7 +350,7 @@ def _with_reset_standby_buffers(partition: PartitionState) -> PartitionState:
     return replace(partition, pause=pause, pauses=partition.pauses + 1)
 
 
-def _change_replication_factor(draft: RecordBuilder, held: StreamImage, factor: int) -> Steps[list[PartitionState] | Decision]:
+def _change_replication_factor(draft: RecordBuilder, held: StreamImage, factor: int) -> Steps[list[PartitionState]]:
     facts = facts_of(draft.image)
     on = Counter({node.node_id: node.replicas for node in facts})
     for partition in held.partitions:
@@ -401,7 +362,7 @@ def _change_replication_factor(draft: RecordBuilder, held: StreamImage, factor: 
         wanted = partition.target or partition.replicas
         target = with_replication_factor(wanted, factor, takers, partition.leader or wanted[0], partition.isr, held.placement)
         if target is None:
-            return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, _why_no_node(held, partition, factor, takers))
+            raise RejectedError(pb.ControlResponse.NOT_ENOUGH_NODES, _why_no_node(held, partition, factor, takers))
         changed = replace(partition, target=target, moved_for=MoveReason.FACTOR)
         partitions.append(partition if target == wanted else finish_reached_target(held, changed))
         if len(partitions) % PER_STEP == 0:
@@ -426,14 +387,14 @@ def open_groups(draft: RecordBuilder, request: pb.OpenGroups) -> Steps[Decision]
     """Return the internal stream of consumer groups, and create it if needed. All readers may request it."""
     held = draft.image.streams.get(GROUPS_STREAM)
     if held is not None:
-        return draft.done(pb.ControlResponse(stream=stream_to_pb(held)))
+        return draft.done(pb.ControlResponse(stream=STREAM.to_pb(held)))
     config = StreamConfig(segment_bytes=SEGMENT_BYTES, retention_bytes=RETENTION_BYTES)
     wanted = pb.CreateStream(
         name=GROUPS_STREAM,
         subject=Subjects(draft.rules.namespace).groups(),
         partitions=request.partitions,
         replicationFactor=request.replicationFactor,
-        config=config_to_pb(config),
+        config=CONFIG.to_pb(config),
     )
     return (yield from create_stream(draft, wanted))
 

@@ -349,7 +349,6 @@ def manual(nodes: Sequence[NodeFacts], wanted: PlacementRequest) -> list[Replica
 
 
 def _shape(wanted: PlacementRequest) -> Iterator[Defect]:
-    """Yield the errors of the manual assignment in ``wanted`` that do not depend on the nodes, such as a missing partition."""
     entries, first = wanted.assignment, wanted.first
     if not entries:
         yield Defect(-1, EMPTY)
@@ -369,7 +368,6 @@ def _shape(wanted: PlacementRequest) -> Iterator[Defect]:
 
 
 def _nodes(nodes: dict[str, NodeFacts], wanted: PlacementRequest) -> Iterator[Defect]:
-    """Yield the errors of the manual assignment in ``wanted`` that depend on ``nodes``, such as an unknown node."""
     given: Counter[str] = Counter()
     for number, entry in enumerate(wanted.assignment):
         for node_id in in_order(list(set(entry.replicas))):

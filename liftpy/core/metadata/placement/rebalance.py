@@ -68,7 +68,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import ceil, floor
@@ -78,6 +78,13 @@ from liftpy.core.metadata.placement.facts import NodeFacts, Replicas, sort_by_id
 Key = tuple[str, int]
 """Key of a partition: (stream name, partition number)."""
 _ROUNDING = 1e-9
+
+
+def _keeps_racks(nodes: Mapping[str, NodeFacts], replicas: Sequence[str], out: str, into: str) -> bool:
+    def count(members: Iterable[str]) -> int:
+        return len({nodes[node_id].rack if node_id in nodes else "" for node_id in members})
+
+    return count(replicas) <= count(into if node_id == out else node_id for node_id in replicas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +193,6 @@ class _ReplicaBalancer:
         )
 
     def _shares(self) -> dict[str, float]:
-        """Return the number of replicas that each node should have, for the nodes that accept replicas."""
         total = sum(self._count[n] for n, node in self._nodes.items() if node.live or n in self._leaving)
         return shares_of(total, self._takers, {node.node_id: self._most(node.node_id) for node in self._takers})
 
@@ -234,19 +240,17 @@ class _ReplicaBalancer:
             _, number = heappop(queue)
             node = self._takers[number]
             n, count = node.node_id, self._count[node.node_id]
-            if n != out and count < limits[n] and n not in self._replicas[key] and self._keeps_racks(key, out, n):
+            if (
+                n != out
+                and count < limits[n]
+                and n not in self._replicas[key]
+                and _keeps_racks(self._nodes, self._replicas[key], out, n)
+            ):
                 found, count = n, count + 1
             passed.append((count / node.weight, number))
         for entry in passed:
             heappush(queue, entry)
         return found
-
-    def _keeps_racks(self, key: Key, out: str, into: str) -> bool:
-        replicas = self._replicas[key]
-        return len(set(self._racks(replicas))) <= len(set(self._racks(into if n == out else n for n in replicas)))
-
-    def _racks(self, replicas: Iterator[str] | Replicas) -> Iterator[str]:
-        return (self._nodes[n].rack if n in self._nodes else "" for n in replicas)
 
     def _move(self, key: Key, out: str, into: str) -> None:
         replicas = self._replicas[key]
@@ -545,7 +549,6 @@ class _SizeBalancer:
         )
 
     def _fill(self) -> None:
-        """Move replicas to nodes that are far below their share of bytes, from the nodes with most bytes."""
         given_up: set[str] = set()
         while True:
             poor = next((n for above, n in self._poorest if n not in given_up), "")
@@ -583,16 +586,9 @@ class _SizeBalancer:
                 size, follows, key = entries[number]
                 if max(abs(too_much - size), abs(too_little - size)) >= max(too_much, too_little):
                     break  # it is too small to help, or too large, and so are those that come after it
-                if taker not in self._replicas[key] and self._keeps_racks(key, giver, taker):
+                if taker not in self._replicas[key] and _keeps_racks(self._nodes, self._replicas[key], giver, taker):
                     return size, follows, key
         return None
-
-    def _keeps_racks(self, key: Key, out: str, into: str) -> bool:
-        def racks(replicas: Sequence[str]) -> int:
-            return len({self._nodes[n].rack if n in self._nodes else "" for n in replicas})
-
-        replicas = self._replicas[key]
-        return racks(replicas) <= racks([into if n == out else n for n in replicas])
 
     def _move(self, entry: tuple[int, bool, Key], out: str, into: str) -> None:
         size, follows, key = entry

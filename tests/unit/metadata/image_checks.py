@@ -10,7 +10,6 @@ from immutables import Map
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.invariants import check
 from liftpy.core.base.partition import PartitionState
-from liftpy.core.metadata.election import is_quorum
 from liftpy.core.metadata.image import ClusterImage, SubjectIndex
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.metadata.replay import check_partition
@@ -63,7 +62,7 @@ def check_step(old: ClusterImage, new: ClusterImage) -> None:
             check(node.new.incarnation >= node.old.incarnation, "C2", node)
     for change in changes.partitions:
         if change.old is not None and change.new is not None:
-            _check_change(new, change.old, change.new, is_quorum(change.stream))
+            _check_change(new, change.old, change.new, change.stream.commits_by_quorum)
 
 
 def _check_change(image: ClusterImage, old: PartitionState, new: PartitionState, quorum: bool) -> None:
