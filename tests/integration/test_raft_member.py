@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import nats
@@ -21,6 +21,7 @@ from sidecar.metadata.feed import FeedSubscriber
 from sidecar.metadata.member import RaftMember
 from sidecar.metadata.member_log import MemberDirectory
 from sidecar.transport.connection import BusConnection
+from tests.until import until
 
 OK = pb.ControlResponse.OK
 DEADLINE_S = 20.0
@@ -30,12 +31,6 @@ DEADLINE_S = 20.0
 async def url() -> AsyncIterator[str]:
     with NatsServer() as server:
         yield server.url
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 class Controllers:

@@ -12,7 +12,7 @@ import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.core.replication import events
-from liftpy.errors import CorruptionError, LiftError, StorageError
+from liftpy.errors import CorruptionError, LiftError, LogClosedError, NoSpaceError, StorageError
 from sidecar.partition import worker as worker_module
 from sidecar.partition.worker import PartitionWorker
 from tests.unit.partition.shell_parts import KEY, worker
@@ -109,3 +109,38 @@ async def test_node_identity_records_a_flush_policy_other_than_always_before_the
         assert order[:-1] == ["marked"] * marked
         assert (order[-1]["clean"], order[-1]["recovered"], order[-1]["where"]) == (True, taken, where)
         assert order[-1]["promised_epoch"] == 7
+
+
+@pytest.mark.parametrize(
+    ("error", "starts_anew"),
+    [
+        (StorageError("flush failed: Input/output error"), True),
+        (CorruptionError("a flipped bit"), True),
+        (LogClosedError("The log is closed"), True),
+        (NoSpaceError("flush failed: No space left on device"), False),
+    ],
+)
+def test_partition_storage_error_restarts_the_node_unless_the_disk_is_full(error: StorageError, starts_anew: bool) -> None:
+    reasons: list[str] = []
+    worker: Any = SimpleNamespace(key="orders/0", _node=SimpleNamespace(repair=reasons.append))
+    PartitionWorker._storage_failed(worker, error)
+    assert reasons == ([f"orders/0: {error}"] if starts_anew else [])
+
+
+def test_partition_whose_log_was_closed_by_another_component_reports_one_failure() -> None:
+    failures: list[Exception] = []
+
+    def failed(error: Exception) -> None:
+        failures.append(error)
+        worker.executor.storage_failed = True
+
+    worker: Any = SimpleNamespace(
+        log=SimpleNamespace(closed=""), executor=SimpleNamespace(storage_failed=False, log_failed=failed)
+    )
+    error = StorageError("compaction failed")
+    PartitionWorker.log_was_closed(worker, error)
+    assert not failures
+    worker.log.closed = "compaction failed"
+    PartitionWorker.log_was_closed(worker, error)
+    PartitionWorker.log_was_closed(worker, error)
+    assert failures == [error]

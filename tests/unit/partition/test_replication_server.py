@@ -16,7 +16,6 @@ from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.core.wire.chunking import Piece
-from liftpy.core.wire.decode_errors import by_reason
 from liftpy.core.wire.envelope import ChecksumError, MessageType
 from liftpy.core.wire.frames import address
 from liftpy.core.wire.subjects import Subjects
@@ -154,13 +153,6 @@ async def test_replication_server_ignores_a_request_whose_reply_subject_has_anot
         assert len(bench.fetches) == 1
         bench.fetches.clear()
     assert bench.counters["refused: invalid reply subject"] == 4
-
-
-async def test_replication_server_counts_rejected_fetches_by_reason() -> None:
-    bench = ReplicationBench()
-    for token, reason in enumerate((RefusalReason.UNKNOWN, RefusalReason.UNKNOWN, RefusalReason.STALE_EPOCH)):
-        bench.replication.send_refusal(do.SendFetchRefusal(token=token, reason=reason, leader_epoch=1, log_start_offset=0))
-    assert by_reason(bench.counters) == {"implausible request id": 2, "fetch, stale epoch": 1}
 
 
 def follower() -> tuple[FetchClient, list[events.Event], Counter[str]]:

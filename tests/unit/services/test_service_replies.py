@@ -29,6 +29,7 @@ from liftpy.service import DivergedError, Identity, Outbox, Record, Service, Ser
 from liftpy.service.reply_sender import Replier
 from liftpy.service.settings import ServiceSettings
 from liftpy.testing import ServiceTest
+from tests.until import until
 
 NS = 1_000_000_000
 
@@ -249,12 +250,6 @@ class Bus:
         if len(payload) > self.limit:
             raise ProtocolError("too large")
         self.sent.append((subject, payload, headers))
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_service_reply_sender_sends_only_as_leader_and_waits_for_the_connection() -> None:

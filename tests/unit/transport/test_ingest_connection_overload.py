@@ -24,7 +24,7 @@ from sidecar.transport.connection import BusConnection, open_bus
 from sidecar.transport.ingest_connection import IngestConnection
 from sidecar.transport.parser import IngestParser
 from tests.unit.transport.fake_server import FakeServer
-from tests.unit.transport.test_connection import until
+from tests.until import until
 
 MIB = 1024 * 1024
 ROOT = Path(__file__).parents[3]

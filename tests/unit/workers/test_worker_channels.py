@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,12 +27,7 @@ from sidecar.workers.quiescence import WorkerCombinedFetches, split_by_process
 from sidecar.workers.relayed_group import RelayedGroup
 from sidecar.workers.worker_process import WorkerError, WorkerHandle
 from sidecar.workers.workers import Workers
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
+from tests.until import until
 
 
 # ---- the worker's channel -----------------------------------------------------------------------------------------------------
