@@ -6,6 +6,8 @@ import importlib
 
 import pytest
 
+from tests.each import each
+
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MS = 1_000_000
 S = 1000 * MS
@@ -192,7 +194,7 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("module", sorted({module for module, *_ in ALL}))
+@each("module", sorted({module for module, *_ in ALL}))
 def test_code_constant_is_within_its_documented_range(module: str) -> None:
     found = importlib.import_module(module)
     rows = [(name, least, most) for of, name, least, most in ALL if of == module]

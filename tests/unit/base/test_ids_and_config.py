@@ -11,6 +11,7 @@ from liftpy.core.base.ids import check_data_subject, check_name
 from liftpy.core.base.invariants import check
 from liftpy.core.wire.subjects import Subjects, data_subject
 from liftpy.errors import ConfigError, InvalidNameError, InvariantError
+from tests.each import each
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "a/b", "..", "a b", "*", ">", "ä", "x" * 65, "a\n", "a\x00"])
@@ -112,7 +113,7 @@ _BOUNDS: dict[type[StreamConfig] | type[ReplicationConfig], dict[str, tuple[floa
 """Setting -> least and largest; None where another setting bounds it first."""
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, bounds in _BOUNDS.items() for name in bounds])
+@each(("kind", "name"), [(kind, name) for kind, bounds in _BOUNDS.items() for name in bounds])
 def test_config_with_a_setting_outside_its_bounds_is_rejected(kind: Any, name: str) -> None:
     low, high = _BOUNDS[kind][name]
     step = 1 if isinstance(getattr(kind(), name), int) else 0.0005

@@ -39,6 +39,7 @@ from liftpy.nats.credentials import Credentials
 from liftpy.nats.parser import _REMEMBERED_SUBJECTS, LARGEST_MESSAGE_BYTES, Pattern, size_of
 from liftpy.nats.transport import Answers, Transport, _with_cancellation
 from liftpy.testing.memory import memory_cluster
+from tests.each import each
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 BOUNDS = Bounds("u", "n1", "n1", 1, 5, 9)
@@ -86,8 +87,8 @@ def batch(count: int = 4, base: int = 10, **more: Any) -> Any:
     return parse_batch(build_batch([b"v%d" % n for n in range(count)], base_offset=base, leader_epoch=3, **more))
 
 
-@pytest.mark.parametrize("start", range(8, 16))
-@pytest.mark.parametrize("end", [None, *range(8, 16)])
+@each("start", range(8, 16))
+@each("end", [None, *range(8, 16)])
 def test_batch_slice_between_two_offsets_has_no_records_outside(start: int, end: int | None) -> None:
     found = BatchSlice.between(batch(), start, end)
     wanted = [offset for offset in range(10, 14) if offset >= start and (end is None or offset < end)]

@@ -18,6 +18,7 @@ from liftpy.client.jetstream_api import (
     rejection_answer,
     time_text,
 )
+from tests.each import each
 
 GET, DIRECT = "STREAM.MSG.GET.orders", "DIRECT.GET.orders"
 
@@ -72,7 +73,7 @@ BAD = JsRefusal(400, 10003, "bad request")
 NO_STREAM = JsRefusal(404, 10059, "stream not found")
 
 
-@pytest.mark.parametrize(
+@each(
     ("rest", "body", "refusal"),
     [
         (GET, b"", BAD),

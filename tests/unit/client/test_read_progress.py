@@ -16,6 +16,7 @@ from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.core.wire.filters import Filter
 from liftpy.errors import ConfigError, CorruptionError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError, ProtocolError
+from tests.each import each
 
 _Error = client_pb2.ReadResponse.Error
 
@@ -77,7 +78,7 @@ def test_partition_reader_with_an_empty_answer_below_the_high_watermark_tries_an
         ReadProgress("s", 0, 5, high_watermark=9).accept(answer(hw=4))
 
 
-@pytest.mark.parametrize(
+@each(
     ("frame", "kind", "text"),
     [
         (answer(batch(6, 2), hw=9), ProtocolError, r"offset 5, received 6\. Read"),

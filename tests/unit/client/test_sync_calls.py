@@ -24,6 +24,7 @@ from liftpy.client.queue import Job, Queue
 from liftpy.client.services import Services
 from liftpy.client.sync import SyncClient, SyncConsumer
 from liftpy.errors import ClientClosedError
+from tests.each import each
 
 PAIRS = [
     (getattr(sync, f"Sync{theirs.__name__}"), theirs)
@@ -141,7 +142,7 @@ def test_sync_class_has_the_public_methods_of_the_async_class(ours: type, theirs
     assert public(theirs) - public(ours) - excepted == set()
 
 
-@pytest.mark.parametrize(("ours", "theirs", "name"), METHODS, ids=named)
+@each(("ours", "theirs", "name"), METHODS)
 def test_sync_method_has_the_parameters_and_docstring_of_the_async_method(ours: type, theirs: type, name: str) -> None:
     method, original = getattr(ours, name), original_of(theirs, name)
     assert inspect.signature(method).parameters == inspect.signature(original).parameters

@@ -16,6 +16,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.wire.batch import build_batch
 from sidecar.partition.executor import Executor, Tools
+from tests.each import each
 from tests.unit.partition.shell_parts import KEY, PARTS, filled
 
 
@@ -61,7 +62,7 @@ def flat(value: Any) -> Iterator[Any]:
 SAID_OTHERWISE = {do.AppendFetched, do.DropFetched, do.RoleChanged}
 
 
-@pytest.mark.parametrize("kind", [k for k in get_args(do.Effect) if k not in SAID_OTHERWISE], ids=lambda kind: kind.__name__)
+@each("kind", [k for k in get_args(do.Effect) if k not in SAID_OTHERWISE])
 async def test_effect_executor_passes_each_field_of_an_effect_to_the_component_that_handles_it(kind: type[Any]) -> None:
     runner, calls, _ = executor()
     effect = filled(kind)

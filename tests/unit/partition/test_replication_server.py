@@ -22,6 +22,7 @@ from liftpy.core.wire.subjects import Subjects
 from sidecar.partition import replication
 from sidecar.partition.replication import AnswerRouter, FetchClient
 from sidecar.runtime.logs import WarningLogRateLimit
+from tests.each import each
 from tests.scripts.replication_bench import ReplicationBench
 
 KEY = PartitionKey("s", "u1", 0)
@@ -162,7 +163,7 @@ def follower() -> tuple[FetchClient, list[events.Event], Counter[str]]:
     return FetchClient(AnswerRouter(bus), Subjects("liftpy"), KEY, "n2", heard.append, counters), heard, counters
 
 
-@pytest.mark.parametrize("at", range(12, 36))
+@each("at", range(12, 36))
 def test_fetch_client_ignores_a_response_with_a_wrong_checksum(at: int) -> None:
     client, heard, counters = follower()
     batch = build_batch([b"v"], base_offset=0, leader_epoch=1, timestamp_ns=1)

@@ -12,13 +12,14 @@ from liftpy.errors import ProtocolError
 from sidecar.quorum.codec import MAX_NUMBER, decode
 from sidecar.quorum.library import Node
 from sidecar.runtime import clock
+from tests.each import each
 from tests.unit.quorum.raft_network import our_net
 
 TOO_MUCH = [MAX_NUMBER, 2**64 - 1]
 
 
-@pytest.mark.parametrize("number", TOO_MUCH)
-@pytest.mark.parametrize(
+@each("number", TOO_MUCH)
+@each(
     "message",
     [
         lambda n: pb.RaftMessage(requestVote=pb.RaftRequestVote(term=n)),

@@ -21,6 +21,7 @@ from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES
 from liftpy.errors import ConfigError, LiftError
 from liftpy.service import Identity, Outbox, Service, ServiceFailedError, ServiceMachine
 from liftpy.service.settings import ServiceSettings
+from tests.each import each
 
 KIB, MIB = 1024, 1024 * 1024
 OURS = ServiceSettings("sum", "in", "n1", Path("/data"))
@@ -39,7 +40,7 @@ def test_service_settings_have_the_documented_defaults() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "low", "high"),
     [("partition", 0, MIB), ("snapshot_interval_records", 1, 1 << 40), ("snapshot_interval_s", 0.01, 1 << 30),
      ("snapshot_bytes", 4096, 1 << 50),
@@ -125,7 +126,7 @@ OVERHEAD = 128
 NAME = "Invalid timer. Use a name of 1 to 1024 bytes and a time in nanoseconds (int64)."
 
 
-@pytest.mark.parametrize(
+@each(
     ("ask", "why"),
     [
         (times(1000), ""),

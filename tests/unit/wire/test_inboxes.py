@@ -12,10 +12,11 @@ from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule, Subject
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from sidecar.runtime.settings import NodeSettings
+from tests.each import each
 from tests.long import examples
 
 
-@pytest.mark.parametrize(
+@each(
     ("subject", "allowed"),
     [
         (b"_INBOX.x", True),

@@ -33,6 +33,7 @@ from liftpy.core.wire.headers import is_reserved, is_status, may_be_enveloped, p
 from liftpy.core.wire.permissions import AccessRole, Permissions, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
 from liftpy.core.wire.subjects import MAX_REPLY_BYTES, InboxRule, Subjects, data_subject, is_protocol_shaped
 from liftpy.errors import ConfigError, CorruptionError, InvalidNameError, ProtocolError
+from tests.each import each
 
 MOST = (1 << 63) - 1
 FIELDS = {"size": (8, "<I"), "count": (12, "<I"), "base": (16, "<q"), "epoch": (24, "<Q"), "columns": (54, "<H"),
@@ -268,7 +269,7 @@ def test_sealed_envelope_with_a_changed_byte_is_rejected() -> None:
         envelope.decode(head + b"twoone")
 
 
-@pytest.mark.parametrize("kind", list(MessageType))
+@each("kind", list(MessageType))
 def test_envelope_of_another_type_is_rejected(kind: MessageType) -> None:
     frame = envelope.encode(kind, b"")
     assert envelope.decode(frame, kind)[0] is kind
