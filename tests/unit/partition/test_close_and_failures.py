@@ -17,7 +17,7 @@ from liftpy.core.log.recovery import FLUSH_FAILED_NAME
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
-from liftpy.errors import StorageError
+from liftpy.errors import LiftError, StorageError
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import DirectoryStorage
 from sidecar.partition import replica_manager as partitions_module
@@ -169,6 +169,15 @@ class Bench:
             future.set_exception(error)
         for _ in range(3):
             await asyncio.sleep(0)
+
+
+async def test_log_flusher_disk_error_in_a_checkpoint_raises_nothing() -> None:
+    bench = Bench()
+    for error in (None, StorageError("no"), LiftError("none"), OSError("bad"), None):
+        await bench.checkpointed(error)
+    assert bench.raised == []
+    await bench.checkpointed(ZeroDivisionError("a bug"))
+    assert [type(error) for error in bench.raised] == [ZeroDivisionError]
 
 
 async def test_log_flusher_ignores_the_late_completion_of_a_checkpoint_it_already_awaited() -> None:

@@ -12,10 +12,12 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.replication.effects import RejectReason
+from liftpy.core.replication.phases import RoleName
 from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, StorageError
 from sidecar.partition.driver import STORY_STEPS, ReplicaDriver
 from sidecar.partition.executor import Executor, Tools
 from sidecar.runtime.timers import Timer
+from tests.each import each
 from tests.unit.partition.shell_parts import PARTS
 
 KEY = PartitionKey("s", "u", 0)
@@ -235,3 +237,28 @@ def test_effect_executor_does_not_report_a_leader_epoch_after_the_close() -> Non
     for answer, error in zip(answers, (None, StorageError("late")), strict=True):
         answer(error)
     assert (calls, fed, runner.storage_failed) == (["replay.close"], [], False)
+
+
+_LOOK, _RETRY = do.SetDeadline(kind=events.Deadline.LAG, at_ns=1), do.ConfirmQuiescence(token=1)
+_REACHED, _HEARD = events.DeadlineReached(kind=events.Deadline.LEASE), events.LeaseExtended(sent_ns=1)
+_QUIET = events.QuiescentFetchReceived(token=1, replica="n2", incarnation=1, leader_epoch=1, request_id=1)
+_ROLE = do.RoleChanged(role=RoleName.LEADER, phase="x", leader_epoch=1)
+
+
+@each(
+    ("event", "effects", "times"),
+    [
+        (_HEARD, [], 0), (_HEARD, [_LOOK], 0), (_HEARD, [_LOOK, _ROLE], 1), (_REACHED, [], 0), (_REACHED, [_LOOK], 0),
+        (_REACHED, [_ROLE], 1), (_QUIET, [], 0), (_QUIET, [_RETRY], 0), (events.NotificationReceived(), [], 1),
+        (events.LogFlushed(end_offset=1), [], 1),
+    ],
+)  # fmt: skip
+def test_replica_driver_step_without_changes_does_not_mark_the_partition_for_metrics(
+    event: events.Event, effects: list[do.Effect], times: int
+) -> None:
+    touched: list[bool] = []
+    replica: Any = SimpleNamespace(step=lambda event, now_ns: effects)
+    driver = ReplicaDriver(KEY, replica, pytest.fail)
+    driver.execute, driver.touched = lambda effect: None, lambda: touched.append(True)
+    driver.feed(event)
+    assert len(touched) == times

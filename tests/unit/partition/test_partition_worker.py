@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import threading
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +12,12 @@ from typing import Any
 import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.core.base.instruments import Instruments
+from liftpy.core.publish.state_file import State
 from liftpy.core.replication import events
 from liftpy.errors import CorruptionError, LiftError, LogClosedError, NoSpaceError, StorageError
 from sidecar.partition import worker as worker_module
+from sidecar.partition.flushing import StateFileMatch
 from sidecar.partition.worker import PartitionWorker
 from tests.unit.partition.shell_parts import KEY, worker
 
@@ -144,3 +148,45 @@ def test_partition_whose_log_was_closed_by_another_component_reports_one_failure
     PartitionWorker.log_was_closed(worker, error)
     PartitionWorker.log_was_closed(worker, error)
     assert failures == [error]
+
+
+async def test_partition_state_file_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding a large state takes a second."""
+    told: list[Any] = []
+    log: Any = SimpleNamespace(log_start_offset=0, newest_offset=8, high_watermark=8)
+    state, made = State("s-u/0", 9, 1, {}), object()
+    config = StreamConfig()
+
+    def restored(found: StateFileMatch, *of: Any) -> Any:
+        told.append((threading.get_ident() != loop_thread, found, of))
+        return made if found.left_out else None
+
+    class Worker:
+        def __init__(self, *given: Any) -> None:
+            told.append(given[-1])
+
+        def begin(self) -> None:
+            told.append("begins")
+
+    loop_thread, opened = threading.get_ident(), SimpleNamespace(cut_bytes=0, damage=(), set_aside=())
+    monkeypatch.setattr(worker_module.Log, "open", lambda *_, **more: (log, opened))
+    monkeypatch.setattr(worker_module, "read_state_file", restored)
+    monkeypatch.setattr(worker_module, "PartitionWorker", Worker)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        node: Any = SimpleNamespace(
+            identity=SimpleNamespace(previous=SimpleNamespace(clean_stop=True)), pool=pool, counters=Counter(),
+            instruments=Instruments(),
+            folder=SimpleNamespace(partition_path=lambda key: Path("there"), partition_storage=lambda key: "made", mark_held=str),
+            recovered=SimpleNamespace(take=lambda path: None), promises=SimpleNamespace(epoch_of=lambda key: 0),
+            settings=SimpleNamespace(replication="the bounds"),
+        )  # fmt: skip
+        for left_out in (1, 0):
+            found = StateFileMatch(state, left_out)
+            monkeypatch.setattr(worker_module, "found_state", lambda *_, found=found: found)
+            await worker_module.open_worker(node, KEY, "shop", config)
+    of = (log, "shop.3", config, "the bounds")
+    assert told == [
+        (True, StateFileMatch(state, 1), of), made, "begins",
+        (True, StateFileMatch(state, 0), of), None, "begins",
+    ]  # fmt: skip
+    assert node.counters == {"derived states left out": 2, "derived states restored": 1}

@@ -34,6 +34,7 @@ class RecordingWorker:
         )
         self.replica = SimpleNamespace(serves=lambda epoch, now_ns: epoch == 4)
         self.feed = self.events.append
+        self.services = object()
 
     def update(self, held: Any, live: Any) -> None:
         self.events.append("told")
@@ -65,6 +66,7 @@ async def test_replica_manager_delivers_an_event_only_to_a_partition_with_its_st
         node.deliver("orders", 3, uid, f"event {uid}")
     node.deliver("orders", 4, "", "another partition's")
     assert one.events == ["event u1", "event "]
+    assert (node.services_of("orders", 3), node.services_of("orders", 4)) == (one.services, None)
 
 
 async def test_replica_manager_confirms_a_leader_only_for_its_stream_uid_and_epoch() -> None:

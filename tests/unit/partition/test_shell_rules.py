@@ -12,14 +12,16 @@ import pytest
 from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.services.sessions import REPORT_EVERY_S
+from liftpy.core.services.snapshot import DIGEST_SIZE_BYTES, StateComparison
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2, service_pb2
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.reads import ReadSubjects, ReadTools
+from sidecar.partition.services import PartitionServices
 from sidecar.runtime import clock
 from tests.scripts.replication_bench import FakeBus
-from tests.unit.partition.shell_parts import Clocked
+from tests.unit.partition.shell_parts import KEY, Clocked
 from tests.unit.partition.test_housekeeping import FakeWorker, FakeWorkers
 from tests.unit.replication.test_reads import Source
 from tests.unit.services.test_service_endpoint import World, hello
@@ -160,3 +162,22 @@ def test_partition_services_ignore_messages_of_other_partitions_and_unknown_node
     for node, uid in (("n2", "u0"), ("n1", "u1"), ("n9", "u1"), ("n2", "u1")):
         world.services.record_states(service_pb2.ServiceReport(node=node, streamUid=uid, services=told))
     assert [node for node, *_ in heard] == ["n2"]
+
+
+RIGHT, WRONG = (letter * DIGEST_SIZE_BYTES for letter in (b"r", b"w"))
+
+
+def test_partition_service_state_is_compared_with_the_states_of_its_process_only() -> None:
+    told: list[Any] = []
+    sessions = SimpleNamespace(differs=lambda name, difference: told.append((name, difference is not None)) or [])
+    made: Any = SimpleNamespace(
+        key=KEY, _node_id="n1", _agreements={}, _differences={}, _sessions=sessions, _carry_out=lambda effects: None
+    )
+    others = made._agreements["counts"] = StateComparison()
+    for node in ("n2", "n3"):
+        others.set_digests(node, 1, {10: RIGHT, 20: RIGHT})
+    for process, digests in ((1, {10: WRONG}), (2, {}), (2, {20: WRONG})):
+        PartitionServices._compare(made, {"counts": (process, digests)})
+    assert told == [("counts", True), ("counts", False), ("counts", True)]
+    PartitionServices._compare(made, {"other": (1, {})})
+    assert set(made._agreements) == {"other"}, "a service that is gone is compared with nothing"
