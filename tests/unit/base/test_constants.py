@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 
-import pytest
-
 from tests.each import each
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -252,7 +250,7 @@ LESS: list[tuple[str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("less", "more", "why"), LESS)
+@each(("less", "more", "why"), LESS)
 def test_code_constant_with_a_documented_order_is_less_than_the_other_constant(less: str, more: str, why: str) -> None:
     one, other = (
         getattr(importlib.import_module(module), name) for module, name in (which.split(":") for which in (less, more))

@@ -14,7 +14,7 @@ from liftpy.errors import ConfigError, InvalidNameError, InvariantError
 from tests.each import each
 
 
-@pytest.mark.parametrize("name", ["", "a.b", "a/b", "..", "a b", "*", ">", "ä", "x" * 65, "a\n", "a\x00"])
+@each("name", ["", "a.b", "a/b", "..", "a b", "*", ">", "ä", "x" * 65, "a\n", "a\x00"])
 def test_stream_or_node_name_that_is_unsafe_as_a_path_or_subject_token_is_rejected(name: str) -> None:
     with pytest.raises(InvalidNameError, match="stream name"):
         check_name(name, "stream name")
@@ -32,9 +32,7 @@ def test_data_subject_of_one_or_more_tokens_is_accepted(subject: str) -> None:
     assert check_data_subject(subject, "liftpy") == subject
 
 
-@pytest.mark.parametrize(
-    "subject", ["", ".", "a..b", "a.", ">", "*.x", "liftpy.x", "_INBOX.x", "$JS.API", "a b", "a.>.b", "a*", "x" * 256]
-)
+@each("subject", ["", ".", "a..b", "a.", ">", "*.x", "liftpy.x", "_INBOX.x", "$JS.API", "a b", "a.>.b", "a*", "x" * 256])
 def test_data_subject_that_is_malformed_or_reserved_is_rejected(subject: str) -> None:
     with pytest.raises(InvalidNameError):
         check_data_subject(subject, "liftpy")
@@ -65,7 +63,7 @@ def test_flush_policy_stored_with_a_unit_is_rejected() -> None:
         FlushPolicy.decode("interval:250ms")
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     ["", "sometimes", "interval", "interval:0", "interval:x", "interval:60001", "interval:61s", "always:1", "interval:²"],
 )

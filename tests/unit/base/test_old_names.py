@@ -56,7 +56,7 @@ def test_sync_client_method_with_an_old_name_calls_the_new_method_and_warns() ->
             _ = client.lists_streams  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("old", GROUP_FUNCTIONS)
+@each("old", GROUP_FUNCTIONS)
 def test_group_function_with_an_old_name_calls_the_new_method_and_warns(old: str) -> None:
     client = SimpleNamespace(**{kind: SimpleNamespace() for kind in ("groups", "cursors")})
     kind, name = GROUP_FUNCTIONS[old].split(".")

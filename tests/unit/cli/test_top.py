@@ -84,7 +84,7 @@ def test_node_summary_of_invalid_data_is_none(said: object) -> None:
     assert summary_from_json(said) is None
 
 
-@pytest.mark.parametrize(
+@each(
     "more",
     [
         {"leads": "3"}, {"leads": True}, {"leads": -1}, {"lag_s": "x"}, {"acks": [1] * 18}, {"acks": [1.5]}, {"acks": "abc"},

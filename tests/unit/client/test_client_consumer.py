@@ -387,21 +387,6 @@ async def _take(consumer: Consumer, got: list[bytes], by_batch: bool, limit: int
             break
 
 
-@pytest.mark.parametrize("how", ["break", "raise"])
-async def test_consumer_iteration_resumed_after_a_break_returns_the_records_read_ahead(
-    client: Client, leader: Replica, how: str
-) -> None:
-    leader.grow(400)
-    consumer, got = client.consume("s", until="end", options=QUICK), list[bytes]()
-    for by_batch, limit in [(False, 1), (True, 10), (False, 3), (False, 7), (True, 25), (True, 1), (False, 130)]:
-        with contextlib.suppress(LookupError):
-            await _take(consumer, got, by_batch, limit, how)
-    assert 0 < len(got) < 400
-    await _take(consumer, got, by_batch=False, limit=400, how="end")
-    assert got == expected(0, 400)
-    await until(lambda: not any(task.get_name().startswith("read s/0") for task in asyncio.all_tasks()))
-
-
 @pytest.mark.parametrize("by_batch", [False, True])
 async def test_consumer_iteration_cancelled_at_any_await_loses_no_records(
     client: Client, leader: Replica, by_batch: bool

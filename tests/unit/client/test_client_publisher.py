@@ -328,19 +328,6 @@ async def test_client_first_publish_by_many_tasks_creates_one_publisher(
     assert not any(task.get_name().startswith("acks of") for task in asyncio.all_tasks())
 
 
-async def test_publisher_used_on_another_event_loop_raises_config_error(transport: Transport, leader: Leader) -> None:
-    p = publisher(transport, leader)
-    await p.publish(b"x")
-    with pytest.raises(ConfigError, match="event loop that created it"):
-        await asyncio.to_thread(lambda: asyncio.run(p.publish(b"y")))
-    await p.close()
-
-
-def test_publisher_options_with_values_out_of_range_raise_config_error() -> None:
-    with pytest.raises(ConfigError, match="window"):
-        PublishOptions(window=0)
-
-
 async def test_publisher_resends_unacked_messages_when_a_stalled_nats_server_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server process is stopped and keeps its connections. The ack of the first attempt is lost."""
     monkeypatch.setattr(transport_module, "SILENT_S", 0.2)

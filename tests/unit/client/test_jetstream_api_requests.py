@@ -23,7 +23,7 @@ from tests.each import each
 GET, DIRECT = "STREAM.MSG.GET.orders", "DIRECT.GET.orders"
 
 
-@pytest.mark.parametrize(
+@each(
     ("rest", "body", "question"),
     [
         ("INFO", b"", JsRequest(kind=Kind.INFO)),
@@ -150,7 +150,7 @@ def test_jetstream_request_of_any_bytes_is_parsed_or_rejected(rest: str, body: b
         assert str(refusal.code).encode() in (part.headers or part.payload)
 
 
-@pytest.mark.parametrize(
+@each(
     ("one", "other", "do"),
     [
         ("a", "a", True),

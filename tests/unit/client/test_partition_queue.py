@@ -19,6 +19,7 @@ from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.publish.log_state_part import NewBatch, ProducerSequences
 from liftpy.core.publish.producer_state import Claim, Finding, Producers
 from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
+from tests.each import each
 
 
 def a_lane(window: int = 3, batch_records: int = 2, batch_bytes: int = 1000, linger_s: float = 0.0) -> PartitionQueue:
@@ -387,7 +388,7 @@ class Leader:
         return [value for batch, _ in self.log for value in batch.values()]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@each("seed", range(12))
 def test_producer_partition_queue_with_lost_messages_and_leader_changes_stores_each_record_once(seed: int) -> None:
     rng = random.Random(seed)
     lane, leader = a_lane(window=rng.choice((1, 2, 5)), batch_records=3), Leader()

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 import pytest
 from hypothesis import given
@@ -216,11 +216,6 @@ def test_start_and_until_texts_are_parsed_to_words_offsets_or_times() -> None:
             positions.parse_start(wrong)
         with pytest.raises(ConfigError):
             positions.parse_until(wrong)
-
-
-def test_timestamp_ns_of_a_datetime_without_time_zone_is_utc() -> None:
-    assert positions.timestamp_ns(datetime(1970, 1, 1, 0, 0, 1, 5)) == 1_000_005_000
-    assert positions.timestamp_ns(datetime(2026, 1, 1, tzinfo=UTC)) == 1_767_225_600_000_000_000
 
 
 def test_partition_reader_after_a_truncation_of_its_last_record_raises_log_truncated() -> None:

@@ -43,7 +43,7 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("command", ALL, ids=range(len(ALL)))
+@each("command", ALL)
 def test_group_commands_decode_to_equal_commands(command: pb.GroupCommand) -> None:
     assert decode_command(encode_command(command)) == command
 

@@ -13,6 +13,7 @@ from liftpy.core.metadata.image import NodeImage
 from liftpy.core.metadata.node_identity import MAX_EARLIER_NONCES, DirectoryIdentity, ProcessRelation, compare_processes
 from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.each import each
 from tests.unit.metadata.small_images import S, an_image
 
 
@@ -79,7 +80,7 @@ def test_registration_after_many_unregistered_starts_counts_as_a_later_process_o
         assert compare_processes(known, request) is ProcessRelation.FOLLOWS, nonce
 
 
-@pytest.mark.parametrize(
+@each(
     ("request_", "how"),
     [
         ({"start": 6, "nonce": 60, "earlierNonces": [40, 50]}, ProcessRelation.FOLLOWS),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import yaml
 
 from liftpy.core.metadata.controller import cluster_events
@@ -49,7 +48,7 @@ def test_health_verdict_of_a_cluster_orders_reasons_by_severity_then_by_the_tabl
     assert verdict_of([]).word == OK
 
 
-@pytest.mark.parametrize(
+@each(
     ("summary", "word"),
     [
         (
@@ -67,7 +66,6 @@ def test_health_verdict_of_a_cluster_orders_reasons_by_severity_then_by_the_tabl
         ({"metadata_leader": "", "leaderless_since": "12:03:10"}, "no-majority"),
         ({"nats_connected": False, "nats_problem": "nats://h:4222: refused"}, "nats-lost"),
     ],
-    ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_health_verdict_of_a_cluster_with_one_fault_has_one_reason_for_this_fault(
     summary: dict[str, object], word: str

@@ -19,6 +19,7 @@ from liftpy.errors import CorruptionError, LiftError, LogClosedError, NoSpaceErr
 from sidecar.partition import worker as worker_module
 from sidecar.partition.flushing import StateFileMatch
 from sidecar.partition.worker import PartitionWorker
+from tests.each import each
 from tests.unit.partition.shell_parts import KEY, worker
 
 
@@ -35,9 +36,9 @@ def test_partition_that_reads_damage_writes_a_checkpoint_before_its_replica_fail
     assert broken._node.counters["damage met"] == (0 if already else 1)
 
 
-@pytest.mark.parametrize("healthy", [True, False])
-@pytest.mark.parametrize("delete", [True, False])
-@pytest.mark.parametrize("fails", [None, StorageError("no"), OSError("no")])
+@each("healthy", [True, False])
+@each("delete", [True, False])
+@each("fails", [None, StorageError("no"), OSError("no")])
 def test_partition_close_is_clean_only_if_storage_is_healthy_and_the_log_close_succeeds(
     healthy: bool, delete: bool, fails: Exception | None
 ) -> None:

@@ -15,6 +15,7 @@ from liftpy.core.replication.events import DataPathChanged, LeaseExtended
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.errors import StorageError
 from sidecar.partition import replica_manager as partitions_module
+from tests.each import each
 from tests.unit.partition.shell_parts import KEY
 from tests.until import until
 
@@ -77,9 +78,9 @@ async def test_replica_manager_confirms_a_leader_only_for_its_stream_uid_and_epo
         assert not node.serves(replication_pb2.LeaderQuestion(**(asked | wrong)))
 
 
-@pytest.mark.parametrize("deleted", [True, False])
-@pytest.mark.parametrize("allowed", [True, False])
-@pytest.mark.parametrize("stopping", [True, False])
+@each("deleted", [True, False])
+@each("allowed", [True, False])
+@each("stopping", [True, False])
 async def test_replica_manager_deletes_partition_data_only_after_a_confirmation_and_not_during_a_stop(
     deleted: bool, allowed: bool, stopping: bool
 ) -> None:

@@ -13,6 +13,7 @@ from liftpy.errors import ProtocolError
 from sidecar.quorum import peer_sessions as module
 from sidecar.quorum.codec import MAX_NUMBER
 from sidecar.quorum.peer_sessions import SELDOM_HELLO_S, SILENCE_S, PeerSessions
+from tests.each import each
 
 MEMBERS, HELLO, DATA = 3, 1, 2
 FIRST, LAST, NEW = 1, 2, 4
@@ -244,7 +245,7 @@ def test_raft_session_stores_at_most_64_unknown_processes() -> None:
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     ("data", "sender", "what"),
     [
         (frame(HELLO), "z", "unknown sender"),

@@ -15,10 +15,11 @@ from liftpy.core.metadata.controller.quorum_member import EntryOutcome
 from sidecar.quorum import driver as driver_module
 from sidecar.quorum.driver import GroupDriver, tick_once
 from sidecar.quorum.library import FAIL_REASON, outcome_of
+from tests.each import each
 from tests.unit.quorum.raft_network import our_net
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "reason", "outcome"),
     [
         (b"", FAIL_REASON.SUCCESS, EntryOutcome.APPLIED),
@@ -102,6 +103,22 @@ def test_raft_member_that_may_have_lost_votes_stores_a_vote_for_itself_in_the_la
         assert core.log.getVotedForNodeId() is None
         core.vote_is_spent_up_to(term + 4)
         assert (core.raftCurrentTerm, core.log.getCurrentTerm(), core.log.getVotedForNodeId()) == (term + 4, term + 4, "a")
+
+
+def test_raft_leader_put_on_probation_steps_down(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        lead, near, _ = net.elected()
+        core: Any = net.up[lead].core
+        core.step_down(99)
+        core.vote_is_spent_up_to(100)
+        core._SyncObj__setState(2)
+        core.begin_probation()
+        assert (core.on_probation, core.leads, core.leader_id) == (True, False, "")
+        assert core.raftCurrentTerm == core.log.getCurrentTerm() == core.log.last_term
+        assert core.log.getVotedForNodeId() is None
+        follower: Any = net.up[near].core
+        follower.begin_probation()
+        assert follower.leader_id == lead, "who follows goes on"
 
 
 @pytest.mark.parametrize(

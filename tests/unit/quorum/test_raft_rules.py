@@ -19,6 +19,7 @@ from sidecar.quorum.peer_sessions import SILENCE_S, TERM_REACH, Peer, PeerSessio
 from sidecar.quorum.probation import is_first_start
 from sidecar.quorum.raft_rules import RaftMessageChecks
 from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
+from tests.each import each
 
 
 # ---- hardening ---------------------------------------------------------------------------------------------------------------
@@ -158,7 +159,7 @@ def test_raft_snapshot_is_installed_after_all_chunks_arrived(size: int) -> None:
     assert message["commit_index"] == 7
 
 
-@pytest.mark.parametrize(
+@each(
     ("index", "term", "message_term", "result"),
     [(7, 3, 9, "installed"), (7, 9, 9, "installed"), (7, 10, 9, "refused"), (5, 3, 9, "held already"), (4, 2, 9, "held already"),
      (6, 2, 9, "held already"), (6, 3, 9, "installed"), (7, 3, 8, "")],
@@ -255,7 +256,7 @@ MESSAGES: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: m["type"])
+@each("message", MESSAGES)
 def test_raft_message_after_encode_and_decode_is_equal(message: dict[str, Any]) -> None:
     assert codec.decode(codec.encode(message)) == message
     if "checkpoint" in message:
@@ -368,7 +369,7 @@ def peers(*said: str) -> list[Peer]:
     return [Peer(f"p{i}", 1, heard=word != "-", is_new=word == "n") for i, word in enumerate(said)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("own_is_new", "said", "majority", "first"),
     [
         (True, "nn", False, True), (True, "n-", False, False), (True, "n-", True, True), (True, "--", True, False),

@@ -15,7 +15,6 @@ import pytest
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.progress import ReadProgress
 from liftpy.core.services.bad_records import BadRecordError, DecisionMissedError, FailedUnit, NextStep, Unit
-from liftpy.core.services.outbox import Route
 from liftpy.core.wire.batch import Record, build_batch, parse_batch
 from liftpy.errors import OffsetOutOfRangeError, UnavailableError
 from liftpy.service import Outbox, Role, Service, ServiceFailedError
@@ -134,24 +133,6 @@ async def test_service_record_feeder_in_a_new_leader_epoch_repeats_the_epoch_che
     assert node.feeder._log_start_offset == max(3, log_start), "a log's start never falls"
 
 
-@pytest.mark.parametrize(
-    ("tell", "wakes"),
-    [
-        (lambda feeder: feeder.stop_at(None), False),
-        (lambda feeder: feeder.stop_at(3), True),
-        (lambda feeder: feeder.cut_at(3), True),
-        (lambda feeder: feeder.disproven(), True),
-        (lambda feeder: feeder.request_snapshot(), True),
-        (lambda feeder: feeder.ask_again(), True),
-    ],
-)
-async def test_service_record_feeder_wakes_on_each_change_of_stop_truncation_or_role(node: Any, tell: Any, wakes: bool) -> None:
-    await node.feeder.restart(0)
-    node.feeder._wake.clear()
-    tell(node.feeder)
-    assert node.feeder._wake.is_set() is wakes
-
-
 async def test_service_record_feeder_reports_each_reached_stop_position_once(node: Any) -> None:
     await node.feeder.restart(0)
     node.feeder.stop_at(5)
@@ -168,25 +149,6 @@ async def test_service_record_feeder_reports_each_reached_stop_position_once(nod
     node.feeder.stop_at(4)
     node.feeder._report_stop_reached()
     assert node.stops == 2
-
-
-# ---- a new machine -----------------------------------------------------------------------------------------------------------
-async def test_service_record_feeder_restart_creates_a_machine_with_routes_parameters_and_skip_decisions(node: Any) -> None:
-    settings = node.settings
-    object.__setattr__(settings, "routes", (Route("a", "s1"), Route("b", "s2")))
-    object.__setattr__(settings, "parameters_digest", b"p" * 16)
-    await node.feeder.restart(0)
-    await saved(node, 10)
-    node.feeder._decided = {Unit(9), Unit(10), Unit(12, "t")}
-    node.feeder._failing = failing(12, undone=True)
-    await node.feeder.restart(0)
-    assert node.machine.routes == {"a", "b"}
-    assert node.machine.snapshot().sections[0][1] == b"p" * 16
-    assert list(node.machine._skips) == [Unit(10), Unit(12, "t")]
-    assert node.machine.outbox is node.outbox
-    assert node.machine._snapshot_every == settings.snapshot_interval_records
-    assert node.feeder._failing.undone is False, "the state was made anew"
-    assert node.feeder._began.position == 10
 
 
 # ---- ways back ---------------------------------------------------------------------------------------------------------------

@@ -568,7 +568,7 @@ async def test_dashboard_live_updates_of_the_same_page_share_one_object(monkeypa
         await live.events.aclose()
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "query", "status"),
     [
         ("/nothing", b"", None), ("/static/../handler.py", b"", None), ("/static/page.py", b"", None), ("/runbook/../x", b"", None),
@@ -660,7 +660,7 @@ def test_dashboard_runbook_pages_and_their_links_exist() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     "written",
     ["{}", "# {}", "## {}", "- one\n- {}", "1. {}", "`{}`", "**{}**", "[{}](disk-full.md)", "[{}](https://x.test)", "```\n{}\n```",
      "```html\nfirst\n{}\n```", "`a` {} **b**"],

@@ -57,7 +57,7 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "content", "given"), LINES)
+@each(("line", "content", "given"), LINES)
 def test_parser_delivers_a_complete_message_and_continues_after_it(line: bytes, content: bytes, given: Any) -> None:
     made, frame = ParserBench(), line + b"\r\n" + content + b"\r\n"
     stream = ONE + frame + ONE

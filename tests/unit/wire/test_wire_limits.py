@@ -54,7 +54,7 @@ BATCH = build_batch([b"a", b"b", b"c"], base_offset=5, leader_epoch=3)
 HOLES = build_batch([b"a", b"b"], base_offset=5, leader_epoch=3, offset_deltas=[0, 4])
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "right", "wrong"),
     [
         (BATCH, {"base": 0}, {"base": -1}),
@@ -186,7 +186,7 @@ def test_batch_with_a_dictionary_index_beyond_the_dictionary_is_rejected(index: 
             batch_columns.decode_columns(body, 3, batch_columns.Columns.SUBJECTS)
 
 
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 24, 25, 64, 65])
+@each("count", [1, 7, 8, 9, 24, 25, 64, 65])
 def test_batch_columns_of_any_length_encoded_and_decoded_are_equal(count: int) -> None:
     """Around a byte of the bitmap, and where numpy takes over."""
     values = [None if i % 3 == 2 else bytes([i]) * (i % 5) for i in range(count)]
@@ -332,7 +332,7 @@ def test_subject_above_the_maximum_length_or_tokens_is_rejected(check: Any) -> N
             check(wrong)
 
 
-@pytest.mark.parametrize("first", ["liftpy", "*", ">", "$SYS", "$JS", "_INBOX", "_INBOX_alice", "_INBOXES"])
+@each("first", ["liftpy", "*", ">", "$SYS", "$JS", "_INBOX", "_INBOX_alice", "_INBOXES"])
 def test_stream_subject_in_the_namespace_of_the_cluster_is_rejected(first: str) -> None:
     for subject in (first,) if first == ">" else (first, f"{first}.x"):
         with pytest.raises(InvalidNameError):
