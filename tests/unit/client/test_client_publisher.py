@@ -74,31 +74,6 @@ def publisher(transport: Transport, leader: Leader, **options: float) -> Publish
     return Publisher(transport, "flights", 0, Address(leader.subject), PublishOptions(**options))  # type: ignore[arg-type]
 
 
-async def test_publish_ack_contains_stream_partition_and_offset(transport: Transport, leader: Leader) -> None:
-    async with publisher(transport, leader) as p:
-        assert await p.publish(b"a", key=b"k", headers={"h": b"\xff"}) == PublishAck("flights", 0, 0, 7)
-        assert await p.publish(b"b", ack=AckPolicy.LEADER) == PublishAck("flights", 0, 1, 7)
-    first, second = leader.stored
-    assert (first.key, first.value, [(h.name, h.value) for h in first.headers], first.offset) == (
-        b"k",
-        b"a",
-        [("h", b"\xff")],
-        -1,
-    )
-    assert (first.ackPolicy, second.ackPolicy) == (client_pb2.ALL, client_pb2.LEADER)
-
-
-async def test_publisher_with_a_full_window_stores_the_messages_in_send_order(transport: Transport, leader: Leader) -> None:
-    async with publisher(transport, leader, window=8) as p:
-        futures = []
-        for i in range(500):
-            futures.append(await p.send(str(i).encode()))
-            assert len(p._in_flight) <= 8
-        await p.flush()
-    assert [f.result().offset for f in futures] == list(range(500))
-    assert [m.value for m in leader.stored] == [str(i).encode() for i in range(500)]
-
-
 async def test_publisher_retries_a_message_after_a_retryable_rejection(transport: Transport, leader: Leader) -> None:
     leader.script = [_Ack(ackError=_Ack.OVERLOADED), _Ack(ackError=_Ack.NOT_LEADER, leader="node-2")]
     async with publisher(transport, leader) as p:

@@ -152,34 +152,6 @@ async def test_service_record_feeder_reports_each_reached_stop_position_once(nod
 
 
 # ---- ways back ---------------------------------------------------------------------------------------------------------------
-async def test_service_record_feeder_after_a_truncation_drops_failures_and_skip_decisions(node: Any) -> None:
-    await node.feeder.restart(0)
-    await saved(node, 25)
-    node.feeder._decided = {Unit(3)}
-    node.feeder._failing = failing(25)
-    node.outbox.emitted_end = 99
-    node.feeder.cut_at(15)
-    assert await node.feeder._go_back()
-    assert (node.feeder._cut, node.feeder._failing, node.feeder._decided) == (None, None, set())
-    assert (node.store.positions(), node.machine.position) == ([10], 10)
-    assert (node.outbox.known, node.outbox.emitted_end) == (False, 10)
-    assert node.told.said == ["look again"]
-    assert not await node.feeder._go_back()
-
-
-async def test_service_record_feeder_overtaken_by_retention_restores_a_later_snapshot(node: Any) -> None:
-    await node.feeder.restart(0)
-    applied(node, 5)
-    later = Node(FakeLog(), node.settings.data)
-    await later.feeder.restart(0)
-    await saved(later, 20)
-    node.feeder.verify(5)
-    assert not await node.feeder._go_back(), "the record at its position is still there"
-    node.feeder.verify(6)
-    assert await node.feeder._go_back()
-    assert (node.machine.position, node.told.said) == (20, ["look again"])
-
-
 async def test_service_record_feeder_quarantines_a_diverged_snapshot_and_later_snapshots(node: Any) -> None:
     node.store._kept = 5
     await node.feeder.restart(0)
