@@ -235,7 +235,7 @@ async def test_scrub_closes_its_file_after_success_damage_and_errors(tmp_path: P
         scrub, counters = scrub_of(folder, one)
         await scrub._scan(one, one.log.segments[0], 0, 1 << 30, 0)
         assert open_in(folder) == before
-        assert counters == ({"scrub: damage found": 1} if damaged else {})
+        assert counters == ({"scrub_damage": 1} if damaged else {})
         assert (len(one.told), scrub.progress.findings) == (damaged, damaged)
         await scrub.close()
         one.log.close(clean=False)

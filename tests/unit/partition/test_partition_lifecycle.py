@@ -178,7 +178,7 @@ def test_effect_executor_reports_a_failed_log_change_and_skips_the_rest_of_the_e
     assert failed == [error], "the owner is told once"
     assert (executor.storage_failed, executor.no_space) == (True, full)
     assert "appended" not in calls, "nothing is flushed that is not there"
-    assert tools["counters"] == {"storage failures": 1}
+    assert tools["counters"] == {"storage_failure": 1}
 
 
 # ---- promises ----------------------------------------------------------------------------------------------
@@ -367,5 +367,5 @@ async def test_scrub_skips_failed_and_closed_logs(tmp_path: Path) -> None:
     scrub.start()
     await until(lambda: scrub.progress.last_full_pass_s > 0)
     await scrub.close()
-    assert (scrub.progress.findings, counters["scrub: damage found"]) == (0, 0)
+    assert (scrub.progress.findings, counters["scrub_damage"]) == (0, 0)
     assert scrub.checked_bytes >= well.log.size_bytes

@@ -33,7 +33,7 @@ def test_partition_that_reads_damage_writes_a_checkpoint_before_its_replica_fail
     )
     PartitionWorker._restart_for_repair(broken, CorruptionError("a flip"))
     assert order == ([] if already else ["settle", "checkpoint", "failed"])
-    assert broken._node.counters["damage met"] == (0 if already else 1)
+    assert broken._node.counters["damage_met"] == (0 if already else 1)
 
 
 @each("healthy", [True, False])
@@ -190,4 +190,4 @@ async def test_partition_state_file_is_decoded_in_a_thread(monkeypatch: pytest.M
         (True, StateFileMatch(state, 1), of), made, "begins",
         (True, StateFileMatch(state, 0), of), None, "begins",
     ]  # fmt: skip
-    assert node.counters == {"derived states left out": 2, "derived states restored": 1}
+    assert node.counters == {"dedup_state_discarded": 2, "dedup_state_restored": 1}

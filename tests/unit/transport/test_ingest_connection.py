@@ -299,7 +299,7 @@ async def test_ingest_connection_with_unparsable_bytes_closes_and_clears_its_buf
         bus._chunks.append(None)
         bus._append(b"of the next one")
     await bus._parse_piece(bus._next_piece())
-    assert bus.errors == {"unreadable streams": 1}
+    assert bus.errors == {"unreadable": 1}
     assert ended == ([] if lost else [error]), "one that is lost is not ended again"
     assert list(bus._chunks) == ([None, b"of the next one"] if lost else [])
     assert bus.waiting_bytes == (15 if lost else 0)
