@@ -116,7 +116,7 @@ def test_raft_member_with_an_older_data_directory_is_logged_when_detected_and_wh
     assert believed == [True, False, False, True]
     assert bench.told == [("forget_match", "b")] * 2, "what it acknowledged counts no more"
     assert bench.counters == {"peer_directory_older": 1, "peer_directory_current": 1}
-    assert ["went back in time" in r.getMessage() for r in caplog.records] == [True, False]
+    assert ["older: perhaps an older copy" in r.getMessage() for r in caplog.records] == [True, False]
     bench.transport.sync()
     assert bench.told[-1] == "sync"
 
