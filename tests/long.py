@@ -12,15 +12,20 @@ VARIABLE = "TESTS_LONG"
 T = TypeVar("T")
 
 
+def is_long() -> bool:
+    """Return whether this run has ``--long``."""
+    return bool(os.environ.get(VARIABLE))
+
+
 def sampled(cases: Sequence[T], every: int) -> Sequence[T]:
     """Return the cases that this run takes: all of them with ``--long``, otherwise each ``every``-th.
 
     Choose an ``every`` that has no divisor in common with the period of the cases, for example an odd number for bits:
     then each position of the period still occurs.
     """
-    return cases if os.environ.get(VARIABLE) else cases[::every]
+    return cases if is_long() else cases[::every]
 
 
 def examples(most: int) -> int:
     """Return how many examples Hypothesis draws for a test: ``most`` with ``--long``, otherwise two fifths of them."""
-    return most if os.environ.get(VARIABLE) else most * 2 // 5
+    return most if is_long() else most * 2 // 5

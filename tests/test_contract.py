@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.each import each
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 ROW = re.compile(r"^\| ([A-Z]\d{1,2}) \| (.+) \| (.+) \|$")
@@ -67,7 +69,7 @@ def _is_cited(code: str, path: Path) -> bool:
     return f'"{code}"' in text
 
 
-@pytest.mark.parametrize("code", INVARIANTS)
+@each("code", INVARIANTS)
 def test_invariant_is_cited_by_its_check_or_test(code: str) -> None:
     checked_by = INVARIANTS[code]
     if checked_by.startswith(NOT_BUILT):
@@ -91,7 +93,7 @@ def test_protocol_citations_name_existing_sections() -> None:
         assert outside is None, f"{_at(path, text, outside.start())} cites what is not in the tree: say docs/protocol.md"
 
 
-@pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
+@each("path", PAGES)
 def test_docs_links_and_paths_exist(path: Path) -> None:
     text = PAGES[path]
     for match in re.finditer(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):

@@ -29,6 +29,7 @@ from liftpy.errors import (
     NotFoundError,
     OffsetOutOfRangeError,
     PublishRejectedError,
+    UnavailableError,
 )
 
 
@@ -88,7 +89,11 @@ async def tombstones_empty_values_and_empty_keys_are_three_things(place: Place) 
     await place.client.create_stream(place.name, f"data.{place.name}")
     for key, value in ((b"a", b""), (b"a", None), (b"", b"v"), (None, None)):
         await place.client.publish(place.name, value, key=key)
-    assert [(r.key, r.value) for r in await place.read()] == [(b"a", b""), (b"a", None), (b"", b"v"), (None, None)]
+    async with place.client.publisher(place.name) as publisher:
+        await publisher.post(None, key=b"posted")
+    await place.client.publish(place.name, b"last")
+    found = [(r.key, r.value) for r in await place.read()]
+    assert found == [(b"a", b""), (b"a", None), (b"", b"v"), (None, None), (b"posted", None), (None, b"last")]
 
 
 @case
@@ -418,6 +423,8 @@ async def one_that_is_there_already_is_told_apart(place: Place) -> None:
 async def a_stream_that_wants_more_nodes_waits_for_them(place: Place) -> None:
     waits = await place.client.create_stream(place.name, f"data.{place.name}", replicas=9, ready_s=0)
     assert (waits.waiting, waits.partitions) == (1, ())
+    async with refused(UnavailableError, "insufficient-nodes"):
+        await place.client.admin.until_ready(waits, 0.3)
 
 
 @case

@@ -13,10 +13,9 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-import pytest
-
 from liftpy.client.sync import without_await
 from tests.docs.test_blocks import wrong_names
+from tests.each import each
 
 MODULES = (
     "liftpy", "liftpy.client", "liftpy.client.sync", "liftpy.client.admin", "liftpy.client.group_admin", "liftpy.client.services",
@@ -53,7 +52,7 @@ def _public() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in MODULES:
         module = importlib.import_module(name)
-        for shown in getattr(module, "__all__", [each for each in vars(module) if not each.startswith("_")]):
+        for shown in getattr(module, "__all__", [one for one in vars(module) if not one.startswith("_")]):
             value = getattr(module, shown)
             of_liftpy = str(getattr(value, "__module__", "")).startswith("liftpy")
             own = hasattr(module, "__all__") or getattr(value, "__module__", "") == name
@@ -139,7 +138,7 @@ def test_docstring_documents_each_parameter() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("name", ENTRY_POINTS)
+@each("name", ENTRY_POINTS)
 def test_docstring_of_an_entry_point_has_an_example(name: str) -> None:
     assert example_of(ALL[name])
 

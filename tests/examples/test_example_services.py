@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from liftpy.core.wire.batch import Record
 from liftpy.service import Identity, Outbox, Service, ServiceMachine
 from liftpy.testing import ServiceTest
+from tests.each import each
 from tests.examples.bank import Bank
 from tests.examples.rate_limiter import BURST, RateLimiter
 from tests.examples.till import Till
@@ -108,8 +107,8 @@ def some_log(seed: int, count: int = 400) -> list[Record]:
     return records
 
 
-@pytest.mark.parametrize("example", [Bank, RateLimiter])
-@pytest.mark.parametrize("seed", range(10))
+@each("example", [Bank, RateLimiter])
+@each("seed", range(10))
 def test_example_service_restored_from_any_snapshot_equals_a_full_replay(example: type[Service], seed: int) -> None:
     records = some_log(seed)
     whole, taken = run(example(), records, every=64)

@@ -19,6 +19,7 @@ from sidecar.dev.cluster import DevNode
 from sidecar.dev.nats_server import NatsServer
 from sidecar.runtime.settings import child_environment
 from tests.integration.conftest import show
+from tests.until import until
 
 pytestmark = pytest.mark.processes
 
@@ -36,13 +37,6 @@ def change(server: NatsServer, config: str) -> None:
     assert server._folder is not None
     (server._folder / "nats.conf").write_text(config)
     os.kill(server.pid, signal.SIGHUP)
-
-
-async def until(is_so: Callable[[], bool], what: str, within_s: float = 20.0) -> None:
-    end = time.monotonic() + within_s
-    while not is_so():
-        assert time.monotonic() < end, what
-        await asyncio.sleep(0.02)
 
 
 async def acked(nc: nats.NATS, text: bytes) -> None:

@@ -36,61 +36,6 @@ async def test_publishes_without_envelope_are_stored_as_the_same_bytes_on_every_
     assert all(other == first for other in others)
 
 
-async def test_jetstream_publish_gets_a_jetstream_ack_and_its_headers_are_stored(bench: Any, stream_name: str) -> None:
-    await bench.create(stream_name)
-    js = bench.nc.jetstream(timeout=5)
-    for number in range(3):
-        ack = await js.publish(f"data.{stream_name}", b"%d" % number, headers={"Nats-Msg-Id": f"m{number}", "X": "y"})
-        assert (ack.stream, ack.seq) == (stream_name, number + 1)
-    (batch, *_) = split_batches(await bench.read_from("n2", stream_name, 3))
-    record = next(batch.records())
-    assert (record.value, record.subject) == (b"0", f"data.{stream_name}")
-    assert dict(record.headers) == {"Nats-Msg-Id": b"m0", "X": b"y"}
-
-
-async def test_publish_with_a_wrong_expected_sequence_is_rejected_as_in_jetstream(bench: Any, stream_name: str) -> None:
-    await bench.create(stream_name)
-    js = bench.nc.jetstream(timeout=5)
-    await js.publish(f"data.{stream_name}", b"a")
-    with pytest.raises(Exception, match="wrong last sequence"):
-        await js.publish(f"data.{stream_name}", b"b", headers={"Nats-Expected-Last-Sequence": "7"})
-    ack = await js.publish(f"data.{stream_name}", b"c", headers={"Nats-Expected-Last-Sequence": "1"})
-    assert ack.seq == 2
-
-
-async def test_jetstream_publish_with_an_unsupported_header_gets_the_jetstream_error(bench: Any, stream_name: str) -> None:
-    await bench.create(stream_name)
-    js = bench.nc.jetstream(timeout=5)
-    await js.publish(f"data.{stream_name}", b"a")  # all have joined this leader then: before that it tells nobody no [A2]
-    for headers, err_code in (({"Nats-TTL": "5s"}, 10166), ({"Nats-Rollup": "all"}, 10111), ({"Nats-Batch-Id": "b"}, 10174)):
-        with pytest.raises(nats.js.errors.APIError) as refused:
-            await js.publish(f"data.{stream_name}", b"a", headers=headers)
-        assert refused.value.err_code == err_code
-    with pytest.raises(nats.js.errors.APIError, match="expected stream does not match"):
-        await js.publish(f"data.{stream_name}", b"a", stream="another")
-    ack = await js.publish(f"data.{stream_name}", b"b", stream=stream_name)
-    assert (ack.stream, ack.seq) == (stream_name, 2)
-
-
-@pytest.mark.parametrize("policy", ["LEADER", "ALL"])
-async def test_enveloped_publish_gets_an_ack_envelope(bench: Any, stream_name: str, policy: str) -> None:
-    await bench.create(stream_name)
-    message = client_pb2.Message(
-        offset=-1,
-        key=b"k",
-        value=b"v",
-        headers=[client_pb2.Header(name="h", value=b"1")],
-        correlationId="c-1",
-        ackPolicy=client_pb2.AckPolicy.Value(policy),
-    )
-    answer = await bench.nc.request(f"data.{stream_name}", frames.encode(message), timeout=5)
-    ack = frames.decode(answer.data, client_pb2.Ack)
-    assert (ack.stream, ack.offset, ack.correlationId, ack.ackError) == (stream_name, 0, "c-1", client_pb2.Ack.OK)
-    (batch,) = split_batches(await bench.read_from("n3", stream_name, 1))
-    record = next(batch.records())
-    assert (record.key, record.value, record.headers) == (b"k", b"v", (("h", b"1"),))
-
-
 async def test_poison_messages_are_stored_and_block_no_publish(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     poison = [
@@ -281,24 +226,3 @@ async def test_presence_request_is_answered_only_by_a_running_node(bench: Any) -
     assert abs((told_ns or 0) - time.time_ns()) < 60e9
     assert not await is_absent(bench.nc, Subjects(), "n1")
     assert await is_absent(bench.nc, Subjects(), "n9")
-
-
-async def test_follower_with_a_forged_leader_notice_deletes_no_record(bench: Any, stream_name: str) -> None:
-    """With the sizes of a real retention, too: only the node's own reading of it moves its log start [D26]."""
-    await bench.create(stream_name, config=StreamConfig(retention_records=10))
-    await bench.publish_acked(f"data.{stream_name}", [b"%d" % number for number in range(60)])
-    leader = await bench.leader(stream_name)
-    follower = next(node for node in NODES if node != leader)
-    state = await bench.replica(leader, stream_name)
-    notice = replication_pb2.LeaderNotice(
-        stream=stream_name, partition=0, leader=leader, leaderEpoch=state["leader_epoch"], epoch=state["epoch"],
-        highWatermark=1 << 40, logStartOffset=50, streamUid=(await bench.client.stream(stream_name)).uid,
-    )  # fmt: skip
-    for _ in range(20):
-        await bench.nc.publish(f"liftpy.notify.{follower}", frames.encode(notice))
-    await bench.nc.flush()
-    await bench.publish_acked(f"data.{stream_name}", [b"afterwards"])
-    await bench.read_from(follower, stream_name, 61)
-    after = await bench.replica(follower, stream_name)
-    assert (after["log_start_offset"], after["newest_offset"], after["high_watermark"]) == (0, 60, 60)
-    assert len(await bench.values_on(follower, stream_name, 61)) == 61

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.quorum.codec import seal
@@ -59,61 +58,6 @@ async def test_forged_hello_messages_between_controllers_end_no_session(bench: A
         before.metadata_leader,
         [c.term for c in before.controllers],
     )
-
-
-async def ask_as(bench: Any, node: str, **request: Any) -> pb.ControlResponse:
-    """What the metadata leader answers to a request in the name of ``node``."""
-    inbox = f"liftpy.inbox.{node}.stranger"
-    answers = await bench.nc.subscribe(inbox)
-    asked = pb.ControlRequest(operationId=secrets.token_bytes(16), **request)
-    await bench.nc.publish(f"liftpy.control.node.{node}", frames.encode(asked), reply=inbox)
-    answer = frames.decode((await answers.next_msg(5)).data, pb.ControlResponse)
-    await answers.unsubscribe()
-    return answer
-
-
-async def test_registration_with_the_id_of_a_running_node_is_rejected(bench: Any, stream_name: str) -> None:
-    """Nor after it was said, in its name, that it stops."""
-    await bench.create(stream_name)
-    before = (await bench.client.admin.describe_cluster()).image.nodes
-    index = (await ask_as(bench, "n1", describeCluster=pb.DescribeCluster())).index
-    for node in ("n1", "n2", "n3"):
-        other = pb.RegisterNode(
-            nodeId=node,
-            folderId="somewhere else",
-            start=1,
-            nonce=4711,
-            cleanStop=True,
-            minLevel=SPOKEN.least,
-            maxLevel=SPOKEN.most,
-        )
-        refused = await ask_as(bench, node, registerNode=other)
-        assert refused.error == pb.ControlResponse.EXISTS, refused
-        assert f"Node {node!r} runs already, as incarnation {before[node].incarnation}" in refused.detail
-        assert before[node].folder_id in refused.detail
-        assert "'somewhere else'" in refused.detail
-    assert (await ask_as(bench, "n1", describeCluster=pb.DescribeCluster())).index == index, "it was put into the log"
-    for node in ("n1", "n2", "n3"):
-        stopped = await ask_as(bench, node, fenceNode=pb.FenceNode(nodeId=node, incarnation=before[node].incarnation))
-        assert stopped.error == pb.ControlResponse.OK
-        refused = await ask_as(
-            bench,
-            node,
-            registerNode=pb.RegisterNode(
-                nodeId=node, folderId="somewhere else", start=1, nonce=5, minLevel=SPOKEN.least, maxLevel=SPOKEN.most
-            ),
-        )
-        assert refused.error == pb.ControlResponse.EXISTS, refused
-
-    async def back() -> bool:
-        nodes = (await bench.client.admin.describe_cluster()).image.nodes
-        return not any(node.fenced for node in nodes.values())
-
-    await bench.until(back, "their sessions go on")
-    after = (await bench.client.admin.describe_cluster()).image.nodes
-    assert {name: node.incarnation for name, node in after.items()} == {name: node.incarnation for name, node in before.items()}
-    assert await bench.publish_acked(f"data.{stream_name}", [b"x"]) == [1]
-    assert all(node.running for node in bench.cluster.nodes.values())
 
 
 async def test_impossible_control_requests_add_no_journal_entry(bench: Any, stream_name: str) -> None:

@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import AsyncIterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,11 @@ CHROMIUM = shutil.which("chromium") or ""
 PICTURES = os.environ.get("LIFTPY_PICTURES", "")
 """A folder for screenshots; '': none are made."""
 
-async_api = pytest.importorskip("playwright.async_api", reason="Playwright is not installed")
-pytestmark = [pytest.mark.processes, pytest.mark.skipif(not CHROMIUM, reason="Debian's chromium is not installed")]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(not CHROMIUM, reason="Debian's chromium is not installed"),
+    pytest.mark.skipif(find_spec("playwright") is None, reason="Playwright is not installed"),
+]
 
 
 class Browsed:
@@ -110,7 +114,9 @@ async def load(client: Any) -> None:
 
 @contextlib.asynccontextmanager
 async def browser(base: str, scheme: str = "light") -> AsyncIterator[Browsed]:
-    async with async_api.async_playwright() as playwright:
+    from playwright.async_api import async_playwright  # here, because each worker would import it
+
+    async with async_playwright() as playwright:
         started = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         context = await started.new_context(viewport={"width": 1280, "height": 720}, color_scheme=scheme)
         yield Browsed(await context.new_page(), base)

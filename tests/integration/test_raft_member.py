@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import nats
@@ -21,6 +21,7 @@ from sidecar.metadata.feed import FeedSubscriber
 from sidecar.metadata.member import RaftMember
 from sidecar.metadata.member_log import MemberDirectory
 from sidecar.transport.connection import BusConnection
+from tests.until import until
 
 OK = pb.ControlResponse.OK
 DEADLINE_S = 20.0
@@ -30,12 +31,6 @@ DEADLINE_S = 20.0
 async def url() -> AsyncIterator[str]:
     with NatsServer() as server:
         yield server.url
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 class Controllers:
@@ -193,15 +188,6 @@ async def test_metadata_leader_that_stops_transfers_its_leadership(controllers: 
     await until(lambda: "orders" in controllers[old].image.streams)
 
 
-async def test_controllers_after_a_restart_of_all_have_their_streams(controllers: Controllers) -> None:
-    await controllers.start()
-    await controllers["a"].propose(register("a"))
-    await controllers.asked(create("orders"))
-    await controllers.stop()
-    await controllers.start()
-    await until(lambda: all("orders" in controllers[n].image.streams for n in "abc"))
-
-
 async def test_controller_that_was_down_catches_up_from_a_snapshot(url: str, tmp_path: Path) -> None:
     group = Controllers(url, tmp_path, compact_after=20)
     await group.start()
@@ -244,29 +230,6 @@ async def test_node_outside_the_metadata_group_receives_changes_by_the_metadata_
     await connection.close()
 
 
-async def test_metadata_group_of_one_member_has_its_streams_after_a_restart(url: str, tmp_path: Path) -> None:
-    group = Controllers(url, tmp_path, names="a")
-    await group.start()
-    assert (await group["a"].propose(register("a"))).error == OK
-    assert (await group.asked(create("orders"))).error == OK
-    await group.stop()
-    await group.start()
-    assert "orders" in group["a"].image.streams
-    await group.stop()
-
-
-async def test_controllers_describe_the_cluster_to_clients(controllers: Controllers, url: str) -> None:
-    await controllers.start()
-    await controllers["a"].propose(register("a"))
-    follower = FeedSubscriber("d", await nats.connect(url, inbox_prefix=Subjects("t").inbox("d")), Subjects("t"))
-    request = pb.ControlRequest(describeCluster=pb.DescribeCluster(), linearizable=True)
-    response = await follower.propose(request)
-    assert response.cluster.metadataLeader == controllers.leader
-    assert [n.nodeId for n in response.cluster.image.nodes] == ["a"]
-    assert sum(c.leader for c in response.cluster.controllers) == 1
-    await follower._connection.close()
-
-
 async def test_controller_without_a_majority_answers_a_proposal_with_unavailable(controllers: Controllers) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
@@ -289,28 +252,6 @@ async def test_controller_without_its_journal_or_snapshot_file_raises_at_start(u
         await group.start("a")
     for _, connection in group.running.values():
         await connection.close()
-
-
-async def test_controller_with_an_emptied_directory_votes_only_after_catching_up(
-    controllers: Controllers, tmp_path: Path
-) -> None:
-    await controllers.start()
-    await controllers["a"].propose(register("a"))
-    emptied = next(n for n in "abc" if n != controllers.leader)
-    await controllers.stop()
-    for path in (tmp_path / emptied).iterdir():
-        path.unlink()
-    present = next(n for n in "abc" if n != emptied)
-    starting = asyncio.gather(controllers.start(emptied, present), return_exceptions=True)
-    await until(lambda: emptied in controllers.running and present in controllers.running)
-    await until(lambda: controllers[emptied].counters.get("sessions_started"))
-    await asyncio.sleep(3)  # several election time-outs: what must not happen can't be waited for otherwise
-    assert controllers[present].leader == ""
-    third = next(n for n in "abc" if n not in (emptied, present))
-    await controllers.start(third)
-    await starting
-    await until(lambda: "a" in controllers[emptied].image.nodes)
-    assert (tmp_path / emptied / "member").exists()
 
 
 async def test_controllers_reject_an_entry_of_unknown_bytes(controllers: Controllers) -> None:

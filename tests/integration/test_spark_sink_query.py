@@ -144,6 +144,7 @@ def test_spark_catalog_table_is_rejected_with_a_hint_to_temporary_views(sinks: S
     assert spark.sql(f"select count(*) from {table}").first()[0] == 0
 
 
+@pytest.mark.long
 def test_spark_save_as_table_writes_the_rows_but_a_read_of_the_table_is_rejected(sinks: Sinks) -> None:
     table = sinks.target.replace("-", "_")
     frame = sinks.spark.range(10).selectExpr("cast(id as string) as value")

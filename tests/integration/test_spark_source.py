@@ -177,12 +177,7 @@ def test_spark_read_that_is_rejected_raises_with_error_code_and_reason(
         streams.read("refused", **options).collect()
 
 
-def test_spark_read_of_a_missing_stream_raises_not_found(streams: Streams) -> None:
-    streams.node.add_stream("clicks")
-    with pytest.raises(Exception, match=r"\[NOT_FOUND\] .*'click'.*did you mean 'clicks'"):
-        streams.read("click").collect()
-
-
+@pytest.mark.long
 def test_spark_batch_with_retention_after_planning_raises_data_loss(streams: Streams) -> None:
     log = streams.node.add_stream("shrinking").partitions[0]
     append(log, 200)
@@ -228,6 +223,7 @@ def test_spark_repeated_micro_batch_has_the_same_records(streams: Streams) -> No
     assert first == {"again": {"0": 100, "epochs": {"0": 1}, "uid": "uid-again"}}
 
 
+@pytest.mark.long
 def test_spark_streaming_query_with_a_checkpoint_of_a_recreated_stream_raises_not_found(streams: Streams) -> None:
     append(streams.node.add_stream("reborn", uid="first").partitions[0], 50)
     streams.run_to_end("reborn", "reborn")

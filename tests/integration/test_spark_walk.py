@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
-pytest.importorskip("deltalake")
-pytest.importorskip("matplotlib")
 
 import liftpy
 from liftpy.config import Codec, StreamConfig
@@ -27,7 +26,12 @@ from liftpy.spark.range_reader import FetchRules, RangeReader
 from sidecar.dev.cluster import DevCluster
 from tests.examples.shop import LARGE, orders_of, walk
 
-pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.processes,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(find_spec("deltalake") is None or find_spec("matplotlib") is None, reason="not installed"),
+]
 
 
 @pytest.mark.long

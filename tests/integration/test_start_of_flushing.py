@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from sidecar.disk.flush_thread import PROBE_NAME
 from sidecar.node import node
 from sidecar.node.node import Node
 from sidecar.runtime.settings import NodeSettings
+from tests.until import until
 
 pytestmark = pytest.mark.processes
 
@@ -30,12 +31,6 @@ def server() -> Iterator[NatsServer]:
 def settings(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeSettings:
     monkeypatch.setattr(node, "exit_after", lambda _: None)
     return NodeSettings("n1", tmp_path / "n1", nats=(server.url,), controllers=("n1",), namespace=f"t{time.monotonic_ns()}")
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def stop(running: Node) -> None:

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from sidecar.quorum.library import RaftCore
+from tests import long
 from tests.model.catalogue import MUTANTS, SMALL, search
 from tests.model.search import Bounds, Broken, Search
 from tests.model.structure import Structure
@@ -95,9 +96,12 @@ def test_model_state_with_an_undeclared_class_raises() -> None:
 
 @pytest.mark.parametrize(("model", "name"), _SMALL, ids=lambda part: part)
 def test_model_search_within_small_bounds_finds_no_violation(model: str, name: str) -> None:
-    """A model is searched less deep than by ``python -m tests.model MODEL --small``: each step costs several times the one before."""
+    """A model is searched less deep than by ``python -m tests.model MODEL --small``: each step costs several times the one before.
+
+    Without ``--long``, the search ends one more step before."""
     bound = SMALL[model][name]
-    bound = replace(bound, depth=max(bound.depth - (3 if name == "a swap" else 2 if model == "control" else 1), 0))
+    less = (3 if name == "a swap" else 2 if model == "control" else 1) + (not long.is_long())
+    bound = replace(bound, depth=max(bound.depth - less, 0))
     outcome = search(bound)
     assert outcome.trace is None, outcome.trace
     assert outcome.exhausted or outcome.stopped == f"depth {bound.depth}"
@@ -118,10 +122,10 @@ def test_replica_model_search_reaches_commits_truncations_and_isr_changes() -> N
     from tests.model.replica import Budget, ReplicaModel
 
     cuts = ReplicaModel(Budget(publishes=2, leader_epochs=2, crashes=1, unanswered=0), in_flight=1, settled=1)
-    Search(cuts, Bounds(states=2_000)).run()
+    Search(cuts, Bounds(states=400)).run()
     assert set(cuts.counted) >= {"HW rises", "a log is cut", "ISR shrinks"}, cuts.counted
     grows = ReplicaModel(Budget(publishes=1, leader_epochs=1, crashes=0, unanswered=0), in_flight=1, settled=1)
-    Search(grows, Bounds(states=6_000)).run()
+    Search(grows, Bounds(states=3_000)).run()
     assert set(grows.counted) >= {"HW rises", "ISR grows", "ISR shrinks"}, grows.counted
 
 
@@ -129,10 +133,10 @@ def test_raft_model_search_reaches_elections_commits_truncations_and_restarts() 
     from tests.model.raft import Budget, RaftModel
 
     elects = RaftModel(Budget(campaigns=2, commands=0, crashes=0))
-    Search(elects, Bounds(states=700)).run()
+    Search(elects, Bounds(states=400)).run()
     assert set(elects.counted) >= {"leaders elected", "entries committed", "entries cut", "sessions begun anew"}, elects.counted
     forgets = RaftModel(Budget(campaigns=0, commands=0, crashes=0, emptied=1, snapshots=1), led=2)
-    Search(forgets, Bounds(states=2_000)).run()
+    Search(forgets, Bounds(states=1_000)).run()
     assert forgets.counted["probations ended"] > 3, forgets.counted  # those of the first start are three
     assert forgets.counted["snapshots taken or installed"], forgets.counted
 

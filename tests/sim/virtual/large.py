@@ -240,9 +240,7 @@ class _Large:
         led = sum(state.leader == lost for state in self.partitions())
         at_s = self.world.scheduler.passed_s
         next(node for node in self.world.nodes if node.name == lost).kill()
-        await self.world.until(
-            f"each of {led} partitions has another leader", lambda: self._leaderless(lost) == 0, _FAILOVER_S
-        )
+        await self.world.until(f"each of {led} partitions has another leader", lambda: self._leaderless(lost) == 0, _FAILOVER_S)
         self.say(f"{lost} is lost: its {led} partitions have leaders after {self.world.scheduler.passed_s - at_s:.2f} s")
         await self.world.until(
             "the ISR of each partition has two members",

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from liftpy.errors import InvariantError
+from tests.each import each
 from tests.simulation.group import catalogue, queues, world
 
 MOST = catalogue.MEMBERS + catalogue.QUEUES + catalogue.ORDERED
@@ -43,7 +44,7 @@ def test_ordered_queue_simulation_seeds_break_no_invariant() -> None:
         assert seen[what], f"no history had: {what}"
 
 
-@pytest.mark.parametrize("bug", MOST, ids=lambda bug: bug.name)
+@each("bug", MOST)
 def test_planted_group_bug_can_be_applied_to_the_shipped_code(bug: catalogue.PlantedBug) -> None:
     assert bug.seed
     assert bug.changed() is not None

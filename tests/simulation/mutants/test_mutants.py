@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from liftpy.core.metadata.controller.requests import REQUESTS
+from tests.each import each
 from tests.scripts import more_mutants
 from tests.scripts.noticing import is_a_misfit
 from tests.sim.run import run_seed
@@ -44,10 +45,10 @@ def takes_the_same(old: Any, new: Any) -> bool:
     parameters = list(inspect.signature(old).parameters.values())
     for asked in (
         parameters,
-        [each for each in parameters if each.default is each.empty],
+        [one for one in parameters if one.default is one.empty],
     ):  # all of them, and what has no default
-        given = [0 for each in asked if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-        named = {each.name: 0 for each in asked if each.kind is each.KEYWORD_ONLY}
+        given = [0 for one in asked if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+        named = {one.name: 0 for one in asked if one.kind is one.KEYWORD_ONLY}
         try:
             inspect.signature(new).bind(*given, **named)
         except TypeError:
@@ -55,7 +56,7 @@ def takes_the_same(old: Any, new: Any) -> bool:
     return True
 
 
-@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
+@each("mutant", ALL)
 def test_mutant_replaces_a_function_of_the_shipped_code(mutant: Mutant) -> None:
     for owner, name, _ in targets(mutant):
         module = defined_in(owner, name)
@@ -63,7 +64,7 @@ def test_mutant_replaces_a_function_of_the_shipped_code(mutant: Mutant) -> None:
         assert not module.startswith("liftpy.testing"), f"{module}.{name} is the simulator's"
 
 
-@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
+@each("mutant", ALL)
 def test_mutant_has_the_signature_of_the_replaced_code(mutant: Mutant) -> None:
     for owner, name, new in targets(mutant):
         old = inspect.getattr_static(owner, name)
@@ -72,7 +73,7 @@ def test_mutant_has_the_signature_of_the_replaced_code(mutant: Mutant) -> None:
             assert takes_the_same(old, new), f"{name}{inspect.signature(old)} is replaced by {inspect.signature(new)}"
 
 
-@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
+@each("mutant", ALL)
 def test_mutant_is_called_by_the_shipped_code(mutant: Mutant) -> None:
     """What a table has taken hold of when it was made is not replaced where it came from."""
     for name, new in decisions(mutant):

@@ -7,6 +7,7 @@ import pytest
 from liftpy.config import NS_PER_S
 from liftpy.core.base.clock_trust import BOUND_NS, FRESH_NS, HOLD_NS, NO_AGE_NS, PEERS, SLOW_NS, ClockTrust
 from liftpy.core.wire.frames import decode_presence, encode_presence
+from tests.each import each
 
 YEAR = 365 * 86_400
 T0 = 1_800_000_000
@@ -229,9 +230,7 @@ def test_clock_trust_requests_are_sent_to_a_bounded_number_of_nodes_evenly() -> 
     assert ClockTrust("x").peers({"x": True}) == []
 
 
-@pytest.mark.parametrize(
-    "said", [b"yes", b"", b"yes ", b"no 5", b"yes -5", b"yes 5x", b"yes 5 5", b"yes " + b"9" * 21, b'{"node": 1}']
-)
+@each("said", [b"yes", b"", b"yes ", b"no 5", b"yes -5", b"yes 5x", b"yes 5 5", b"yes " + b"9" * 21, b'{"node": 1}'])
 def test_presence_answer_without_a_time_decodes_to_none(said: bytes) -> None:
     assert decode_presence(said) is None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-import pytest
+from tests.each import each
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MS = 1_000_000
@@ -191,7 +191,7 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("module", sorted({module for module, *_ in ALL}))
+@each("module", sorted({module for module, *_ in ALL}))
 def test_code_constant_is_within_its_documented_range(module: str) -> None:
     found = importlib.import_module(module)
     rows = [(name, least, most) for of, name, least, most in ALL if of == module]
@@ -249,7 +249,7 @@ LESS: list[tuple[str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("less", "more", "why"), LESS)
+@each(("less", "more", "why"), LESS)
 def test_code_constant_with_a_documented_order_is_less_than_the_other_constant(less: str, more: str, why: str) -> None:
     one, other = (
         getattr(importlib.import_module(module), name) for module, name in (which.split(":") for which in (less, more))

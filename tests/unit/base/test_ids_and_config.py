@@ -11,9 +11,10 @@ from liftpy.core.base.ids import check_data_subject, check_name
 from liftpy.core.base.invariants import check
 from liftpy.core.wire.subjects import Subjects, data_subject
 from liftpy.errors import ConfigError, InvalidNameError, InvariantError
+from tests.each import each
 
 
-@pytest.mark.parametrize("name", ["", "a.b", "a/b", "..", "a b", "*", ">", "ä", "x" * 65, "a\n", "a\x00"])
+@each("name", ["", "a.b", "a/b", "..", "a b", "*", ">", "ä", "x" * 65, "a\n", "a\x00"])
 def test_stream_or_node_name_that_is_unsafe_as_a_path_or_subject_token_is_rejected(name: str) -> None:
     with pytest.raises(InvalidNameError, match="stream name"):
         check_name(name, "stream name")
@@ -31,9 +32,7 @@ def test_data_subject_of_one_or_more_tokens_is_accepted(subject: str) -> None:
     assert check_data_subject(subject, "liftpy") == subject
 
 
-@pytest.mark.parametrize(
-    "subject", ["", ".", "a..b", "a.", ">", "*.x", "liftpy.x", "_INBOX.x", "$JS.API", "a b", "a.>.b", "a*", "x" * 256]
-)
+@each("subject", ["", ".", "a..b", "a.", ">", "*.x", "liftpy.x", "_INBOX.x", "$JS.API", "a b", "a.>.b", "a*", "x" * 256])
 def test_data_subject_that_is_malformed_or_reserved_is_rejected(subject: str) -> None:
     with pytest.raises(InvalidNameError):
         check_data_subject(subject, "liftpy")
@@ -64,7 +63,7 @@ def test_flush_policy_stored_with_a_unit_is_rejected() -> None:
         FlushPolicy.decode("interval:250ms")
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     ["", "sometimes", "interval", "interval:0", "interval:x", "interval:60001", "interval:61s", "always:1", "interval:²"],
 )
@@ -112,7 +111,7 @@ _BOUNDS: dict[type[StreamConfig] | type[ReplicationConfig], dict[str, tuple[floa
 """Setting -> least and largest; None where another setting bounds it first."""
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, bounds in _BOUNDS.items() for name in bounds])
+@each(("kind", "name"), [(kind, name) for kind, bounds in _BOUNDS.items() for name in bounds])
 def test_config_with_a_setting_outside_its_bounds_is_rejected(kind: Any, name: str) -> None:
     low, high = _BOUNDS[kind][name]
     step = 1 if isinstance(getattr(kind(), name), int) else 0.0005

@@ -24,6 +24,7 @@ from liftpy.service.settings import ServiceSettings
 from liftpy.testing.memory import memory_cluster
 from sidecar.cli.main import liftpy, main
 from sidecar.runtime.settings import GivenSettings, NodeSettings, dev_environment
+from tests.each import each
 
 
 def test_import_of_each_old_module_name_returns_the_module_with_the_new_name() -> None:
@@ -55,7 +56,7 @@ def test_sync_client_method_with_an_old_name_calls_the_new_method_and_warns() ->
             _ = client.lists_streams  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("old", GROUP_FUNCTIONS)
+@each("old", GROUP_FUNCTIONS)
 def test_group_function_with_an_old_name_calls_the_new_method_and_warns(old: str) -> None:
     client = SimpleNamespace(**{kind: SimpleNamespace() for kind in ("groups", "cursors")})
     kind, name = GROUP_FUNCTIONS[old].split(".")
@@ -98,7 +99,7 @@ def test_renamed_settings_exist_only_with_their_new_names() -> None:
     assert not set(SETTINGS) & known
 
 
-@pytest.mark.parametrize("old", SETTINGS)
+@each("old", SETTINGS)
 def test_keyword_argument_with_an_old_name_is_accepted_with_a_warning(old: str) -> None:
     new = SETTINGS[old]
     owner = next(one for one in (StreamConfig, ReplicationConfig, ServiceSettings, NodeSettings) if new in names_of(one))

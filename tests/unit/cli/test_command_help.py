@@ -12,6 +12,7 @@ import pytest
 from sidecar.cli.help import SHARED_OPTIONS
 from sidecar.cli.main import COMMANDS, SECTIONS, main
 from tests.docs.commands_said import wrong_with
+from tests.each import each
 from tests.freeze.parts import commands
 
 
@@ -27,7 +28,7 @@ def shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return captured.out + captured.err
 
 
-@pytest.mark.parametrize("name", all_commands())
+@each("name", all_commands())
 def test_help_of_each_command_contains_an_example_with_valid_options(name: str) -> None:
     command = all_commands()[name]
     lines = str(getattr(command, "example", "")).splitlines()
@@ -39,7 +40,7 @@ def test_help_of_each_command_contains_an_example_with_valid_options(name: str) 
         assert line.startswith(name) or isinstance(command, click.Group) or name == "liftpy"
 
 
-@pytest.mark.parametrize("name", all_commands())
+@each("name", all_commands())
 def test_help_of_each_command_consists_of_sentences(name: str) -> None:
     command = all_commands()[name]
     first = (command.help or "").strip().partition("\n")[0]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib
 import io
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,16 +19,13 @@ from liftpy.client import Client
 from liftpy.core.log.log import Log
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
-from liftpy.service.settings import ServiceSettings
-from sidecar.cli import consume, controllers, output, service, session
+from sidecar.cli import consume, controllers, output, session
 from sidecar.cli.main import COMMANDS, exit_code, liftpy, main
 from sidecar.cli.stream_settings import SETTINGS
 from sidecar.disk.files import DirectoryStorage
 from sidecar.runtime.settings import Target
 from tests.flat_client import FlatClient
 from tests.unit.log.log_model import SMALL, fill
-
-demo = importlib.import_module("sidecar.cli.demo")
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -188,37 +183,6 @@ def test_client_session_closes_its_connection_after_success_and_after_an_error(
     assert ended == ["closed"]
 
 
-CREDENTIALS = {
-    "--creds": "creds_file",
-    "--nkey": "nkey_seed_file",
-    "--user": "user",
-    "--tls-ca": "tls_ca_file",
-    "--tls-cert": "tls_cert_file",
-    "--tls-key": "tls_key_file",
-    "--inbox-prefix": "inbox_prefix",
-    "--principal": "principal",
-}
-
-
-@pytest.mark.parametrize("flag", ["--creds", "--nkey", "--user", "--tls-ca", "--inbox-prefix", "--principal"])
-def test_connection_flag_sets_the_target_of_the_connection(
-    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if flag == "--user":
-        monkeypatch.setenv("LIFTPY_PASSWORD", "p")
-    given: list[Target] = []
-    monkeypatch.setattr(controllers, "with_client", lambda target, _: given.append(target) or _raise(NotFoundError("enough")))
-    path = tmp_path / "file"
-    path.write_text("x")
-    value = "me" if flag in ("--user", "--principal") else "_INBOX_me" if flag == "--inbox-prefix" else str(path)
-    run(capsys, "controllers", "--nats", "nats://a:1,nats://b:2", "--namespace", "ns", flag, value)
-    (target,) = given
-    assert (target.nats, target.namespace) == (("nats://a:1", "nats://b:2"), "ns")
-    said = {name: getattr(target.credentials, name) for name in CREDENTIALS.values()}
-    expected = dict.fromkeys(CREDENTIALS.values(), type(target.credentials)().user) | {CREDENTIALS[flag]: value}
-    assert {name: str(v) if v else v for name, v in said.items()} == expected
-
-
 @pytest.mark.parametrize(
     ("arguments", "variable", "expected"),
     [
@@ -366,49 +330,6 @@ def test_log_dump_with_batches_option_prints_each_batch(
 
 
 # ---- liftpy service ------------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("when", ["connected", "connecting"])
-async def test_service_run_command_on_sigterm_stops_the_service_and_closes_its_connection(
-    when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-
-    class Connection:
-        async def close(self) -> None:
-            said.append("closed")
-
-    class Host:
-        def __init__(self, factory: object, settings: object, transport: object, namespace: str) -> None:
-            said.append(namespace)
-            self.stopped = asyncio.Event()
-
-        async def run(self) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
-            await self.stopped.wait()
-            said.append("ran")
-
-        def stop(self, failure: str = "") -> None:
-            said.append("stop")
-            self.stopped.set()
-
-    async def open_connection(*_: object, **__: object) -> Connection:
-        if when == "connecting":
-            os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.Event().wait()
-        return Connection()
-
-    monkeypatch.setattr(service, "open_connection", open_connection)
-    monkeypatch.setattr(service, "Transport", lambda connection: connection)
-    monkeypatch.setattr(service, "ServiceHost", Host)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        async with asyncio.timeout(30):
-            settings = ServiceSettings("x", "in", "n1", Path("x"))
-            await service._run(object, settings, (0,), Target(namespace="ns"))  # type: ignore[arg-type]
-    finally:
-        for number, handler in before.items():
-            asyncio.get_running_loop().remove_signal_handler(number)
-            signal.signal(number, handler)
-    assert said == (["ns", "stop", "ran", "closed"] if when == "connected" else [])
 
 
 def test_stream_create_help_shows_the_default_value_of_each_setting(capsys: pytest.CaptureFixture[str]) -> None:

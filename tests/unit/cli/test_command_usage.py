@@ -89,50 +89,6 @@ def test_publish_header_is_split_at_the_first_equals_sign() -> None:
     assert publish._headers(("a=1", "b=", "c=x=y", "a=2")) == (("a", b"1"), ("b", b""), ("c", b"x=y"), ("a", b"2"))
 
 
-@pytest.mark.parametrize(("words", "key"), [([], None), (["--key", ""], b""), (["--key", "é"], "é".encode())], ids=str)
-@pytest.mark.parametrize("ack", ["all", "leader", "none"])
-def test_publish_command_sends_lines_with_the_key_and_ack_policy_of_its_flags(
-    words: list[str], key: bytes | None, ack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Any] = []
-
-    async def publish_lines(publisher: object, file: object, manner: Any, *_: object) -> Any:
-        seen.extend((publisher, manner))
-        return publish._Report(published=1)
-
-    async def publisher(*given: Any, **more: Any) -> tuple[Any, ...]:
-        return (*given, more["subject"], more["options"].window)
-
-    async def stream(_: str) -> None: ...
-
-    monkeypatch.setattr(publish, "_publish_lines", publish_lines)
-    monkeypatch.setattr(
-        publish, "with_client", lambda _, work, **__: asyncio.run(work(SimpleNamespace(publisher=publisher, stream=stream)))
-    )
-    lines = tmp_path / "lines"
-    lines.write_bytes(b"a\n")
-    more = [
-        "--partition",
-        "3",
-        "--subject",
-        "a.b",
-        "--window",
-        "7",
-        "--ack-policy",
-        ack,
-        "--header",
-        "h=1",
-        "--keep-going",
-        *words,
-    ]
-    with pytest.raises(SystemExit) as left:
-        main(["publish", "s", str(lines), *more])
-    assert not left.value.code
-    given, manner = seen
-    assert given == ("s", 3, "a.b", 7)
-    assert (manner.ack.value, manner.key, manner.headers, manner.keep_going) == (ack, key, (("h", b"1"),), True)
-
-
 def test_publish_report_of_answers_out_of_order_contains_the_first_and_last_offset() -> None:
     async def reported() -> dict[str, object]:
         report = publish._Report()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import json
 import logging
@@ -30,7 +29,7 @@ from liftpy.nats.credentials import Credentials
 from sidecar.cli import service
 from sidecar.cli.main import main
 from sidecar.cli.output import table
-from sidecar.dev.demo_steps import MAX_RECORDS, Failover, Positions, Step
+from sidecar.dev.demo_steps import Failover, Positions, Step
 from tests.flat_client import FlatClient
 from tests.unit.cli.test_cluster_commands import Cluster, cluster, run
 from tests.unit.cli.test_tables import printed
@@ -166,98 +165,6 @@ def test_dev_command_with_an_external_nats_server_connects_with_the_given_creden
 FAILOVER = Failover("n1", "n2", 2, 0.25, 1.5)
 
 
-class Screen:
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def print_line(self, text: str) -> None:
-        self.said.append(text)
-
-    def show_bars(self, total: int, nodes: list[str]) -> Any:
-        self.said.append(f"bars for {total} on {nodes}")
-        return contextlib.nullcontext()
-
-    def positions(self, at: Positions) -> None:
-        """Not looked at."""
-
-
-@pytest.mark.parametrize("spark", [True, False])
-async def test_demo_publishes_kills_the_leader_reads_and_runs_spark_in_this_order(
-    spark: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    lines = [b"%d" % number for number in range(8)]
-    calls: list[Any] = []
-
-    async def publish_and_watch(client: Any, url: str, flights: range, folder: Path, nodes: list[str], show: Any) -> float:
-        calls.append(("publish", flights, nodes))
-        return 2.0
-
-    async def lose_the_leader(cluster: Any, client: Any, stream: str, subject: str, chunk: list[bytes], first: int) -> Failover:
-        calls.append(("kill", chunk, first))
-        return FAILOVER
-
-    async def read_back(client: Any, read: list[bytes]) -> Step:
-        calls.append(("read", len(read)))
-        return Step("read", 8, 8, 1.0)
-
-    async def compute_by_spark(job: Any, folder: Path, computed: list[bytes]) -> tuple[list[Step], Any]:
-        calls.append(("spark", len(computed)))
-        return [Step("spark", 8, 8, 1.0)], {"UA": (1, 2)}
-
-    class Job:
-        async def __aenter__(self) -> Job:
-            return self
-
-        async def __aexit__(self, *_: Any) -> None:
-            calls.append(("job ended",))
-
-        async def expect(self, line: str, timeout_s: float) -> None:
-            calls.append(("expect", line))
-
-    async def start_spark(cluster: Any, folder: Path) -> Job:
-        calls.append(("start spark",))
-        return Job()
-
-    class Client(FlatClient):
-        async def __aenter__(self) -> Client:
-            return self
-
-        async def __aexit__(self, *_: Any) -> None:
-            calls.append(("client closed",))
-
-        async def create_stream(self, name: str, subject: str, replicas: int) -> Any:
-            calls.append(("create", name, subject, replicas))
-            return SimpleNamespace(name=name, subject=subject, partitions=[SimpleNamespace(replicas=("n1", "n2"))])
-
-    async def connect(url: str, namespace: str, name: str) -> Client:
-        return Client()
-
-    for what in (publish_and_watch, read_back, compute_by_spark):
-        monkeypatch.setattr(demo.steps, what.__name__, what)
-    monkeypatch.setattr(demo, "lose_the_leader", lose_the_leader)
-    monkeypatch.setattr(demo, "_start_spark", start_spark)
-    monkeypatch.setattr(demo, "connect", connect)
-    there: Any = SimpleNamespace(nats_url="nats://h", namespace="ns")
-    screen: Any = Screen()
-    done, delays, failover = await demo._run(there, lines, tmp_path, screen, spark=spark)
-    work = [
-        ("create", "flights", "demo.flights", 3), ("publish", range(4), ["n1", "n2"]), ("kill", lines[4:6], 4),
-        ("publish", range(6, 8), ["n1", "n2"]), ("read", 8),
-    ]  # fmt: skip
-    ended = [("client closed",)]
-    if spark:
-        work, ended = [("start spark",), *work, ("expect", "ready"), ("spark", 8)], [*ended, ("job ended",)]
-    assert calls == [*work, *ended]
-    assert (delays, failover) == ({"UA": (1, 2)} if spark else {}, FAILOVER)
-    published, acknowledged, *rest = done
-    assert (published.records, published.size_bytes, published.seconds) == (6, 6, 4.0)
-    assert (acknowledged.records, acknowledged.size_bytes, acknowledged.seconds) == (2, 2, 1.5)
-    assert [step.name for step in rest] == ["read", "spark"] if spark else ["read"]
-    assert "bars for 8 on ['n1', 'n2']" in screen.said
-    assert any("kill -9 of n1" in said and "n2 leads" in said and "0.25 s" in said for said in screen.said)
-    assert MAX_RECORDS >= 1
-
-
 def test_demo_json_contains_the_result_of_each_step_and_the_failover() -> None:
     steps = [Step("read", 1000, 2_000_000, 2.0), Step("spark", 10, 10, 1.0, agrees=False, note="offset 3")]
     delays = {"UA": (2, 20), "AA": (4, -20)}
@@ -332,25 +239,6 @@ def test_service_run_command_starts_the_service_with_the_settings_of_its_flags(
         root.handlers[:] = before[2]
     assert code == 0
     assert ran == [(Counter, "counter", (0,), "o", "s", "n1", "ns"), (logging.ERROR, logging.WARNING)]
-
-
-async def test_service_run_command_waits_between_connection_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-
-    async def open_connection(*_: Any, **__: Any) -> str:
-        if len(slept) < 2:
-            raise UnavailableError("nobody there")
-        return "connection"
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    monkeypatch.setattr(service, "open_connection", open_connection)
-    monkeypatch.setattr(service, "asyncio", SimpleNamespace(sleep=sleep))
-    settings: Any = SimpleNamespace(service="x")
-    target: Any = SimpleNamespace(nats="nats://h", credentials=None)
-    assert await service._connect(settings, target) == "connection"
-    assert slept == [service._CONNECT_AGAIN_S] * 2
 
 
 class Asked(FlatClient):

@@ -6,17 +6,16 @@ import importlib
 import re
 from pathlib import Path
 
-import pytest
-
 from liftpy.core.metadata.features import FEATURES, SPOKEN
 from sidecar.cli.upgrade import DISK_FORMATS
+from tests.each import each
 
 ROOT = Path(__file__).resolve().parents[3]
 LEVELS = range(SPOKEN.least, SPOKEN.most + 1)
 ELSEWHERE = {"liftpy/core/wire/envelope.py": "the wire's"}
 
 
-@pytest.mark.parametrize("name", DISK_FORMATS)
+@each("name", DISK_FORMATS)
 def test_disk_format_table_newest_version_equals_the_constant_in_the_code(name: str) -> None:
     found = DISK_FORMATS[name]
     module, constant = found.code.split(":")

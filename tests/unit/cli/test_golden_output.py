@@ -12,6 +12,7 @@ import click
 import pytest
 
 from sidecar.cli.main import liftpy
+from tests.each import each
 from tests.unit.cli.golden.script import FOLDER, CommandLine, commands_of, normalize, run_script
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -90,7 +91,7 @@ def test_command_line_prints_its_golden_output(noun: str, transcripts: Path) -> 
     assert now.read_text(encoding="utf-8").splitlines() == golden.read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize("command", LEAVES)
+@each("command", LEAVES)
 def test_each_command_has_golden_output_of_success_json_and_an_error(command: str) -> None:
     runs = [run for run in RUNS if run.is_of(command)]
     assert command in NO_ERROR or not all(run.succeeds for run in runs), f"{command}: no golden output of an error"

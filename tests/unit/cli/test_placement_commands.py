@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client
-from liftpy.client.placement_plans import assignment_from_json, plan_from_pb
+from liftpy.client.placement_plans import assignment_from_json
 from liftpy.core.metadata.placement import POLICIES
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -170,12 +170,6 @@ def test_assignment_file_with_wrong_format_is_rejected(text: str, says: str) -> 
 
 def test_assignment_file_accepts_numeric_node_ids() -> None:
     assert assignment_from_json('[{"id": 0, "replicas": [5001, "a"]}]') == ((0, ("5001", "a")),)
-
-
-def test_placement_plan_that_is_inconsistent_is_rejected() -> None:
-    for plan in (pb.PlacementPlan(replicas=[0]), pb.PlacementPlan(replicas=[0, 1], replicationFactor=2)):
-        with pytest.raises(ValueError, match="inconsistent"):
-            plan_from_pb(plan)
 
 
 def test_stream_without_enough_nodes_is_shown_with_the_reason_in_each_command(run: Printed) -> None:

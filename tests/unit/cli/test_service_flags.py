@@ -26,7 +26,6 @@ from tests.only_in import only_in
 from tests.unit.cli.test_cluster_commands import run
 
 service_orders = service_call = service_query = importlib.import_module("sidecar.cli.service")
-rights = importlib.import_module("sidecar.cli.permissions")
 
 
 class Told(Service):
@@ -171,53 +170,6 @@ def test_load_service_with_a_name_of_no_service_raises_config_error(name: str, s
 
 
 # ---- one process, several partitions -----------------------------------------------------------------------------------------
-async def test_service_run_stops_all_partitions_when_one_partition_fails(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    ran: dict[int, Any] = {}
-
-    async def one(factory: Any, settings: ServiceSettings, target: Any, stopping: asyncio.Event, *_: Any) -> None:
-        ran[settings.partition] = "runs"
-        if settings.partition == 4:
-            while len(ran) < 3:
-                await asyncio.sleep(0)
-            raise ConfigError("wrong")
-        await stopping.wait()
-        ran[settings.partition] = "told to stop"
-
-    monkeypatch.setattr(service, "_run_one", one)
-    settings = ServiceSettings("s", "in", "n1", Path("d"))
-    nothing: Any = None
-    with pytest.raises(ConfigError, match="wrong"):
-        await service._run(nothing, settings, (2, 4, 7), nothing)
-    assert ran == {2: "told to stop", 4: "runs", 7: "told to stop"}
-    assert [r.getMessage() for r in caplog.records] == [
-        "service instance ended stream=in partitions=4: stopping all partitions"
-    ]
-
-
-async def test_service_run_on_sigterm_stops_all_partitions_without_an_error(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    handlers: dict[int, Any] = {}
-    ran: list[str] = []
-    monkeypatch.setattr(asyncio.get_running_loop(), "add_signal_handler", handlers.__setitem__, raising=False)
-
-    async def one(factory: Any, settings: ServiceSettings, target: Any, stopping: asyncio.Event, *_: Any) -> None:
-        ran.append(f"{settings.partition} begins")
-        if len(ran) == 2:
-            handlers[signal.SIGTERM]()
-        await stopping.wait()
-        ran.append(f"{settings.partition} ends")
-
-    monkeypatch.setattr(service, "_run_one", one)
-    nothing: Any = None
-    await service._run(nothing, ServiceSettings("s", "in", "n1", Path("d")), (0, 1), nothing)
-    assert (sorted(handlers), sorted(ran)) == (
-        [signal.SIGHUP, signal.SIGINT, signal.SIGTERM],
-        ["0 begins", "0 ends", "1 begins", "1 ends"],
-    )
-    assert caplog.records == []
 
 
 async def test_service_run_on_sigint_before_the_partitions_are_known_starts_no_partition(
@@ -239,50 +191,6 @@ async def test_service_run_on_sigint_before_the_partitions_are_known_starts_no_p
     nothing: Any = None
     await service._run(nothing, ServiceSettings("s", "in", "n1", Path("d")), None, nothing)
     assert ran == []
-
-
-async def test_service_run_of_all_partitions_waits_until_the_stream_exists(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    closed: list[str] = []
-
-    async def close() -> None:
-        closed.append("closed")
-
-    async def connect(settings: Any, target: Any) -> Any:
-        return SimpleNamespace(close=close)
-
-    answers: list[Any] = [
-        NotFoundError("no stream in"),
-        UnavailableError("nobody"),
-        [],
-        [None] * 3,
-    ]
-
-    class FakeClient:
-        def __init__(self, transport: Any, subjects: Any, *, owns_connection: bool) -> None:
-            assert (subjects.namespace, owns_connection) == ("ns", False)
-
-        async def stream(self, name: str) -> Any:
-            assert name == "in"
-            answer = answers.pop(0)
-            if isinstance(answer, Exception):
-                raise answer
-            return SimpleNamespace(partitions=answer)
-
-    slept: list[float] = []
-
-    async def sleep(wait_s: float) -> None:
-        slept.append(wait_s)
-
-    monkeypatch.setattr(service, "_connect", connect)
-    monkeypatch.setattr(service, "Client", FakeClient)
-    monkeypatch.setattr(service, "Transport", lambda connection: connection)
-    only_in(monkeypatch, service, "asyncio", sleep=sleep)
-    target: Any = SimpleNamespace(namespace="ns")
-    found = await service._find_partitions(ServiceSettings("s", "in", "n1", Path("d")), None, target)
-    assert (list(found), slept, closed) == ([0, 1, 2], [0.5] * 3, ["closed"])
-    assert [r.getMessage() for r in caplog.records] == ["partitions not listed error=no stream in: retrying"]
 
 
 # ---- what an operator says -----------------------------------------------------------------------------------------------------

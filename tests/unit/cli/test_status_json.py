@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,10 +16,9 @@ from liftpy.core.metadata.image import NodeImage
 from liftpy.core.services.bad_records import Unit
 from liftpy.errors import NotFoundError
 from sidecar.cli import controllers, service, status
-from sidecar.cli import dev as dev_module
 from tests.flat_client import FlatClient
 from tests.unit.cli.test_command_sessions import run
-from tests.unit.cli.test_dev_demo_and_service_commands import Asked, Dev
+from tests.unit.cli.test_dev_demo_and_service_commands import Asked
 from tests.unit.metadata.small_images import a_partition, a_stream, an_image
 
 SERVICES = [{"service": "bank", "position": 7}]
@@ -92,24 +90,6 @@ async def test_status_of_an_unknown_stream_raises_not_found(monkeypatch: pytest.
         assert [partition["partition"] for partition in found["partitions"]] == [0, 1]
     with pytest.raises(NotFoundError, match="Stream 'other' does"):
         await status.gather(client, "other")
-
-
-def test_dev_command_starts_the_cluster_with_the_node_count_and_data_directory_of_its_flags(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Dev.made = []
-    monkeypatch.setattr(dev_module, "DevCluster", Dev)
-    monkeypatch.setattr(dev_module.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(dev_module, "_WATCH_S", 0.0)
-    words = ("--nodes", "2", "--data", str(tmp_path), "--port", "0", "--namespace", "mine", "--restart-delay", "7", "--json")
-    run(capsys, "dev", *words)
-    (made,) = Dev.made
-    given = dict(made.given)
-    assert made.count == 2
-    assert given.pop("on_line") is dev_module._print_line
-    assert given == {"data": tmp_path, "port": 0, "nats_url": "", "namespace": "mine", "settings": {}, "max_payload_bytes": 0}
-    run(capsys, "dev", "--json")
-    assert (Dev.made[1].count, Dev.made[1].given["data"], Dev.made[1].given["port"]) == (3, None, 4222)
 
 
 async def test_service_skip_command_writes_the_decision_to_the_given_partition(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.core.metadata.codec import CONFIG
 from liftpy.errors import ConfigError
 from sidecar.cli.stream_settings import SETTINGS, setting_options, settings_as_json, settings_to_show
+from tests.each import each
 
 FIELDS = [field.name for field in fields(StreamConfig)]
 
@@ -42,7 +43,7 @@ def given(*words: str) -> StreamConfig:
     return found[0]
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@each("name", FIELDS)
 def test_stream_setting_from_the_command_line_is_stored_and_shown_unchanged(name: str) -> None:
     wanted = StreamConfig(**{name: other(name)})
     (setting,) = [setting for setting in SETTINGS if setting.field == name]

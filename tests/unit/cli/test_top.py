@@ -31,6 +31,7 @@ from liftpy.core.observe.cluster_model import HISTORY, ClusterMonitor, Model, No
 from liftpy.core.observe.node_summary import LATENCY_S, MOST_NODES, NodeSummary, percentile, summary_from_json
 from liftpy.errors import UnavailableError
 from sidecar.cli.top import SORTS, SummaryPoller, View, as_object, render, rows_of, spark, view_after_key
+from tests.each import each
 from tests.flat_client import FlatClient
 
 FRAMES = Path(__file__).parent / "frames"
@@ -83,7 +84,7 @@ def test_node_summary_of_invalid_data_is_none(said: object) -> None:
     assert summary_from_json(said) is None
 
 
-@pytest.mark.parametrize(
+@each(
     "more",
     [
         {"leads": "3"}, {"leads": True}, {"leads": -1}, {"lag_s": "x"}, {"acks": [1] * 18}, {"acks": [1.5]}, {"acks": "abc"},
@@ -114,7 +115,7 @@ def test_percentile_of_histogram_buckets_equals_the_percentile_of_prometheus(
 
 
 # ---- the verdict ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     ("more", "word", "said"),
     [
         ({}, OK, ""),

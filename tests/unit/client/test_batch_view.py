@@ -8,6 +8,7 @@ import pytest
 from liftpy.client.batch_view import BatchSlice, one_by_one
 from liftpy.config import Codec
 from liftpy.core.wire.batch import RecordBatch, build_batch, build_filler, parse_batch
+from tests.each import each
 
 BASE, COUNT = 100, 5
 TIME_NS = 1_000
@@ -23,7 +24,7 @@ def cut(start: int, end: int | None) -> BatchSlice | None:
     return BatchSlice.between(batch(), start, end)
 
 
-@pytest.mark.parametrize(
+@each(
     ("start", "end", "wanted"),
     [
         (0, None, range(100, 105)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import Client, Publisher, PublishOptions, consumer
+from liftpy.client import Client, Publisher, PublishOptions, connect, consumer
 from liftpy.client.admin_requests import NodeRequests
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.in_flight import Window
@@ -25,6 +25,7 @@ from liftpy.errors import (
 )
 from liftpy.nats.transport import Transport, open_connection
 from liftpy.nats.urls import check_urls
+from tests.each import each
 
 
 async def turns(count: int = 3) -> None:
@@ -165,8 +166,11 @@ async def test_nats_transport_close_raises_client_closed_in_tasks_that_wait_for_
     assert [type(task.exception()) for task in asking] == [ClientClosedError] * 2
 
 
-async def test_client_close_closes_a_connection_that_the_client_opened(nats_url: str) -> None:
+async def test_client_close_closes_only_a_connection_that_the_client_opened(nats_url: str) -> None:
     connection = await open_connection(nats_url)
+    client = await connect(connection)
+    await client.close()
+    assert connection.is_connected, "it was lent"
     await Client(Transport(connection), Subjects("ns"), owns_connection=True).close()
     assert connection.is_closed
 
@@ -214,7 +218,7 @@ def an_ack(**fields: Any) -> bytes:
 WRONG_STREAM = client_pb2.Ack.WRONG_STREAM
 
 
-@pytest.mark.parametrize(
+@each(
     ("token", "data", "told"),
     [
         ("3", an_ack(), ["stored 3 at 8"]),

@@ -25,7 +25,6 @@ from liftpy.errors import (
     ClientClosedError,
     ConfigError,
     CorruptionError,
-    NotFoundError,
     OffsetOutOfRangeError,
     UnavailableError,
 )
@@ -163,32 +162,6 @@ def expected(start: int, end: int) -> list[bytes]:
     return [f"v{i}".encode() for i in range(start, end)]
 
 
-async def test_consumer_reads_all_committed_records_once_and_in_order(client: Client, leader: Replica) -> None:
-    leader.grow(500)
-    assert await values(aiter(client.consume("s", until="end", options=QUICK))) == expected(0, 500)
-    pieces = [piece async for piece in client.consume("s", until="end", options=QUICK).batches()]
-    assert [v for piece in pieces for v in piece.values()] == expected(0, 500)
-    assert len([a for a in leader.asked if not a.boundsOnly]) >= 4  # more than one answer each
-
-
-@pytest.mark.parametrize(
-    ("start", "until", "first", "end"),
-    [
-        ("latest", "end", 99, 100),
-        ("new", "end", 100, 100),
-        (37, 61, 37, 62),
-        (100, "end", 100, 100),
-        (95, "end", 95, 100),
-        (datetime.fromtimestamp(0.00003, UTC), "end", 30, 100),
-    ],
-)
-async def test_consumer_with_start_and_until_offsets_returns_the_records_of_this_range(
-    client: Client, leader: Replica, start: Any, until: Any, first: int, end: int
-) -> None:
-    leader.grow(100)
-    assert await values(aiter(client.consume("s", start=start, until=until, options=QUICK))) == expected(first, end)
-
-
 async def test_consumer_stops_at_the_high_watermark_and_resumes_when_the_high_watermark_advances(
     client: Client, leader: Replica
 ) -> None:
@@ -216,17 +189,6 @@ async def test_consumer_offset_outside_the_log_raises_out_of_range_without_a_res
     await consumer.begin()
     leader.log_start = 40  # retention passes by
     with pytest.raises(OffsetOutOfRangeError):
-        await values(aiter(consumer))
-
-
-async def test_consumer_of_a_recreated_stream_raises_not_found(client: Client, leader: Replica) -> None:
-    leader.grow(20)
-    records = aiter(client.consume("s", options=QUICK))
-    assert await values(records, 20) == expected(0, 20)
-    consumer = client.consume("s", options=QUICK)
-    await consumer.begin()
-    leader.uid = "u2"
-    with pytest.raises(NotFoundError, match="created again"):
         await values(aiter(consumer))
 
 
@@ -350,19 +312,6 @@ async def test_consumer_with_an_until_time_ends_before_later_records(client: Cli
     assert got == [*expected(0, 100), b"x"]
 
 
-async def test_read_range_returns_exactly_the_committed_records_of_the_range(client: Client, leader: Replica) -> None:
-    leader.grow(100)
-    pieces = [piece async for piece in client.read_range("s", 0, 13, 77, uid="u1", options=QUICK)]
-    assert [v for piece in pieces for v in piece.values()] == expected(13, 77)
-    assert [piece async for piece in client.read_range("s", 0, 50, 50)] == []
-    with pytest.raises(UnavailableError, match="NOT_READY"):
-        _ = [piece async for piece in client.read_range("s", 0, 50, 101, options=SHORT)]
-    with pytest.raises(NotFoundError):
-        _ = [piece async for piece in client.read_range("s", 0, 0, 10, uid="other", options=QUICK)]
-    with pytest.raises(ConfigError):
-        client.read_range("s", 0, 5, 4)
-
-
 async def test_consumer_close_ends_its_read_ahead_requests(client: Client, leader: Replica) -> None:
     leader.grow(3000)
     before = asyncio.all_tasks()
@@ -385,21 +334,6 @@ async def _take(consumer: Consumer, got: list[bytes], by_batch: bool, limit: int
             raise LookupError
         if len(got) >= end and how == "break":
             break
-
-
-@pytest.mark.parametrize("how", ["break", "raise"])
-async def test_consumer_iteration_resumed_after_a_break_returns_the_records_read_ahead(
-    client: Client, leader: Replica, how: str
-) -> None:
-    leader.grow(400)
-    consumer, got = client.consume("s", until="end", options=QUICK), list[bytes]()
-    for by_batch, limit in [(False, 1), (True, 10), (False, 3), (False, 7), (True, 25), (True, 1), (False, 130)]:
-        with contextlib.suppress(LookupError):
-            await _take(consumer, got, by_batch, limit, how)
-    assert 0 < len(got) < 400
-    await _take(consumer, got, by_batch=False, limit=400, how="end")
-    assert got == expected(0, 400)
-    await until(lambda: not any(task.get_name().startswith("read s/0") for task in asyncio.all_tasks()))
 
 
 @pytest.mark.parametrize("by_batch", [False, True])

@@ -13,6 +13,7 @@ import pytest
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.urls import check_urls, shown_address, wants_tls, without_secrets
+from tests.each import each
 
 
 # ---- who we are ----------------------------------------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ def test_credentials_with_an_encrypted_tls_key_raise_without_a_password_prompt(m
 
 
 # ---- where we go ---------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     ("url", "text"),
     [
         (

@@ -10,12 +10,9 @@ from typing import Any
 
 import nats.errors
 import pytest
-from nats.aio.client import Client as NatsConnection
 
-from liftpy.client import client as client_module
 from liftpy.client.admin import Admin
 from liftpy.client.encode_publish import Address
-from liftpy.client.factories import ClientFactories
 from liftpy.client.in_flight import InFlight, PublishOptions
 from liftpy.client.iteration import Iteration, LastItem
 from liftpy.client.progress import _MOST_BEHIND, NotServedError, ReadProgress, check_head, must_agree
@@ -32,9 +29,9 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.nats import transport as transport_module
-from liftpy.nats.credentials import Credentials
 from liftpy.nats.parser import LONGEST_LINE_BYTES, StrictParser, message_fields
 from liftpy.nats.transport import open_connection
+from tests.each import each
 from tests.unit.client.test_read_progress import answer, batch, offsets
 
 _Error = client_pb2.ReadResponse.Error
@@ -95,7 +92,7 @@ def test_partition_reader_reports_a_damaged_answer_once() -> None:
     assert progress.complaint() is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "last", "right"),
     [
         ({"node": "n1", "leader": "n2", "streamUid": "u"}, (5, 1), True),
@@ -215,38 +212,6 @@ async def test_consumer_iteration_after_aclose_returns_no_records() -> None:
     assert (handed, ahead.ended, made.alive) == ([1], True, False)
 
 
-async def test_consumer_iteration_replaced_by_another_iteration_raises_config_error() -> None:
-    made, ahead, handed = iteration([1, 2, 3])
-    assert await anext(made) == 1
-    made.replace()
-    with pytest.raises(ConfigError, match="already read by"):
-        await anext(made)
-    assert (handed, ahead.abandoned) == ([1], 1)
-
-
-async def test_consumer_iteration_resumes_after_a_cancelled_wait() -> None:
-    made, ahead, _ = iteration([1])
-    wait = asyncio.Event()
-    real = ahead.next
-
-    async def slow() -> Any:
-        await wait.wait()
-        return await real()
-
-    ahead.next = slow
-    first = asyncio.create_task(anext(made))
-    await asyncio.sleep(0)
-    assert made.alive
-    with pytest.raises(ConfigError):
-        await anext(made)
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
-    assert (made.interrupted, made.alive) == (True, False)
-    wait.set()
-    assert await anext(made) == 1
-    assert (made.interrupted, made.alive) == (False, True)
-
-
 # ---- the parser ---------------------------------------------------------------------------------------------------------------
 class Connection:
     """The part of a nats-py connection that the parser uses."""
@@ -314,7 +279,7 @@ async def test_nats_parser_removes_the_pong_future_of_a_cancelled_ping() -> None
     assert connection.ponged == 1, "somebody waits for that one"
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "fields"),
     [
         (b"MSG s 1 5", (b"s", b"1", b"", 0)),
@@ -472,27 +437,6 @@ async def test_connect_cancelled_leaves_no_open_connection(strict: type[Strict],
         await open_connection("nats://a:1")
 
 
-async def test_client_close_closes_only_a_connection_that_the_client_opened(
-    strict: type[Strict], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Any] = []
-
-    class Made:
-        def __init__(self, transport: Any, subjects: Any, *, owns_connection: bool, factories: Any) -> None:
-            assert type(factories) is ClientFactories
-            made.append((transport, subjects.namespace, subjects.principal, owns_connection))
-
-    monkeypatch.setattr(client_module, "Client", Made)
-    monkeypatch.setattr(client_module, "Transport", lambda connection: ("over", connection))
-    monkeypatch.setattr(client_module, "make_strict", lambda connection: made.append("made strict"))
-    await client_module.connect("nats://a:1", "ns", credentials=Credentials(principal="me"), name="x", timeout_s=2.0)
-    assert made == [(("over", strict.last), "ns", "me", True)]
-    assert (strict.last.given["name"], strict.last.given["connect_timeout"]) == ("x", 2.0)
-    lent = NatsConnection()
-    await client_module.connect(lent)
-    assert made[1:] == ["made strict", (("over", lent), "liftpy", "", False)]
-
-
 @pytest.mark.parametrize("may_read", [True, False])
 async def test_stream_readiness_wait_ends_when_all_leaders_answer(may_read: bool) -> None:
     asked: list[Any] = []
@@ -518,11 +462,11 @@ async def test_stream_readiness_wait_ends_when_all_leaders_answer(may_read: bool
     assert asked == (said if may_read else [*said, ("nodes", "s", 3, 7.0)])
 
 
-@pytest.mark.parametrize(
+@each(
     ("is_publish", "subject", "concerns"),
     [(True, "ev", True), (True, "inbox.*", False), (False, "inbox.*", True), (False, "ev", False), (True, "other", False)],
 )
-@pytest.mark.parametrize("had_right", [True, False])
+@each("had_right", [True, False])
 async def test_publisher_permission_denial_fails_only_messages_of_the_denied_subject(
     is_publish: bool, subject: str, concerns: bool, had_right: bool
 ) -> None:

@@ -15,6 +15,7 @@ from liftpy.client.positions import Bounds
 from liftpy.client.progress import ReadProgress
 from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
 from liftpy.errors import ConfigError, LiftError, UnavailableError
+from tests.each import each
 
 RECORDS, PER_BATCH, PER_ANSWER = 18, 2, 2
 
@@ -111,9 +112,9 @@ async def nothing_left() -> None:
             await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("by_batch", [False, True])
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("how", ["", "drop"])
+@each("by_batch", [False, True])
+@each("late", [False, True])
+@each("how", ["", "drop"])
 async def test_consumer_cancelled_at_any_await_returns_each_record_once(by_batch: bool, late: bool, how: str) -> None:
     at, met = 1, True
     while met:

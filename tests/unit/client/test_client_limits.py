@@ -31,6 +31,7 @@ from liftpy.errors import (
 from liftpy.nats import transport as transport_module
 from liftpy.nats.transport import ROOM_BYTES, RequestTimeoutError, Transport, open_connection
 from sidecar.dev.nats_server import NatsServer
+from tests.each import each
 
 
 class Blocked:
@@ -217,7 +218,7 @@ async def test_publish_window_admits_waiting_messages_in_order_as_space_is_freed
 
 
 # ---- what plain NATS can't carry ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     ("value", "headers"),
     [
         (envelope.MAGIC + b"anything", None),
@@ -241,7 +242,7 @@ def test_publish_without_ack_with_headers_or_value_that_nats_would_change_raises
         plain(value, headers)
 
 
-@pytest.mark.parametrize("headers", [{"Lift-Key": b"x"}, {"": b"x"}, {"a": 1}, {1: b"x"}, [("a",)], "abc", 5, [("a", None)]])
+@each("headers", [{"Lift-Key": b"x"}, {"": b"x"}, {"a": 1}, {1: b"x"}, [("a",)], "abc", 5, [("a", None)]])
 def test_publish_with_reserved_header_names_or_wrong_types_raises_config_error(headers: Any) -> None:
     with pytest.raises(ConfigError):
         pairs_of(headers)

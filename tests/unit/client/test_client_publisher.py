@@ -74,31 +74,6 @@ def publisher(transport: Transport, leader: Leader, **options: float) -> Publish
     return Publisher(transport, "flights", 0, Address(leader.subject), PublishOptions(**options))  # type: ignore[arg-type]
 
 
-async def test_publish_ack_contains_stream_partition_and_offset(transport: Transport, leader: Leader) -> None:
-    async with publisher(transport, leader) as p:
-        assert await p.publish(b"a", key=b"k", headers={"h": b"\xff"}) == PublishAck("flights", 0, 0, 7)
-        assert await p.publish(b"b", ack=AckPolicy.LEADER) == PublishAck("flights", 0, 1, 7)
-    first, second = leader.stored
-    assert (first.key, first.value, [(h.name, h.value) for h in first.headers], first.offset) == (
-        b"k",
-        b"a",
-        [("h", b"\xff")],
-        -1,
-    )
-    assert (first.ackPolicy, second.ackPolicy) == (client_pb2.ALL, client_pb2.LEADER)
-
-
-async def test_publisher_with_a_full_window_stores_the_messages_in_send_order(transport: Transport, leader: Leader) -> None:
-    async with publisher(transport, leader, window=8) as p:
-        futures = []
-        for i in range(500):
-            futures.append(await p.send(str(i).encode()))
-            assert len(p._in_flight) <= 8
-        await p.flush()
-    assert [f.result().offset for f in futures] == list(range(500))
-    assert [m.value for m in leader.stored] == [str(i).encode() for i in range(500)]
-
-
 async def test_publisher_retries_a_message_after_a_retryable_rejection(transport: Transport, leader: Leader) -> None:
     leader.script = [_Ack(ackError=_Ack.OVERLOADED), _Ack(ackError=_Ack.NOT_LEADER, leader="node-2")]
     async with publisher(transport, leader) as p:
@@ -326,19 +301,6 @@ async def test_client_first_publish_by_many_tasks_creates_one_publisher(
     with pytest.raises(ClientClosedError):
         await client.publish("flights", b"x")
     assert not any(task.get_name().startswith("acks of") for task in asyncio.all_tasks())
-
-
-async def test_publisher_used_on_another_event_loop_raises_config_error(transport: Transport, leader: Leader) -> None:
-    p = publisher(transport, leader)
-    await p.publish(b"x")
-    with pytest.raises(ConfigError, match="event loop that created it"):
-        await asyncio.to_thread(lambda: asyncio.run(p.publish(b"y")))
-    await p.close()
-
-
-def test_publisher_options_with_values_out_of_range_raise_config_error() -> None:
-    with pytest.raises(ConfigError, match="window"):
-        PublishOptions(window=0)
 
 
 async def test_publisher_resends_unacked_messages_when_a_stalled_nats_server_resumes(monkeypatch: pytest.MonkeyPatch) -> None:

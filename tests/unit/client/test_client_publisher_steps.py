@@ -258,16 +258,6 @@ async def test_publisher_permission_denial_after_an_ack_fails_messages_in_flight
     await made.close()
 
 
-async def test_publisher_ack_resets_the_delay_of_address_lookups() -> None:
-    made, _, _ = publisher()
-    await made.send(b"v")
-    made._addressing.doubt()
-    assert made._addressing._wait_s == 1.0
-    await made._on_ack(ack(0))
-    assert made._addressing._wait_s == 0.5
-    await made.close()
-
-
 async def test_publisher_send_with_a_full_buffer_waits_and_sends_nothing_if_cancelled() -> None:
     made, wire, _ = publisher()
     wire.has_room = False
@@ -406,30 +396,6 @@ async def test_publisher_resends_a_message_to_the_current_subject_of_the_stream(
     await unaddressed.close()
 
 
-@pytest.mark.parametrize(
-    ("error", "again"),
-    [
-        (_Ack.NOT_LEADER, True),
-        (_Ack.OVERLOADED, True),
-        (_Ack.QUOTA, True),
-        (_Ack.WRONG_STREAM, True),
-        (_Ack.READ_ONLY, False),
-        (99, False),
-    ],
-)
-@pytest.mark.parametrize("uid", ["u1", ""])
-async def test_publisher_ack_error_is_retried_or_raised_depending_on_its_code(error: Any, again: bool, uid: str) -> None:
-    made, _, found = publisher()
-    future = await made.send(b"v")
-    await made._on_ack(ack(0, ackError=error, streamUid=uid, detail="why"))
-    await turns()
-    name = "99" if error == 99 else _Ack.Error.Name(error)
-    refusal = made._in_flight[0].refusal if again else future.exception()
-    assert (str(refusal), refusal.reason) == (f"s/0 rejected the message: {name} why", name)
-    assert (made._refused, found.asked) == ({0} if again else set(), int(not uid))
-    await made.close()
-
-
 async def test_publisher_over_quota_resends_after_the_delay_in_the_ack() -> None:
     made, wire, _ = publisher()
     loop = asyncio.get_running_loop()
@@ -453,17 +419,6 @@ async def test_publisher_over_quota_resends_after_the_delay_in_the_ack() -> None
     assert [reply for _, _, reply, *_ in wire.sent] == ["in0.0", "in0.1", "in0.2"], "none goes alone: there is somebody"
     await made._on_ack(ack(1, ackError=_Ack.OVERLOADED, retryAfterMs=9000))
     assert second.resend_at <= loop.time() + 0.05
-    await made.close()
-
-
-async def test_publisher_over_quota_resends_each_message_after_its_own_delay() -> None:
-    made, wire, _ = publisher()
-    for number, after_ms in ((0, 100), (1, 200)):
-        await made.send(b"v")
-        await made._on_ack(ack(number, ackError=_Ack.QUOTA, retryAfterMs=after_ms))
-    wire.sent.clear()
-    await made._send_refused(asyncio.get_running_loop().time() + 0.5)
-    assert [reply for _, _, reply, *_ in wire.sent] == ["in0.0", "in0.1"]
     await made.close()
 
 
@@ -573,22 +528,3 @@ async def test_publisher_timeout_task_skips_a_message_that_has_failed(monkeypatc
     assert len(tried) == 1
     assert not made._sweeper.done()
     await made.close()
-
-
-async def test_publisher_context_exit_waits_for_acks_unless_the_block_raised() -> None:
-    made, wire, _ = publisher()
-    left: list[str] = []
-
-    async def flush() -> None:
-        left.append("flush")
-
-    made.flush = flush
-    async with made:
-        pass
-    assert (left, made._closed) == (["flush"], True)
-    made, wire, _ = publisher()
-    made.flush = flush
-    with pytest.raises(KeyError):
-        async with made:
-            raise KeyError
-    assert (left, made._closed, wire.denied) == (["flush"], True, None)

@@ -35,6 +35,7 @@ from liftpy.nats import cancellation
 from liftpy.nats import transport as transport_module
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.transport import Transport, _ErrorsSeen
+from tests.each import each
 from tests.unit.client.admins import admin_over
 
 
@@ -164,7 +165,7 @@ async def test_client_bounds_and_offset_at_return_the_values_of_the_partition_re
 
 
 # ---- trying again and ending ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     ("error", "tried", "as_read"),
     [
         (UnavailableError("x"), True, True),
@@ -175,7 +176,7 @@ async def test_client_bounds_and_offset_at_return_the_values_of_the_partition_re
         (ValueError("x"), False, False),
     ],
 )
-@pytest.mark.parametrize("reads", [False, True])
+@each("reads", [False, True])
 async def test_retry_attempts_retries_only_after_retryable_errors(
     error: Exception, tried: bool, as_read: bool, reads: bool
 ) -> None:
@@ -238,7 +239,7 @@ async def test_end_tasks_cancels_a_task_that_swallows_cancellations_until_the_ta
 
 
 # ---- the transport ----------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     ("error", "size", "kind", "text"),
     [
         (
@@ -265,7 +266,7 @@ async def test_end_tasks_cancels_a_task_that_swallows_cancellations_until_the_ta
         (None, transport_module.ROOM_BYTES // 2, None, ""),
     ],
 )
-@pytest.mark.parametrize("closed", [False, True])
+@each("closed", [False, True])
 async def test_nats_transport_write_that_fails_raises_the_matching_liftpy_error(
     error: Any, size: int, kind: Any, text: str, closed: bool
 ) -> None:

@@ -16,7 +16,7 @@ from liftpy.client.batch_view import BatchSlice
 from liftpy.client.client import Client
 from liftpy.client.encode_publish import Address, Addressing, envelope_of, plain
 from liftpy.client.in_flight import Window
-from liftpy.client.positions import Bounds, end_offset, parse_start, parse_until, start_offset, timestamp_ns
+from liftpy.client.positions import parse_start, parse_until, timestamp_ns
 from liftpy.client.progress import ReadProgress
 from liftpy.client.stream_directory import partition_state
 from liftpy.config import AckPolicy
@@ -32,39 +32,18 @@ from liftpy.errors import (
     LiftError,
     NotAllowedError,
     NotFoundError,
-    OffsetOutOfRangeError,
     ProtocolError,
 )
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.parser import _REMEMBERED_SUBJECTS, LARGEST_MESSAGE_BYTES, Pattern, size_of
 from liftpy.nats.transport import Answers, Transport, _with_cancellation
 from liftpy.testing.memory import memory_cluster
+from tests.each import each
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
-BOUNDS = Bounds("u", "n1", "n1", 1, 5, 9)
 
 
 # ---- places and times ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("start", "offset"), [("earliest", 5), ("latest", 9), ("new", 10), (5, 5), (9, 9), (10, 10), (4, None), (11, None)]
-)
-def test_start_words_and_offsets_resolve_to_start_offsets(start: Any, offset: int | None) -> None:
-    if offset is None:
-        with pytest.raises(OffsetOutOfRangeError):
-            start_offset(start, BOUNDS)
-    else:
-        assert start_offset(start, BOUNDS) == offset
-    empty = Bounds("u", "n1", "n1", 1, 5, 4)
-    assert (start_offset("latest", empty), start_offset("new", empty), start_offset("earliest", empty)) == (5, 5, 5)
-
-
-@pytest.mark.parametrize(("until", "end"), [("end", 10), (7, 8), (0, 1), (-1, 0), (None, None), (NOW, None)])
-def test_until_words_and_until_offsets_resolve_to_end_offsets(until: Any, end: int | None) -> None:
-    assert end_offset(until, BOUNDS) == end
-    with pytest.raises(ConfigError):
-        end_offset(-2, BOUNDS)
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"), [("-500ms", -0.5), ("-10s", -10), ("-10m", -600), ("+2h", 7200), ("-1d", -86_400), ("-1.5h", -5400)]
 )
@@ -84,28 +63,6 @@ def test_timestamp_of_a_datetime_without_time_zone_is_utc() -> None:
 # ---- slices and progress -------------------------------------------------------------------------------------------------------
 def batch(count: int = 4, base: int = 10, **more: Any) -> Any:
     return parse_batch(build_batch([b"v%d" % n for n in range(count)], base_offset=base, leader_epoch=3, **more))
-
-
-@pytest.mark.parametrize("start", range(8, 16))
-@pytest.mark.parametrize("end", [None, *range(8, 16)])
-def test_batch_slice_between_two_offsets_has_no_records_outside(start: int, end: int | None) -> None:
-    found = BatchSlice.between(batch(), start, end)
-    wanted = [offset for offset in range(10, 14) if offset >= start and (end is None or offset < end)]
-    assert (found.offsets().tolist() if found else []) == wanted
-    if found:
-        assert found.values() == [b"v%d" % (offset - 10) for offset in wanted]
-        assert [record.offset for record in found.records()] == wanted
-    assert BatchSlice.between(batch(control=True), start, end) is None
-
-
-@pytest.mark.parametrize(
-    ("time_ns", "count", "end"), [(0, 0, 10), (10, 0, 10), (11, 1, 11), (20, 1, 11), (21, 2, 12), (99, 4, None)]
-)
-def test_batch_slice_before_a_timestamp_ends_at_the_first_later_record(time_ns: int, count: int, end: int | None) -> None:
-    piece = BatchSlice.between(batch(timestamps_ns=[10, 20, 30, 30]), 0, None)
-    assert piece is not None
-    before, found = piece.before(time_ns)
-    assert (before.record_count if before else 0, found) == (count, end)
 
 
 def answer(body: bytes, **head: Any) -> bytes:
@@ -159,8 +116,8 @@ def test_partition_reader_takes_batches_of_an_answer_up_to_the_decompression_lim
 
 
 # ---- publishing ----------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("key", "keyed"), [(None, False), (b"", True), (b"k", True)])
-@pytest.mark.parametrize("value", [None, b"", b"v"])
+@each(("key", "keyed"), [(None, False), (b"", True), (b"k", True)])
+@each("value", [None, b"", b"v"])
 def test_message_envelope_encodes_a_missing_key_or_value_differently_from_empty(
     key: bytes | None, keyed: bool, value: bytes | None
 ) -> None:
@@ -349,23 +306,6 @@ async def test_client_after_delete_stream_looks_up_a_missing_stream_again_with_a
             client.read_range("s", 0, start, end)
 
 
-async def test_client_used_on_another_event_loop_raises_config_error() -> None:
-    transport = a_client()._transport
-    transport.must_be_usable()
-
-    def elsewhere() -> str:
-        async def use() -> None:
-            transport.must_be_usable()
-
-        try:
-            asyncio.run(use())
-        except ConfigError as error:
-            return str(error)
-        return ""
-
-    assert "event loop" in await asyncio.to_thread(elsewhere)
-
-
 async def test_nats_request_cancelled_in_a_library_that_swallows_the_cancellation_raises_cancelled_error() -> None:
     async def swallows() -> str:
         try:
@@ -382,7 +322,7 @@ async def test_nats_request_cancelled_in_a_library_that_swallows_the_cancellatio
 
 
 # ---- the edge ------------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     "wrong",
     [{"creds_file": "a", "token": "b"}, {"user": "a", "password": "b", "token": "c"}, {"user": "a"}, {"password": "b"},
      {"tls_cert_file": "a"}, {"tls_key_file": "a"}, {"creds_file": "a", "nkey_seed_file": "b"}, {"inbox_prefix": "a b"},
@@ -416,7 +356,7 @@ OUT_OF_RANGE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("moment", [*OUT_OF_RANGE, 1 << 63, -(1 << 63) - 1, True, 1.5, "2026-01-01", None], ids=repr)
+@each("moment", [*OUT_OF_RANGE, 1 << 63, -(1 << 63) - 1, True, 1.5, "2026-01-01", None])
 async def test_client_methods_with_a_time_outside_64_bit_nanoseconds_raise_config_error(moment: Any) -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders")
@@ -438,7 +378,7 @@ async def test_client_methods_with_a_time_outside_64_bit_nanoseconds_raise_confi
         assert [record.value async for record in client.consume("orders", until="end")] == [b"v"]
 
 
-@pytest.mark.parametrize("start", [timedelta.max, 1 << 70, True, 1.0, "-150000d", "999999999d", b"earliest", [1]], ids=repr)
+@each("start", [timedelta.max, 1 << 70, True, 1.0, "-150000d", "999999999d", b"earliest", [1]])
 async def test_consumer_with_an_invalid_start_raises_config_error(start: Any) -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders")

@@ -15,13 +15,14 @@ from liftpy.core.wire.envelope import FastEnvelope
 from liftpy.errors import ConfigError
 from liftpy.nats.parser import StrictConnection
 from liftpy.nats.transport import ROOM_BYTES, Transport
+from tests.each import each
 
 
 # ---- envelopes -----------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("uid", ["u1", ""])
-@pytest.mark.parametrize("partition", [0, 7, 300])
-@pytest.mark.parametrize("ack", [AckPolicy.ALL, AckPolicy.LEADER])
-@pytest.mark.parametrize("runs", [True, False])
+@each("uid", ["u1", ""])
+@each("partition", [0, 7, 300])
+@each("ack", [AckPolicy.ALL, AckPolicy.LEADER])
+@each("runs", [True, False])
 def test_fast_envelope_encoder_writes_the_same_bytes_as_protobuf(uid: str, partition: int, ack: AckPolicy, runs: bool) -> None:
     ordinary = FastEnvelope("orders", partition, uid, ack, runs=runs)
     assert ordinary.made_for == (uid, ack)

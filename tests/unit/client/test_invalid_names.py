@@ -11,6 +11,7 @@ from liftpy.client.client import Client
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, InvalidNameError
 from liftpy.testing.memory import memory_cluster
+from tests.each import each
 
 WRONG = ("", "a.b", "a b", "*", ">", "a\r\nPUB x 0")
 
@@ -49,7 +50,7 @@ CALLS: dict[str, Callable[[Client, str], Any]] = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
+@each("call", CALLS)
 async def test_client_method_with_an_invalid_stream_name_raises_before_a_request(call: str) -> None:
     transport: Any = Silent()
     client = Client(transport, Subjects(), owns_connection=False)

@@ -18,11 +18,12 @@ from liftpy.client.jetstream_api import (
     rejection_answer,
     time_text,
 )
+from tests.each import each
 
 GET, DIRECT = "STREAM.MSG.GET.orders", "DIRECT.GET.orders"
 
 
-@pytest.mark.parametrize(
+@each(
     ("rest", "body", "question"),
     [
         ("INFO", b"", JsRequest(kind=Kind.INFO)),
@@ -72,7 +73,7 @@ BAD = JsRefusal(400, 10003, "bad request")
 NO_STREAM = JsRefusal(404, 10059, "stream not found")
 
 
-@pytest.mark.parametrize(
+@each(
     ("rest", "body", "refusal"),
     [
         (GET, b"", BAD),
@@ -149,7 +150,7 @@ def test_jetstream_request_of_any_bytes_is_parsed_or_rejected(rest: str, body: b
         assert str(refusal.code).encode() in (part.headers or part.payload)
 
 
-@pytest.mark.parametrize(
+@each(
     ("one", "other", "do"),
     [
         ("a", "a", True),

@@ -25,6 +25,7 @@ from liftpy.nats.parser import (
     watch_denials,
 )
 from liftpy.nats.transport import Answers, NoRespondersError, Transport
+from tests.each import each
 
 
 # ---- what is read --------------------------------------------------------------------------------------------------------------
@@ -166,11 +167,11 @@ async def test_nats_connection_with_a_tls_url_or_tls_option_requires_tls(
     assert told == [("connect", {"servers": servers, **options})]
 
 
-@pytest.mark.parametrize("scheme", ["nats", "tls", "wss", ""])
-@pytest.mark.parametrize("handshake_first", [True, False])
-@pytest.mark.parametrize("initial", [True, False])
-@pytest.mark.parametrize("wanted", [True, False])
-@pytest.mark.parametrize("said", [{}, {"tls_available": True}, {"tls_required": True}])
+@each("scheme", ["nats", "tls", "wss", ""])
+@each("handshake_first", [True, False])
+@each("initial", [True, False])
+@each("wanted", [True, False])
+@each("said", [{}, {"tls_available": True}, {"tls_required": True}])
 async def test_nats_connection_that_requires_tls_sends_secrets_only_over_tls(
     scheme: str, handshake_first: bool, initial: bool, wanted: bool, said: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

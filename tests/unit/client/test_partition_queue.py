@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, field
-
 import pytest
 
 from liftpy.client.partition_queue import (
@@ -16,9 +13,7 @@ from liftpy.client.partition_queue import (
     ProducerBatch,
 )
 from liftpy.core.publish.digest import RollingDigest
-from liftpy.core.publish.log_state_part import NewBatch, ProducerSequences
-from liftpy.core.publish.producer_state import Claim, Finding, Producers
-from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
+from liftpy.core.wire.batch import parse_batch
 
 
 def a_lane(window: int = 3, batch_records: int = 2, batch_bytes: int = 1000, linger_s: float = 0.0) -> PartitionQueue:
@@ -330,106 +325,6 @@ def test_producer_partition_queue_over_quota_after_a_reconnect_still_waits_for_t
     lane.refused(first.sequence, 1, BatchRejection.AGAIN, 1.0, after_s=9.0)
     lane.connection_renewed(2.0)
     assert (sent(lane, 2.0), lane.wake_at()) == ([], 10.0)
-
-
-# ---- with a leader -----------------------------------------------------------------------------------------------------------
-@dataclass
-class Leader:
-    """The producer rules of a leader. A failover may truncate the log down to the committed records."""
-
-    log: list[tuple[RecordBatch, bool]] = field(default_factory=list)
-    producers: Producers = field(default_factory=lambda: Producers(0, 10))
-    end: int = 0
-    committed: int = 0
-
-    def hear(self, parcel: ProducerBatch) -> tuple[BatchRejection | None, BatchResult, int]:
-        batch = parse_batch(parcel.batch)
-        head = batch.header
-        claim = Claim(7, head.producer_epoch, parcel.sequence, parcel.record_count, False, parcel.digest)
-        ruling = self.producers.judge(claim, batch.columns)
-        match ruling.finding:
-            case Finding.APPEND:
-                assert ruling.known == 0, "what is sent again has the same bounds"
-                stored = parse_batch(
-                    build_batch(
-                        batch.values(),
-                        base_offset=self.end,
-                        producer_id=7,
-                        producer_epoch=head.producer_epoch,
-                        base_sequence=head.base_sequence,
-                    )
-                )
-                stamp = ProducerSequences(7, head.producer_epoch, head.base_sequence, stored.columns)
-                self.producers.add_batch(NewBatch(stored.base_offset, stored.last_offset, 0, stored.record_count, {}, stamp))
-                self.log.append((stored, False))
-                self.end += parcel.record_count
-                return None, at(stored.base_offset), 0
-            case Finding.DUPLICATE:
-                return None, at(ruling.offset, parcel.record_count), 0
-            case Finding.OUT_OF_ORDER:
-                return BatchRejection.OUT_OF_ORDER, at(-1), ruling.next_sequence
-            case Finding.DIVERGED:  # so late that it can't be compared: its answer has come long ago
-                return BatchRejection.FINAL, at(-1), ruling.next_sequence
-        raise AssertionError(ruling)
-
-    def commit(self) -> None:
-        self.committed = self.end
-        self.producers.committed(self.end - 1)
-
-    def fail_over(self, rng: random.Random) -> None:
-        """The next leader has the committed records and possibly some later ones."""
-        ends = [batch.next_offset for batch, _ in self.log if batch.next_offset >= self.committed] or [self.committed]
-        self.end = rng.choice([self.committed, *ends])
-        self.log = [(batch, known) for batch, known in self.log if batch.next_offset <= self.end]
-        self.producers.cut(self.end)
-
-    def values(self) -> list[bytes | None]:
-        return [value for batch, _ in self.log for value in batch.values()]
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_producer_partition_queue_with_lost_messages_and_leader_changes_stores_each_record_once(seed: int) -> None:
-    rng = random.Random(seed)
-    lane, leader = a_lane(window=rng.choice((1, 2, 5)), batch_records=3), Leader()
-    given: list[bytes] = []
-    told: list[str] = []
-    wire: list[ProducerBatch] = []
-    waiting: list[tuple[ProducerBatch, int, BatchResult]] = []
-    now, quiet = 0.0, False
-    for step in range(1200):
-        quiet = step > 600
-        now += rng.random() / 4
-        if not quiet and rng.random() < 0.4:
-            for _ in range(rng.randrange(5)):
-                given.append(b"%d" % len(given))
-                fill(lane, given[-1])
-        lane.late(now)
-        wire += [p for p in sent(lane, now) if quiet or rng.random() > 0.15]
-        if not quiet and wire and rng.random() < 0.1:
-            wire.append(rng.choice(wire))
-        while wire and (quiet or rng.random() < 0.6):
-            parcel = wire.pop(0 if quiet or rng.random() < 0.8 else rng.randrange(len(wire)))
-            attempt = parcel.attempt
-            refusal, answer, due = leader.hear(parcel)
-            if refusal is not None:
-                assert lane.refused(parcel.sequence, attempt, refusal, now, due), "nothing committed is ever gone"
-            elif quiet or rng.random() > 0.15:
-                waiting.append((parcel, attempt, answer))
-        if not quiet and rng.random() < 0.04:
-            leader.fail_over(rng)
-            waiting = [(p, a, s) for p, a, s in waiting if rng.random() < 0.3 and 0 <= s.offset < leader.committed]
-        if rng.random() < 0.3 or quiet:
-            leader.commit()
-            for parcel, _, answer in waiting:
-                told += tokens(lane.acked(parcel.sequence, answer))
-            waiting = []
-            assert [t.encode() for t in told] == leader.values()[: len(told)], "told what is committed, in order"
-        assert leader.values() == given[: len(leader.values())], "each once, in order, none left out"
-        if quiet and lane.is_empty:
-            break
-    assert lane.is_empty
-    assert leader.values() == given == [t.encode() for t in told]
-    assert len(given) > 100
 
 
 def test_producer_partition_queue_without_a_known_digest_sends_no_digest() -> None:

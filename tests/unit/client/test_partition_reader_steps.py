@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -393,37 +393,6 @@ def a_consumer(start: Any = 7, until: Any = None, after_epoch: int = 0) -> tuple
     usable: Any = lambda: asked.append("usable")  # noqa: E731
     reader: Any = SimpleNamespace(stream="s", partition=3, bounds=bounds, must_be_usable=usable, options=ReadOptions())
     return Consumer(reader, start, until, after_epoch), asked
-
-
-@pytest.mark.parametrize(
-    ("start", "until", "epoch", "asked", "first", "end"),
-    [
-        (7, None, 0, (None, (-1, 0)), 7, None),
-        (7, 8, 2, (None, (6, 2)), 7, 9),
-        ("earliest", "end", 0, (None, (-1, 0)), 5, 10),
-        (datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), None, 0, (10**9, (-1, 0)), 8, None),
-    ],
-)
-async def test_consumer_starts_at_the_requested_position(
-    start: Any, until: Any, epoch: int, asked: Any, first: int, end: int | None
-) -> None:
-    made, said = a_consumer(start, until, epoch)
-    assert await made.begin() is BOUNDS
-    assert await made.begin() is BOUNDS
-    assert said == ["usable", asked, "usable"]
-    wanted = ReadProgress(
-        "s", 3, first, end, uid="u1", high_watermark=9, compacted=True, last_offset=asked[1][0], leader_epoch=epoch
-    )
-    assert made._position().request(1, 2, 3) == wanted.request(1, 2, 3)
-    found = made._position()
-    assert (found.stream, found.partition, found.next_offset, found.end_offset, found.uid) == ("s", 3, first, end, "u1")
-    assert (found.high_watermark, found.compacted) == (9, True)
-    assert made._position() is not made._origin
-    made._handed_on.last = SimpleNamespace(offset=20, leader_epoch=4)
-    last = made._position()
-    assert (last.next_offset, last.last_offset, last.leader_epoch, last.end_offset, last.uid) == (21, 20, 4, end, "u1")
-    made._handed_on.last = piece(30, 1, 2)
-    assert (made._position().next_offset, made._position().last_offset, made._position().leader_epoch) == (32, 31, 1)
 
 
 @pytest.mark.parametrize(("start", "right"), [(1, True), (0, False), ("earliest", False), (datetime(2026, 1, 1), False)])

@@ -32,6 +32,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, InvalidNameError, LiftError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.nats.transport import Transport
+from tests.each import each
 from tests.only_in import only_in
 from tests.unit.client.admins import admin_over
 
@@ -116,7 +117,7 @@ def test_assignment_file_parser_returns_the_replicas_of_each_partition() -> None
     assert [(one.partition, list(one.replicas)) for one in lists] == [(7, ["1", "n2"]), (-1, []), (2147483647, ["a"])]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "error"),
     [
         ("{", "Cannot read the replica assignment: Expecting property name enclosed in double quotes: line 1 column 2"),

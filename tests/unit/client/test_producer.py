@@ -25,7 +25,6 @@ from liftpy.errors import (
     ClientClosedError,
     LiftError,
     NotAllowedError,
-    NotFoundError,
     OutcomeUnknownError,
     PublishRejectedError,
     UnavailableError,
@@ -144,49 +143,6 @@ async def a_producer(
     made = Producer(wire, "s", name, addresses, ProducerOptions(**PATIENT | options), partitioner, find or found)  # type: ignore[arg-type]
     await made.open()
     return made
-
-
-async def test_producer_stores_records_in_order_with_one_ack_each() -> None:
-    wire = Wire()
-    async with await a_producer(wire) as p:
-        receipts = [await p.send(b"%d" % n, key=b"k", headers={"h": str(n)}) for n in range(20)]
-        many = await p.send_many([b"m%d" % n for n in range(30)])
-        acks = [await receipt for receipt in receipts]
-        assert [(ack.stream, ack.partition, ack.offset, ack.leader_epoch, ack.duplicate) for ack in acks] == [
-            ("s", 0, n, 3, False) for n in range(20)
-        ]
-        assert all(receipt.done for receipt in receipts)
-        pieces = await many
-        assert pieces[0] == ManyAck(0, 20, pieces[0].record_count, 3, False)
-        assert sum(piece.record_count for piece in pieces) == 30
-        await p.send(None, key=b"k")
-    assert wire.values() == [b"%d" % n for n in range(20)] + [b"m%d" % n for n in range(30)] + [None]
-    records = [record for batch in wire.nodes[0].batches for record in batch.records()]
-    assert (records[7].key, records[7].headers) == (b"k", (("h", b"7"),))
-    assert len(wire.nodes[0].batches) < 25, "load makes batches"
-    assert (p.unanswered, wire.left) == ((0, 0), 1)
-
-
-async def test_producer_reopened_with_its_id_resumes_and_fences_the_older_process() -> None:
-    wire = Wire()
-    first = await a_producer(wire)
-    await first.send_many([b"a", b"b"])
-    await first.flush()
-    async with await a_producer(wire) as second:
-        assert (first.next_sequence(), second.next_sequence()) == (2, 2)
-        await second.send(b"c")
-        await second.flush()
-        late = await first.send(b"x")
-        with pytest.raises(PublishRejectedError, match="PRODUCER_FENCED"):
-            await first.flush()
-        with pytest.raises(PublishRejectedError) as raised:
-            await late
-        assert raised.value.reason == "PRODUCER_FENCED"
-        with pytest.raises(PublishRejectedError, match="FENCED"):
-            await first.send(b"y")
-        await first.__aexit__(None)
-        await second.send(b"d")
-    assert wire.values() == [b"a", b"b", b"c", b"d"]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -501,20 +457,6 @@ async def test_producer_retries_a_batch_after_a_connection_write_error() -> None
     await p.send(b"a")
     await p.flush()
     assert wire.values() == [b"a"]
-    await p.close()
-
-
-async def test_producer_of_a_recreated_stream_raises_not_found() -> None:
-    wire = Wire()
-
-    async def found(partition: int) -> Address:
-        return Address("ev.0", "u2")
-
-    p = await a_producer(wire, find=found)
-    wire.answers_as = lambda ack: None
-    await p.send(b"a")
-    with pytest.raises(NotFoundError, match="created again"):
-        await p.flush()
     await p.close()
 
 

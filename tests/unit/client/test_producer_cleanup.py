@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,25 +107,6 @@ async def test_producer_close_removes_its_client_callbacks() -> None:
     assert (wire.unwatched, wire.left) == (["denials", "close"], 1)
 
 
-async def test_producer_ack_cancels_the_resend_timer(monkeypatch: pytest.MonkeyPatch) -> None:
-    wire, loop, timers = Wire(), asyncio.get_running_loop(), list[asyncio.TimerHandle]()
-    p = await a_producer(wire, attempt_s=600.0)
-    real, wake = loop.call_at, p._courses[0].awake.set
-
-    def call_at(when: float, callback: Callable[..., Any], *args: Any, **more: Any) -> asyncio.TimerHandle:
-        made = real(when, callback, *args, **more)
-        if callback == wake:
-            timers.append(made)
-        return made
-
-    monkeypatch.setattr(loop, "call_at", call_at)
-    for n in range(5):
-        await (await p.send(b"%d" % n))
-    await p.close()
-    assert len(timers) >= 5
-    assert all(timer.cancelled() for timer in timers)
-
-
 async def test_producer_buffer_size_includes_headers() -> None:
     wire = Wire()
     p = await a_producer(wire, linger_s=60)
@@ -135,31 +115,6 @@ async def test_producer_buffer_size_includes_headers() -> None:
     await p.flush()
     assert p.unanswered == (0, 0)
     await p.close()
-
-
-class Counted(asyncio.Future[None]):
-    """A future that counts its callbacks."""
-
-    count = 0
-
-    def add_done_callback(self, *args: Any, **more: Any) -> None:
-        self.count += 1
-        super().add_done_callback(*args, **more)
-
-    def remove_done_callback(self, callback: Any) -> int:
-        self.count -= 1
-        return super().remove_done_callback(callback)
-
-
-async def test_producer_registers_one_reconnect_callback() -> None:
-    wire = Wire()
-    counted = wire.reconnected = Counted()
-    p = await a_producer(wire)
-    for n in range(10):
-        await (await p.send(b"%d" % n))
-    assert counted.count <= 1
-    await p.close()
-    assert counted.count == 0
 
 
 @pytest.mark.parametrize("has_sent", [True, False])

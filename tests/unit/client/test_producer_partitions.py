@@ -10,6 +10,7 @@ import pytest
 from liftpy.client.partition_sender import ProducerOptions
 from liftpy.core.wire.partitioner import murmur2, partition_of, partitions_of
 from liftpy.errors import ConfigError
+from tests.each import each
 from tests.unit.client.test_producer import Wire, a_producer
 
 
@@ -51,7 +52,7 @@ async def test_producer_with_a_partitioner_option_sends_to_its_partition() -> No
     assert sorted(len(wire.values(partition)) for partition in range(3))[-1] >= 9
 
 
-@pytest.mark.parametrize("length", range(10))
+@each("length", range(10))
 def test_partitioner_of_a_key_list_equals_the_partitioner_of_each_key(length: int) -> None:
     rng = random.Random(length)
     keys = [rng.randbytes(length) for _ in range(9)] + [rng.randbytes(n) for n in range(23)]

@@ -69,33 +69,6 @@ async def all_of(queue: Queue, count: int, each: Callable[[Job], Any]) -> list[i
     return found
 
 
-async def test_queue_workers_receive_each_record_once(client: Client) -> None:
-    await fill(client, 20)
-    async with client.queue("jobs", "w") as one, client.queue("jobs", "w") as other:
-        first, second = await one.take(8), await other.take(8)
-        assert (numbers(first), numbers(second)) == (list(range(8)), list(range(8, 16)))
-        assert [job.deliveries for job in first] == [1] * 8
-        await one.ack(first)
-        await asyncio.gather(*(job.ack() for job in second))
-        assert numbers(await one.take(100)) == [16, 17, 18, 19]
-        assert await other.take(1, timeout_s=0.0) == []
-        await fill(client, 1, 20)
-        assert numbers(await other.take(5)) == [20]
-
-
-async def test_queue_after_the_ack_wait_redelivers_only_unacknowledged_records(client: Client) -> None:
-    await fill(client, 5)
-    async with client.queue("jobs", "w", options=SHORT) as lost, client.queue("jobs", "w") as queue:
-        taken = await lost.take(4)
-        await lost.ack([taken[1], taken[3]])
-        assert sorted(await all_of(queue, 3, Job.ack)) == [0, 2, 4]
-        with pytest.raises(LeaseLostError, match="2 of 2") as error:
-            await lost.nack([taken[0], taken[2]])
-        assert numbers(list(error.value.jobs)) == [0, 2]
-        await lost.ack(taken)  # done already, and whoever says so again is not wrong
-        assert await queue.take(9, timeout_s=0.0) == []
-
-
 async def test_queue_ack_is_rejected_only_after_a_lost_lease(client: Client) -> None:
     await fill(client, 6)
     async with client.queue("jobs", "w") as one, client.queue("jobs", "w") as other:

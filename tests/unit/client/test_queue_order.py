@@ -38,23 +38,6 @@ def numbers(jobs: list[Job]) -> list[int]:
     return [int(job.record.value or b"") for job in jobs]
 
 
-async def test_ordered_queue_delivers_one_record_per_key_at_a_time(client: Client) -> None:
-    await fill(client, "aab-ba-c")
-    async with client.queue("jobs", "w", options=ORDERED) as one, client.queue("jobs", "w", options=ORDERED) as other:
-        first = await one.take(100)
-        assert numbers(first) == [0, 2, 3, 6, 7], "a, b, and what has no key; c"
-        assert await other.take(100, timeout_s=0.1) == []
-        await fill(client, "a-", 8)
-        assert numbers(await other.take(100)) == [9], "later ones are not held up by those that wait"
-        await first[0].ack()
-        (second,) = await other.take(100)
-        assert numbers([second]) == [1]
-        await second.nack(delay_s=3600)
-        await first[1].nack()
-        assert numbers(await one.take(100)) == [2], "given back: it comes again before what is behind it"
-        assert await one.take(100, timeout_s=0.1) == [], "a keeps waiting for its delay"
-
-
 async def test_ordered_queue_dead_letter_unblocks_its_key(client: Client) -> None:
     await fill(client, "aa")
     options = QueueOptions(order_by_key=True, ack_wait_s=600, max_deliveries=1, dead_letters="dead")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 import pytest
 from hypothesis import given
@@ -16,6 +16,7 @@ from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.core.wire.filters import Filter
 from liftpy.errors import ConfigError, CorruptionError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError, ProtocolError
+from tests.each import each
 
 _Error = client_pb2.ReadResponse.Error
 
@@ -77,7 +78,7 @@ def test_partition_reader_with_an_empty_answer_below_the_high_watermark_tries_an
         ReadProgress("s", 0, 5, high_watermark=9).accept(answer(hw=4))
 
 
-@pytest.mark.parametrize(
+@each(
     ("frame", "kind", "text"),
     [
         (answer(batch(6, 2), hw=9), ProtocolError, r"offset 5, received 6\. Read"),
@@ -215,11 +216,6 @@ def test_start_and_until_texts_are_parsed_to_words_offsets_or_times() -> None:
             positions.parse_start(wrong)
         with pytest.raises(ConfigError):
             positions.parse_until(wrong)
-
-
-def test_timestamp_ns_of_a_datetime_without_time_zone_is_utc() -> None:
-    assert positions.timestamp_ns(datetime(1970, 1, 1, 0, 0, 1, 5)) == 1_000_005_000
-    assert positions.timestamp_ns(datetime(2026, 1, 1, tzinfo=UTC)) == 1_767_225_600_000_000_000
 
 
 def test_partition_reader_after_a_truncation_of_its_last_record_raises_log_truncated() -> None:

@@ -24,6 +24,7 @@ from liftpy.client.queue import Job, Queue
 from liftpy.client.services import Services
 from liftpy.client.sync import SyncClient, SyncConsumer
 from liftpy.errors import ClientClosedError
+from tests.each import each
 
 PAIRS = [
     (getattr(sync, f"Sync{theirs.__name__}"), theirs)
@@ -135,13 +136,13 @@ def test_sync_consumer_iteration_left_early_closes_its_reader(loop: Any) -> None
         assert ended == ["liftpy-client"]
 
 
-@pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=named)
+@each(("ours", "theirs"), PAIRS)
 def test_sync_class_has_the_public_methods_of_the_async_class(ours: type, theirs: type) -> None:
     excepted = NOT_FOR_APPLICATIONS - ({"queue"} if theirs is Client else set())
     assert public(theirs) - public(ours) - excepted == set()
 
 
-@pytest.mark.parametrize(("ours", "theirs", "name"), METHODS, ids=named)
+@each(("ours", "theirs", "name"), METHODS)
 def test_sync_method_has_the_parameters_and_docstring_of_the_async_method(ours: type, theirs: type, name: str) -> None:
     method, original = getattr(ours, name), original_of(theirs, name)
     assert inspect.signature(method).parameters == inspect.signature(original).parameters
@@ -150,7 +151,7 @@ def test_sync_method_has_the_parameters_and_docstring_of_the_async_method(ours: 
     assert "async " not in method.__doc__
 
 
-@pytest.mark.parametrize(("ours", "theirs", "name"), PROPERTIES, ids=named)
+@each(("ours", "theirs", "name"), PROPERTIES)
 def test_sync_attribute_has_the_type_and_docstring_of_the_async_property(ours: type, theirs: type, name: str) -> None:
     attribute, original = vars(ours)[name], original_of(theirs, name)
     assert attribute.__doc__ == original.__doc__

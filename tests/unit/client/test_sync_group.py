@@ -38,35 +38,6 @@ def test_sync_group_iteration_returns_each_record_of_its_streams_once(client: Sy
     assert group.counters == {}
 
 
-def test_sync_group_batches_yield_every_record(client: SyncClient) -> None:
-    with client.group("billing", ["orders"]) as group:
-        seen: list[bytes | None] = []
-        for batch in group.batches():
-            seen += batch.slice.values()
-            if len(seen) == len(VALUES):
-                break
-    assert sorted(value or b"" for value in seen) == sorted(VALUES)
-
-
-def test_sync_group_finished_batches_are_included_in_the_commit(client: SyncClient) -> None:
-    with client.group("billing", ["orders"]) as group:
-        for _ in range(2):
-            part = group.take()
-            assert part is not None
-            group.finished(part)
-        group.commit()
-    positions = client.groups.describe("billing").positions
-    assert sum(positions.values()) > 0
-
-
-def test_sync_cursor_reads_from_the_committed_position(client: SyncClient) -> None:
-    with client.cursor("nightly", "orders") as cursor:
-        assert (cursor.name, cursor.stream, cursor.fetch(1)) == ("nightly", "orders", None)
-        cursor.commit(3, 1)
-        assert [record.offset for record in cursor.consume(1, until="end")] == list(range(3, 10))
-        assert [record.offset for record in cursor.consume(0, start=8, until="end")] == [8, 9]
-
-
 def test_sync_consume_many_and_read_range_return_every_record(client: SyncClient) -> None:
     with client.consume_many("orders", until="end") as many:
         first = next(iter(many))

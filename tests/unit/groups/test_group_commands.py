@@ -18,6 +18,7 @@ from liftpy.core.groups.commands import (
     uid_order,
 )
 from liftpy.core.wire._pb import group_pb2 as pb
+from tests.each import each
 
 STREAM = pb.KnownStream(name="orders", uid="00000a-1", partitions=4)
 AT = pb.GroupPosition(stream="orders", uid="00000a-1", partition=3, position=17, leaderEpoch=2, generation=5)
@@ -42,7 +43,7 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("command", ALL, ids=range(len(ALL)))
+@each("command", ALL)
 def test_group_commands_decode_to_equal_commands(command: pb.GroupCommand) -> None:
     assert decode_command(encode_command(command)) == command
 
@@ -92,9 +93,7 @@ REFUSED: list[tuple[int, str, Callable[[pb.GroupCommand], object]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("number", "text", "change"), REFUSED, ids=[f"{n}-{t[:24]}-{i}" for i, (n, t, _) in enumerate(REFUSED)]
-)
+@each(("number", "text", "change"), REFUSED)
 def test_group_command_that_is_malformed_is_rejected_by_client_and_coordinator(
     number: int, text: str, change: Callable[[pb.GroupCommand], object]
 ) -> None:

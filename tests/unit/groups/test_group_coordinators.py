@@ -20,6 +20,7 @@ from liftpy.errors import UnavailableError
 from sidecar.groups.coordinators import GroupCoordinators, hosted_partitions
 from sidecar.runtime.settings import NodeSettings
 from tests.unit.metadata.small_images import a_partition, a_stream, an_image
+from tests.until import until
 
 
 def image_of(*replicas: str, uid: str = "u1", name: str = GROUPS_STREAM) -> ClusterImage:
@@ -86,12 +87,6 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(module, "Transport", lambda connection: connection)
     monkeypatch.setattr(module, "_AGAIN_S", 0.001)
     return told
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def settings(folder: Path, **more: Any) -> NodeSettings:

@@ -28,19 +28,6 @@ def test_log_newly_opened_is_empty() -> None:
     assert log.epochs.end_offset_for(7, log.log_end_offset) == (0, 0)
 
 
-def test_log_flush_covers_positions_appended_before_it_began() -> None:
-    log = _log()
-    fill(log, 2)
-    assert (log.log_end_offset, log.flushed_end_offset) == (6, 0)
-    flush = log.begin_flush()
-    assert flush is not None
-    fill(log, 1)  # group commit: appended while the flush runs
-    assert log.begin_flush() is None
-    flush.run()
-    assert log.complete_flush(flush) == 6
-    assert log.flush() == 9
-
-
 @pytest.mark.parametrize("policy", ["none", "interval:100"])
 def test_log_with_flush_policy_none_or_interval_counts_written_records_as_flushed(policy: str) -> None:
     log = _log(config=StreamConfig(segment_bytes=4096, flush=FlushPolicy.parse(policy)))
@@ -112,15 +99,6 @@ def test_log_offset_for_timestamp_returns_the_first_offset_at_or_after_the_times
     fill(log, 60)  # batch at offset n has timestamp 1000 n
     for timestamp, offset in [(0, 0), (1, 3), (3000, 3), (100_500, 102), (177_000, 177), (177_001, 180)]:
         assert log.offset_for_timestamp(timestamp) == offset
-
-
-def test_log_calls_on_advance_after_an_append_and_a_high_watermark_rise() -> None:
-    log, calls = _log(), []
-    log.on_advance = lambda: calls.append((log.log_end_offset, log.high_watermark))
-    fill(log, 1)
-    log.raise_high_watermark(2)
-    log.raise_high_watermark(1)
-    assert calls == [(3, -1), (3, 2)]
 
 
 def test_log_flush_started_before_a_truncation_does_not_cover_later_appends() -> None:
@@ -199,7 +177,6 @@ def test_log_drop_prefix_moves_the_log_start_by_whole_batches() -> None:
 
 
 # ---- histories against a list ----------------------------------------------------------------------------------------
-
 _steps = st.one_of(
     st.tuples(st.just("append"), st.integers(1, 5), st.integers(0, 600)),
     st.tuples(st.just("flush")),
@@ -261,8 +238,6 @@ def _rows(first: int, made: bytes) -> list[tuple[int, bytes]]:
 
 
 # ---- damage ----------------------------------------------------------------------------------------------------------
-
-
 def _written(size: int = 180) -> tuple[MemoryStorage, list[tuple[int, bytes | None]]]:
     storage = MemoryStorage()
     log = _log(storage)
@@ -379,8 +354,6 @@ def test_log_open_after_a_crash_at_any_storage_call_returns_all_flushed_records(
 
 
 # ---- other ways through a log ----------------------------------------------------------------------------------------
-
-
 def test_log_retention_deletes_whole_committed_segments() -> None:
     def log_with(**retention: float) -> Log:
         log = _log(config=StreamConfig(segment_bytes=4096, **retention))

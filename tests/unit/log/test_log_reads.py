@@ -12,11 +12,12 @@ from liftpy.core.log.leader_epochs import EpochCache
 from liftpy.core.log.reading import first_offset_at
 from liftpy.core.log.segment import INDEX_INTERVAL_BYTES
 from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch, split_batches
+from tests.each import each
 from tests.unit.log.small_logs import S, a_log, add, filled
 
 
-@pytest.mark.parametrize("hw", range(-1, 8))
-@pytest.mark.parametrize("max_bytes", [1, 300, 1 << 20])
+@each("hw", range(-1, 8))
+@each("max_bytes", [1, 300, 1 << 20])
 def test_log_read_returns_no_record_above_the_high_watermark(hw: int, max_bytes: int) -> None:
     log = a_log()
     for count in (1, 3, 2, 2):
@@ -87,8 +88,8 @@ def three() -> list[RecordBatch]:
     return [parse_batch(data) for data in made]
 
 
-@pytest.mark.parametrize("start", [None, *range(8)])
-@pytest.mark.parametrize("end", [None, *range(8)])
+@each("start", [None, *range(8)])
+@each("end", [None, *range(8)])
 def test_to_arrow_range_includes_its_first_and_excludes_its_end_offset(start: int | None, end: int | None) -> None:
     rows = [(0, b"a", "x"), (1, b"b", "y"), (3, b"c", "y"), (4, b"d", "z"), (5, b"e", "z"), (6, b"f", "w")]
     table = arrow.to_arrow(three(), columns=("offset", "value", "subject"), from_offset=start, end_offset=end)

@@ -8,6 +8,7 @@ import pytest
 
 from liftpy.core.log.storage import MemoryFile, MemoryStorage
 from liftpy.errors import NoSpaceError, StorageError
+from tests.each import each
 
 
 def with_a_file(written: bytes = b"abcdef", synced: int | None = None) -> tuple[MemoryStorage, MemoryFile]:
@@ -34,7 +35,7 @@ CHANGES: dict[str, Callable[[MemoryStorage, MemoryFile], object]] = {
 }
 
 
-@pytest.mark.parametrize("what", CHANGES)
+@each("what", CHANGES)
 def test_memory_storage_call_with_an_injected_failure_raises_and_changes_nothing(what: str) -> None:
     storage, file = with_a_file()
     before, calls = storage.calls, []

@@ -14,6 +14,7 @@ from liftpy.core.log.segment import index_name, log_name
 from liftpy.core.log.small_files import Checkpoint
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch, split_batches
+from tests.each import each
 from tests.unit.log.small_logs import S, a_log, add, filled, stored
 
 
@@ -138,7 +139,7 @@ class Held:
         self.size_bytes, self.record_count, self.max_timestamp_ns = size, records, newest_ns
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "start"),
     [
         ({}, 0),
@@ -157,7 +158,7 @@ def test_retained_start_is_the_lowest_offset_allowed_by_size_count_and_age_limit
         assert retained_start(segments, StreamConfig(**config), hw, 100 * S) == min(start, (hw + 1) // 10 * 10)
 
 
-@pytest.mark.parametrize(
+@each(
     ("held_from", "most_bytes", "start"),
     [(None, 1000, 30), (30, 1000, 30), (35, 1000, 30), (29, 1000, 20), (12, 1000, 10), (0, 1000, 0),
      (12, 200, 10), (12, 199, 20), (0, 200, 10), (0, 99, 30), (0, 0, 30)],

@@ -13,6 +13,7 @@ from liftpy.core.metadata.records import record_from_pb
 from liftpy.core.metadata.replay import replay_all
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.each import each
 
 FIVE = ("0", "1", "2", "3", "4")
 
@@ -67,7 +68,7 @@ def test_added_partitions_reach_nodes_through_the_metadata_feed() -> None:
     check_image(follower)
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "error", "says"),
     [
         ({"partitions": 1}, Error.INVALID, "has 2 partitions: they can become more, not fewer"),

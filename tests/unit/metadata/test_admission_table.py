@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from itertools import combinations
 
-import pytest
-
 from liftpy.core.metadata.controller.admission import (
     ADMISSION,
     ARRIVAL,
@@ -18,6 +16,7 @@ from liftpy.core.metadata.request_limits import MAX_TEXT_BYTES
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import REFUSED
+from tests.each import each
 
 LONG = "x" * (MAX_TEXT_BYTES + 1)
 
@@ -81,7 +80,7 @@ def test_request_admission_of_a_request_that_breaks_no_rule_accepts_the_request(
     assert first_rejection(ARRIVAL, breaks()) is None
 
 
-@pytest.mark.parametrize(("first", "second"), PAIRS, ids=lambda name: name)
+@each(("first", "second"), PAIRS)
 def test_request_admission_of_a_request_that_breaks_two_rules_returns_the_error_of_the_first_rule(
     first: str, second: str
 ) -> None:

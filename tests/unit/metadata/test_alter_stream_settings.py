@@ -11,6 +11,7 @@ from liftpy.core.metadata.codec import CONFIG, apply_changed_fields
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError
+from tests.each import each
 
 
 def driver(**settings: object) -> Driver:
@@ -41,7 +42,7 @@ def test_alter_stream_changes_only_the_named_settings() -> None:
     assert not diff(cluster.fsm.image, cluster.fsm.image)
 
 
-@pytest.mark.parametrize(
+@each(
     ("changed", "how", "ends"),
     [
         ("readOnly", {"readOnly": True}, True),
@@ -50,7 +51,7 @@ def test_alter_stream_changes_only_the_named_settings() -> None:
         ("retentionBytes", {"retentionBytes": 5000}, False),
     ],
 )
-@pytest.mark.parametrize("standby", [True, False])
+@each("standby", [True, False])
 def test_alter_stream_to_stricter_settings_pauses_partitions_with_standby_until_their_leader_confirms(
     standby: bool, changed: str, how: dict[str, object], ends: bool
 ) -> None:

@@ -121,11 +121,3 @@ def test_leave_isr_of_a_follower_with_failed_storage_removes_the_follower(driver
     assert leave("c").error == Error.OK
     assert leave("d").error == Error.OK
     assert driver.partition() == after
-
-
-def test_leave_isr_of_an_older_incarnation_returns_fenced(driver: Driver) -> None:
-    uid = driver.fsm.image.streams["orders"].uid
-    late = pb.LeaveIsr(stream="orders", uid=uid, partition=0, node="c", incarnation=driver.incarnation("c"))
-    driver.restart("c")
-    assert driver.ask(leaveIsr=late).error == Error.FENCED
-    assert driver.partition().isr == ("a", "b", "c")

@@ -12,6 +12,7 @@ from liftpy.core.metadata.records import CountersMoved, NodeChanged, OperationDo
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError, UnknownFormatError
 from tests.born import born_fsm, registration
+from tests.each import each
 
 YEARS_NS = 10 * 365 * 86_400 * 1000 * MS
 
@@ -106,15 +107,6 @@ def test_cluster_fsm_operation_id_applied_twice_returns_the_first_answer() -> No
     assert driver.fsm.image.streams
 
 
-def test_cluster_fsm_registration_applied_twice_gives_one_incarnation() -> None:
-    driver = Driver()
-    first = driver.register("a")
-    driver.register("b")
-    again = driver.ask(first.operationId, registerNode=registration(nodeId="a"))
-    assert again == first
-    assert driver.fsm.image.counters.next_incarnation == 3
-
-
 def test_cluster_fsm_idempotency_cache_is_bounded_in_count_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idempotency_cache, "MAX_OPERATIONS", 10)
     driver = Driver()
@@ -184,7 +176,7 @@ def test_cluster_fsm_restored_from_a_snapshot_has_an_equal_image_and_equal_bytes
     assert image_to_bytes(restored.image) == image_to_bytes(driver.fsm.image)
 
 
-@pytest.mark.parametrize("position", [0, 5, 7, 9, 17, 25, 30, -1])
+@each("position", [0, 5, 7, 9, 17, 25, 30, -1])
 def test_cluster_fsm_restore_of_a_damaged_snapshot_raises_and_keeps_the_image(position: int) -> None:
     driver = Driver(("a", "b", "c"))
     driver.create()

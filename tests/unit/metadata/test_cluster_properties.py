@@ -238,7 +238,7 @@ def test_cluster_state_does_not_depend_on_the_python_hash_seed() -> None:
             [sys.executable, "-c", HISTORY], cwd=root, check=True, capture_output=True, text=True,
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(root)},
         ).stdout
-        for seed in ("1", "2", "3")
+        for seed in ("1", "2")
     }  # fmt: skip
     assert len(outputs) == 1
     assert len(outputs.pop()) > 1000

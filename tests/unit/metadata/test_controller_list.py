@@ -23,6 +23,7 @@ from liftpy.core.metadata.controller_list import (
 )
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import born_fsm
+from tests.each import each
 
 ABC = ("a", "b", "c")
 NODES = frozenset("abcdefgh")
@@ -48,13 +49,11 @@ def asked(what: int, node: str, replaced: str = "") -> pb.ChangeControllers:
     return pb.ChangeControllers(what=what, node=node, replaced=replaced)  # type: ignore[arg-type]
 
 
-def plan(
-    what: int, node: str, of: GroupView, replaced: str = "", fenced: str = ""
-) -> ControllerList | NoChange:
+def plan(what: int, node: str, of: GroupView, replaced: str = "", fenced: str = "") -> ControllerList | NoChange:
     return plan_change(asked(what, node, replaced), of, NODES, frozenset(fenced))
 
 
-@pytest.mark.parametrize(
+@each(
     ("what", "node", "replaced", "of", "voters", "learner", "leaving"),
     [
         (ADD, "d", "", view(), "abc", "d", ""),
@@ -76,7 +75,7 @@ def test_controller_change_plan_returns_the_first_step_only(
     assert (made.voters, made.learner, made.leaving) == (tuple(voters), learner, leaving)
 
 
-@pytest.mark.parametrize(
+@each(
     ("what", "node", "replaced", "of", "error", "says"),
     [
         (ADD, "x", "", view(), _E.NOT_FOUND, "Node 'x' does not exist"),

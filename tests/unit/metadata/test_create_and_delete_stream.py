@@ -8,6 +8,7 @@ from cluster_driver import Driver, Error
 from liftpy.config import AckPolicy, FlushMode
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.each import each
 
 
 def test_created_stream_is_online_with_the_first_replica_as_leader() -> None:
@@ -40,14 +41,7 @@ def test_create_stream_places_no_replica_on_a_fenced_node() -> None:
     assert list(driver.create().stream.partitions[0].replicas) == ["a", "c"]
 
 
-def test_create_stream_advances_the_round_robin_start_for_the_next_stream() -> None:
-    driver = Driver(("0", "1", "2", "3", "4"))
-    driver.create("first", partitions=9, replicationFactor=3)
-    second = driver.create("second", partitions=2, replicationFactor=3)
-    assert [list(p.replicas) for p in second.stream.partitions] == [["4", "1", "2"], ["0", "3", "4"]]
-
-
-@pytest.mark.parametrize(
+@each(
     ("fields", "says"),
     [
         ({"name": "no dots.please"}, "stream name"),
@@ -84,15 +78,6 @@ def test_create_stream_with_an_existing_name_is_rejected() -> None:
     taken = driver.create("one", "elsewhere")
     assert taken.error == Error.EXISTS
     assert taken.stream.subject == "shop.>"
-
-
-def test_create_stream_retry_with_the_same_operation_id_creates_nothing() -> None:
-    driver = Driver(("a", "b", "c"))
-    first = driver.create(partitions=2)
-    again = driver.ask(first.operationId, createStream=pb.CreateStream(name="orders", subject="shop.orders", partitions=2))
-    assert again == first
-    assert driver.create().error == Error.EXISTS
-    assert driver.fsm.image.counters.next_stream_uid == 2
 
 
 def test_create_stream_retry_returns_the_current_or_deleted_stream() -> None:

@@ -17,6 +17,7 @@ from liftpy.core.metadata.image import LeaderReport
 from liftpy.core.metadata.record_builder import RecordBuilder, Rules
 from liftpy.core.metadata.request_limits import SENT_TOGETHER
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.each import each
 from tests.unit.metadata.small_images import S, a_partition, a_stream, an_image
 
 
@@ -25,7 +26,7 @@ def elect(partition: PartitionState, fenced: str = "", **config: Any) -> tuple[s
     return election.eligible(RecordBuilder(an_image(stream, fenced=fenced), 1, Rules()), stream, partition)
 
 
-@pytest.mark.parametrize(
+@each(
     ("more", "fenced", "able"),
     [
         ({}, "", "abc"),
@@ -158,33 +159,6 @@ def test_metadata_leader_proposes_all_due_changes_in_batches(count: int, monkeyp
     for request in sent:  # a last one alone is sent without a batch
         flat += [item.request for item in request.batch.requests] if request.HasField("batch") else [request]
     assert [request.passOver.partition for request in flat] == list(range(count))
-
-
-def leading(now_ns: int = 0) -> ActiveController:
-    duties = ActiveController(ReplicationConfig(), Rules())
-    duties.lead(an_image(a_stream(), fenced="c"), now_ns, 4)
-    return duties
-
-
-def test_metadata_leader_needs_a_recent_majority_to_answer_a_no_op_without_a_log_entry() -> None:
-    image = an_image(a_stream(), fenced="c")
-    request = pb.ControlRequest(operationId=bytes(16), deleteStream=pb.DeleteStream(name="none"))
-    assert leading().answer(request, image, 100, 100) is not None
-    assert leading().answer(request, image, S, 0) is None, "who knows who leads"
-    duties = leading()
-    duties.record_logged(bytes(16))
-    assert duties.answer(request, image, 100, 100) is None
-    duties.record_not_logged(bytes(16))
-    assert duties.answer(request, image, 100, 100) is not None
-
-
-def test_remove_node_of_a_running_node_is_rejected() -> None:
-    duties = leading()
-    remove = pb.ControlRequest(operationId=bytes(16), removeNode=pb.RemoveNode(nodeId="c"))
-    duties.answer(pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="c", incarnation=3)), duties._image, 10, 10)
-    found = duties.answer(remove, duties._image, 20, 20)
-    assert found is not None
-    assert found.error == pb.ControlResponse.INVALID
 
 
 @pytest.mark.parametrize(

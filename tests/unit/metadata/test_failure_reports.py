@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from election_driver import Cluster
 
 from liftpy.core.metadata.failure_reports import ANSWER_NS, FailureReports, ProbeResult
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.each import each
 
 SERVES, DOES_NOT, ABSENT = ProbeResult.SERVES, ProbeResult.DOES_NOT, ProbeResult.ABSENT
 
@@ -32,7 +32,7 @@ def test_leader_report_with_three_followers_is_logged_with_term_and_time_of_the_
     assert accusations.take_leader_checks() == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("of_accused", "of_witness", "proposed"),
     [
         (SERVES, DOES_NOT, False), (SERVES, None, False), (SERVES, ABSENT, False),

@@ -15,6 +15,7 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.frames import MisdirectedError
+from tests.each import each
 
 
 class Feed:
@@ -332,7 +333,7 @@ def test_metadata_feed_after_a_metadata_leader_change_resumes_without_a_gap(feed
     feed.settle()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@each("seed", range(30))
 def test_metadata_feed_image_equals_the_controller_image_after_message_loss_delay_and_repetition(seed: int) -> None:
     rng = random.Random(seed)
     feed = Feed()

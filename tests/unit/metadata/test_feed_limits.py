@@ -95,17 +95,6 @@ def test_metadata_feed_subscription_resyncs_after_contradicting_entries() -> Non
     del three
 
 
-def test_metadata_feed_subscription_bounds_the_bytes_waiting_behind_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, several = subscribed(), entries(12)
-    size = max(entry.ByteSize() for entry in several)
-    monkeypatch.setattr("liftpy.core.metadata.feed.MAX_WAITING_BYTES", 3 * size)
-    for entry in several[1:]:
-        made.entry_received(entry)
-        assert sum(held.ByteSize() for held in made._waiting.values()) <= 3 * size
-    assert made.entry_received(several[0])
-    assert made.image.index >= 3
-
-
 def test_metadata_feed_snapshot_chunks_that_are_damaged_or_older_than_the_image_are_rejected() -> None:
     producer = FeedProducer()
     image = dataclasses.replace(an_image(a_stream()), index=5)

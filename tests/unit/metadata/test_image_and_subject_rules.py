@@ -15,6 +15,7 @@ from liftpy.core.metadata.records import PartitionStateChanged, StreamCreated, r
 from liftpy.core.metadata.replay import replay
 from liftpy.core.metadata.request_limits import SENT_TOGETHER
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.each import each
 from tests.unit.metadata.small_images import a_partition, a_stream, an_image
 
 
@@ -48,7 +49,7 @@ SUBJECTS = [
 ]
 
 
-@pytest.mark.parametrize("one", SUBJECTS)
+@each("one", SUBJECTS)
 def test_subjects_overlap_if_one_message_subject_matches_both_filters(one: tuple[str, int]) -> None:
     index = SubjectIndex().with_stream("one", *one)
     for other in SUBJECTS:
@@ -96,13 +97,6 @@ def test_partition_requests_in_batches_of_bounded_size_each_get_an_answer() -> N
 )
 def test_misplaced_leadership_needs_a_live_in_sync_preferred_leader(more: dict[str, Any], fenced: str, count: int) -> None:
     assert len(partitions_off_preferred_leader(an_image(a_stream(a_partition(**more)), fenced=fenced))) == count
-
-
-@pytest.mark.parametrize(
-    ("uid", "number", "there"), [("u1", 0, True), ("", 0, True), ("u2", 0, False), ("u1", 1, False), ("u1", -1, False)]
-)
-def test_metadata_image_returns_a_partition_by_stream_and_number(uid: str, number: int, there: bool) -> None:
-    assert (an_image(a_stream()).find("s", uid, number) is not None) is there
 
 
 def test_metadata_image_replica_counts_change_with_created_and_deleted_streams() -> None:

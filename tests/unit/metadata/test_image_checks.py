@@ -14,6 +14,7 @@ from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.image import ClusterImage, Counters, NodeImage
 from liftpy.core.metadata.replay import check_partition
 from liftpy.errors import InvariantError
+from tests.each import each
 from tests.unit.metadata.small_images import a_partition, a_stream, an_image
 
 HIGH = Counters(100, 100, 100, 100, 100)
@@ -27,7 +28,7 @@ def code_of(error: pytest.ExceptionInfo[InvariantError]) -> str:
     return str(error.value).split()[1]
 
 
-@pytest.mark.parametrize(
+@each(
     ("code", "changes"),
     [
         ("C3", {"isr": ()}),
@@ -86,7 +87,7 @@ def broken_images() -> dict[str, tuple[str, ClusterImage]]:
     }
 
 
-@pytest.mark.parametrize("what", list(broken_images()))
+@each("what", list(broken_images()))
 def test_check_image_with_contradicting_parts_raises_invariant_error(what: str) -> None:
     code, image = broken_images()[what]
     with pytest.raises(InvariantError) as error:

@@ -10,7 +10,6 @@ from immutables import Map
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata import codec
 from liftpy.core.metadata.controller.request_batcher import _one_count
-from liftpy.core.metadata.describe import cut_stream
 from liftpy.core.metadata.election import PreferredLeaders
 from liftpy.core.metadata.failure_reports import ANSWER_NS, FailureReports, LeaderCheck, ProbeResult
 from liftpy.core.metadata.feed import FeedProducer
@@ -99,23 +98,6 @@ def test_control_request_rejection_detail_above_the_limit_is_shortened() -> None
     longer = refuse(pb.ControlResponse.STALE, fits + "x", a_partition())
     assert longer.response.detail == f"{fits}…({MAX_DETAIL_LENGTH + 1} characters)"
     assert codec.PARTITION.from_pb(longer.response.partition) == a_partition()
-
-
-def test_describe_stream_answer_above_the_size_limit_is_truncated_with_the_next_partition() -> None:
-    whole = pb.ControlResponse(stream=codec.STREAM.to_pb(a_stream(*(a_partition(partition=n) for n in range(9)))))
-    answer = pb.ControlResponse()
-    answer.CopyFrom(whole)
-    cut_stream(answer, whole.stream.ByteSize())
-    assert answer == whole
-    cut_stream(answer, whole.stream.ByteSize() // 2)
-    kept = len(answer.stream.partitions)
-    assert 0 < kept < 9
-    assert list(answer.stream.partitions) == list(whole.stream.partitions)[:kept]
-    assert answer.nextPartition == kept
-    assert sum(partition.ByteSize() for partition in answer.stream.partitions) <= whole.stream.ByteSize() // 2
-    other = pb.ControlResponse(detail="x" * 100)
-    cut_stream(other, 1)
-    assert other == pb.ControlResponse(detail="x" * 100)
 
 
 def test_preferred_leader_rebalance_checks_once_per_interval() -> None:

@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 
-from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.describe import MAX_PAGE_BYTES, page_bytes
 from liftpy.core.metadata.idempotency_cache import MAX_STEP_NS, IdempotencyCache, Operation
 from liftpy.core.metadata.image import NodeImage
 from liftpy.core.metadata.node_identity import MAX_EARLIER_NONCES, DirectoryIdentity, ProcessRelation, compare_processes
-from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from tests.unit.metadata.small_images import S, an_image
+from tests.each import each
 
 
 def test_idempotency_cache_is_bounded_and_keeps_operations_after_clock_jumps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,37 +35,6 @@ def test_describe_pages_fit_into_a_nats_message(asked: int, payload: int, size: 
     assert page_bytes(asked, payload) == size
 
 
-def test_node_sessions_fence_a_silent_node_after_the_session_timeout_in_repeated_proposals() -> None:
-    config = ReplicationConfig()
-    sessions = NodeSessions(config)
-    sessions.lead(an_image(fenced="c"), 0)
-    assert sessions.take_due(2 * S) == [], "everybody may be starting"
-    assert sessions.heartbeat("a", 1, 3 * S, 3 * S).granted
-    assert not sessions.heartbeat("a", 2, 3 * S, 3 * S).granted
-    assert not sessions.heartbeat("a", 1, 3 * S, 0).granted, "no majority has confirmed"
-    now = 3 * S + round(config.session_s * S)
-    overdue = list(sessions.overdue(now + S))
-    assert "a" in overdue
-    assert "c" not in overdue, "a node that is fenced holds no session"
-    found = [now + ms * S // 100 for ms in range(300) if sessions.take_due(now + ms * S // 100)]
-    assert 2 <= len(found) <= 8, "again and again, but not with every tick"
-
-
-def test_node_without_responders_on_nats_is_fenced_after_its_lease_and_before_the_session_timeout() -> None:
-    config = ReplicationConfig()
-    sessions = NodeSessions(config)
-    sessions.lead(an_image(), 0)
-    sessions.heartbeat("a", 1, 10 * S, 10 * S)
-    sessions.record_no_responders("a")
-    lease_ns = round(config.lease_s * S)
-    ended = [
-        now
-        for now in range(10 * S, 14 * S, S // 100)
-        if any(isinstance(p, pb.FenceNode) and p.nodeId == "a" for p in sessions.take_due(now))
-    ]
-    assert 10 * S + lease_ns <= ended[0] <= 10 * S + round(config.session_s * S)
-
-
 def test_registration_after_many_unregistered_starts_counts_as_a_later_process_of_the_directory() -> None:
     starts = DirectoryIdentity("f").next(100).after_registration()
     for nonce in range(101, 101 + 3 * MAX_EARLIER_NONCES):
@@ -79,7 +46,7 @@ def test_registration_after_many_unregistered_starts_counts_as_a_later_process_o
         assert compare_processes(known, request) is ProcessRelation.FOLLOWS, nonce
 
 
-@pytest.mark.parametrize(
+@each(
     ("request_", "how"),
     [
         ({"start": 6, "nonce": 60, "earlierNonces": [40, 50]}, ProcessRelation.FOLLOWS),

@@ -209,13 +209,6 @@ def test_node_that_sends_heartbeats_counts_as_running(driver: Driver, sessions: 
     assert not sessions.runs("a", START + 5601 * MS)
 
 
-def test_node_whose_id_another_process_claims_is_overdue_at_once(driver: Driver, sessions: NodeSessions) -> None:
-    assert not sessions.may_still_run("stranger", START)
-    assert sessions.may_still_run("a", START)
-    assert sessions.overdue(START + 1) == ["a"], "its place is wanted: the bus is asked at once"
-    assert sorted(sessions.overdue(START + 1002 * MS)) == ["a", "b"], "late as they are"
-
-
 def test_node_with_an_ended_session_keeps_its_id_until_nats_reports_no_responders(
     driver: Driver, sessions: NodeSessions
 ) -> None:

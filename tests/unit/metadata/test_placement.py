@@ -30,6 +30,7 @@ from liftpy.core.metadata.placement.facts import (
     sort_by_id,
 )
 from liftpy.core.metadata.placement.policies import least_loaded, rack, rack_strict, round_robin, row_of
+from tests.each import each
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "placement.json").read_text(encoding="utf-8"))
 COMPUTED = [name for name in POLICY_NAMES if name != MANUAL]
@@ -60,7 +61,7 @@ def by_name(case: dict[str, Any]) -> str:
 
 
 # ---- the vectors -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("case", VECTORS["round_robin"], ids=by_name)
+@each("case", VECTORS["round_robin"])
 def test_placement_round_robin_returns_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
     assert of_case(case, "round-robin") == of_case(case, "") == case["expected"]
 
@@ -90,7 +91,7 @@ def by_hand(entries: Any, nodes: list[NodeFacts], **more: Any) -> list[Replicas]
     return place(nodes, wanted).replicas
 
 
-@pytest.mark.parametrize("case", VECTORS["manual"], ids=lambda case: str(case["map"]))
+@each("case", VECTORS["manual"])
 def test_placement_manual_returns_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
     nodes = facts(VECTORS["manual_known_nodes"])
     entries = [(entry["id"], entry["replicas"]) for entry in case["map"]]
@@ -127,8 +128,8 @@ def test_placement_sorts_node_names_as_numbers_only_if_all_names_are_numbers() -
     assert in_order(["n10", "n9"]) == ["n10", "n9"]
 
 
-@pytest.mark.parametrize("policy", COMPUTED)
-@pytest.mark.parametrize("count", [0, 1, 2])
+@each("policy", COMPUTED)
+@each("count", [0, 1, 2])
 def test_placement_with_too_few_nodes_raises_with_the_number_of_missing_nodes(policy: str, count: int) -> None:
     with pytest.raises(NotEnoughNodesError, match=f"not enough nodes: {3 - count} more needed") as raised:
         placed(in_racks({"x": range(count)}), policy, 1, 3)
@@ -268,7 +269,7 @@ def test_placement_rendezvous_breaks_ties_equally_on_every_machine(monkeypatch: 
             assert placed(nodes, "rendezvous", 60, 5) == expected
 
 
-@pytest.mark.parametrize("hashed", [0, 1, 2**53, 2**63 - 1, 2**63, 2**64 - 2**11, 2**64 - 2, 2**64 - 1])
+@each("hashed", [0, 1, 2**53, 2**63 - 1, 2**63, 2**64 - 2**11, 2**64 - 2, 2**64 - 1])
 def test_placement_rendezvous_fast_scores_equal_the_exact_scores(hashed: int) -> None:
     globals_ = vars(policies)
     (rough,) = globals_["_scores"](np.array([hashed], np.uint64), np.array([2.5]))
@@ -410,8 +411,8 @@ def test_placement_least_loaded_on_unbalanced_nodes_balances_leaders() -> None:
     assert apart == 2
 
 
-@pytest.mark.parametrize("policy", [round_robin, rack, rack_strict, least_loaded])
-@pytest.mark.parametrize(("partitions", "pauses"), [(PER_STEP - 1, 0), (PER_STEP, 1), (3 * PER_STEP + 1, 3)])
+@each("policy", [round_robin, rack, rack_strict, least_loaded])
+@each(("partitions", "pauses"), [(PER_STEP - 1, 0), (PER_STEP, 1), (3 * PER_STEP + 1, 3)])
 def test_placement_policies_yield_after_a_bounded_number_of_partitions(policy: Any, partitions: int, pauses: int) -> None:
     nodes = [NodeFacts(node_id=n, rack=n) for n in "abc"]
     assert sum(1 for _ in policy(nodes, PlacementRequest(partitions=partitions, replication_factor=2))) == pauses

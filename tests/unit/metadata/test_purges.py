@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from cluster_driver import Driver, Error
 from election_driver import CANDIDATE_FOUND, ONLINE, Cluster
 
@@ -25,6 +24,7 @@ from liftpy.core.metadata.codec import PARTITION
 from liftpy.core.metadata.controller.request_batcher import purge_report
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.each import each
 
 
 def cluster(nodes: str = "abc") -> Driver:
@@ -85,7 +85,7 @@ def test_purge_is_replaced_only_by_a_purge_with_a_higher_end_offset() -> None:
     assert [p.keys for p in now(driver).purges] == [(), (b"x",)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("more", "error"),
     [({"uid": ""}, Error.NOT_FOUND), ({"uid": "of before"}, Error.NOT_FOUND), ({"partition": 2}, Error.NOT_FOUND),
      ({"stream": "other"}, Error.NOT_FOUND), ({"end_offset": 0}, Error.INVALID), ({"end_offset": (1 << 62) + 1}, Error.INVALID),

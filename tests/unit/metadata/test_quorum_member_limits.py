@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.config import ReplicationConfig
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.controller.quorum_member import (
     MAX_DUTY_PROPOSALS,
-    PROBE_EVERY_NS,
-    ProbeNode,
     ProposedEntry,
     leader_to_ask_first,
 )
@@ -43,19 +41,6 @@ def test_metadata_leader_that_loses_and_regains_the_leadership_proposes_a_new_ba
     [barrier] = made.tick()
     assert isinstance(barrier, ProposedEntry)
     assert barrier.barrier_term == made.log.term, "a new one, in the same term too"
-
-
-def test_metadata_leader_checks_late_nodes_only_at_intervals() -> None:
-    made = Member()
-    made.lead()
-    made.register(2)
-    made.ask(heartbeat())
-    made.ask(heartbeat(1))
-    [first, second] = [d for d in made.tick(later_ns=NS_PER_S) if isinstance(d, ProbeNode)]
-    assert {first.node_id, second.node_id} == {"d0", "d1"}
-    made.member.probe_ended("d0", absent=False)
-    for later_ns, found in ((PROBE_EVERY_NS - 1, []), (1, [ProbeNode("d0")])):
-        assert [d for d in made.tick(later_ns=later_ns) if isinstance(d, ProbeNode)] == found
 
 
 def test_metadata_leader_drops_a_proposal_above_the_entry_size(monkeypatch: pytest.MonkeyPatch) -> None:

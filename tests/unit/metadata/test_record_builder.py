@@ -16,12 +16,13 @@ from liftpy.core.metadata.record_builder import RecordBuilder, Rules, refuse
 from liftpy.core.metadata.records import CountersMoved, PartitionStateChanged
 from liftpy.core.metadata.replay import replay_all
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.each import each
 from tests.unit.metadata.small_images import a_partition, a_stream, an_image
 
 KEY = PartitionKey("s", "u1", 0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("response", "allowed"),
     [
         ({"error": pb.ControlResponse.NOT_FOUND}, True),

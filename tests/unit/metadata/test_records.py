@@ -32,6 +32,7 @@ from liftpy.core.metadata.records import (
 from liftpy.core.metadata.replay import replay, replay_all
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import InvariantError, ProtocolError
+from tests.each import each
 from tests.unit.metadata.small_images import a_partition, a_stream, an_image
 
 REPORT = LeaderReport(
@@ -62,7 +63,7 @@ RECORDS: list[Record] = [
 ]
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+@each("record", RECORDS)
 def test_metadata_record_decodes_to_an_equal_record(record: Record) -> None:
     assert record_from_pb(pb.Record.FromString(record_to_pb(record).SerializeToString())) == record
 
@@ -74,7 +75,7 @@ def test_metadata_record_of_an_unknown_kind_raises_protocol_error() -> None:
         record_from_pb(pb.Record())
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+@each("record", RECORDS)
 def test_metadata_record_with_unknown_fields_is_rejected(record: Record) -> None:
     message = record_to_pb(record)
     kind = message.WhichOneof("record")
@@ -131,7 +132,7 @@ def test_metadata_record_replayed_changes_only_its_part_of_the_image() -> None:
     assert replay_all(image, following).reports["u1", 0] == (other, newer), "the newest of each witness"
 
 
-@pytest.mark.parametrize(
+@each(
     ("code", "record"),
     [
         ("R9", StreamCreated(a_stream())),

@@ -19,6 +19,7 @@ from liftpy.core.metadata.controller.requests import (
     may_be_logged,
 )
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.each import each
 
 KINDS = {field.name: field for field in pb.ControlRequest.DESCRIPTOR.oneofs_by_name["request"].fields}
 NOT_READ = sorted(name for name, kind in REQUESTS.items() if kind.asked_by is not RequesterKind.READERS)
@@ -36,8 +37,8 @@ def test_request_table_has_one_row_per_kind_of_control_request() -> None:
     assert set(REQUESTS) == set(KINDS)
 
 
-@pytest.mark.parametrize("door", RequestAcl)
-@pytest.mark.parametrize("name", sorted(REQUESTS))
+@each("door", RequestAcl)
+@each("name", sorted(REQUESTS))
 def test_control_request_without_a_kind_is_rejected_on_each_subject(name: str, door: RequestAcl) -> None:
     request = asked(name)
     getattr(request, name).MergeFromString(bytes.fromhex("c23e0161"))
@@ -69,7 +70,7 @@ def test_control_request_is_accepted_only_on_the_subject_of_its_kind() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(KINDS))
+@each("name", sorted(KINDS))
 def test_read_only_control_requests_are_logged_only_if_linearizable(name: str) -> None:
     request = asked(name)
     reads = name in ("barrier", "describeCluster", "describeStream", "heartbeat")
@@ -116,8 +117,8 @@ def test_control_request_of_an_unknown_kind_is_rejected_on_every_subject() -> No
         assert refusal(door, "n1", pb.ControlRequest())
 
 
-@pytest.mark.parametrize("name", NOT_READ)
-@pytest.mark.parametrize("door", list(RequestAcl))
+@each("name", NOT_READ)
+@each("door", list(RequestAcl))
 def test_control_request_with_the_id_of_another_node_is_rejected(door: RequestAcl, name: str) -> None:
     kind, request = REQUESTS[name], asked(name)
     whose = {

@@ -15,6 +15,7 @@ from liftpy.core.metadata.image import ClusterImage, SubjectIndex
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import data_subject, overlaps_inbox
+from tests.each import each
 from tests.long import examples
 
 TOKENS = ("a", "b", "1", "2", "3", "01")
@@ -65,7 +66,7 @@ def create(driver: Driver, name: str, subject: str, partitions: int = 1, ack: st
     return driver.create(name, subject, partitions=partitions, config=pb.StreamConfig(ackPolicy=ack))
 
 
-@pytest.mark.parametrize(
+@each(
     ("held", "partitions", "wanted", "count"),
     [
         ("shop.orders", 1, "shop.orders", 1),
@@ -130,19 +131,17 @@ def test_create_stream_checks_the_name_before_the_subject() -> None:
     assert create(driver, "one", "shop.>").error == Error.EXISTS
 
 
-@pytest.mark.parametrize("name", ["control", "feed", "inbox", "info", "notify", "raft", "service", "status"])
+@each("name", ["control", "feed", "inbox", "info", "notify", "raft", "service", "status"])
 def test_create_stream_with_a_name_of_protocol_words_is_rejected(name: str) -> None:
     assert "protocol's own" in create(Driver(("a",)), name, "shop").detail
 
 
-@pytest.mark.parametrize(
-    "subject", ["liftpy.>", "liftpy", "_INBOX.>", "_INBOX_bob.x", "_INBOX", "$SYS.>", "$JS.API", ">", "*.x"]
-)
+@each("subject", ["liftpy.>", "liftpy", "_INBOX.>", "_INBOX_bob.x", "_INBOX", "$SYS.>", "$JS.API", ">", "*.x"])
 def test_create_stream_with_a_protocol_subject_is_rejected(subject: str) -> None:
     assert "overlap" in create(Driver(("a",)), "one", subject).detail
 
 
-@pytest.mark.parametrize(
+@each(
     ("subject", "partitions", "under"),
     [
         ("acme.inbox", 1, False),

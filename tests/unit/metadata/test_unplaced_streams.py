@@ -22,6 +22,7 @@ from liftpy.core.metadata.replay import replay, replay_all
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import InvariantError
+from tests.each import each
 
 
 def why(driver: Driver, name: str) -> str:
@@ -32,8 +33,8 @@ def place(driver: Driver, name: str = "orders") -> pb.ControlResponse:
     return driver.ask(placeStream=pb.PlaceStream(name=name, uid=driver.fsm.image.streams[name].uid))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("nodes", [(), ("a",)])
+@each("policy", POLICIES)
+@each("nodes", [(), ("a",)])
 def test_create_stream_with_too_few_nodes_is_unplaced_until_nodes_register(policy: str, nodes: tuple[str, ...]) -> None:
     driver = Driver()
     for node in nodes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -14,7 +13,6 @@ import pytest
 import sidecar.node.node
 from liftpy.core.base.worker_assignment import WorkerShare
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.node_identity import EarlierProcessCheck
 from liftpy.errors import ConfigError, LiftError
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.metadata.identity import NodeFile, PreviousProcess
@@ -336,74 +334,6 @@ async def test_node_heartbeat_answer_is_passed_to_the_partitions(world: World) -
     node._lease_granted(5, 7)
     held: Any = node.partitions
     assert held.heard == [5]
-    await node.stop()
-
-
-async def test_node_start_passes_the_settings_to_its_components(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    module, made = sidecar.node.node, dict[str, Any]()
-    now_ns = 77 * 10**9
-    monkeypatch.setattr(module.clock, "now_ns", lambda: now_ns)
-
-    def record(name: str, real: Callable[..., Any]) -> None:
-        def make(*given: Any) -> Any:
-            made[name] = given
-            return real(*given)
-
-        monkeypatch.setattr(module, name, make)
-
-    asked: list[tuple[Any, ...]] = []
-    waited = module.wait_for_predecessor
-
-    async def nobody_before(bus: Any, subjects: Any, node_id: str, inquiry: EarlierProcessCheck) -> None:
-        asked.append((bus, subjects, node_id, inquiry._silences, inquiry._deadline_ns))
-        await waited(bus, subjects, node_id, inquiry)
-
-    monkeypatch.setattr(module, "wait_for_predecessor", nobody_before)
-    for name in ("open_links", "Membership", "GroupThread", "Promises"):
-        record(name, getattr(module, name))
-    monkeypatch.setattr(module, "MetadataConnection", lambda *given: given)
-    monkeypatch.setattr(Members, "live", lambda self, timeout_s: world.part("members").live(made.setdefault("live", timeout_s)))
-    for name in ("orders-U1/0", "gone-U2/1"):
-        (world.folder / "streams" / name).mkdir(parents=True)
-    node = Node(NodeSettings("n1", world.folder))
-    address = node.status.url
-    with caplog.at_level("INFO", "liftpy.node"):
-        said = await node.start()
-    settings, folder = node.settings, node._folder
-    assert said == {"node": "n1", "incarnation": 1, "status": address, "pid": os.getpid()}
-    first = EarlierProcessCheck(now_ns)
-    bus = node._links.replication  # type: ignore[union-attr]
-    assert asked == [
-        (bus, node.subjects, "n1", first._silences, first._deadline_ns),
-        (bus, node.subjects, "n1", 1, first._deadline_ns),
-    ]
-    assert first._silences > 1
-    assert made["open_links"] == (settings, node._memory.intake, node._memory.room, node._keys)
-    assert made["Membership"] == (settings, node.group, node._lease_granted, node.fatal)
-    assert made["GroupThread"][0]() == (
-        settings, folder, node.subjects, node._inboxes, node.counters, node.instruments, node._keys
-    )  # fmt: skip
-    assert made["Promises"][1:] == (node._pool, node.counters, node.fatal)
-    assert made["live"] == 5.0
-    starts = world.registered.pop("starts")
-    assert (starts.starts, world.registered) == (
-        1,
-        {
-            "previous_incarnation": 0, "clean_stop": False, "flushed_always": True, "status_address": address,
-            "partition_budget": node._budget.partitions,
-        },
-    )  # fmt: skip
-    assert "left behind" in world.told
-    assert [text for text in caplog.messages if "incarnation" in text or "unknown stream" in text] == [
-        "node started node=n1 incarnation=1",
-        *(
-            f"unknown stream directory={name}: keeping it. If the data is not needed, run: liftpy node remove-data n1 {name}"
-            for name in ("gone-U2", "orders-U1")
-        ),
-    ]
-    assert not node._rights._is_starting
     await node.stop()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import yaml
 
 from liftpy.core.metadata.controller import cluster_events
@@ -13,6 +12,7 @@ from liftpy.core.observe import node_events
 from liftpy.core.observe.cluster_health import DEGRADED, OK, UNAVAILABLE, judge, verdict_of
 from liftpy.core.observe.node_summary import NodeSummary
 from liftpy.core.observe.verdicts import VERDICTS, reason
+from tests.each import each
 
 ROOT = Path(__file__).resolve().parents[3]
 RULES = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text(encoding="utf-8"))["groups"][0]["rules"]
@@ -27,7 +27,7 @@ def test_health_verdict_of_a_cluster_contains_a_lost_directory_reported_by_any_c
     assert [one.word for one in judge({"n1": restarted, "n2": other}).reasons] == ["directory-lost"]
 
 
-@pytest.mark.parametrize("word", VERDICTS)
+@each("word", VERDICTS)
 def test_health_verdict_refers_to_an_existing_runbook_alert_and_events(word: str) -> None:
     row = VERDICTS[word]
     assert (ROOT / "docs" / "runbooks" / f"{row.runbook}.md").is_file()
@@ -48,7 +48,7 @@ def test_health_verdict_of_a_cluster_orders_reasons_by_severity_then_by_the_tabl
     assert verdict_of([]).word == OK
 
 
-@pytest.mark.parametrize(
+@each(
     ("summary", "word"),
     [
         (
@@ -66,7 +66,6 @@ def test_health_verdict_of_a_cluster_orders_reasons_by_severity_then_by_the_tabl
         ({"metadata_leader": "", "leaderless_since": "12:03:10"}, "no-majority"),
         ({"nats_connected": False, "nats_problem": "nats://h:4222: refused"}, "nats-lost"),
     ],
-    ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_health_verdict_of_a_cluster_with_one_fault_has_one_reason_for_this_fault(
     summary: dict[str, object], word: str

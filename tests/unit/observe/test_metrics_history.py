@@ -31,6 +31,7 @@ from liftpy.core.observe.history import (
     rows_of,
 )
 from liftpy.core.observe.node_summary import percentile
+from tests.each import each
 
 
 def a_row(value: float, **more: float) -> list[float]:
@@ -164,7 +165,7 @@ def test_metrics_history_answer_is_bounded_and_the_next_continues_after_its_last
         assert asked_rows(history, wrong) is None
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         {"step": [1]}, {"step": {}}, {"step": True},

@@ -19,6 +19,7 @@ from liftpy.core.observe.node_events import (
     checked_event,
     repair_texts,
 )
+from tests.each import each
 
 KEY = PartitionKey("orders", "u1", 0)
 MOMENT = datetime(2026, 1, 2, 12, 3, 10, tzinfo=UTC)
@@ -139,7 +140,7 @@ def test_node_event_as_json_is_accepted_by_the_reader() -> None:
     assert set(KINDS) >= {event["kind"]}
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         {"kind": "election"}, {"kind": [4]}, {"number": -1}, {"index": "1"}, {"time_ns": 1 << 70}, {"detail": 4},

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.observe.node_health import Check, HealthInput, ReplicaSyncCheck, live, ready, text_lines
+from tests.each import each
 
 WELL: dict[str, Any] = {"registered": True, "nats": True, "metadata_heard_s": 1.0, "session_s": 9.0, "opened": True}
 A, B = PartitionKey("s", "u1", 0), PartitionKey("s", "u1", 1)
@@ -17,7 +16,7 @@ def failing(checks: list[Check]) -> list[str]:
     return [check.name for check in checks if not check.ok]
 
 
-@pytest.mark.parametrize(
+@each(
     ("signs", "not_live", "not_ready"),
     [
         ({}, [], []),
@@ -33,7 +32,6 @@ def failing(checks: list[Check]) -> list[str]:
         ({"opening": 3}, [], []),
         ({"stopped_for_space": 2}, [], ["space"]),
     ],
-    ids=str,
 )
 def test_health_problem_fails_only_its_own_check(signs: dict[str, Any], not_live: list[str], not_ready: list[str]) -> None:
     seen = HealthInput(**{**WELL, **signs})

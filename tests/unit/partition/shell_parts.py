@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,12 +18,6 @@ from sidecar.partition.executor import Tools
 from sidecar.runtime.timers import Timer, Timers
 
 KEY = PartitionKey("orders", "u1", 3)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def filled(kind: type[Any]) -> Any:

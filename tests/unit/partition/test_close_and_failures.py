@@ -12,31 +12,26 @@ from typing import Any
 import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
-from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import FLUSH_FAILED_NAME
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
-from liftpy.errors import LiftError, NoSpaceError, StorageError
+from liftpy.errors import LiftError, StorageError
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import DirectoryStorage
 from sidecar.partition import replica_manager as partitions_module
 from sidecar.partition.flushing import Flusher
 from sidecar.partition.promises import Promises
-from sidecar.partition.proposals import Proposals
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.scrub import Scrub
-from sidecar.partition.worker import PartitionWorker
-from sidecar.runtime import memory as garbage_module
-from sidecar.runtime.memory import CLOSED, GarbageCollection
-from tests.unit.log.small_logs import a_log, add
+from tests.unit.log.small_logs import add
 from tests.unit.log.test_recovery_closes_files import open_in
-from tests.unit.partition.shell_parts import KEY, PARTS, Clocked, until, worker
-from tests.unit.partition.test_combined_fetch_messages import Side
+from tests.unit.partition.shell_parts import KEY, Clocked
 from tests.unit.partition.test_effect_arguments import executor
 from tests.unit.partition.test_replica_manager import RecordingWorker, partitions
 from tests.unit.partition.test_scrub import flip, partition, scrub_of
+from tests.until import until
 
 
 # ---- promises ----------------------------------------------------------------------------------------------------------------
@@ -64,14 +59,6 @@ def test_effect_executor_fails_the_replica_when_its_leader_epoch_cannot_be_store
     assert made.executor.storage_failed
     assert [type(event) for event in fed] == [events.StorageFailed]
     assert not [call for call in calls if call[0] == "log.note_promise"]
-
-
-def test_effect_executor_ignores_a_leader_epoch_stored_after_the_close() -> None:
-    for error in (None, StorageError("broken")):
-        made, calls, fed = promising()
-        made.executor.close()
-        made.tell(error)
-        assert ([name for name, *_ in calls], fed) == (["replay.close"], [])
 
 
 class Journal:
@@ -184,30 +171,13 @@ class Bench:
             await asyncio.sleep(0)
 
 
-async def test_log_flusher_has_measured_the_flush_time_before_it_reports_the_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench()
-    add(bench.log)
-    bench.flusher.appended()
-    monkeypatch.setattr("sidecar.partition.flushing._run_timed", lambda flush: flush.run() or 77)
-    bench.pool.work[0] = (bench.pool.work[0][0], lambda: 77)
-    bench.pool.run()
-    await until(lambda: bench.flushed == [1])
-    assert (bench.flusher.disk_ns, bench.flusher.count) == (77, 1)
-
-
-async def test_log_flusher_disk_error_in_a_checkpoint_is_only_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_log_flusher_disk_error_in_a_checkpoint_raises_nothing() -> None:
     bench = Bench()
     for error in (None, StorageError("no"), LiftError("none"), OSError("bad"), None):
         await bench.checkpointed(error)
-    assert caplog.messages == [f"HW checkpoint failed error={error}: retrying" for error in ("no", "none", "bad")]
     assert bench.raised == []
     await bench.checkpointed(ZeroDivisionError("a bug"))
     assert [type(error) for error in bench.raised] == [ZeroDivisionError]
-    bench.log.close(clean=False)
-    await bench.checkpointed(StorageError("no"))
-    assert len(caplog.messages) == 3, "of a log that is closed nobody wonders"
 
 
 async def test_log_flusher_ignores_the_late_completion_of_a_checkpoint_it_already_awaited() -> None:
@@ -225,59 +195,6 @@ async def test_log_flusher_ignores_the_late_completion_of_a_checkpoint_it_alread
         await asyncio.sleep(0)
     bench.flusher.checkpoint()
     assert len(bench.pool.work) == 1, "the late word about the first one ends no other"
-
-
-# ---- garbage -------------------------------------------------------------------------------------------------------------------
-def test_garbage_collector_runs_after_a_quarter_of_the_partitions_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    for name in ("collect", "freeze", "unfreeze"):
-        monkeypatch.setattr(garbage_module.gc, name, lambda *_, name=name: said.append(name))
-    garbage = GarbageCollection()
-    for _ in range(8 * CLOSED):
-        garbage.count_opened()
-    assert said == ["collect", "freeze"] * 16
-    said.clear()
-    looks = []
-    for number in range(1, 8 * CLOSED + 1):
-        garbage.count_closed()
-        looks += [number] * (len(said) > 3 * len(looks))
-    assert said == ["unfreeze", "collect", "freeze"] * len(looks)
-    assert looks == [409, 737, 999, 1255, 1511, 1767, 2023], "a quarter of those that are open still, but at least so many"
-    assert looks[-1] - looks[-2] == CLOSED
-    assert garbage.full_collection_count == len(looks)
-
-
-# ---- wishes, quiet fetches -----------------------------------------------------------------------------------------------------
-async def test_controller_requests_waiting_at_the_close_are_dropped() -> None:
-    group = SimpleNamespace(propose=lambda *_: pytest.fail("asked after the end"))
-    asks = Proposals(group, "n1", 5)  # type: ignore[arg-type]
-    asks.leave_isr(KEY, do.LeaveIsr(reason="broken"))
-    assert asks.counters["requests to the metadata group waiting"] == 1
-    await asks.close()
-    assert asks.counters["requests to the metadata group waiting"] == 0
-    asks.leave_isr(KEY, do.LeaveIsr(reason="broken"))
-    assert asks.counters["requests to the metadata group waiting"] == 0
-
-
-async def test_combined_fetch_client_sends_the_next_request_on_time_despite_new_partitions() -> None:
-    side = Side("n2")
-    clocked = Clocked()
-    side.talk._timers = clocked
-    for number in range(3):
-        side.wait(number)
-    assert len(clocked.armed) == 1, "the turn that the first one asked for"
-    side.talk.stop(PartitionKey("orders", "u1", 0))
-    side.talk._turn()
-    assert len(clocked.armed) == 2, "and the next turn while somebody waits"
-    for number in (1, 2):
-        side.talk.stop(PartitionKey("orders", "u1", number))
-    side.talk._turn()
-    assert len(clocked.armed) == 2
-    side.wait(5)
-    assert len(clocked.armed) == 3
-    side.talk.close()
-    assert clocked.armed == []
-    side.timers.close()
 
 
 # ---- recovered logs ------------------------------------------------------------------------------------------------------------
@@ -307,15 +224,6 @@ async def test_log_recovery_closes_recovered_logs_that_no_partition_takes(
     folder.close()
 
 
-async def test_log_recovery_of_a_directory_without_streams_returns_no_logs(
-    tmp_path: Path, pool: concurrent.futures.ThreadPoolExecutor
-) -> None:
-    logs = RecoveredLogs()
-    folder: Any = SimpleNamespace(path=tmp_path, finish_deletions=lambda: None, held_logs=frozenset)
-    await logs.run(folder, pool, clean_stop=False)
-    assert (logs.names, logs.damaged, logs.suspect) == (frozenset(), [], [])
-
-
 # ---- the scrub -----------------------------------------------------------------------------------------------------------------
 async def test_scrub_closes_its_file_after_success_damage_and_errors(tmp_path: Path) -> None:
     for damaged in (False, True):
@@ -331,15 +239,6 @@ async def test_scrub_closes_its_file_after_success_damage_and_errors(tmp_path: P
         assert (len(one.told), scrub.progress.findings) == (damaged, damaged)
         await scrub.close()
         one.log.close(clean=False)
-
-
-async def test_scrub_counts_but_does_not_report_unconfirmed_damage(tmp_path: Path) -> None:
-    scrub, counters = scrub_of(tmp_path)
-    scrub._suspects(SimpleNamespace(key="a"), a_log().segments[0], LiftError("maybe"), found=False)  # type: ignore[arg-type]
-    assert counters == {"scrub_unconfirmed": 1}
-    assert (scrub.progress.findings, scrub.progress.last_finding) == (0, "")
-    assert scrub_of(tmp_path)[0].progress == scrub.progress
-    await scrub.close()
 
 
 async def test_scrub_between_two_passes_reads_nothing(tmp_path: Path) -> None:
@@ -404,46 +303,11 @@ async def test_leader_that_lost_publishes_transfers_its_leadership() -> None:
         assert node._aside == {}
 
 
-# ---- the worker ----------------------------------------------------------------------------------------------------------------
-def test_leadership_transfer_request_of_a_service_contains_target_and_reason() -> None:
-    asked: list[Any] = []
-    one = worker(leader_epoch=6, executor=SimpleNamespace(hand_over=lambda effect, why: asked.append((effect, why))))
-    PartitionWorker._hand_over(one, "n2", "a service is behind")
-    assert asked == [(do.StepAside(leader_epoch=6, toward="n2", reason="a service is behind"), "service")]
-
-
-def test_partition_worker_passes_its_components_to_the_effect_executor() -> None:
-    of_worker = {"flusher", "ingest", "derived", "standby", "replay", "acks", "replication", "fetches", "reads", "services"}
-    of_worker.add("driver")
-    parts = {name: object() for name in PARTS}
-    counters, aside, log = Counter[str](), object(), object()
-    node: Any = SimpleNamespace(
-        incarnation=41,
-        counters=counters,
-        step_aside=aside,
-        **{name: parts[name] for name in parts.keys() - of_worker},
-    )
-    one: Any = worker(
-        log=log, leader_epoch=6, state=SimpleNamespace(epoch=8), replica=SimpleNamespace(high_watermark=9),
-        _driver=parts["driver"], **{n: parts[n] for n in of_worker},
-    )  # fmt: skip
-    tools = PartitionWorker._tools(one, node)
-    assert {name: getattr(tools, name) for name in PARTS} == parts
-    assert (tools.key, tools.incarnation, tools.log, tools.counters, tools.step_aside) == (
-        KEY,
-        41,
-        log,
-        counters,
-        aside,
-    )
-    assert (tools.feed, tools.high_watermark(), tools.leader()) == (one.feed, 9, ("n1", 6, 8))
-    one.state = None
-    assert tools.leader() == ("n1", 6, 0), "before the metadata has shown it"
-
-
-@pytest.mark.parametrize(("error", "anew"), [(StorageError("gone"), ["orders/3: gone"]), (NoSpaceError("full"), [])])
-def test_partition_storage_failure_restarts_the_node_unless_the_disk_is_full(error: StorageError, anew: list[str]) -> None:
-    asked: list[str] = []
-    one = worker(_node=SimpleNamespace(repair=asked.append))
-    PartitionWorker._storage_failed(one, error)
-    assert asked == anew
+async def test_leader_epoch_store_close_drops_a_store_requested_in_the_same_turn() -> None:
+    journal, pool = Journal(), Pool()
+    promises, _ = a_promises(journal, pool)
+    promises.store("a/0", 3, lambda _: None)
+    await promises.close()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (pool.work, journal.calls) == ([], ["closed"])

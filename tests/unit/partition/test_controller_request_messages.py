@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from liftpy.core.base.partition import PartitionState, Purge
 from liftpy.core.replication import effects as do
-from liftpy.core.replication import events
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.partition.proposals import Proposals
-from sidecar.partition.worker import PartitionWorker
-from tests.unit.partition.shell_parts import KEY, filled, until
+from tests.unit.partition.shell_parts import KEY, filled
 from tests.unit.scripted_group import ScriptedGroup
+from tests.until import until
 
 WISHES: dict[str, tuple[type[Any], Callable[[Proposals, Any], None], dict[str, str]]] = {
     "changeIsr": (do.ProposeIsr, lambda p, e: p.propose_isr(KEY, e, lambda _: None), {}),
@@ -61,38 +58,6 @@ async def test_controller_request_has_all_fields_of_its_effect(kind: str) -> Non
     await proposals.close()
 
 
-@pytest.mark.parametrize(
-    ("error", "accepted"),
-    [
-        (pb.ControlResponse.OK, True), (pb.ControlResponse.STALE, False), (pb.ControlResponse.INVALID, False),
-        (pb.ControlResponse.FENCED, False), (pb.ControlResponse.UNAVAILABLE, None), (pb.ControlResponse.OUTCOME_UNKNOWN, None),
-        (pb.ControlResponse.UNKNOWN, None), (pb.ControlResponse.NOT_METADATA_LEADER, None),
-    ],
-)  # fmt: skip
-async def test_isr_change_request_is_reported_as_rejected_only_after_a_definite_error(
-    error: Any, accepted: bool | None
-) -> None:
-    fed: list[Any] = []
-    proposals = Proposals(ScriptedGroup(pb.ControlResponse(error=error)), "n1", 7)
-    effect = filled(do.ProposeIsr)
-    proposals.propose_isr(KEY, effect, fed.append)
-    await until(lambda: fed)
-    assert fed == [events.IsrChangeAnswered(epoch=effect.epoch, accepted=accepted)]
-    await proposals.close()
-
-
-async def test_controller_requests_are_sent_one_after_another_until_the_close() -> None:
-    group = ScriptedGroup()
-    proposals = Proposals(group, "n1", 7)
-    for count in (1, 2, 3):
-        proposals.leave_isr(KEY, do.LeaveIsr(reason=f"reason {count}"))
-        await until(lambda n=count: len(group.asked) == n)  # type: ignore[misc]
-    await proposals.close()
-    proposals.leave_isr(KEY, do.LeaveIsr(reason="after the end"))
-    await asyncio.sleep(0)
-    assert len(group.asked) == 3
-
-
 async def test_controller_request_reports_a_finished_purge_once() -> None:
     wish = Purge(number=4, subjects=("x",), end_offset=9)
     state = PartitionState(partition=3, replicas=("n1",), isr=("n1",), leader="n1", leader_epoch=1, epoch=1, purges=(wish,))
@@ -103,15 +68,3 @@ async def test_controller_request_reports_a_finished_purge_once() -> None:
     await until(lambda: group.asked)
     said = pb.ReportPurged(stream="orders", uid="u1", partition=3, node="n1", incarnation=7, number=4)
     assert [request.reportPurged for request, _ in group.asked] == [said]
-
-
-@pytest.mark.parametrize(("failed", "purges", "told"), [(False, True, True), (True, True, False), (False, False, False)])
-def test_partition_reports_purges_completed_in_its_log(failed: bool, purges: bool, told: bool) -> None:
-    given: list[Any] = []
-    worker: Any = SimpleNamespace(
-        key=KEY, state=SimpleNamespace(purges=purges), executor=SimpleNamespace(storage_failed=failed),
-        _node=SimpleNamespace(proposals=SimpleNamespace(report_purged=lambda *what: given.append(what))),
-        log=SimpleNamespace(cleaning=SimpleNamespace(purged={1})),
-    )  # fmt: skip
-    PartitionWorker.report_purged(worker)
-    assert given == ([(KEY, worker.state, {1})] if told else [])

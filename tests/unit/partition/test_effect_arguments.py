@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, get_args
-from unittest.mock import ANY
 
 import pytest
 
@@ -17,6 +16,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.wire.batch import build_batch
 from sidecar.partition.executor import Executor, Tools
+from tests.each import each
 from tests.unit.partition.shell_parts import KEY, PARTS, filled
 
 
@@ -62,7 +62,7 @@ def flat(value: Any) -> Iterator[Any]:
 SAID_OTHERWISE = {do.AppendFetched, do.DropFetched, do.RoleChanged}
 
 
-@pytest.mark.parametrize("kind", [k for k in get_args(do.Effect) if k not in SAID_OTHERWISE], ids=lambda kind: kind.__name__)
+@each("kind", [k for k in get_args(do.Effect) if k not in SAID_OTHERWISE])
 async def test_effect_executor_passes_each_field_of_an_effect_to_the_component_that_handles_it(kind: type[Any]) -> None:
     runner, calls, _ = executor()
     effect = filled(kind)
@@ -75,59 +75,6 @@ async def test_effect_executor_passes_each_field_of_an_effect_to_the_component_t
         missing = [value for value in wanted if value not in given and not any(callable(g) for g in given)]
         assert not missing, f"{field.name} of {effect} is in none of {calls}"
     assert calls, "nobody did anything"
-
-
-CALLS: dict[type[Any], Any] = {
-    do.AppendBatch: lambda e, feed: [
-        ("ingest.seal", (e,)), ("log.append", (b"batch", ANY)), ("ingest.appended", (e, b"batch")), ("flusher.appended", ()),
-    ],
-    do.RejectPublishes: lambda e, feed: [("ingest.reject", (e.token, e.reason, "n9", 43))],
-    do.DropPublishes: lambda e, feed: [("ingest.drop", (e.token, e.reason))],
-    do.SendAcks: lambda e, feed: [("ingest.wall_ns", ()), ("acks.release", (e.policy, e.through_offset, e.leader_epoch, ANY))],
-    do.DropPendingAcks: lambda e, feed: [("acks.drop", ())],
-    do.SendFetch: lambda e, feed: [("fetches.send_fetch", (e, 41))],
-    do.Quiesce: lambda e, feed: [("quiet.wait", (KEY, e, feed))],
-    do.EndQuiescence: lambda e, feed: [("quiet.stop", (KEY,))],
-    do.ConfirmQuiescence: lambda e, feed: [("quiet.confirm", (e,))],
-    do.SendEpochQuery: lambda e, feed: [("fetches.send_epoch_query", (e,))],
-    do.SendFetchResponse: lambda e, feed: [("replication.send_response", (e, "log", 42)), ("ingest.settle", ())],
-    do.ParkFetch: lambda e, feed: [("replication.keep", (e,)), ("ingest.settle", ())],
-    do.AnswerParkedFetch: lambda e, feed: [("replication.answer_parked_fetch", (e, "log", 42))],
-    do.SendHighWatermark: lambda e, feed: [("replication.send_high_watermark", (e, 42))],
-    do.SendFetchRefusal: lambda e, feed: [("replication.send_refusal", (e,))],
-    do.SendEpochAnswer: lambda e, feed: [("replication.send_epoch_answer", (e,))],
-    do.NotifyReplica: lambda e, feed: [("notifications.wake", (KEY, e))],
-    do.ProbeReplica: lambda e, feed: [("probes.ask", (e.replica, ANY))],
-    do.SendNotice: lambda e, feed: [("notifications.send_notice", (KEY, e))],
-    do.ProposeIsr: lambda e, feed: [("proposals.propose_isr", (KEY, e, feed))],
-    do.StepAside: lambda e, feed: [("proposals.give_up_leadership", (KEY, e))],
-    do.ReportLeader: lambda e, feed: [("proposals.report_leader", (KEY, e))],
-    do.LeaveIsr: lambda e, feed: [("proposals.leave_isr", (KEY, e))],
-    do.GiveUpLeadership: lambda e, feed: [("proposals.give_up_leadership", (KEY, e))],
-    do.WakePartition: lambda e, feed: [("proposals.wake_partition", (KEY, e))],
-    do.ReportPromotion: lambda e, feed: [("proposals.report_promotion", (KEY, e))],
-    do.ReplayLog: lambda e, feed: [("replay.run", (ANY,))],
-    do.StartServing: lambda e, feed: [("replication.start", ())],
-    do.OpenSubject: lambda e, feed: [("standby.replay", (ANY,))],
-    do.RaiseHighWatermark: lambda e, feed: [
-        ("log.raise_high_watermark", (e.high_watermark,)), ("ingest.committed", (e.high_watermark,)),
-        ("derived.committed", (e.high_watermark,)),
-        ("standby.committed", (e.high_watermark,)), ("reads.advanced", ()),
-    ],
-    do.PersistLeaderEpoch: lambda e, feed: [("promises.store", (KEY.folder, e.leader_epoch, ANY))],
-    do.RecheckLog: lambda e, feed: [("log.complaint", (e.offset, e.replica, ANY))],
-}  # fmt: skip
-"""What is called for an effect, in order."""
-
-
-@pytest.mark.parametrize("kind", CALLS, ids=lambda kind: kind.__name__)
-async def test_effect_executor_passes_the_fields_of_an_effect_as_arguments_in_order(kind: type[Any]) -> None:
-    runner, calls, _ = executor()
-    effect = filled(kind)
-    runner.execute(effect)
-    told = [(name, tuple("log" if arg is runner._t.log else arg for arg in args)) for name, args, _ in calls]
-    assert told == CALLS[kind](effect, runner._t.feed)
-    assert [more for *_, more in calls] == [{}] * len(calls)
 
 
 @pytest.mark.parametrize(("last_offset", "taken"), [(10, 3), (9, 2), (8, 2), (7, 1), (6, 1)])
@@ -152,9 +99,3 @@ def test_effect_executor_role_change_discards_partial_batches() -> None:
     runner, calls, _ = executor()
     runner.execute(do.RoleChanged(role="FOLLOWER", phase="FOLLOWER_FETCH", leader_epoch=3))
     assert {"fetches.forget_pieces", "services.role_changed"} <= {name for name, *_ in calls}
-
-
-def test_effect_executor_close_subject_stops_ingest_standby_and_replication() -> None:
-    runner, calls, _ = executor()
-    runner.execute(do.CloseSubject())
-    assert [name for name, *_ in calls] == ["standby.cancel", "ingest.stop", "replay.forget", "replication.stop"]

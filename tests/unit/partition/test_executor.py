@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -12,10 +12,12 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.replication.effects import RejectReason
+from liftpy.core.replication.phases import RoleName
 from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, StorageError
 from sidecar.partition.driver import STORY_STEPS, ReplicaDriver
 from sidecar.partition.executor import Executor, Tools
 from sidecar.runtime.timers import Timer
+from tests.each import each
 from tests.unit.partition.shell_parts import PARTS
 
 KEY = PartitionKey("s", "u", 0)
@@ -51,18 +53,6 @@ def executor(fails: dict[str, Exception] | None = None) -> tuple[Executor, list[
     return Executor(tools), calls, fed
 
 
-def test_effect_executor_has_a_handler_for_each_effect_class() -> None:
-    known = executor()[0]._do
-    assert set(known) == set(get_args(do.Effect))
-
-
-def test_effect_executor_writes_an_append_before_its_flush_begins() -> None:
-    runner, calls, fed = executor()
-    runner.execute(do.AppendBatch(token=1, base_offset=5, leader_epoch=1, timestamp_ns=0))
-    assert calls == ["ingest.seal", "log.append", "ingest.appended", "flusher.appended"]
-    assert fed == []
-
-
 def test_effect_executor_rejection_contains_the_leader_and_its_epochs() -> None:
     runner, _, _ = executor()
     said: list[tuple[Any, ...]] = []
@@ -93,12 +83,6 @@ def test_effect_executor_truncation_waits_for_the_flush_and_reports_the_new_end(
     assert fed == [events.LogTruncated(end_offset=5)]
 
 
-def test_effect_executor_raises_the_high_watermark_in_the_log_before_it_wakes_readers() -> None:
-    runner, calls, _ = executor()
-    runner.execute(do.RaiseHighWatermark(high_watermark=3))
-    assert calls == ["log.raise_high_watermark", "ingest.committed", "derived.committed", "standby.committed", "reads.advanced"]
-
-
 class Scripted:
     """A replica that answers each event with prepared effects."""
 
@@ -110,21 +94,6 @@ class Scripted:
         if event == "bug":
             raise InvariantError("broken")
         return self.answers.get(event, [])
-
-
-def test_replica_driver_handles_an_event_fed_by_an_effect_after_the_step() -> None:
-    replica: Any = Scripted({"first": ["a", "b"], "from a": ["c"]})
-    done: list[str] = []
-
-    def execute(effect: Any) -> None:
-        done.append(effect)
-        if effect == "a":
-            driver.feed("from a")  # type: ignore[arg-type]
-
-    driver = ReplicaDriver(KEY, replica, lambda error: pytest.fail(str(error)))
-    driver.execute = execute
-    driver.feed("first")  # type: ignore[arg-type]
-    assert done == ["a", "b", "c"]
 
 
 def test_replica_driver_on_hold_handles_queued_events_after_release() -> None:
@@ -189,16 +158,6 @@ def test_replica_driver_calls_its_step_end_callback_after_each_step_with_effects
     assert done == ["a", "b", "over", "c", "over"]
 
 
-def test_replica_driver_exception_stops_the_replica_and_is_reported_to_the_node() -> None:
-    replica: Any = Scripted({})
-    told: list[Exception] = []
-    driver = ReplicaDriver(KEY, replica, told.append)
-    for event in ("bug", "after"):
-        driver.feed(event)  # type: ignore[arg-type]
-    assert replica.seen == ["bug"]
-    assert isinstance(told[0], InvariantError)
-
-
 def test_replica_driver_exception_report_contains_the_last_steps(caplog: pytest.LogCaptureFixture) -> None:
     replica: Any = Scripted({f"event {n}": [f"effect {n}"] for n in range(100)})
     driver = ReplicaDriver(KEY, replica, lambda error: None)
@@ -222,17 +181,6 @@ def test_replica_driver_on_a_node_with_many_partitions_stores_fewer_past_steps(m
     kept = [driver.story.maxlen or 0 for driver in drivers]
     assert kept[-1] == 8
     assert sum(kept) <= 640 * 4
-
-
-def test_replica_driver_step_with_a_failed_effect_is_the_last_in_the_report(caplog: pytest.LogCaptureFixture) -> None:
-    replica: Any = Scripted({"event": ["a", "x" * 1000]})
-    driver = ReplicaDriver(KEY, replica, lambda error: None)
-    driver.execute = lambda effect: 1 / 0  # type: ignore[assignment,return-value]
-    driver.feed("event")  # type: ignore[arg-type]
-    (line,) = driver.last_steps_text().splitlines()
-    assert "event -> ['a', 'xxx" in line
-    assert len(line) <= 500
-    assert "event -> " in caplog.text
 
 
 def test_effect_executor_reports_only_the_first_storage_error() -> None:
@@ -289,3 +237,28 @@ def test_effect_executor_does_not_report_a_leader_epoch_after_the_close() -> Non
     for answer, error in zip(answers, (None, StorageError("late")), strict=True):
         answer(error)
     assert (calls, fed, runner.storage_failed) == (["replay.close"], [], False)
+
+
+_LOOK, _RETRY = do.SetDeadline(kind=events.Deadline.LAG, at_ns=1), do.ConfirmQuiescence(token=1)
+_REACHED, _HEARD = events.DeadlineReached(kind=events.Deadline.LEASE), events.LeaseExtended(sent_ns=1)
+_QUIET = events.QuiescentFetchReceived(token=1, replica="n2", incarnation=1, leader_epoch=1, request_id=1)
+_ROLE = do.RoleChanged(role=RoleName.LEADER, phase="x", leader_epoch=1)
+
+
+@each(
+    ("event", "effects", "times"),
+    [
+        (_HEARD, [], 0), (_HEARD, [_LOOK], 0), (_HEARD, [_LOOK, _ROLE], 1), (_REACHED, [], 0), (_REACHED, [_LOOK], 0),
+        (_REACHED, [_ROLE], 1), (_QUIET, [], 0), (_QUIET, [_RETRY], 0), (events.NotificationReceived(), [], 1),
+        (events.LogFlushed(end_offset=1), [], 1),
+    ],
+)  # fmt: skip
+def test_replica_driver_step_without_changes_does_not_mark_the_partition_for_metrics(
+    event: events.Event, effects: list[do.Effect], times: int
+) -> None:
+    touched: list[bool] = []
+    replica: Any = SimpleNamespace(step=lambda event, now_ns: effects)
+    driver = ReplicaDriver(KEY, replica, pytest.fail)
+    driver.execute, driver.touched = lambda effect: None, lambda: touched.append(True)
+    driver.feed(event)
+    assert len(touched) == times

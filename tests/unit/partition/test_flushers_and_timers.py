@@ -13,7 +13,8 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 from sidecar.partition.flushing import Flusher
-from tests.unit.partition.shell_parts import Clocked, until
+from tests.unit.partition.shell_parts import Clocked
+from tests.until import until
 
 
 async def test_log_flusher_interval_restarts_after_each_flush(

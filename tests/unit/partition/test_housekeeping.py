@@ -1,18 +1,222 @@
-"""Test that partitions that a full disk stopped restart when there is free space."""
+"""Test the rounds of retention, compaction and checkpoints."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from liftpy.config import StreamConfig
+from liftpy.core.log.log import Log
+from liftpy.errors import CorruptionError, LiftError, LogClosedError, NoSpaceError, StorageError
 from sidecar.partition import housekeeping
 from sidecar.partition.housekeeping import SPACE_AGAIN_BYTES, Housekeeping
 from tests.only_in import only_in
+from tests.until import until
+
+
+class FakeWorkerLog(SimpleNamespace):
+    """Its log, whose rule is the real one's."""
+
+    kept: FakeWorker
+    may_give_up, may_be_cleaned = Log.may_give_up, Log.may_be_cleaned
+
+    @property
+    def config(self) -> StreamConfig:
+        return self.kept.config
+
+
+class FakeWorker:
+    """A worker, as housekeeping sees one."""
+
+    def __init__(self, key: str) -> None:
+        self.key, self.done = key, []
+        self.has_ended = False
+        self.high_watermark = 0
+        self.config = StreamConfig(retention_bytes=1, compaction=True)
+        self.set_aside: tuple[str, ...] = ("old",)
+        self.executor = SimpleNamespace(no_space=False)
+        self.states = SimpleNamespace(checkpoint=lambda: self.done.append("checkpoint"))
+        self.flusher = SimpleNamespace(stalls=False, alone=lambda work: self.done.append("settle") or work())
+        self.compaction: Any = SimpleNamespace(run=lambda: self.done.append("run"))
+        self.log = FakeWorkerLog(
+            kept=self,
+            log_start_offset=0,
+            asked_start=0,
+            cleaning=SimpleNamespace(purges=()),
+            begin_compaction=lambda now, min_dirty_ratio: self.compaction,
+            complete_compaction=lambda compaction: self.done.append("complete") or 1,
+            handle_damage=lambda error: self.done.append("damage"),
+        )
+
+    def apply_retention(self, now: int) -> None:
+        self.done.append("retention")
+
+    def report_purged(self) -> None:
+        self.done.append("report")
+
+    def touched(self) -> None:
+        self.done.append("told")
+
+    def drop_set_aside(self) -> None:
+        self.done.append("dropped")
+
+    def log_was_closed(self, error: StorageError) -> None:
+        self.done.append("closed")
+
+
+class Clocks:
+    def __init__(self) -> None:
+        self.time_ns = time.time_ns()
+        self.runs = False
+
+    def time_of_age_ns(self) -> int:
+        return self.time_ns
+
+    def start(self) -> None:
+        self.runs = True
+
+    async def close(self) -> None:
+        self.runs = False
+
+
+class FakeWorkers(list[Any]):
+    everything = True
+
+    def __init__(self, workers: list[Any]) -> None:
+        super().__init__(workers)
+        self.clocks = Clocks()
+
+    def has_everything(self, worker: Any) -> bool:
+        return self.everything
+
+
+async def test_housekeeping_compaction_waiting_for_a_flush_does_not_delay_other_partitions(tmp_path: Path) -> None:
+    slow, other = FakeWorker("a"), FakeWorker("b")
+    put_off: list[Any] = []
+    slow.flusher.alone = lambda work: put_off.append(work) or True
+    keeping = Housekeeping(FakeWorkers([slow, other]), 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    await keeping._retention()
+    assert ("complete" in slow.done, "complete" in other.done) == (False, True)
+    (work,) = put_off
+    work()
+    assert slow.done[-2:] == ["complete", "told"]
+    for error, said in ((CorruptionError("flip"), "damage"), (StorageError("no"), "closed")):
+        slow.log.complete_compaction = lambda compaction, error=error: (_ for _ in ()).throw(error)
+        work()
+        assert slow.done[-1] == said, "nobody hears of an error there but who is told"
+
+
+@pytest.mark.parametrize("everything", [True, False])
+async def test_housekeeping_runs_retention_compaction_and_drops_quarantined_files(everything: bool, tmp_path: Path) -> None:
+    workers = FakeWorkers([FakeWorker("a"), FakeWorker("b")])
+    workers.everything = everything
+    workers[1].set_aside, workers[1].config = (), StreamConfig()
+    keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    await keeping._retention()
+    assert workers[0].done == [
+        "retention",
+        "run",
+        "settle",
+        "complete",
+        "told",
+        "report",
+        *(["dropped", "told"] if everything else []),
+    ]
+    assert workers[1].done == []
+
+
+@pytest.mark.parametrize("error", [None, LogClosedError("closed"), StorageError("its file is gone"), CorruptionError("a flip")])
+async def test_housekeeping_of_a_partition_closed_during_its_compaction_reports_no_failure(
+    error: LiftError | None, tmp_path: Path
+) -> None:
+    one, other = FakeWorker("a"), FakeWorker("b")
+
+    def run() -> None:
+        one.has_ended = other.has_ended = True
+        if error is not None:
+            raise error
+
+    def gone() -> None:
+        one.done.append("abandoned")
+        raise StorageError("its folder is gone")
+
+    def closed(now: int, min_dirty_ratio: float) -> None:
+        raise LogClosedError("closed")
+
+    one.compaction = SimpleNamespace(run=run, abandon=gone)
+    other.log.begin_compaction = closed
+    await Housekeeping(FakeWorkers([one, other]), 1.0, tmp_path, pytest.fail)._retention()  # type: ignore[arg-type]
+    assert one.done == ["retention", *([] if error else ["abandoned"])]
+    assert other.done == []
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (CorruptionError("a flip"), ["damage"]),
+        (StorageError("no"), ["closed"]),
+        (NoSpaceError("full"), ["closed"]),
+        (LiftError("x"), []),
+    ],
+)
+async def test_housekeeping_reports_damage_found_by_compaction(error: LiftError, told: list[str], tmp_path: Path) -> None:
+    one = FakeWorker("a")
+
+    def run() -> None:
+        raise error
+
+    one.compaction = SimpleNamespace(run=run)
+    await Housekeeping(FakeWorkers([one]), 1.0, tmp_path, pytest.fail)._compact(one)  # type: ignore[arg-type]
+    assert one.done == told
+
+
+async def test_housekeeping_writes_checkpoints_when_the_high_watermark_rises(tmp_path: Path) -> None:
+    workers = FakeWorkers([FakeWorker("a"), FakeWorker("b")])
+    keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    for _ in range(3):
+        await keeping._checkpoints()
+    assert [worker.done for worker in workers] == [["checkpoint"], ["checkpoint"]], "an idle one costs nothing"
+    workers[0].high_watermark = 5
+    await keeping._checkpoints()
+    assert [len(worker.done) for worker in workers] == [2, 1]
+    gone = workers.pop()
+    await keeping._checkpoints()
+    assert gone not in keeping._checkpointed
+    assert len(keeping._checkpointed) == 1
+
+
+async def test_housekeeping_uses_time_zero_for_retention_while_the_clock_is_untrusted(tmp_path: Path) -> None:
+    one, ages = FakeWorker("a"), []
+    one.config = StreamConfig(retention_bytes=1, compaction=True)
+    one.apply_retention = ages.append  # type: ignore[method-assign]
+    one.log.begin_compaction = lambda now_ns, min_dirty_ratio: ages.append(now_ns)  # type: ignore[method-assign]
+    workers = FakeWorkers([one])
+    keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    for told_ns in (7, 0):
+        workers.clocks.time_ns = told_ns
+        await keeping._retention()
+    assert ages == [7, 7, 0, 0]
+
+
+async def test_housekeeping_runs_retention_periodically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.002)
+    one = FakeWorker("a")
+    one.config, one.set_aside = StreamConfig(retention_bytes=1), ()
+    keeping = Housekeeping(FakeWorkers([one]), 0.001, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    keeping.start()
+    await until(lambda: one.done.count("retention") >= 4)
+    assert keeping._partitions.clocks.runs
+    await keeping.close()
+    assert not keeping._partitions.clocks.runs
+
 
 MIB = 1 << 20
+
+
 LARGE = 1 << 40
 
 

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-
-import pytest
+from collections.abc import Callable
 
 from liftpy.core.log.epoch_promises import PromiseJournal
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.errors import StorageError
 from sidecar.partition.promises import Promises, Told
-
-
-@pytest.fixture
-def pool() -> Iterator[concurrent.futures.Executor]:
-    with concurrent.futures.ThreadPoolExecutor(2) as executor:
-        yield executor
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.001)
+from tests.until import until
 
 
 class Bench:
@@ -85,15 +69,3 @@ async def test_leader_epoch_store_write_error_is_reported_to_all_waiters(pool: c
     assert all(isinstance(error, StorageError) for _, error in bench.told)
     assert bench.broken == []
     await bench.promises.close()
-
-
-async def test_leader_epoch_store_after_close_reports_no_result(pool: concurrent.futures.Executor) -> None:
-    bench = Bench(pool)
-    bench.may_flush.clear()
-    bench.promises.store("a/0", 3, bench.tells("a"))
-    await until(lambda: bench.counters["promise_flushes"] == 1, "it has begun")
-    bench.may_flush.set()
-    await bench.promises.close()
-    bench.promises.store("a/1", 3, bench.tells("b"))
-    assert bench.told == []
-    assert bench.counters["promise_flushes"] == 1

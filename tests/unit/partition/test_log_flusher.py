@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import threading
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +20,7 @@ from liftpy.errors import StorageError
 from sidecar.disk.flush_thread import THREAD_NAME, FlushThread
 from sidecar.partition.flushing import STALLED_S, Flusher
 from sidecar.runtime.timers import Timers
+from tests.until import until
 
 
 class Bench:
@@ -57,13 +57,6 @@ class Bench:
     def append(self) -> None:
         self.log.append(build_batch([b"x"], base_offset=self.log.log_end_offset, leader_epoch=1))
         self.flusher.appended()
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 10
-    for _ in iter(lambda: bool(condition()), True):
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.001)
 
 
 async def test_log_flusher_flushes_records_appended_during_a_flush_together(pool: concurrent.futures.Executor) -> None:

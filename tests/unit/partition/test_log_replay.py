@@ -13,7 +13,7 @@ from liftpy.core.replication import events
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import StorageError
 from sidecar.partition.recovery import LogReplay
-from tests.unit.partition.shell_parts import until
+from tests.until import until
 
 
 class Bench:

@@ -24,28 +24,20 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.batch import build_batch
 from liftpy.core.wire.chunking import Piece
-from liftpy.core.wire.subjects import InboxRule, Subjects
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import InvariantError, NoSpaceError, StorageError
 from sidecar.partition import driver as driver_module
-from sidecar.partition import replication
 from sidecar.partition.deletions import Deletions
 from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.executor import Executor, Tools
 from sidecar.partition.promises import Promises
-from sidecar.partition.quiescence import FetchCombiner, FetchSender
 from sidecar.partition.replication import AnswerRouter, FetchClient
-from sidecar.runtime.timers import Timer, Timers
 from tests.unit.partition.shell_parts import PARTS
 from tests.unit.partition.test_partition_opening import Group, SlowWorker, Worker
 from tests.unit.partition.test_scrub import flip, partition, scrub_of
+from tests.until import until
 
 KEY = PartitionKey("orders", "u1", 3)
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 # ---- the driver --------------------------------------------------------------------------------------------
@@ -272,29 +264,6 @@ def test_fetch_client_fetch_after_a_fragment_contains_the_position_in_the_batch(
     assert bus.asked().position == 0, "another leader's batch may be another one"
 
 
-def test_fetch_client_partial_batch_waits_for_reassembly_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replication, "ASSEMBLING_BYTES", len(BATCH) + 10)
-    bus, counters = Bus(), Counter()
-    router = AnswerRouter(bus)  # type: ignore[arg-type]
-    fed: list[list[Any]] = [[], []]
-    first, second = client(router, fed[0]), client(router, fed[1], counters)
-    for made in (first, second):
-        made.send_fetch(fetch(9), 7)
-        arrive(bus, made, 9, a_piece(0, 400))
-    assert fed == [
-        [events.FetchPieceArrived(request_id=9, leader_epoch=2)],
-        [events.FetchPieceArrived(request_id=9, leader_epoch=2, has_room=False)],
-    ]
-    assert (second.fragment_reassembly_bytes, router.fragment_reassembly_bytes) == (0, len(BATCH))
-    assert counters["batch_chunks_delayed"] == 1
-    first.forget_pieces()
-    assert router.fragment_reassembly_bytes == 0
-    arrive(bus, second, 9, a_piece(0, 400))
-    assert fed[1][1:] == [events.FetchPieceArrived(request_id=9, leader_epoch=2)]
-    second.close()
-    assert router.fragment_reassembly_bytes == 0
-
-
 def test_fetch_client_after_close_holds_no_bytes_and_reports_no_response() -> None:
     bus, fed = Bus(), []
     made = client(AnswerRouter(bus), fed)  # type: ignore[arg-type]
@@ -308,29 +277,6 @@ def test_fetch_client_after_close_holds_no_bytes_and_reports_no_response() -> No
     assert made.fetched == {}
     arrive(bus, made, 9, frames.replication_response_header(2, 4, (BATCH,)) + BATCH)
     assert len(fed) == 1
-
-
-def test_fetch_client_rejection_and_epoch_query_response_become_events() -> None:
-    bus, fed = Bus(), []
-    made = client(AnswerRouter(bus), fed)  # type: ignore[arg-type]
-    refusal = replication_pb2.ReplicationRefusal(leaderEpoch=6, logStartOffset=77)
-    refusal.reason = events.RefusalReason.DIVERGED.value  # type: ignore[assignment]
-    arrive(bus, made, 9, frames.seal(refusal))
-    answer = replication_pb2.LeaderEpochOffsetResponse(leaderEpoch=3, endOffset=41, currentEpoch=6, logStartOffset=12)
-    arrive(bus, made, 10, frames.seal(answer))
-    assert fed == [
-        events.FetchRefused(request_id=9, reason=events.RefusalReason.DIVERGED, leader_epoch=6, log_start_offset=77),
-        events.EpochQueryAnswered(request_id=10, leader_epoch=3, last_offset=41, current_epoch=6, log_start_offset=12),
-    ]
-
-
-@pytest.mark.parametrize("token", [b"9x", b"", b"-1", b"1" * 20, "\u0661".encode()])
-def test_fetch_client_drops_a_response_without_a_request(token: bytes) -> None:
-    bus, fed = Bus(), []
-    made = client(AnswerRouter(bus), fed)  # type: ignore[arg-type]
-    bus.arrived(b"%b.%d.%b" % (bus.inbox.encode(), made._slot, token), b"", BATCH, b"")
-    bus.arrived(b"%b.%d.9" % (bus.inbox.encode(), made._slot + 1), b"", BATCH, b"")
-    assert fed == []
 
 
 def test_fetch_client_request_fails_on_no_responders_and_not_on_an_unreadable_response() -> None:
@@ -355,33 +301,6 @@ def a_set(monkeypatch: pytest.MonkeyPatch, count: int, open_worker: Any) -> tupl
     deletions = Deletions(None, "a", decides=lambda: True)  # type: ignore[arg-type]
     tools = SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=deletions)
     return group, set_module.Partitions(tools)  # type: ignore[arg-type]
-
-
-async def test_replica_manager_opens_a_bounded_number_of_partitions_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(set_module, "_OPENED_AT_ONCE", 3)
-    opening: list[asyncio.Future[None]] = []
-    most = 0
-
-    async def open_worker(node: Any, key: Any, subject: str, config: Any) -> Worker:
-        nonlocal most
-        opening.append(asyncio.get_running_loop().create_future())
-        most = max(most, sum(not future.done() for future in opening))
-        await opening[-1]
-        return Worker(key, lambda: None)
-
-    group, partitions = a_set(monkeypatch, 10, open_worker)
-    partitions.image_changed(ClusterImage(), group.fsm.image)
-    settled = asyncio.ensure_future(partitions.wait_until_open())
-    for count in range(10):
-        await until(lambda count=count: len(opening) > count)
-        assert not settled.done(), "some are not open yet"
-        for _ in range(20):
-            await asyncio.sleep(0)
-        opening[count].set_result(None)
-    async with asyncio.timeout(30):
-        await settled
-    assert (len(partitions), most) == (10, 3)
-    assert await partitions.stop()
 
 
 async def test_replica_manager_stop_cancels_partitions_waiting_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,43 +354,7 @@ async def test_replica_manager_deletes_partitions_removed_from_the_metadata_and_
     assert ended[1][1] is False, "the stop of a node deletes nothing"
 
 
-async def test_replica_manager_extends_leases_twice_per_lease_length() -> None:
-    heard: list[int] = []
-
-    class Leader(Worker):
-        leads = True
-
-        def feed(self, event: Any) -> None:
-            heard.append(event.sent_ns)
-
-    config = ReplicationConfig()
-    settings = SimpleNamespace(node_id="a", replication=config)
-    partitions: Any = set_module.Partitions(SimpleNamespace(settings=settings))  # type: ignore[arg-type]
-    worker = Leader(KEY, lambda: None)
-    partitions._leading[KEY] = worker
-    half_ns = round(config.lease_s * 1e9 / 2)
-    first = 10 * half_ns
-    for sent_ns in (first, first + 1, first + half_ns - 1, first + half_ns, first + half_ns + 1, first + 2 * half_ns):
-        partitions.heartbeat_answered(sent_ns)
-        for _ in range(3):
-            await asyncio.sleep(0)
-    assert heard == [first, first + half_ns, first + 2 * half_ns]
-
-
 # ---- timers and the scrub ----------------------------------------------------------------------------------
-async def test_timers_with_an_earlier_deadline_replace_the_pending_event_loop_wake_up() -> None:
-    timers, fired = Timers(), []
-    now = driver_module.clock.now_ns()
-    timers.set(Timer(lambda: fired.append("late")), now + 3_600_000_000_000)
-    handle: Any = timers._handle
-    timers.set(Timer(lambda: fired.append("soon")), now + 1_000_000)
-    assert handle.cancelled(), "one wake-up waits in the loop, not one for each deadline that was ever the first"
-    await until(lambda: fired == ["soon"])
-    assert timers._handle is not None
-    assert not timers._handle.cancelled()
-    last = timers._handle
-    timers.close()
-    assert last.cancelled()
 
 
 async def test_scrub_skips_failed_and_closed_logs(tmp_path: Path) -> None:
@@ -486,84 +369,3 @@ async def test_scrub_skips_failed_and_closed_logs(tmp_path: Path) -> None:
     await scrub.close()
     assert (scrub.progress.findings, counters["scrub_damage"]) == (0, 0)
     assert scrub.checked_bytes >= well.log.size_bytes
-
-
-async def test_scrub_skips_a_segment_that_was_removed(tmp_path: Path) -> None:
-    found = partition(tmp_path, "a")
-    segment = found.log.segments[0]
-    found.log.segments.remove(segment)
-    scrub, _ = scrub_of(tmp_path, found)
-    await scrub._scan(found, segment, 0, 1 << 30, 0)
-    assert scrub.checked_bytes == 0
-    await scrub.close()
-
-
-def test_effect_executor_calls_the_components_with_the_values_of_each_effect() -> None:
-    calls: list[tuple[Any, ...]] = []
-
-    def part(name: str) -> Any:
-        class Part:
-            def __getattr__(self, what: str) -> Any:
-                if what == "run":
-                    return lambda then: then()
-                return lambda *args, **more: calls.append((f"{name}.{what}", *args, *more.values()))
-
-        return Part()
-
-    tools: dict[str, Any] = {name: part(name) for name in ("log", *PARTS)}
-    tools |= {"key": KEY, "incarnation": 41, "counters": Counter(), "feed": list, "high_watermark": lambda: 42}
-    tools |= {
-        "leader": lambda: ("n9", 43),
-        "step_aside": lambda key, epoch, done: calls.append(("aside", key, epoch)),
-    }
-    executor = Executor(Tools(**tools))
-    reason = do.RejectReason.BELOW_MIN_ISR
-    query = do.SendEpochQuery(leader="n2", request_id=9, asked_epoch=3, current_epoch=5)
-    asked: list[Any] = [
-        do.DropPublishes(token=3, reason="bound"),
-        do.RejectPublishes(token=4, reason=reason),
-        do.ReplayLog(end_offset=17),
-        do.RaiseHighWatermark(high_watermark=18),
-        do.StepAside(leader_epoch=7, reason="slow", toward="n3"),
-        fetch(9),
-        query,
-    ]
-    for effect in asked:
-        executor.execute(effect)
-    assert calls == [
-        ("ingest.drop", 3, "bound"),
-        ("ingest.reject", 4, reason, "n9", 43),
-        ("services.replay", 17),
-        ("log.raise_high_watermark", 18),
-        ("ingest.committed", 18),
-        ("derived.committed", 18),
-        ("standby.committed", 18),
-        ("reads.advanced",),
-        ("aside", KEY, 7),
-        ("fetches.send_fetch", fetch(9), 41),
-        ("fetches.send_epoch_query", query),
-    ]
-
-
-async def test_combined_fetches_without_responders_end_and_count_no_rejection() -> None:
-    bus, fed, counters = Bus(), [], Counter[str]()
-    router, timers = AnswerRouter(bus), Timers()  # type: ignore[arg-type]
-    asker = FetchSender("n1", 7)
-    talk = FetchCombiner(router, Subjects(), asker, InboxRule(("_INBOX.",)), ReplicationConfig(), timers, pytest.fail, counters)
-    talk.wait(KEY, do.Quiesce(leader="n2", leader_epoch=2, request_id=1), fed.append)
-    talk._turn()
-    ((subject, frame, reply),) = bus.sent
-    assert subject == Subjects().notify("n2")
-    asked = frames.decode(frame, replication_pb2.QuietFetches)
-    assert (asked.replicaID, asked.incarnation, len(asked.fetches)) == ("n1", 7, 1)
-    first = asked.fetches[0]
-    named = (first.stream, first.streamUid, first.partition, first.leaderEpoch, first.requestId)
-    assert named == (KEY.stream, KEY.uid, KEY.partition, 2, 1)
-    bus.arrived(reply.encode(), b"", b"", b"NATS/1.0 503\r\n\r\n")
-    await until(lambda: fed)
-    assert [type(event) for event in fed] == [events.QuiescenceEnded]
-    assert counters == {}, "the server's word is no frame of ours"
-    bus.arrived(reply.encode(), b"", b"garbage", b"")
-    assert counters == {}, "an answer to a question that is over"
-    talk.close()
-    timers.close()

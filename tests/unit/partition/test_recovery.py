@@ -33,12 +33,6 @@ def folder(tmp_path: Path) -> Iterator[DataDirectory]:
     opened.close()
 
 
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as executor:
-        yield executor
-
-
 def a_log(folder: DataDirectory, stream: str, partition: int = 0, count: int = 40) -> Path:
     path = folder.path / "streams" / stream / str(partition)
     log, _ = Log.open(DirectoryStorage(path), SMALL)

@@ -10,15 +10,14 @@ import pytest
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.base.partition import PartitionStatus
-from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.replication import events
-from liftpy.core.replication.events import LeaseExtended
+from liftpy.core.replication.events import DataPathChanged, LeaseExtended
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.errors import StorageError
 from sidecar.partition import replica_manager as partitions_module
-from sidecar.partition.deletions import Deletions
-from tests.unit.partition.shell_parts import KEY, until
+from tests.each import each
+from tests.unit.partition.shell_parts import KEY
+from tests.until import until
 
 
 class RecordingWorker:
@@ -36,6 +35,7 @@ class RecordingWorker:
         )
         self.replica = SimpleNamespace(serves=lambda epoch, now_ns: epoch == 4)
         self.feed = self.events.append
+        self.services = object()
 
     def update(self, held: Any, live: Any) -> None:
         self.events.append("told")
@@ -67,6 +67,7 @@ async def test_replica_manager_delivers_an_event_only_to_a_partition_with_its_st
         node.deliver("orders", 3, uid, f"event {uid}")
     node.deliver("orders", 4, "", "another partition's")
     assert one.events == ["event u1", "event "]
+    assert (node.services_of("orders", 3), node.services_of("orders", 4)) == (one.services, None)
 
 
 async def test_replica_manager_confirms_a_leader_only_for_its_stream_uid_and_epoch() -> None:
@@ -77,9 +78,9 @@ async def test_replica_manager_confirms_a_leader_only_for_its_stream_uid_and_epo
         assert not node.serves(replication_pb2.LeaderQuestion(**(asked | wrong)))
 
 
-@pytest.mark.parametrize("deleted", [True, False])
-@pytest.mark.parametrize("allowed", [True, False])
-@pytest.mark.parametrize("stopping", [True, False])
+@each("deleted", [True, False])
+@each("allowed", [True, False])
+@each("stopping", [True, False])
 async def test_replica_manager_deletes_partition_data_only_after_a_confirmation_and_not_during_a_stop(
     deleted: bool, allowed: bool, stopping: bool
 ) -> None:
@@ -184,22 +185,6 @@ async def test_replica_manager_retries_to_open_a_partition_after_a_failure(monke
     assert node._retries == {}
 
 
-async def test_replica_manager_has_one_pending_retry_per_partition_that_failed_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each change of the image tries the opening, too."""
-
-    async def opened(*_: Any) -> RecordingWorker:
-        raise StorageError("not now")
-
-    monkeypatch.setattr(partitions_module, "open_worker", opened)
-    node = partitions()
-    handles = []
-    for _ in range(3):
-        assert not await node._start(KEY, SimpleNamespace(subject="shop", config=None), SimpleNamespace())
-        handles.append(node._retries[KEY])
-    assert [handle.cancelled() for handle in handles] == [True, True, False]
-    await node.stop()
-
-
 @pytest.mark.parametrize("wrong", [{}, {"uid": "u2"}, {"leader_epoch": 5}, {"partition": 2}])
 async def test_resign_request_completes_when_ingest_is_idle(wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions_module, "_BACK_AFTER_S", 0.01)
@@ -219,27 +204,31 @@ async def test_resign_request_completes_when_ingest_is_idle(wrong: dict[str, Any
     await node.stop()
 
 
-async def test_resign_request_on_a_stopping_node_does_not_resume_publishes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partitions_module, "_BACK_AFTER_S", 0.001)
-    one = RecordingWorker(KEY, leads=True)
-    node, order = partitions(one), one.asked
-    one.ingest.idle = True
-    node.step_aside(stream="orders", partition=3, uid="u1", leader_epoch=4, done=lambda: order.append("done"))
-    node._closing = True
-    await until(lambda: not node._aside)
-    assert order == ["leave", "done"], "publishes would go unanswered"
-    await node.stop()
+OTHER = PartitionKey("orders", "u1", 4)
 
 
-async def test_cluster_image_that_is_new_has_no_streams() -> None:
-    assert not ClusterImage().streams
-    assert PartitionStatus.ONLINE is PartitionStatus(1)
+async def test_replica_manager_reports_a_data_path_change_to_each_replica() -> None:
+    """A follower must not accuse a leader when its own data path is down."""
+    one, other = RecordingWorker(KEY), RecordingWorker(OTHER)
+    node = partitions(one, other)
+    for is_up in (False, True):
+        node.data_path_changed(is_up)
+    assert one.events == other.events == [DataPathChanged(is_up=False), DataPathChanged(is_up=True)]
 
 
-def test_partition_deletion_remembers_a_bounded_number_of_deleted_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.partition.deletions._REMEMBERED", 3)
-    group: Any = None
-    deletions = Deletions(group, "n1", decides=lambda: False)
-    for uid in "abcde":
-        deletions._remember(uid)
-    assert list(deletions._gone) == ["c", "d", "e"]
+async def test_replica_manager_stop_waits_for_cancelled_openings() -> None:
+    node = partitions()
+    closed: list[str] = []
+
+    async def opening() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            closed.append("the log that was being opened")
+
+    node._busy[KEY] = asyncio.create_task(opening())
+    await asyncio.sleep(0)
+    assert await node.stop()
+    assert closed == ["the log that was being opened"]

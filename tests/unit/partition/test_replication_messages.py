@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-from liftpy.config import ReplicationConfig
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.wire import frames
-from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.batch import build_batch
 from liftpy.core.wire.subjects import InboxRule, Subjects
-from sidecar.partition.quiescence import FetchCombiner, FetchSender
 from sidecar.partition.reads import ReadSubjects, ReadTools
-from sidecar.partition.replication import _MAX_TOKENS, AnswerRouter, FetchClient
+from sidecar.partition.replication import AnswerRouter, FetchClient
 from tests.scripts.replication_bench import ReplicationBench
 from tests.unit.partition.shell_parts import KEY, Clocked
-
-
-async def test_replication_server_fetch_event_has_the_values_of_the_request() -> None:
-    bench = ReplicationBench()
-    request = replication_pb2.ReplicationRequest(
-        replicaID="n2", offset=11, leaderEpoch=12, offsetEpoch=13, incarnation=14, requestId=15, maxBytes=16, streamUid="u",
-        awaitsMore=True, badOffset=17, flushMicros=18, position=0, batchCrc=0,
-    )  # fmt: skip
-    bench.bus.deliver(bench.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.1.1")
-    found = bench.fetches.pop()
-    assert dataclasses.replace(found, token=0) == events.FetchReceived(
-        token=0, replica="n2", offset=11, leader_epoch=12, offset_epoch=13, incarnation=14, request_id=15, max_bytes=16, stream_uid="u",
-        awaits_more=True, bad_offset=17, flush_ns=18_000,
-    )  # fmt: skip
-
-
-async def test_replication_server_drops_unanswered_requests_above_its_limit() -> None:
-    bench = ReplicationBench()
-    for number in range(_MAX_TOKENS + 50):
-        bench.replication._token(b"liftpy.inbox.n2.1.%d" % number)
-    assert len(bench.replication._tokens) == _MAX_TOKENS
-    assert max(bench.replication._tokens) - min(bench.replication._tokens) == _MAX_TOKENS - 1, "the oldest are forgotten"
 
 
 class NatsBus:
@@ -122,36 +96,3 @@ async def test_read_subject_of_the_partition_is_subscribed_only_while_the_replic
     assert [to for to, *_ in bus.sent] == ["_INBOX.a"], "what can't be read is refused, not dropped"
     reads.close()
     assert bus.listening == {}
-
-
-async def test_combined_fetch_confirmation_of_an_earlier_request_is_ignored() -> None:
-    bus, delivered = NatsBus(), []
-    confirm: set[int] = set()
-
-    def deliver(stream: str, partition: int, uid: str, event: Any) -> None:
-        delivered.append((partition, event))
-        if partition in confirm:
-            talk.confirm(do.ConfirmQuiescence(token=event.token))
-
-    talk = FetchCombiner(
-        AnswerRouter(bus),
-        Subjects(),
-        FetchSender("n1", 4),
-        InboxRule(("liftpy.inbox.",)),
-        ReplicationConfig(),
-        Clocked(),
-        deliver,
-        Counter(),  # type: ignore[arg-type]
-    )
-    question = replication_pb2.QuietFetches(replicaID="n2", incarnation=7)
-    for number in range(3):
-        question.fetches.add(stream="orders", streamUid="u1", partition=number, leaderEpoch=5, requestId=6 + number)
-    for confirmed, over in (({0, 2}, [1]), (set(), [0, 1, 2]), ({0, 1, 2}, [])):
-        confirm.clear()
-        confirm.update(confirmed)
-        talk.answer_question(b"liftpy.inbox.n2.1.1", memoryview(question.SerializeToString()))
-        answer = frames.decode(bus.sent.pop()[1], replication_pb2.QuietFetchesAnswer)
-        assert (list(answer.over), answer.count) == (over, 3)
-        assert len(talk._confirmed) <= 3, "those of the question before are forgotten"
-    event = delivered[0][1]
-    assert (event.replica, event.incarnation, event.leader_epoch, event.request_id) == ("n2", 7, 5, 6)

@@ -16,13 +16,13 @@ from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.core.wire.chunking import Piece
-from liftpy.core.wire.decode_errors import by_reason
 from liftpy.core.wire.envelope import ChecksumError, MessageType
 from liftpy.core.wire.frames import address
 from liftpy.core.wire.subjects import Subjects
 from sidecar.partition import replication
 from sidecar.partition.replication import AnswerRouter, FetchClient
 from sidecar.runtime.logs import WarningLogRateLimit
+from tests.each import each
 from tests.scripts.replication_bench import ReplicationBench
 
 KEY = PartitionKey("s", "u1", 0)
@@ -156,13 +156,6 @@ async def test_replication_server_ignores_a_request_whose_reply_subject_has_anot
     assert bench.counters["refused: invalid reply subject"] == 4
 
 
-async def test_replication_server_counts_rejected_fetches_by_reason() -> None:
-    bench = ReplicationBench()
-    for token, reason in enumerate((RefusalReason.UNKNOWN, RefusalReason.UNKNOWN, RefusalReason.STALE_EPOCH)):
-        bench.replication.send_refusal(do.SendFetchRefusal(token=token, reason=reason, leader_epoch=1, log_start_offset=0))
-    assert by_reason(bench.counters) == {"implausible request id": 2, "fetch, stale epoch": 1}
-
-
 def follower() -> tuple[FetchClient, list[events.Event], Counter[str]]:
     bus: Any = SimpleNamespace(inbox="_INBOX.n", max_payload=1 << 20, listen=lambda *_: None, send=lambda *_: True)
     heard: list[events.Event] = []
@@ -170,7 +163,7 @@ def follower() -> tuple[FetchClient, list[events.Event], Counter[str]]:
     return FetchClient(AnswerRouter(bus), Subjects("liftpy"), KEY, "n2", heard.append, counters), heard, counters
 
 
-@pytest.mark.parametrize("at", range(12, 36))
+@each("at", range(12, 36))
 def test_fetch_client_ignores_a_response_with_a_wrong_checksum(at: int) -> None:
     client, heard, counters = follower()
     batch = build_batch([b"v"], base_offset=0, leader_epoch=1, timestamp_ns=1)

@@ -268,13 +268,6 @@ def test_fetch_client_request_has_all_fields_of_its_effect() -> None:
     )
 
 
-def test_fetch_client_request_that_cannot_be_sent_fails_at_once() -> None:
-    follower = Follower()
-    follower.is_up = False
-    follower.fetch()
-    assert follower.heard == [events.RequestFailed(request_id=41, reason="not connected")]
-
-
 def test_fetch_client_response_becomes_an_event_with_all_fields() -> None:
     follower = Follower()
     batches = (

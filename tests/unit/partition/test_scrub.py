@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from liftpy.core.log.segment import log_name
 from liftpy.core.wire.batch import build_batch
 from sidecar.disk.files import DirectoryStorage
 from sidecar.partition.scrub import Scrub
+from tests.until import until
 
 FAST = 1 << 30
 
@@ -52,12 +52,6 @@ def flip(folder: Path, name: str, base: int, position: int = 5000) -> None:
     data[position] ^= 1
     with path.open("r+b") as file:
         file.write(data)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def scrub_of(folder: Path, *partitions: Partition, bytes_per_s: int = FAST) -> tuple[Scrub, Counter[str]]:

@@ -10,38 +10,19 @@ import pytest
 
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.base.partition import PartitionState
-from liftpy.core.replication import effects as do
-from liftpy.core.replication import events
-from liftpy.core.wire.batch import build_batch, split_batches
+from liftpy.core.wire.batch import build_batch
 from liftpy.errors import StorageError
 from sidecar.partition.worker import PartitionWorker, count_isr
 from sidecar.runtime import timers as timers_module
 from sidecar.runtime.timers import Timer, Timers
 from tests.unit.partition import test_log_flusher, test_replication_server_details, test_state_file_writes
-from tests.unit.partition.shell_parts import until, worker
-from tests.unit.partition.test_effect_arguments import executor
+from tests.unit.partition.shell_parts import worker
+from tests.until import until
 
 MS = 1_000_000
 
 
 # ---- the log -------------------------------------------------------------------------------------------------------------------
-def test_effect_executor_reports_a_stored_leader_epoch_to_the_log_before_the_replica() -> None:
-    runner, calls, _ = executor()
-    runner._t.feed = lambda event: calls.append(("feed", (event,), {}))
-    runner._t.promises.store = lambda folder, leader_epoch, stored: stored(None)  # type: ignore[method-assign]
-    runner.execute(do.PersistLeaderEpoch(leader_epoch=7))
-    assert [(name, args) for name, args, _ in calls] == [
-        ("log.note_promise", (7,)),
-        ("feed", (events.LeaderEpochPersisted(leader_epoch=7),)),
-    ]
-
-
-def test_effect_executor_passes_fetched_batches_to_all_listeners_before_the_flush() -> None:
-    runner, calls, _ = executor()
-    data = build_batch([b"a"], base_offset=5, leader_epoch=1)
-    runner._t.fetches.fetched[1] = SimpleNamespace(buffer=memoryview(data), batches=split_batches(data))  # type: ignore[assignment]
-    runner.execute(do.AppendFetched(token=1, last_offset=5, leader_high_watermark=4, leader_epoch=1))
-    assert [name for name, _, _ in calls] == ["log.append_batches", "derived.fetched", "standby.log_grew", "flusher.appended"]
 
 
 async def test_log_flusher_flush_that_raises_an_unexpected_exception_is_reported_as_failed(
@@ -136,29 +117,7 @@ def test_fetch_client_that_restarts_a_batch_frees_its_fragments() -> None:
     assert follower.router.fragment_reassembly_bytes == 0
 
 
-def test_replication_server_stop_closes_its_subscriptions_after_messages_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    leader = test_replication_server_details.Leader()
-    listeners, retired = leader.bench._listeners, list[Any]()
-    monkeypatch.setattr(leader.bus, "retire", retired.append)
-    leader.bench.stop()
-    assert retired == [listeners], "for the core to refuse: who hears nothing asks after a time-out only"
-
-
 # ---- what is shown ---------------------------------------------------------------------------------------------------------------
-def test_replica_outside_the_isr_unsubscribes_from_the_shared_read_subject() -> None:
-    shared: list[bool] = []
-    told: Any = worker(
-        executor=SimpleNamespace(apply_metadata=lambda held, incarnations: False),
-        reads=SimpleNamespace(share=shared.append, advanced=lambda: None),
-        state=None,
-    )
-    for isr in (("n1", "n2"), ("n2",)):
-        held: Any = SimpleNamespace(
-            state=PartitionState(partition=3, replicas=("n1", "n2"), isr=isr, leader="n2", leader_epoch=4, epoch=9),
-            isr=isr, config=None, partition_count=1,
-        )  # fmt: skip
-        PartitionWorker.update(told, held, {})
-    assert shared == [True, False]
 
 
 def test_isr_change_counter_grows_on_the_leader_only() -> None:

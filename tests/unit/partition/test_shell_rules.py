@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,69 +11,22 @@ import pytest
 
 from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.replication import events
 from liftpy.core.services.sessions import REPORT_EVERY_S
+from liftpy.core.services.snapshot import DIGEST_SIZE_BYTES, StateComparison
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2, service_pb2
-from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import InboxRule, Subjects
-from liftpy.errors import StorageError
-from sidecar.partition import deletions as deletions_module
-from sidecar.partition.deletions import Deletions
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.reads import ReadSubjects, ReadTools
-from sidecar.partition.worker import PartitionWorker
+from sidecar.partition.services import PartitionServices
 from sidecar.runtime import clock
-from sidecar.runtime.timers import Timer, Timers
 from tests.scripts.replication_bench import FakeBus
-from tests.unit.partition.shell_parts import KEY, Clocked, worker
-from tests.unit.partition.test_housekeeping_rounds import FakeWorker, FakeWorkers
-from tests.unit.partition.test_replica_manager import RecordingWorker, partitions
-from tests.unit.partition.test_scrub import partition, scrub_of
+from tests.unit.partition.shell_parts import KEY, Clocked
+from tests.unit.partition.test_housekeeping import FakeWorker, FakeWorkers
 from tests.unit.replication.test_reads import Source
 from tests.unit.services.test_service_endpoint import World, hello
 
-
 # ---- partitions ----------------------------------------------------------------------------------------------------------------
-async def test_replica_manager_delivers_no_events_to_partitions_removed_from_the_metadata() -> None:
-    one = RecordingWorker(KEY, leads=True)
-    node = partitions(one)
-    node._update_worker(one)
-    assert (one.events, node._leading) == ([], {})
-
-
-async def test_replica_manager_passes_the_last_heartbeat_to_a_new_leader() -> None:
-    one = RecordingWorker(KEY, leads=True)
-    node = partitions(one)
-    node._find_in_image = lambda key: (
-        SimpleNamespace(partition_metadata=lambda state, quotas, lease_ns: ("held", state)),
-        "state",
-    )
-    node._update_worker(one)
-    assert (one.events, node._leading) == (["told"], {KEY: one})
-    node._heard = events.LeaseExtended(sent_ns=5)
-    node._update_worker(one)
-    assert one.events == ["told", "told", node._heard]
-    one.leads = False
-    node._update_worker(one)
-    assert (one.events[3:], node._leading) == (["told"], {})
-
-
-def test_partition_retention_that_fails_reports_no_new_log_start() -> None:
-    log = SimpleNamespace(log_start_offset=3)
-
-    def fails(*_: Any) -> None:
-        log.log_start_offset = 7
-        raise StorageError("broken")
-
-    log.apply_retention = fails
-    node = SimpleNamespace(
-        settings=SimpleNamespace(replication=SimpleNamespace(service_log_retention_bytes=9)), counters=Counter[str]()
-    )
-    states = SimpleNamespace(may_drop=lambda offset: True)
-    kept = worker(log=log, services=SimpleNamespace(held_from=lambda: 5), _node=node, states=states)
-    PartitionWorker.apply_retention(kept, 1)
-    assert (kept.told, node.counters) == (["settled"], {})
 
 
 @pytest.mark.parametrize(
@@ -100,44 +52,6 @@ async def test_housekeeping_runs_retention_and_compaction_only_for_streams_with_
     one.flusher.stalls = False
     await keeping._retention()
     assert one.done == does
-
-
-# ---- deletions -----------------------------------------------------------------------------------------------------------------
-async def test_partition_deletion_after_close_sends_no_request_and_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deletions_module, "_PAUSE_S", 0)
-    asked: list[Any] = []
-
-    async def propose(request: Any, timeout_s: float) -> pb.ControlResponse:
-        asked.append(request)
-        if len(asked) == 3:
-            deletions.close()
-        return pb.ControlResponse(error=pb.ControlResponse.UNAVAILABLE)
-
-    deletions = Deletions(SimpleNamespace(propose=propose), "n1", decides=lambda: False)  # type: ignore[arg-type]
-    assert not await deletions.is_allowed(KEY)
-    assert len(asked) == 3
-    assert not await deletions.is_allowed(KEY)
-    assert len(asked) == 3
-    assert deletions._asking == {}
-    controller = Deletions(SimpleNamespace(propose=pytest.fail), "n1", decides=lambda: True)  # type: ignore[arg-type]
-    assert await controller.is_allowed(KEY)
-
-
-# ---- timers --------------------------------------------------------------------------------------------------------------------
-async def test_timers_due_at_the_same_time_fire_in_order_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    timers, fired = Timers(), list[int]()
-    monkeypatch.setattr(clock, "now_ns", lambda: 5_000)
-    late = [Timer(lambda number=number: fired.append(number)) for number in range(4)]
-    moved, cancelled = Timer(lambda: fired.append(-1)), Timer(lambda: fired.append(-2))
-    for number, timer in enumerate([*late, moved, cancelled]):
-        timer._wanted_ns = 1_000 + number
-        timers._due.append(timer)
-    moved._wanted_ns, cancelled._wanted_ns = 5_001, None
-    timers._fire_due()
-    assert (fired, timers._due, timers._firing) == ([0, 1, 2, 3], type(timers._due)(), None)
-    assert [timer._wanted_ns for timer in late] == [None] * 4
-    assert moved._wanted_ns == 5_001
-    timers.close()
 
 
 # ---- reads ---------------------------------------------------------------------------------------------------------------------
@@ -250,20 +164,20 @@ def test_partition_services_ignore_messages_of_other_partitions_and_unknown_node
     assert [node for node, *_ in heard] == ["n2"]
 
 
-# ---- the scrub -----------------------------------------------------------------------------------------------------------------
-async def test_scrub_scan_ends_when_its_log_or_segment_is_closed(tmp_path: Path) -> None:
-    for ends in ("The log is closed", "the segment is gone", "neither"):
-        one = partition(tmp_path / ends, "a")
-        scrub, _ = scrub_of(tmp_path / ends, one)
-        segment = one.log.segments[0]
-        size_bytes = segment.size_bytes
-        storage = one.log.storage
-        if ends == "The log is closed":
-            one.log.closed = "closed"
-        elif ends == "the segment is gone":
-            one.log.segments = one.log.segments[1:]
-        await scrub._scan(one, segment, 0, 1 << 40, 0)
-        assert scrub.checked_bytes == (size_bytes if ends == "neither" else 0)
-        await scrub.close()
-        assert one.log.storage is storage
-        await asyncio.sleep(0)
+RIGHT, WRONG = (letter * DIGEST_SIZE_BYTES for letter in (b"r", b"w"))
+
+
+def test_partition_service_state_is_compared_with_the_states_of_its_process_only() -> None:
+    told: list[Any] = []
+    sessions = SimpleNamespace(differs=lambda name, difference: told.append((name, difference is not None)) or [])
+    made: Any = SimpleNamespace(
+        key=KEY, _node_id="n1", _agreements={}, _differences={}, _sessions=sessions, _carry_out=lambda effects: None
+    )
+    others = made._agreements["counts"] = StateComparison()
+    for node in ("n2", "n3"):
+        others.set_digests(node, 1, {10: RIGHT, 20: RIGHT})
+    for process, digests in ((1, {10: WRONG}), (2, {}), (2, {20: WRONG})):
+        PartitionServices._compare(made, {"counts": (process, digests)})
+    assert told == [("counts", True), ("counts", False), ("counts", True)]
+    PartitionServices._compare(made, {"other": (1, {})})
+    assert set(made._agreements) == {"other"}, "a service that is gone is compared with nothing"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from liftpy.core.publish.state_file import StateCapture, state_names
 from liftpy.core.wire.batch import build_batch, parse_batch
 from sidecar.partition.flushing import Flusher, StateCheckpoints, StateFileMatch, found_state, read_state_file
 from sidecar.runtime.timers import Timers
-from tests.unit.partition.shell_parts import until
+from tests.until import until
 
 KEY = PartitionKey("s", "u1", 0)
 
@@ -47,12 +47,6 @@ class Bench:
         self.log.flush()
         self.log.raise_high_watermark(self.log.newest_offset)
         self.derived.committed(self.log.newest_offset)
-
-
-@pytest.fixture
-def pool() -> Iterator[concurrent.futures.Executor]:
-    with concurrent.futures.ThreadPoolExecutor(2) as made:
-        yield made
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.core.wire.batch_columns import Columns
+from tests.each import each
 from tests.unit.publish.batches import Bench, published
 
 _Ack = client_pb2.Ack
@@ -169,7 +170,7 @@ NULLS = build_batch([b"ab", b"c"], keys=[b"k", b"l"])
 _VALUES = 64 + 8  # ends of two records, then their bytes
 
 
-@pytest.mark.parametrize(
+@each(
     ("batch", "text"),
     [
         (b"", "0 bytes"),

@@ -21,6 +21,7 @@ from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import parse_batch
 from liftpy.core.wire.subjects import InboxRule
 from sidecar.transport.dropped_publishes import Drops
+from tests.each import each
 from tests.unit.publish.unlogged import derived_state
 
 INBOXES = InboxRule(("_INBOX.",))
@@ -371,7 +372,7 @@ async def test_ingest_rejects_an_invalid_tombstone_header(flag: bytes, payload: 
     assert [answer["error"]["err_code"] for answer in _answers(bench)] == [10003]
 
 
-@pytest.mark.parametrize(
+@each(
     ("reply", "answered"),
     [
         (b"_INBOX.abc.1", True),

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from liftpy.config import AckPolicy, Codec
+from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish.acks import Envelope, PendingAcks, Publishers
 from liftpy.core.publish.jetstream_headers import Rejection
-from liftpy.core.publish.message_decoder import InvalidBatchError, MessageDecoder, body_to_store
+from liftpy.core.publish.message_decoder import MessageDecoder
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import parse_batch
 from liftpy.core.wire.subjects import InboxRule
+from tests.each import each
 from tests.unit.publish.test_acks import FakeBus, pending
 from tests.unit.publish.test_ingest import Bench, Holding, turn
 
@@ -272,7 +273,7 @@ def test_negative_ack_envelope_has_the_reason_and_the_leader() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each(
     ("reason", "code", "err_code"),
     [
         (RejectReason.UNKNOWN, 500, 10077),
@@ -321,7 +322,7 @@ KEY = PartitionKey("s", "u1", 2)
 RULE = InboxRule(("_INBOX.",))
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "ours"),
     [
         ({}, True),
@@ -364,18 +365,6 @@ def test_message_decoder_returns_the_ack_inbox_policy_and_correlation_of_an_enve
     assert columns.publishers.policies == [AckPolicy.ALL, AckPolicy.NONE]
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [[("Lift-Key", b"k")], [("", b"x")], [("a", b"1"), ("lift-anything", b"x")]],
-)
-def test_envelope_with_a_reserved_header_is_rejected_with_the_header_name(headers: list[tuple[str, bytes]]) -> None:
-    named = [client_pb2.Header(name=name, value=value) for name, value in headers]
-    columns = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE).read([(b"ev", b"", message(value=b"v", headers=named), b"")], 0)
-    reason, detail, _ = columns.unfit[0]
-    assert reason is RejectReason.MALFORMED
-    assert repr(headers[-1][0]) in detail
-
-
 def test_envelope_and_nats_headers_are_merged_and_rejected_if_reserved() -> None:
     reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE)
     named = [client_pb2.Header(name="b", value=b"2")]
@@ -400,15 +389,6 @@ def test_publish_that_only_starts_like_an_envelope_is_stored_as_the_record_value
     columns = reader.read([raw], 0)
     assert (columns.values, columns.keys, columns.publishers.envelopes) == ([envelope.MAGIC + b"\0"], [b"k"], None)
     assert (reader.poison_envelopes, reader.protocol_frames) == (1, 0)
-
-
-def test_invalid_batch_publish_is_rejected_with_a_reason_text() -> None:
-    with pytest.raises(InvalidBatchError) as raised:
-        body_to_store(memoryview(b"abc"), "ev", Codec.NONE)
-    assert str(raised.value)
-    assert raised.value.reason is RejectReason.MALFORMED
-    assert str(InvalidBatchError("too large", RejectReason.TOO_LARGE)) == "too large"
-    assert InvalidBatchError("too large", RejectReason.TOO_LARGE).reason is RejectReason.TOO_LARGE
 
 
 def test_pending_acks_have_the_key_of_their_partition() -> None:

@@ -16,6 +16,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import build_batch, parse_batch, seal
 from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule
+from tests.each import each
 from tests.unit.publish.test_ingest import Bench, turn
 
 HEADER = [client_pb2.Header(name="a", value=b"1")]
@@ -45,7 +46,7 @@ async def test_ingest_counts_messages_dropped_by_its_connection_as_overflow() ->
     assert (bench.ingest.counters.overloaded, bench.ingest.counters.rejected) == (0, 0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "block", "reason"),
     [
         ({"stream": "other"}, b"", RejectReason.WRONG_STREAM),

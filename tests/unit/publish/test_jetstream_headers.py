@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from liftpy.config import AckPolicy, Codec
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish import jetstream_headers
@@ -17,6 +15,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import parse_batch
 from liftpy.core.wire.subjects import InboxRule
+from tests.each import each
 from tests.unit.publish.test_ingest import Bench, turn
 
 REPLY = b"_INBOX.p"
@@ -54,7 +53,7 @@ async def answered(bench: Bench, headers: bytes, reply: bytes = REPLY) -> dict[s
     return found
 
 
-@pytest.mark.parametrize(("name", "code", "err_code", "text"), ROWS, ids=[row[0] for row in ROWS])
+@each(("name", "code", "err_code", "text"), ROWS)
 async def test_unsupported_jetstream_header_is_rejected_with_the_jetstream_error(
     name: str, code: int, err_code: int, text: str
 ) -> None:
@@ -66,7 +65,7 @@ async def test_unsupported_jetstream_header_is_rejected_with_the_jetstream_error
     assert not bench.ingest.counters.dropped
 
 
-@pytest.mark.parametrize("first", range(len(ROWS) - 1))
+@each("first", range(len(ROWS) - 1))
 async def test_publish_with_several_unsupported_headers_gets_the_error_jetstream_checks_first(first: int) -> None:
     name, _, err_code, _ = ROWS[first]
     later = [row[0] for row in ROWS[first + 1 :]]

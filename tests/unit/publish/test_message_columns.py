@@ -12,6 +12,7 @@ from liftpy.core.wire._pb import client_pb2, replication_pb2
 from liftpy.core.wire.headers import is_status, parse_headers
 from liftpy.core.wire.subjects import InboxRule
 from sidecar.transport.liveness import QUESTION
+from tests.each import each
 
 KEY = PartitionKey("s", "u1", 0)
 INBOXES = InboxRule(("_INBOX.",))
@@ -112,7 +113,7 @@ def test_is_status_is_true_only_for_a_status_line_without_payload() -> None:
 PROTOCOL = frames.encode(replication_pb2.ReplicationRequest(replicaID="n2", offset=3))
 
 
-@pytest.mark.parametrize(
+@each(
     ("own", "subject"),
     [
         ("other.>", b"other.s.0.replicate"),
@@ -121,7 +122,7 @@ PROTOCOL = frames.encode(replication_pb2.ReplicationRequest(replicaID="n2", offs
         ("other.control.*", b"other.control.admin"),
     ],
 )
-@pytest.mark.parametrize("payload", [PROTOCOL, QUESTION, PROTOCOL[:7] + b"\xfe", PROTOCOL[:4] + b"\x07" + PROTOCOL[5:]])
+@each("payload", [PROTOCOL, QUESTION, PROTOCOL[:7] + b"\xfe", PROTOCOL[:4] + b"\x07" + PROTOCOL[5:]])
 def test_envelope_of_another_cluster_is_stored_as_the_record_value_and_gets_no_answer(
     own: str, subject: bytes, payload: bytes
 ) -> None:

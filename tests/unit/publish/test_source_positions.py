@@ -26,6 +26,7 @@ from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
 from liftpy.core.wire.filters import keep_records as kept_of
 from liftpy.core.wire.producer_note import ProducerNote, SourcePosition
 from liftpy.errors import CorruptionError
+from tests.each import each
 
 P = 7
 
@@ -235,7 +236,7 @@ def test_producer_state_size_counts_long_names_and_uids() -> None:
     assert (before - after) / count < STATE_BYTES
 
 
-@pytest.mark.parametrize("seed", range(40))
+@each("seed", range(40))
 def test_producer_processes_that_reread_their_source_store_each_record_once_in_order(seed: int) -> None:
     """Processes reread the source, and send batches that are lost, late or repeated. The uncommitted end may be truncated."""
     rng, bench, source = random.Random(seed), Bench(), 60

@@ -33,6 +33,7 @@ from liftpy.core.publish.state_transfer import StatePieceRequest, StateServer
 from liftpy.core.publish.state_writer import StateFileSchedule, StateWriter, pace_of, restore_state
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
+from tests.each import each
 from tests.long import examples
 
 ROOM = 1 << 20
@@ -157,7 +158,7 @@ def test_state_file_of_unflushed_or_incomplete_state_is_not_written() -> None:
     assert state.snapshot(OF) is not None, "retention has taken all: nothing else knows of it any more"
 
 
-@pytest.mark.parametrize(
+@each(
     ("what", "why"),
     [
         ("of another stream", "it is of"), ("renamed", "it is of"), ("another epoch", "is of epoch"),

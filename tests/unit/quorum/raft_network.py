@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,77 @@ from sidecar.quorum.driver import tick_once
 from sidecar.quorum.library import FAIL_REASON, check_library
 from sidecar.quorum.probation import MARKER
 from tests.unit.quorum.plain_member import Member
-from tests.unit.quorum.unmodified_pysyncobj import REASONS, Network
+
+REASONS = {value: name for name, value in vars(FAIL_REASON).items() if not name.startswith("_")}
+STEP_S = 0.01
+
+
+class Network:
+    """Provide FIFO wires between members and one clock. ``stalled``: pairs whose messages wait. ``lose``: lost messages."""
+
+    def __init__(self, ids: Iterable[str]) -> None:
+        self.members = tuple(ids)
+        self.now = 1000.0
+        self.wires: dict[tuple[str, str], deque[Any]] = defaultdict(deque)
+        self.stalled: set[tuple[str, str]] = set()
+        self.lose: Callable[[str, str, Any], bool] = lambda *_: False
+        self.up: dict[str, Any] = {}
+
+    def clock(self) -> float:
+        """Advance the clock a little with every call. PySyncObj waits in loops for time to pass."""
+        self.now += 1e-5
+        return self.now
+
+    def post(self, sender: str, receiver: str, message: Any) -> None:
+        if not self.lose(sender, receiver, message):
+            self.wires[sender, receiver].append(message)
+
+    def deliver(self, sender: str, receiver: str, count: int | None = None) -> None:
+        """Deliver the first ``count`` messages of a wire, or all."""
+        wire = self.wires[sender, receiver]
+        for _ in range(len(wire) if count is None else count):
+            message = wire.popleft()
+            if receiver in self.up:
+                self.receive(sender, receiver, message)
+
+    def step(self) -> None:
+        self.now += STEP_S
+        for pair in list(self.wires):
+            if pair not in self.stalled:
+                self.deliver(*pair)
+        for name in list(self.up):
+            self.tick(name)
+
+    def run(self, until: Callable[[], Any], seconds: float = 20.0) -> bool:
+        """Run steps until ``until()`` is true. Return False after ``seconds`` of virtual time."""
+        end = self.now + seconds
+        while not until():
+            if self.now > end:
+                return False
+            self.step()
+        return True
+
+    def crash(self, *names: str) -> None:
+        """Crash members and drop their messages in flight."""
+        for name in names:
+            del self.up[name]
+            for pair in [pair for pair in self.wires if name in pair]:
+                self.wires[pair].clear()
+
+    def last_indexes(self) -> set[int]:
+        raise NotImplementedError
+
+    def logs_are_equal(self) -> bool:
+        return len(self.last_indexes()) == 1
+
+    def pairs(self, one: str, other: str) -> set[tuple[str, str]]:
+        return {(one, other), (other, one)}
+
+    def receive(self, sender: str, receiver: str, message: Any) -> None:
+        raise NotImplementedError
+
+    def tick(self, name: str) -> None:
+        raise NotImplementedError
 
 
 class OurNet(Network):

@@ -12,7 +12,8 @@ from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.errors import ProtocolError
 from sidecar.quorum import peer_sessions as module
 from sidecar.quorum.codec import MAX_NUMBER
-from sidecar.quorum.peer_sessions import SELDOM_HELLO_S, SILENCE_S, Peer, PeerSessions
+from sidecar.quorum.peer_sessions import SELDOM_HELLO_S, SILENCE_S, PeerSessions
+from tests.each import each
 
 MEMBERS, HELLO, DATA = 3, 1, 2
 FIRST, LAST, NEW = 1, 2, 4
@@ -64,28 +65,6 @@ class Side:
 
     def counted(self, what: str) -> int:
         return self.core.counters[what]
-
-
-# ---- a peer nobody has heard of ------------------------------------------------------------------------------------------------
-def test_raft_session_with_a_new_peer_has_no_state() -> None:
-    b = Peer("b", 1)
-    assert (b.up, b.is_new, b.heard, b.term, b.trusted, b.other_list, b.beyond_since) == (
-        False,
-        False,
-        False,
-        0,
-        True,
-        False,
-        None,
-    )
-    assert (b.epoch, b.sent, b.received, b.strangers, b.parts, b.parts_bytes) == (0, 0, 0, {}, None, 0)
-    assert max(b.received_at, b.hello_at) < -1e6
-    side = PeerSessions("a", ("b",), lambda *_: True, lambda *_: None, lambda: 8)
-    assert (side.online, side.outbox, side.is_new(), side.term(), side.tail_for("b"), side.compare_reports("b", b"")) == (
-        False, [], False, 0, b"", True
-    )  # fmt: skip
-    assert side.peers["b"].own_epoch == 9, "an epoch is odd, so never 0"
-    assert (side.chunk_bytes, module.MAX_MESSAGE_BYTES) == (256 * 1024, 256 * 1024 * 1024)
 
 
 # ---- hellos --------------------------------------------------------------------------------------------------------------------
@@ -266,7 +245,7 @@ def test_raft_session_stores_at_most_64_unknown_processes() -> None:
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     ("data", "sender", "what"),
     [
         (frame(HELLO), "z", "unknown sender"),

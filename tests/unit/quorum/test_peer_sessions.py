@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from liftpy.errors import ConfigError, CorruptionError, ProtocolError, StorageError
 from sidecar.quorum import codec, library
-from sidecar.quorum.peer_sessions import _FRAME, _HELLO, _MEMBERS, CHUNK_BYTES, HELLO_PERIOD_S, SILENCE_S, PeerSessions
+from sidecar.quorum.peer_sessions import _FRAME, _HELLO, CHUNK_BYTES, HELLO_PERIOD_S, SILENCE_S, PeerSessions
 from sidecar.quorum.snapshot_file import (
     SnapshotFile,
     decode_snapshot_file,
@@ -112,31 +112,6 @@ def test_raft_session_ignores_frames_of_an_older_session() -> None:
     assert pair.sides["b"].counters["refused: stale frame"] == 1
 
 
-def test_raft_session_ends_after_silence() -> None:
-    pair = Pair()
-    pair.connect()
-    pair.sides["a"].poll(pair.now + SILENCE_S + 0.1)
-    assert pair.links["a"] == [True, False]
-    assert not pair.sides["a"].send("b", b"x", 1, pair.now)
-
-
-def test_raft_session_counts_and_drops_foreign_frames() -> None:
-    pair = Pair()
-    pair.connect()
-    side = pair.sides["a"]
-    for sender, frame in [
-        ("z", b"x" * 60),
-        ("b", b""),
-        ("b", b"\x09" * 34),
-        ("b", pickle.dumps(print)),
-        ("b", b"\x02" + bytes(40)),
-    ]:
-        side.receive(sender, frame, pair.now)
-    assert pair.got["a"] == []
-    assert side.counters["refused: unknown sender"] == 1
-    assert side.counters["refused: short frame"] + side.counters["refused: stale frame"] == 4
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 2**32), st.lists(st.sampled_from(["send a", "send b", "pass", "drop", "copy", "swap", "wait"]), max_size=80)
@@ -168,50 +143,6 @@ def test_raft_session_over_a_lossy_bus_delivers_in_order_without_duplicates(seed
         assert len(set(got)) == len(got), "nothing twice"
         assert [b for b in sent[me] if b in set(got)] == got, "in order"
     assert all(p.up for side in pair.sides.values() for p in side.peers.values()), "and it heals"
-
-
-MESSAGES = [
-    {
-        "type": "append_entries",
-        "term": 3,
-        "commit_index": 2,
-        "entries": [(b"\0x", 5, 3)],
-        "prevLogIdx": 4,
-        "prevLogTerm": 2,
-        "sent_ns": 9,
-        "checkpoint": (0, b""),
-    },
-    {
-        "type": "append_entries",
-        "term": 3,
-        "commit_index": 2,
-        "entries": [],
-        "prevLogIdx": None,
-        "prevLogTerm": None,
-        "sent_ns": 0,
-        "checkpoint": (0, b""),
-    },
-    {"type": "append_entries", "term": 3, "commit_index": 2, "serialized": (b"x", True, False), "sent_ns": 9},
-    {"type": "append_entries", "term": 3, "commit_index": 2, "serialized": None, "sent_ns": 0},
-    {
-        "type": "next_node_idx",
-        "next_node_idx": 7,
-        "reset": True,
-        "success": False,
-        "applied_index": 5,
-        "echo_ns": 9,
-        "levels": (1, 2),
-        "checkpoint": (1024, b"8 bytes."),
-    },
-    {"type": "request_vote", "term": 3, "last_log_index": 2, "last_log_term": 1, "transfer": True},
-    {"type": "response_vote", "term": 3},
-    {"type": "timeout_now", "term": 3},
-]
-
-
-@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: m["type"])
-def test_raft_messages_of_pysyncobj_decode_to_equal_messages(message: dict) -> None:
-    assert codec.decode(codec.encode(message)) == message
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xff", pickle.dumps({"type": "response_vote", "term": 1})])
@@ -296,15 +227,6 @@ def test_raft_members_with_different_controller_lists_reject_each_other_and_log_
     said = [record.getMessage() for record in caplog.records if "controllers differ" in record.getMessage()]
     assert 1 <= len(said) <= 4
     assert any(", ".join(sorted(lists["a"])) in line and ", ".join(sorted(lists["b"])) in line for line in said)
-
-
-def test_raft_session_ignores_a_controller_list_before_its_hello_is_answered() -> None:
-    pair = Pair()
-    pair.connect()
-    side = pair.sides["a"]
-    side.receive("b", bytes((_MEMBERS,)) + bytes(_FRAME.size - 1) + b"x, y", pair.now)
-    assert side.peers["b"].up
-    assert not side.peers["b"].other_list
 
 
 @pytest.mark.parametrize("flags", [0, 4])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sidecar.quorum.pre_vote import PreVote, may_grant
+from tests.each import each
 from tests.unit.quorum.raft_network import OurNet, our_net
 
 WOULD: dict[str, Any] = {
@@ -15,7 +16,7 @@ WOULD: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each(
     ("otherwise", "granted"),
     [
         ({}, True),

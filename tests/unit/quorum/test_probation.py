@@ -8,7 +8,7 @@ import pytest
 
 from sidecar.quorum.codec import decode
 from sidecar.quorum.peer_sessions import _DATA, _FIRST, _FRAME, _LAST, Peer
-from sidecar.quorum.probation import MARKER, is_first_start, waits_for
+from sidecar.quorum.probation import MARKER, waits_for
 from tests.unit.quorum.plain_member import Member
 from tests.unit.quorum.raft_network import OurNet, our_net
 
@@ -183,19 +183,6 @@ def test_raft_group_first_start_with_a_majority_lets_the_late_controller_join_on
         assert not late.probation.over
         net.ask_for_barrier("c", leader)
         assert net.run(lambda: late.probation.over)
-
-
-def test_raft_group_first_start_requires_all_peers_new_or_a_majority_with_the_operator_option() -> None:
-    new, old, unheard = peer("b"), peer("c", is_new=False), peer("c", heard=False)
-    assert is_first_start(True, [new, peer("c")], majority=False)
-    assert not is_first_start(True, [new, unheard], majority=False)
-    assert is_first_start(True, [new, unheard], majority=True)
-    for majority in (False, True):
-        assert not is_first_start(True, [new, old], majority=majority), "there is a group"
-        assert not is_first_start(False, [new, peer("c")], majority=majority), "this one had a part in it"
-    assert not is_first_start(True, [unheard, peer("b", heard=False)], majority=True), "alone is no majority"
-    five = [peer("b"), *(peer(name, heard=False) for name in "cde")]
-    assert not is_first_start(True, five, majority=True)
 
 
 def test_controller_probation_wait_message_contains_the_missing_peers_and_the_operator_option() -> None:

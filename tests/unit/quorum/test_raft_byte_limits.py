@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.metadata.feed import FeedSubscription
-from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.quorum import driver as driver_module
 from sidecar.quorum import journal as journal_module
 from sidecar.quorum import library
@@ -90,11 +88,3 @@ async def test_raft_inbox_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -
     assert driver._inbox[-1][1][0] == 49, "the oldest is lost: its session sees a gap"
     driver.frame_received("n2", b"x" * 5_000)
     assert len(driver._inbox) == 1, "one always comes in"
-
-
-def test_metadata_feed_subscription_bounds_the_bytes_of_buffered_entries() -> None:
-    feed = FeedSubscription("n9")
-    large = pb.Record(operationDone=pb.OperationDone(response=b"x" * (1 << 20)))
-    for number in range(200):
-        feed.entry_received(pb.FeedEntry(previousIndex=10 + number, index=11 + number, records=[large]))
-    assert 8 <= len(feed._waiting) <= 16

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,37 +13,13 @@ import pytest
 
 from liftpy.core.metadata.controller.quorum_member import EntryOutcome
 from sidecar.quorum import driver as driver_module
-from sidecar.quorum import library
 from sidecar.quorum.driver import GroupDriver, tick_once
-from sidecar.quorum.journal import GroupJournal
-from sidecar.quorum.library import FAIL_REASON, _NoPickle, outcome_of, settings
+from sidecar.quorum.library import FAIL_REASON, outcome_of
+from tests.each import each
 from tests.unit.quorum.raft_network import our_net
 
 
-def test_raft_driver_settings_for_pysyncobj_have_the_tested_values(tmp_path: Path) -> None:
-    journal = GroupJournal(tmp_path / "journal")
-    marks: list[Any] = [object() for _ in range(3)]
-    conf = settings(journal, "dump", *marks, 77)
-    wanted = {
-        "autoTick": False, "appendEntriesUseBatch": True, "appendEntriesBatchSizeBytes": 64 << 20, "appendEntriesPeriod": 0.1,
-        "raftMinTimeout": 0.5, "raftMaxTimeout": 1.0, "leaderFallbackTimeout": 1.5, "connectionTimeout": 3.5,
-        "commandsWaitLeader": False,
-        "commandsQueueSize": 100_000, "journalFile": journal, "fullDumpFile": "dump", "serializer": marks[0], "deserializer": marks[1],
-        "useFork": False, "logCompactionMinEntries": 77, "logCompactionMinTime": 86_400, "logCompactionBatchSize": 256 * 1024,
-        "dynamicMembershipChange": True, "onStateChanged": marks[2],
-    }  # fmt: skip
-    assert {name: getattr(conf, name) for name in wanted} == wanted
-    assert (library.MAX_APPEND_BYTES, library.APPLIED_PER_TICK_BYTES, library.ENTRY_BYTES, library.STEP_BYTES) == (
-        64 << 20,
-        8192,
-        100,
-        2048,
-    )
-    assert (library.COMPACT_AFTER_BYTES, library.COMPACT_AT_ONCE_BYTES, library.LULL_S) == (512 << 10, 8 << 20, 1.0)
-    journal.abandon()
-
-
-@pytest.mark.parametrize(
+@each(
     ("answer", "reason", "outcome"),
     [
         (b"", FAIL_REASON.SUCCESS, EntryOutcome.APPLIED),
@@ -99,33 +74,6 @@ def test_raft_late_tick_postpones_the_election_by_its_delay(tmp_path: Path) -> N
         assert deadline(core) == pytest.approx(net.now + 7)
 
 
-def test_raft_election_begins_with_a_pre_vote(tmp_path: Path) -> None:
-    with our_net(tmp_path) as net:
-        lead, near, _ = net.elected()
-        core: Any = net.up[near].core
-        asked: list[Any] = []
-        core._link = SimpleNamespace(send=lambda node, message: asked.append((node.id, message)))
-        core._ask_before_election()
-        assert (asked, core.pre_vote.asks, core.leader_id) == ([], False, lead), "it is not due"
-        core._SyncObj__raftElectionDeadline = net.now - 0.001
-        core._ask_before_election()
-        others = [name for name in "abc" if name != near]
-        question = {
-            "type": "pre_vote", "term": core.raftCurrentTerm, "last_log_index": core.log.last_index,
-            "last_log_term": core.log.last_term,
-        }  # fmt: skip
-        assert asked == [(name, question) for name in others]
-        assert (core.pre_vote.asks, core.leader_id) == (True, "")
-        assert 0.5 <= deadline(core) - net.now <= 1.0, "the next round"
-        term = core.raftCurrentTerm
-        core.pre_vote_granted(core._others[0], term + 3)
-        assert core.raftCurrentTerm == term + 3, "a later term is learned of from who would vote"
-        core._ask_before_election()
-        assert (deadline(core), core.pre_vote.asks) == (0, False), "a majority would vote: now"
-        core.pre_vote_granted(core._others[0], term + 9)
-        assert core.raftCurrentTerm == term + 3, "nobody has asked"
-
-
 def test_isolated_controller_sends_no_pre_vote_requests(tmp_path: Path) -> None:
     with standing(tmp_path) as net:
         core: Any = net.up["a"].core
@@ -134,19 +82,6 @@ def test_isolated_controller_sends_no_pre_vote_requests(tmp_path: Path) -> None:
         core._ask_before_election()
         assert not core.pre_vote.asks
         assert deadline(core) == net.now - 1
-
-
-def test_controller_on_probation_or_closed_starts_no_election(tmp_path: Path) -> None:
-    with standing(tmp_path) as net:
-        core: Any = net.up["a"].core
-        for name in ("retired", "on_probation"):
-            core._SyncObj__raftElectionDeadline = 0
-            setattr(core, name, True)
-            core.doTick(0)
-            assert deadline(core) == math.inf
-            setattr(core, name, False)
-        core.end_probation()
-        assert 0.5 <= deadline(core) - net.now <= 1.0
 
 
 def test_raft_leader_steps_down_only_for_a_higher_term(tmp_path: Path) -> None:
@@ -203,24 +138,6 @@ def test_raft_log_is_compacted_when_idle_or_at_once_above_the_upper_limit(
         core: Any = net.up["a"].core
         core._uncompacted_bytes, core._applied_at = applied_bytes, net.now - quiet_s
         assert core._compaction_is_due() is due
-
-
-def test_raft_installed_snapshots_increment_a_counter(tmp_path: Path) -> None:
-    with our_net(tmp_path) as net:
-        lead, *_ = net.elected()
-        core: Any = net.up[lead].core
-        for number in range(5):
-            net.put(lead, b"%d" % number)
-        assert net.run(lambda: len(net.acknowledged()) == 5)
-        assert core.compactions == 0
-        core._uncompacted_bytes = 8 << 20
-        core._SyncObj__tryLogCompaction()
-        assert (core.compactions, core._uncompacted_bytes) == (1, 0)
-        core._SyncObj__tryLogCompaction()
-        assert core.compactions == 1
-        core._uncompacted_bytes, core.failure = 8 << 20, RuntimeError("broken")
-        core._SyncObj__tryLogCompaction()
-        assert core._uncompacted_bytes == 8 << 20, "nothing more is written"
 
 
 # ---- ticks -------------------------------------------------------------------------------------------------------------------------
@@ -331,15 +248,6 @@ def test_raft_leader_with_new_entries_sends_them_in_the_same_tick(moved: bool, l
     assert done == ["listens", "polls", "('b', b'f')", "ticks", *(["sends at once"] * at_once), "lineage", "journal"]
 
 
-async def test_raft_frame_received_schedules_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Ticking(monkeypatch)
-    assert not bench.driver._scheduled
-    bench.driver.frame_received("b", b"frame")
-    assert bench.driver._scheduled
-    bench.driver.tick()
-    assert (bench.frames, bench.driver.frames_lost, bench.driver.late_tick_count) == ([[("b", b"frame")]], 0, 0)
-
-
 # ---- what is applied ---------------------------------------------------------------------------------------------------------------
 class Machine:
     """Provide a state machine that records its calls. ``ready``: whether an entry can be applied at once."""
@@ -427,17 +335,3 @@ def test_raft_tick_applies_a_bounded_number_of_bytes(tmp_path: Path) -> None:
         )
         core.failure = RuntimeError("broken")
         assert not core.behind
-
-
-def test_raft_driver_serializes_entries_for_pysyncobj_without_pickle() -> None:
-    assert (_NoPickle.to_bytes("é"), _NoPickle.to_bytes(b"\xff")) == ("é".encode(), b"\xff")
-    assert _NoPickle.loads(_NoPickle.dumps((b"command", 7, 3))) == (b"command", 7, 3)
-
-
-async def test_raft_tick_delay_report_covers_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (driver_module.TICK_S, driver_module.REST_S, driver_module._TICKS_KEPT) == (0.05, 0.3, 1200)
-    kept = Ticking(monkeypatch).driver.lateness
-    kept.add(9.0)
-    for _ in range(1200):
-        kept.add(0.001)
-    assert kept.report()["max_ms"] < 9000, "what is older is forgotten"

@@ -10,15 +10,15 @@ import pytest
 from liftpy.core.wire._pb import raft_pb2 as pb
 from liftpy.errors import ProtocolError
 from sidecar.quorum.codec import MAX_NUMBER, decode
-from sidecar.quorum.library import Node
 from sidecar.runtime import clock
+from tests.each import each
 from tests.unit.quorum.raft_network import our_net
 
 TOO_MUCH = [MAX_NUMBER, 2**64 - 1]
 
 
-@pytest.mark.parametrize("number", TOO_MUCH)
-@pytest.mark.parametrize(
+@each("number", TOO_MUCH)
+@each(
     "message",
     [
         lambda n: pb.RaftMessage(requestVote=pb.RaftRequestVote(term=n)),
@@ -46,17 +46,6 @@ def test_raft_message_with_entries_out_of_order_is_rejected() -> None:
     append = pb.RaftAppendEntries(term=1, previousIndex=7, previousTerm=1, entries=entries)
     with pytest.raises(ProtocolError, match="order"):
         decode(pb.RaftMessage(appendEntries=append).SerializeToString())
-
-
-def test_raft_append_answer_beyond_the_log_is_rejected_and_commits_nothing(tmp_path: Path) -> None:
-    with our_net(tmp_path) as net:
-        leader, near, _ = net.elected()
-        member = net.up[leader]
-        answer = {"type": "next_node_idx", "next_node_idx": 1_000, "reset": False, "success": True}
-        hardening = member.transport._hardening
-        assert hardening is not None
-        assert not hardening.deliver(Node(near), answer, member.core.raftCurrentTerm)
-        assert member.core.match_index(near) <= member.journal.last_index
 
 
 def test_raft_leader_after_a_suspended_process_is_not_confirmed_by_older_answers(tmp_path: Path) -> None:

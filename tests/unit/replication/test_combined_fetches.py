@@ -13,6 +13,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.events import Deadline
 from liftpy.core.replication.quiescence import ASK_AGAIN_NS, MAX_PER_QUESTION, CombinedFetches, CombinedFetchRequest, IdleFetch
+from tests.each import each
 from tests.unit.replication.stepping import S, Stepped, state
 
 SOON = ReplicationConfig(idle_polls_before_quiet=2)
@@ -192,7 +193,7 @@ def test_combined_fetch_confirmed_by_the_leader_counts_as_a_fetch() -> None:
     assert (progress.position, progress.last_request_id) == (2, 80)
 
 
-@pytest.mark.parametrize(
+@each(
     "other",
     [
         {"request_id": 79},
@@ -317,13 +318,13 @@ class Node:
         self.now_ns = 100 * S
         self.fetches = [fetch(number) for number in range(count)]
         self.ended: list[IdleFetch] = []
-        for each in self.fetches:
-            assert self.quiet.add(each, leader, self.now_ns)
+        for one in self.fetches:
+            assert self.quiet.add(one, leader, self.now_ns)
 
     def turn(self, *, intervals: float = 1.0) -> list[CombinedFetchRequest]:
         self.now_ns += round(self.quiet.interval_ns * intervals)
         questions, ended = self.quiet.start_turn(self.now_ns)
-        self.ended += [each for end in ended for each in end.fetches]
+        self.ended += [one for end in ended for one in end.fetches]
         return questions
 
     def answered_turn(self) -> list[CombinedFetchRequest]:
@@ -337,7 +338,7 @@ def test_combined_fetches_request_each_partition_once_per_three_rounds() -> None
     node = Node(10)
     assert node.quiet.interval_ns == S
     for _ in range(5):
-        asked_for = Counter(each for _ in range(3) for question in node.answered_turn() for each in question.fetches)
+        asked_for = Counter(one for _ in range(3) for question in node.answered_turn() for one in question.fetches)
         assert asked_for == Counter(node.fetches)
 
 
@@ -346,7 +347,7 @@ def test_combined_fetches_request_a_partition_every_third_round_while_others_cha
     for number in range(9):
         other = fetch(100 + number, request_id=number)
         node.quiet.add(other, "n2", node.now_ns)
-        seen += [each for question in node.answered_turn() for each in question.fetches]
+        seen += [one for question in node.answered_turn() for one in question.fetches]
         node.quiet.remove(other.key)
     assert seen.count(node.fetches[0]) == 3
 

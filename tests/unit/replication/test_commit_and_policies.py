@@ -9,7 +9,6 @@ import pytest
 
 from liftpy.config import CommitPolicy
 from liftpy.core.replication.events import EpochQueryAnswered
-from liftpy.core.replication.fetch_handler import ParkedFetch, ParkedFetches
 from liftpy.core.replication.follower import LogReset, Truncation, reconcile
 from liftpy.core.replication.isr import (
     FollowerProgress,
@@ -160,14 +159,3 @@ def test_backoff_delay_grows_to_its_bound_and_depends_only_on_the_seed() -> None
     assert all(50 <= wait < 1000 for wait in waits)
     first.reset()
     assert first.next_ns() < 100
-
-
-def test_idle_follower_is_signaled_once_when_the_log_end_passes_its_offset() -> None:
-    waiters = ParkedFetches()
-    waiter = ParkedFetch("b", 10, 0)
-    waiters.register(waiter)
-    assert waiters.of("b") is waiter
-    assert waiters.signal(10) == []
-    assert waiters.signal(11) == [waiter]
-    assert waiters.of("b") is None
-    assert waiters.signal(12) == []

@@ -11,11 +11,12 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.events import RefusalReason
 from liftpy.core.replication.isr import isr_high_watermark, quorum_high_watermark
+from tests.each import each
 from tests.unit.replication.stepping import Stepped, state
 
 
-@pytest.mark.parametrize("min_isr", [1, 2, 3])
-@pytest.mark.parametrize("isr_count", [1, 2, 3])
+@each("min_isr", [1, 2, 3])
+@each("isr_count", [1, 2, 3])
 def test_isr_high_watermark_is_the_lowest_position_and_needs_min_isr(min_isr: int, isr_count: int) -> None:
     members = "abc"[:isr_count]
     positions: dict[str, int | None] = {"a": 9, "b": 7, "c": 5}

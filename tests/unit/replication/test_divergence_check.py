@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from liftpy.core.replication.log_offsets import EpochVerdict, LogOffsets, OffsetCheck, judge
+from tests.each import each
 
 SAME, BEHIND = EpochVerdict(OffsetCheck.SAME), EpochVerdict(OffsetCheck.BEHIND)
 
@@ -22,7 +21,7 @@ def a_log(start: int = 10, end: int = 50) -> LogOffsets:
     return log
 
 
-@pytest.mark.parametrize(
+@each(
     ("last", "wanted"),
     [
         ((29, 2), SAME),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
 from liftpy.core.replication import effects, events
+from tests.each import each
 
 VALUES = [
     made
@@ -16,7 +15,7 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize("made", VALUES, ids=lambda made: made.__name__)
+@each("made", VALUES)
 def test_replica_events_and_effects_have_slots_and_keyword_only_fields(made: type) -> None:
     settings = made.__dataclass_params__  # type: ignore[attr-defined]
     assert "__slots__" in vars(made)

@@ -12,6 +12,7 @@ from liftpy.core.replication import events as ev
 from liftpy.core.replication.events import RefusalReason
 from liftpy.core.replication.follower import FetchAssembly
 from liftpy.core.wire.chunking import Piece
+from tests.each import each
 from tests.unit.replication.stepping import S, Stepped, state
 
 
@@ -31,7 +32,7 @@ def following(end: int = 5) -> Stepped:
     return follower
 
 
-@pytest.mark.parametrize("reason", list(RefusalReason))
+@each("reason", list(RefusalReason))
 def test_follower_ignores_a_fetch_rejection_of_another_epoch(reason: RefusalReason) -> None:
     follower = following()
     request = follower.only(do.SendFetch).request_id

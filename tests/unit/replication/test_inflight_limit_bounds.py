@@ -16,7 +16,6 @@ from liftpy.core.replication.inflight_limits import (
     NodeInflight,
     size_in_memory,
 )
-from liftpy.core.replication.isr import SlowFlushes
 from liftpy.core.replication.quiescence import CombinedFetches, IdleFetch
 from tests.unit.replication.stepping import KEY, S
 
@@ -131,33 +130,3 @@ def test_combined_fetches_ignore_a_late_failure_of_an_earlier_request() -> None:
     ended = fetches.process_no_responders(second[0])
     assert ended is not None
     assert set(ended.fetches) == set(made)
-
-
-def test_slow_disk_is_excluded_from_the_isr_longer_each_time_up_to_a_bound() -> None:
-    config = ReplicationConfig()
-    flushes = SlowFlushes(config)
-    now = 0
-
-    def fast() -> None:
-        for other in "ab":
-            for _ in range(5):
-                flushes.flushed(other, MS, now)
-
-    fast()
-    out_ns = round(config.slow_flush_isr_backoff_s * S)
-    slow_ns = round(max(config.slow_flush_s, config.slow_flush_factor * 0.001) * S) + MS
-    flushes.flushed("b", slow_ns, now)
-    assert not flushes.is_slow("b", now), "one slow flush is no slow disk"
-    longest = 0
-    for _ in range(12):
-        for _ in range(100):
-            now += slow_ns
-            flushes.flushed("b", slow_ns, now)
-            if flushes.is_slow("b", now):
-                break
-        assert flushes.is_slow("b", now)
-        length = flushes._records["b"].slow_until_ns - now
-        assert longest <= length <= 16 * out_ns
-        longest = length
-        now = flushes._records["b"].slow_until_ns
-    assert longest == 16 * out_ns

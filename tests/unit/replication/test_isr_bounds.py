@@ -12,6 +12,7 @@ from liftpy.core.replication.fetch_handler import ParkedFetch, ParkedFetches
 from liftpy.core.replication.isr import DOUBT_NS, REACH_NS, FollowerProgress, IsrChange
 from liftpy.core.replication.lease import EarlierLeaders, Lease
 from liftpy.core.replication.role import Backoff
+from tests.each import each
 from tests.unit.replication.stepping import Stepped, state
 
 MS = 1_000_000
@@ -35,10 +36,8 @@ def wanted(followers: dict[str, FollowerProgress], **more: Any) -> frozenset[str
     return isr.wanted_isr("a", frozenset("abcd"), followers, live, **(given | more))
 
 
-@pytest.mark.parametrize(
-    ("min_isr", "silent", "leave"), [(2, 1, True), (3, 1, True), (4, 1, False), (3, 2, False), (1, 3, False), (2, 2, True)]
-)
-@pytest.mark.parametrize("absences", [1, 2])
+@each(("min_isr", "silent", "leave"), [(2, 1, True), (3, 1, True), (4, 1, False), (3, 2, False), (1, 3, False), (2, 2, True)])
+@each("absences", [1, 2])
 def test_silent_followers_leave_the_isr_together_down_to_min_isr(min_isr: int, silent: int, leave: bool, absences: int) -> None:
     followers = {node: FollowerProgress(caught_up_ns=9, incarnation=1, live=True, position=5) for node in "bcd"}
     for node in "bcd"[:silent]:

@@ -16,6 +16,7 @@ from liftpy.core.replication import events as ev
 from liftpy.core.replication.isr import new_high_watermark
 from liftpy.core.replication.reads import ReplicaSource
 from liftpy.core.replication.replica import FollowerSnapshot, ReplicaSnapshot
+from tests.each import each
 from tests.unit.replication.stepping import S, Stepped, idle, state
 
 MS = 1_000_000
@@ -144,7 +145,7 @@ def test_queued_publishes_are_rejected_on_an_isr_change_only_below_min_isr() -> 
 
 
 # ---- HW ----------------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     ("positions", "changes", "wanted"),
     [
         ({"a": 9, "b": 9, "c": None}, {}, 9),

@@ -11,6 +11,7 @@ from liftpy.core.log.compaction_point import NEVER, Horizon
 from liftpy.core.log.leader_epochs import EpochCache
 from liftpy.core.replication.log_offsets import LogOffsets, OffsetCheck, judge
 from liftpy.errors import InvariantError
+from tests.each import each
 from tests.unit.replication.stepping import KEY
 
 
@@ -74,8 +75,8 @@ def test_read_request_for_another_stream_uid_is_rejected(uid: str, refused: bool
     assert (reads._why_not(pb.ReadRequest(streamUid=uid)) is not None) is refused
 
 
-@pytest.mark.parametrize("end", [8, 9, 10])
-@pytest.mark.parametrize(("flushed", "hw"), [(10, 9), (10, 7), (9, 8), (6, 5)])
+@each("end", [8, 9, 10])
+@each(("flushed", "hw"), [(10, 9), (10, 7), (9, 8), (6, 5)])
 def test_log_offsets_truncation_lowers_flushed_end_and_high_watermark(end: int, flushed: int, hw: int) -> None:
     log = LogOffsets(0, 10, flushed, hw, EpochCache([(1, 0), (3, 6)]))
     log.cut(end)

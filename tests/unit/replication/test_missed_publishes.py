@@ -8,12 +8,13 @@ import pytest
 
 from liftpy.config import StreamConfig
 from liftpy.core.replication.role import all_have_lost_it, standby_successor_of
+from tests.each import each
 from tests.unit.replication.stepping import S, Stepped, state
 
 LIVE = {"a": 1, "b": 1, "c": 1}
 
 
-@pytest.mark.parametrize(
+@each(
     ("isr", "live", "asked", "heir"),
     [
         ("abc", "abc", {"b": 5, "c": 7}, "c"),

@@ -146,16 +146,6 @@ def test_long_poll_read_timeout_is_capped_at_the_maximum(shell: Shell) -> None:
     assert shell.take()[1].error == OK
 
 
-def test_long_poll_read_above_the_limit_of_waiting_reads_is_answered_at_once(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_WAITING", 2)
-    for name in ("one", "two", "three"):
-        shell.ask(name, offset=3, waitMs=1000)
-    assert shell.take()[0] == "three"
-    assert shell.reads.waiting_count == 2
-
-
 def test_long_poll_read_whose_reader_diverges_while_it_waits_gets_the_truncation_offset(shell: Shell, source: Source) -> None:
     shell.ask(offset=3, waitMs=1000, lastOffset=2, lastEpoch=1)
     source.lineage = EpochVerdict(OffsetCheck.CUT, 1)
@@ -163,13 +153,6 @@ def test_long_poll_read_whose_reader_diverges_while_it_waits_gets_the_truncation
     shell.reads.advanced()
     _, head, _ = shell.take()
     assert (head.error, head.cutEndOffset) == (client_pb2.ReadResponse.CUT, 1)
-
-
-def test_long_poll_read_is_answered_when_the_partition_closes(shell: Shell) -> None:
-    shell.ask(offset=3, waitMs=1000)
-    shell.reads.close()
-    assert shell.take()[1].error == client_pb2.ReadResponse.NO_SUCH_PARTITION
-    assert not shell.timers
 
 
 def test_read_at_a_replica_behind_the_reader_gets_not_ready(shell: Shell) -> None:
@@ -276,13 +259,6 @@ def test_long_poll_reads_of_all_partitions_share_one_byte_budget() -> None:
     assert budget.used_bytes == 0
     shells[0].reads.answer_request(wait, "_INBOX.9")
     assert shells[0].reads.waiting_count == 1
-
-
-def test_read_request_above_the_size_limit_is_dropped() -> None:
-    shell = Shell(Source())
-    shell.reads.answer_request(frames.seal(client_pb2.ReadRequest(streamUid="x" * module.MAX_REQUEST_BYTES, waitMs=1000)), "x")
-    assert (shell.answers, shell.reads.waiting_count) == ([], 0)
-    assert shell.counters == {module.TOO_LARGE: 1}
 
 
 def test_read_request_while_the_send_buffer_is_full_does_not_read_the_log() -> None:

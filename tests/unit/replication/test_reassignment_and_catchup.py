@@ -14,6 +14,7 @@ from liftpy.core.replication.catchup_throttle import CatchupThrottle, LearnerCop
 from liftpy.core.replication.isr import FollowerProgress, IsrChange
 from liftpy.core.replication.leader import heir, majority_holds, next_to_go
 from liftpy.core.replication.replica import Replica
+from tests.each import each
 from tests.unit.replication.stepping import S, Stepped, state
 
 MS = 1_000_000
@@ -24,7 +25,7 @@ def moving(replicas: str = "abdc", target: str = "abd", isr: str = "abdc", **mor
     return PartitionState(replicas=tuple(replicas), isr=tuple(isr), target=tuple(target), **state)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@each(
     ("replicas", "target", "isr", "min_isr", "goes"),
     [
         ("abdc", "abd", "abdc", 2, "c"),

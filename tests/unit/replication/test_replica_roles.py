@@ -12,8 +12,6 @@ from tests.unit.replication.stepping import KEY, S, Stepped, idle, state
 from tests.unit.replication.test_candidate import proposed
 from tests.unit.replication.test_combined_fetches import CONFIG, fetch
 
-LIVE = {"a": 1, "b": 1, "c": 1}
-
 
 def query(stepped: Stepped, asked: int = 1, current: int = 2, uid: str = KEY.uid) -> do.Effect:
     (answer,) = stepped.step(
@@ -45,34 +43,6 @@ def test_candidate_answers_epoch_queries_when_its_epoch_is_durable() -> None:
     assert query(stepped, current=1) == refusal(ev.RefusalReason.STALE_EPOCH, 2)
     assert query(stepped, uid="another") == refusal(ev.RefusalReason.WRONG_STREAM, 2)
     assert isinstance(query(stepped, uid=""), do.SendEpochAnswer), "who names none is of an older version"
-
-
-def test_candidate_answers_fetches_when_both_its_epoch_and_its_log_are_durable() -> None:
-    stepped = Stepped("b").opened(3, 2, ((1, 0),))
-    stepped.told(state(), LIVE)
-    stepped.step(
-        ev.EpochQueryAnswered(
-            request_id=stepped.only(do.SendEpochQuery).request_id,
-            leader_epoch=1,
-            last_offset=2,
-            current_epoch=1,
-            log_start_offset=0,
-        )
-    )
-    stepped.answered([(3, 4, 1)], 2)
-    stepped.told(proposed())  # type: ignore[arg-type]
-    stepped.step(ev.LeaderEpochPersisted(leader_epoch=2))
-    assert not stepped.has(do.StartServing)
-    stepped.step(ev.LogFlushed(end_offset=4))
-    assert not stepped.has(do.StartServing)
-    stepped.step(ev.LogFlushed(end_offset=5))
-    assert stepped.has(do.StartServing)
-    assert stepped.only(do.ReplayLog).end_offset == 5
-    assert stepped.only(do.ReportPromotion) == do.ReportPromotion(
-        leader_epoch=2, epoch=2, replayed_end_offset=0, newest_offset=4, finished=False
-    )
-    stepped.step(ev.LeaderEpochPersisted(leader_epoch=2))
-    assert stepped.out == [], "once"
 
 
 @pytest.mark.parametrize("role", ["waiting", "follower", "stopped"])

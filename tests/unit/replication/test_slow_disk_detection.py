@@ -10,6 +10,7 @@ from liftpy.core.replication import events as ev
 from liftpy.core.replication import isr as lag
 from liftpy.core.replication.isr import FollowerProgress, SlowFlushes, successor, to_keep_out
 from liftpy.errors import ConfigError
+from tests.each import each
 from tests.unit.replication.stepping import S, Stepped, state
 
 MS = 1_000_000
@@ -259,7 +260,7 @@ def test_follower_fetch_contains_its_last_flush_time() -> None:
     assert follower.only(do.SendFetch).flush_ns == SLOW
 
 
-@pytest.mark.parametrize(
+@each(
     ("isr", "slow", "min_isr", "by_quorum", "wanted"),
     [
         ("abc", "c", 2, False, "ab"),

@@ -16,6 +16,7 @@ from sidecar.cli import sidecar as command
 from sidecar.runtime import restarts as node
 from sidecar.runtime.restarts import EXIT_TO_REPAIR, count_restart, exit_after, momentary, pause_s
 from sidecar.runtime.settings import restarted_environment, restarts_in_a_row
+from tests.each import each
 from tests.only_in import only_in
 
 
@@ -39,7 +40,7 @@ def test_restart_policy_of_a_temporary_disk_error_allows_a_restart(error: Except
     assert momentary(error)
 
 
-@pytest.mark.parametrize(
+@each(
     "error",
     [
         None,

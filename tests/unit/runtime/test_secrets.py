@@ -20,6 +20,7 @@ from liftpy.nats.transport import open_connection
 from liftpy.nats.urls import check_urls, without_secrets
 from sidecar.dev.nats_server import NatsServer
 from sidecar.runtime.settings import GivenSettings, NodeSettings, Target, target_from
+from tests.each import each
 
 SECRET = "s3cr3t"
 SEED = nkeys.encode_seed(b"\x07" * 32, nkeys.PREFIX_BYTE_USER)
@@ -43,7 +44,7 @@ def test_nats_url_in_output_is_shown_without_secrets(url: str, text: str) -> Non
     assert without_secrets(url) == text
 
 
-@pytest.mark.parametrize(
+@each(
     "url",
     [
         "http://{}h:4222", "nats://{}h:port", "nats://{}h:99999", "nats://{}h:0", "nats://{}", "nats://{}:4222", "{}h", "nats:/{}h",

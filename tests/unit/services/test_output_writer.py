@@ -24,6 +24,7 @@ from liftpy.service import DivergedError, Outbox
 from liftpy.service.output_writer import Emitter, OutputNotWrittenError
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli.service import exit_code
+from tests.until import until
 
 TOTAL = 120
 
@@ -122,12 +123,6 @@ class Sender:
         for number in range(self.outbox.output_count, end):
             self.outbox.add(Output(number, 7 + number, 0, f"{self.values}{number}".encode(), None, ()))
         self.emitter.wake()
-
-
-async def until(condition: Any, timeout_s: float = 10) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 @pytest.fixture(autouse=True)
@@ -383,7 +378,7 @@ async def test_service_output_writer_retries_a_rejected_append_before_the_next_p
 
     partition.append = append  # type: ignore[method-assign]
     start(sender).produce(3)
-    await until(lambda: len(partition.log) == 3, 60)
+    await until(lambda: len(partition.log) == 3, within_s=60)
     assert refusals == []
 
 

@@ -15,7 +15,6 @@ import pytest
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.progress import ReadProgress
 from liftpy.core.services.bad_records import BadRecordError, DecisionMissedError, FailedUnit, NextStep, Unit
-from liftpy.core.services.outbox import Route
 from liftpy.core.wire.batch import Record, build_batch, parse_batch
 from liftpy.errors import OffsetOutOfRangeError, UnavailableError
 from liftpy.service import Outbox, Role, Service, ServiceFailedError
@@ -134,24 +133,6 @@ async def test_service_record_feeder_in_a_new_leader_epoch_repeats_the_epoch_che
     assert node.feeder._log_start_offset == max(3, log_start), "a log's start never falls"
 
 
-@pytest.mark.parametrize(
-    ("tell", "wakes"),
-    [
-        (lambda feeder: feeder.stop_at(None), False),
-        (lambda feeder: feeder.stop_at(3), True),
-        (lambda feeder: feeder.cut_at(3), True),
-        (lambda feeder: feeder.disproven(), True),
-        (lambda feeder: feeder.request_snapshot(), True),
-        (lambda feeder: feeder.ask_again(), True),
-    ],
-)
-async def test_service_record_feeder_wakes_on_each_change_of_stop_truncation_or_role(node: Any, tell: Any, wakes: bool) -> None:
-    await node.feeder.restart(0)
-    node.feeder._wake.clear()
-    tell(node.feeder)
-    assert node.feeder._wake.is_set() is wakes
-
-
 async def test_service_record_feeder_reports_each_reached_stop_position_once(node: Any) -> None:
     await node.feeder.restart(0)
     node.feeder.stop_at(5)
@@ -170,54 +151,7 @@ async def test_service_record_feeder_reports_each_reached_stop_position_once(nod
     assert node.stops == 2
 
 
-# ---- a new machine -----------------------------------------------------------------------------------------------------------
-async def test_service_record_feeder_restart_creates_a_machine_with_routes_parameters_and_skip_decisions(node: Any) -> None:
-    settings = node.settings
-    object.__setattr__(settings, "routes", (Route("a", "s1"), Route("b", "s2")))
-    object.__setattr__(settings, "parameters_digest", b"p" * 16)
-    await node.feeder.restart(0)
-    await saved(node, 10)
-    node.feeder._decided = {Unit(9), Unit(10), Unit(12, "t")}
-    node.feeder._failing = failing(12, undone=True)
-    await node.feeder.restart(0)
-    assert node.machine.routes == {"a", "b"}
-    assert node.machine.snapshot().sections[0][1] == b"p" * 16
-    assert list(node.machine._skips) == [Unit(10), Unit(12, "t")]
-    assert node.machine.outbox is node.outbox
-    assert node.machine._snapshot_every == settings.snapshot_interval_records
-    assert node.feeder._failing.undone is False, "the state was made anew"
-    assert node.feeder._began.position == 10
-
-
 # ---- ways back ---------------------------------------------------------------------------------------------------------------
-async def test_service_record_feeder_after_a_truncation_drops_failures_and_skip_decisions(node: Any) -> None:
-    await node.feeder.restart(0)
-    await saved(node, 25)
-    node.feeder._decided = {Unit(3)}
-    node.feeder._failing = failing(25)
-    node.outbox.emitted_end = 99
-    node.feeder.cut_at(15)
-    assert await node.feeder._go_back()
-    assert (node.feeder._cut, node.feeder._failing, node.feeder._decided) == (None, None, set())
-    assert (node.store.positions(), node.machine.position) == ([10], 10)
-    assert (node.outbox.known, node.outbox.emitted_end) == (False, 10)
-    assert node.told.said == ["look again"]
-    assert not await node.feeder._go_back()
-
-
-async def test_service_record_feeder_overtaken_by_retention_restores_a_later_snapshot(node: Any) -> None:
-    await node.feeder.restart(0)
-    applied(node, 5)
-    later = Node(FakeLog(), node.settings.data)
-    await later.feeder.restart(0)
-    await saved(later, 20)
-    node.feeder.verify(5)
-    assert not await node.feeder._go_back(), "the record at its position is still there"
-    node.feeder.verify(6)
-    assert await node.feeder._go_back()
-    assert (node.machine.position, node.told.said) == (20, ["look again"])
-
-
 async def test_service_record_feeder_quarantines_a_diverged_snapshot_and_later_snapshots(node: Any) -> None:
     node.store._kept = 5
     await node.feeder.restart(0)

@@ -36,6 +36,7 @@ from liftpy.service.record_feeder import Feeder, SkipDecisions
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import SnapshotKeeper, SnapshotStore
 from liftpy.testing.memory import memory_cluster
+from tests.each import each
 from tests.examples.bank import Bank
 
 WHO = Identity("brittle", "in", "u1", 0)
@@ -123,7 +124,7 @@ def test_service_skip_decision_for_an_applied_record_raises_decision_missed() ->
         machine.apply([record(0), record(1, b"", headers=SkipDecision("brittle", Unit(0)).headers())])
 
 
-@pytest.mark.parametrize(
+@each(
     "header",
     [
         b"other/0/0/",

@@ -27,6 +27,7 @@ from liftpy.errors import (
 from liftpy.service import DivergedError, Identity, OutputConflictError, Record, Service, ServiceFailedError, ServiceMachine
 from liftpy.testing import ServiceTest
 from sidecar.cli.service import DO_NOT_RESTART, TABLE, exit_code, read_parameters, restart_helps
+from tests.each import each
 
 
 class Still(Service):
@@ -131,8 +132,8 @@ def generated(*_: object) -> Any:
     yield
 
 
-@pytest.mark.parametrize("name", ["on_start", "on_record", "on_timer", "on_query", "on_role_change", "take_snapshot"])
-@pytest.mark.parametrize("callback", [later, generated])
+@each("name", ["on_start", "on_record", "on_timer", "on_query", "on_role_change", "take_snapshot"])
+@each("callback", [later, generated])
 def test_service_class_with_an_async_callback_raises_with_the_callback_name(name: str, callback: object) -> None:
     wrong = type("Wrong", (Still,), {name: callback})
     with pytest.raises(ConfigError, match="is an async function"):
@@ -219,7 +220,7 @@ def test_service_machine_rejects_a_snapshot_made_with_other_parameters() -> None
 
 
 # ---- how it ends -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     ("error", "code"),
     [
         (ConfigError("x"), 2),

@@ -134,12 +134,6 @@ async def running(made: Made, tmp_path: Path) -> AsyncIterator[tuple[Any, Bus, M
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_service_host_wakes_all_output_routes_after_written_outputs(running: Any) -> None:
-    server, _, made = running
-    server.outputs_written()
-    assert [part.told for part in made.all("Router")] == [["wake"], ["wake"]]
-
-
 async def test_service_host_with_a_new_role_verifies_its_state_and_reads_the_output_stream(running: Any) -> None:
     server, bus, made = running
     made.log.append(3)
@@ -160,29 +154,6 @@ async def test_service_host_with_a_new_role_verifies_its_state_and_reads_the_out
     await bus.tell(order(bus, 3, role=pb.SERVICE_LEADER, leaderEpoch=4, startOffset=2))
     assert (emitter.told, server._feeder._verifying) == (["look again"] * 2, True)
     assert (server._feeder._log_start_offset, server.machine.leader_epoch) == (2, 4)
-
-
-async def test_service_host_reports_the_worst_problem_of_its_components(running: Any) -> None:
-    server, _, made = running
-    assert server.problem == ""
-    ways = [
-        (server._keeper, "snapshot"),
-        (made.one("EffectRunner"), "effects"),
-        (made.all("Router")[1], "route b"),
-        (made.all("Router")[0], "route a"),
-        (made.one("Emitter"), "outputs"),
-        (server._feeder, "reading"),
-        (made.one("SnapshotFetcher"), "fetches"),
-    ]
-    said = []
-    for part, problem in ways:
-        part.problem = problem
-        said.append(server.problem)
-    assert said == ["snapshot", "effects", "route b", "route aroute b", "outputs", "reading", "fetches"]
-    assert server._hello().fetching
-    assert server._hello().failing, "whoever looks for a snapshot is not waited for"
-    server._refusal = "refused"
-    assert server.problem == "refused"
 
 
 async def test_service_host_metrics_contain_the_values_of_its_components(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,50 +225,6 @@ async def test_service_host_without_messages_for_one_lease_rejects_queries_and_d
     assert (server.is_fed, server._is_beside_the_leader()) == (False, False)
 
 
-async def test_service_host_leadership_ends_when_the_lease_expires(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    server, bus, _ = running
-    server.machine.outbox.known = True
-    now_s = [1000.0]
-    only_in(monkeypatch, host, "time", monotonic=lambda: now_s[0])
-    await bus.tell(order(bus, 2, role=pb.SERVICE_LEADER, leaseMs=1500))
-    assert server.leads
-    now_s[0] = 1001.49
-    server._apply_order()
-    assert server.leads
-    now_s[0] = 1001.5
-    server._apply_order()
-    assert not server.leads
-
-
-async def test_service_host_passes_an_instruction_to_record_feeder_and_snapshot_keeper(
-    running: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server, bus, _ = running
-    told: list[Any] = []
-    for name in ("cut_at", "stop_at", "ask_again", "request_snapshot"):
-        monkeypatch.setattr(server._feeder, name, lambda *args, name=name: told.append((name, *args)))
-    await bus.tell(order(bus, 1, stopPosition=0, turn=2))
-    assert told == [("stop_at", 0)], "the same order again brings nothing new"
-    assert server._keeper.turn == 2
-    told.clear()
-    await bus.tell(order(bus, 2, stopPosition=-1, logEndOffset=0, snapshotRequest=1))
-    assert told == [("ask_again",), ("request_snapshot",), ("stop_at", None)]
-    assert server._keeper.turn == 0
-    told.clear()
-    server.machine.position = 6
-    await bus.tell(order(bus, 2, logEndOffset=6, snapshotRequest=1))
-    assert told == [("stop_at", None)], "its state ends where the log does; the snapshot was asked for once"
-    told.clear()
-    await bus.tell(order(bus, 2, logEndOffset=5, snapshotRequest=2))
-    assert told == [("cut_at", 5), ("request_snapshot",), ("stop_at", None)]
-    told.clear()
-    await bus.tell(order(bus, 1, stopPosition=3))
-    stranger = order(bus, 9, stopPosition=3)
-    stranger.instance += 1
-    await bus.tell(stranger)
-    assert told == [], "an order from before, and one for another process"
-
-
 async def test_service_host_skip_decision_contains_leader_epoch_and_record_offset(
     running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,16 +261,6 @@ async def test_service_host_of_a_service_without_outputs_starts_no_output_writer
     assert (server.emitted_end, server._figures().sinceOutputMs, server._figures().queriesWaiting) == (None, -1, 0)
     server.stop()
     await task
-
-
-async def test_service_host_with_diverged_outputs_rewinds_the_record_feeder(
-    running: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server, _, _ = running
-    told: list[str] = []
-    monkeypatch.setattr(server._feeder, "disproven", lambda: told.append("disproven"))
-    server.outputs_disproven()
-    assert told == ["disproven"]
 
 
 async def test_service_host_raises_the_first_error_of_its_ended_tasks(running: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +12,20 @@ import pytest
 from liftpy.core.services.effects import MAX_PENDING, MAX_PENDING_BYTES, Effect, PendingEffects
 from liftpy.core.services.machine import LogTimers
 from liftpy.core.services.outbox import Output
-from liftpy.core.services.queries import PendingQueries
-from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyBuffer, message_id_of
+from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyBuffer
 from liftpy.core.services.service import Role
 from liftpy.core.services.snapshot import Snapshot
 from liftpy.core.wire.batch import Record
-from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES
 from liftpy.errors import ConfigError, LiftError
 from liftpy.service import Identity, Outbox, Service, ServiceFailedError, ServiceMachine
 from liftpy.service.settings import ServiceSettings
+from tests.each import each
 
 KIB, MIB = 1024, 1024 * 1024
 OURS = ServiceSettings("sum", "in", "n1", Path("/data"))
 
 
-def test_service_settings_have_the_documented_defaults() -> None:
-    told = {field.name: getattr(OURS, field.name) for field in fields(OURS)}
-    assert told == {
-        "service": "sum", "stream": "in", "node": "n1", "data": Path("/data"), "partition": 0, "output_stream": "",
-        "dead_letter_stream": "", "snapshot_interval_records": 10_000, "snapshot_interval_s": 300.0, "snapshot_bytes": 256 * MIB,
-        "snapshots_kept": 3, "heartbeat_interval_s": 0.25, "outbox_records": 65_536, "outbox_bytes": 32 * MIB, "emit_window": 4096,
-        "emit_poll_interval_s": 0.5, "emit_timeout_s": 3.0, "step_s": 0.02, "read_wait_s": 1.0, "read_max_bytes": MIB,
-        "max_snapshot_bytes": 1024 * MIB, "max_concurrent_effects": 8, "effect_timeout_s": 60.0, "tick_interval_s": 0.0,
-        "parameters_digest": b"",
-        "reply_prefixes": DEFAULT_INBOX_PREFIXES, "snapshot_fetch_timeout_s": 30.0, "snapshot_chunk_bytes": 256 * KIB, "routes": (),
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
+@each(
     ("name", "low", "high"),
     [("partition", 0, MIB), ("snapshot_interval_records", 1, 1 << 40), ("snapshot_interval_s", 0.01, 1 << 30),
      ("snapshot_bytes", 4096, 1 << 50),
@@ -125,7 +111,7 @@ OVERHEAD = 128
 NAME = "Invalid timer. Use a name of 1 to 1024 bytes and a time in nanoseconds (int64)."
 
 
-@pytest.mark.parametrize(
+@each(
     ("ask", "why"),
     [
         (times(1000), ""),
@@ -200,21 +186,6 @@ def test_service_pending_effects_above_the_number_or_byte_limit_are_rejected() -
     assert pending.has_room(10_000, 8 * MIB)
 
 
-def test_service_log_timers_reject_more_than_a_million_timers() -> None:
-    class Many(dict[str, int]):
-        def __len__(self) -> int:
-            return self.extra + super().__len__()
-
-        extra = 999_999
-
-    timers = LogTimers()
-    timers._at_ns = Many()
-    timers.set("last", 5)
-    timers.set("last", 6)
-    with pytest.raises(ValueError, match="many timers"):
-        timers.set("more", 5)
-
-
 def test_service_log_timers_moved_many_times_do_not_grow_the_heap() -> None:
     timers = LogTimers()
     for at_ns in range(67):
@@ -222,24 +193,6 @@ def test_service_log_timers_moved_many_times_do_not_grow_the_heap() -> None:
     assert timers._heap == [(66, "t")]
     assert (timers.due_ns, timers.entries(), timers.pop_due(65), timers.pop_due(66)) == (66, ((66, "t"),), None, (66, "t"))
     assert (len(timers), timers.due_ns) == (0, 1 << 63)
-
-
-def test_service_pending_queries_have_default_limits_of_number_bytes_and_wait_time() -> None:
-    buffer = PendingQueries()
-    assert (buffer._max_queries, buffer._max_bytes, buffer._patience_s) == (1024, 8 * MIB, 2.0)
-
-
-def test_service_answer_table_and_pending_replies_have_default_limits() -> None:
-    table, buffer = AnswerTable(), ReplyBuffer()
-    assert (table._max_answers, table._max_bytes) == (10_000, 4 * MIB)
-    assert (buffer._max_replies, buffer._max_bytes) == (4096, 8 * MIB)
-    buffer.add(Reply(0, "_INBOX.a", b"", at_ns=0, leader_epoch=1))
-    buffer.add(Reply(1, "_INBOX.a", b"", at_ns=60 * 10**9, leader_epoch=1))
-    assert len(buffer) == 2
-    buffer.add(Reply(2, "_INBOX.a", b"", at_ns=60 * 10**9 + 1, leader_epoch=1))
-    assert (len(buffer), buffer.next(None)) == (2, Reply(1, "_INBOX.a", b"", at_ns=60 * 10**9, leader_epoch=1))
-    assert message_id_of(Record(0, 0, None, b"", (("Nats-Msg-Id", b"x" * 256),), "", None, 1)) == "x" * 256
-    assert message_id_of(Record(0, 0, None, b"", (("Nats-Msg-Id", b"x" * 257),), "", None, 1)) == ""
 
 
 def test_service_answer_table_without_space_drops_the_oldest_answers_and_frees_their_bytes() -> None:

@@ -18,12 +18,12 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.batch import parse_batch
-from liftpy.errors import ConfigError, DataLossError, LiftError, LogTruncatedError, NotFoundError
+from liftpy.errors import ConfigError, LiftError, NotFoundError
 from liftpy.service import OutputConflictError, Role
 from liftpy.service.host import ServiceHost
 from liftpy.service.output_writer import Destination, Emitter, OutputNotWrittenError, StreamReplacedError
-from liftpy.service.record_feeder import Feeder
 from liftpy.service.settings import ServiceSettings
+from tests.each import each
 
 
 # ---- orders ------------------------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def emitter(answer: client_pb2.Ack | None = None, uid: str = "o1", end: int = 0)
 RIGHT = {"stream": "out", "partition": 0, "streamUid": "o1", "offset": 3, "recordCount": 2}
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "error"),
     [({}, None), ({"streamUid": ""}, None), ({"streamUid": "o2"}, OutputNotWrittenError), ({"stream": "x"}, OutputNotWrittenError),
      ({"partition": 1}, OutputNotWrittenError), ({"offset": 4}, OutputConflictError), ({"offset": 2}, OutputConflictError),
@@ -178,72 +178,6 @@ async def test_service_output_writer_with_another_output_stream_uid_raises_strea
     made, _ = emitter(uid="o2")
     with pytest.raises(StreamReplacedError):
         await made._learn()
-
-
-# ---- feeding -----------------------------------------------------------------------------------------------------------------
-def feeder(position: int = 10) -> Any:
-    made: Any = Feeder.__new__(Feeder)
-    made.told = []
-    made._machine = SimpleNamespace(position=position, last_epoch=4)
-    made._identity, made._stop_position, made._told, made._verifying = "sum/in/u1/0", None, False, False
-    made.cut_at = lambda at: made.told.append(("cut", at))
-    made._align = lambda: made.told.append("aligned")
-    made._stop_reached = lambda: made.told.append("stopped")
-    made._progress = SimpleNamespace(next_offset=position)
-    made._keeper = SimpleNamespace(confirm_first_state=lambda: None)
-    return made
-
-
-class Ended:
-    def __init__(self, error: LiftError) -> None:
-        self.error = error
-
-    def result(self) -> Any:
-        raise self.error
-
-
-@pytest.mark.parametrize(("end", "told"), [(8, ("cut", 8)), (9, ("cut", 9)), (10, "aligned"), (11, "aligned")])
-def test_service_record_feeder_with_a_truncation_below_its_state_rewinds(end: int, told: Any) -> None:
-    made = feeder(10)
-    assert made._result(Ended(LogTruncatedError("cut", end))) is None
-    assert made.told == [told]
-
-
-@pytest.mark.parametrize(("epoch", "kept"), [(4, [10, 11]), (3, []), (5, [])])
-def test_service_record_feeder_with_another_epoch_in_the_record_before_its_state_rewinds(epoch: int, kept: list[int]) -> None:
-    made = feeder(10)
-    made._verifying = True
-    records = [SimpleNamespace(offset=offset, leader_epoch=epoch) for offset in (9, 10, 11)]
-    assert [record.offset for record in made._verify_records(iter(records))] == kept
-    assert made.told == ([] if kept else [("cut", 9)])
-
-
-def test_service_record_feeder_reports_a_reached_stop_once() -> None:
-    made = feeder(10)
-    for stop, count in ((11, 0), (10, 1), (10, 1)):
-        made._stop_position = stop
-        made._report_stop_reached()
-        made._report_stop_reached()
-        assert made.told.count("stopped") == count
-
-
-@pytest.mark.parametrize(("log_start", "lost"), [(0, False), (9, False), (10, False), (11, True)])
-async def test_service_record_feeder_restart_with_a_log_start_above_the_snapshot_raises_data_loss(
-    log_start: int, lost: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def newest(wanted: object) -> SimpleNamespace:
-        return SimpleNamespace(position=10, output_count=0)
-
-    async def later(lowest: int, wanted: object) -> tuple[None, str]:
-        return None, "nobody was asked"
-
-    made = feeder()
-    made._log_start_offset = 0
-    made._keeper = SimpleNamespace(newest=newest, later=later)
-    made._factory = lambda: (_ for _ in ()).throw(RuntimeError("far enough"))
-    made._settings = made._outbox = None
-    with pytest.raises(DataLossError if lost else RuntimeError):
-        await made.restart(log_start)
 
 
 # ---- timers ------------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from liftpy.core.services.outbox import MAX_SAMPLES, Output, OutputMismatchError
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.headers import OUTPUT_DIGEST, OUTPUT_ID, OUTPUT_NUMBER, OUTPUT_SERVICE
 from liftpy.service import DivergedError, Outbox, OutputConflictError
+from tests.each import each
 
 
 def output(number: int, value: bytes = b"v") -> Output:
@@ -109,7 +110,7 @@ def test_service_outbox_with_a_foreign_record_raises_output_conflict(foreign: Re
         filled(3).check_output(foreign)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@each("seed", range(200))
 def test_service_outbox_with_several_random_senders_writes_each_output_once_in_order(seed: int) -> None:
     """The leader of the partition rejects old leaders, late messages and repeated messages."""
     rng = random.Random(seed)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from liftpy.client.encode_publish import Address
-from liftpy.client.service_commands import Command, CommandFailedError, call
+from liftpy.client.service_commands import Command, call
 from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish.message_decoder import MessageDecoder
@@ -24,11 +24,12 @@ from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyBuffer
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule
-from liftpy.errors import CorruptionError, OutcomeUnknownError, ProtocolError, PublishRejectedError, UnavailableError
+from liftpy.errors import CorruptionError, ProtocolError, UnavailableError
 from liftpy.service import DivergedError, Identity, Outbox, Record, Service, ServiceFailedError, ServiceMachine
 from liftpy.service.reply_sender import Replier
 from liftpy.service.settings import ServiceSettings
 from liftpy.testing import ServiceTest
+from tests.until import until
 
 NS = 1_000_000_000
 
@@ -251,12 +252,6 @@ class Bus:
         self.sent.append((subject, payload, headers))
 
 
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 async def test_service_reply_sender_sends_only_as_leader_and_waits_for_the_connection() -> None:
     bus, buffer, instance = Bus(), ReplyBuffer(), SimpleNamespace(leads=False, emitted_end=1)
     settings = ServiceSettings("adder", "in", "n1", Path("unused"))
@@ -349,76 +344,12 @@ def nobody(bus: Asking, message: client_pb2.Message, reply: str) -> None:
     bus.futures[reply].set_result(SimpleNamespace(data=b"", headers={"Status": "503"}))
 
 
-def answered(value: bytes, who: str = "bank", **headers: str) -> Any:
-    def act(bus: Asking, message: client_pb2.Message, reply: str) -> None:
-        said = {"Lift-Service": who, "Lift-Offset": "17", "Lift-Node": "n2"} | headers
-        bus.futures[message.replySubject].set_result(SimpleNamespace(data=value, headers=said))
-
-    return act
-
-
 async def called(bus: Asking, timeout_s: float = 20.0, message_id: str = "") -> Any:
     async def find(anew: bool) -> Address:
         return Address("commands", "u7", True)
 
     command = Command("bank", "commands", 0, b"do it", b"k", (("n", b"v"),), message_id)
     return await call(bus, find, command, timeout_s)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("script", [(acked(), answered(b"done")), (answered(b"done"), acked()), (answered(b"done"),)])
-async def test_service_command_is_published_with_its_own_reply_inbox(script: Any) -> None:
-    bus = Asking(script)
-    answer = await called(bus)
-    assert (answer.value, answer.offset, answer.node) == (b"done", 17, "n2")
-    (sent,) = bus.sent
-    assert (sent.value, sent.key, sent.stream, sent.streamUid, sent.partition) == (b"do it", b"k", "commands", "u7", 0)
-    assert (sent.replySubject, list(bus.futures)) == ("_INBOX.c.0", ["_INBOX.c.0", "_INBOX.c.1"]), "the ack's is another one"
-    headers = {header.name: header.value for header in sent.headers}
-    assert headers["n"] == b"v"
-    assert len(headers["Nats-Msg-Id"]) == 32
-
-
-async def test_service_command_without_answer_is_retried_with_the_same_message_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.client.service_commands._ATTEMPT_S", 0.05)
-    bus = Asking((nobody,), (acked(),), (), (acked(client_pb2.Ack.NOT_LEADER),), (acked(), answered(b"done")))
-    assert (await called(bus)).value == b"done"
-    assert len({next(h.value for h in sent.headers if h.name == "Nats-Msg-Id") for sent in bus.sent}) == 1
-    assert len(bus.sent) == 5
-    named = Asking((answered(b"x"),))
-    await called(named, message_id="c1")
-    assert named.sent[0].headers[-1].value == b"c1"
-
-
-async def test_service_command_accepts_an_answer_to_an_earlier_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record that fails takes longer than an attempt. Each further attempt would be one more such record."""
-    monkeypatch.setattr("liftpy.client.service_commands._ATTEMPT_S", 0.05)
-
-    def to_the_first(bus: Asking, message: client_pb2.Message, reply: str) -> None:
-        answered(b"why", **{"Lift-Error": "PASSED_OVER"})(bus, bus.sent[0], reply)
-
-    bus = Asking((acked(),), (acked(), to_the_first))
-    with pytest.raises(CommandFailedError, match="PASSED_OVER: why"):
-        await called(bus)
-    assert len(bus.sent) == 2
-
-
-async def test_service_command_rejected_by_stream_or_service_fails_without_a_retry() -> None:
-    with pytest.raises(PublishRejectedError, match="TOO_LARGE"):
-        await called(Asking((acked(client_pb2.Ack.TOO_LARGE, detail="1 MiB"),)))
-    with pytest.raises(CommandFailedError, match="PASSED_OVER: why"):
-        await called(Asking((acked(), answered(b"why", **{"Lift-Error": "PASSED_OVER"}))))
-    with pytest.raises(ProtocolError, match="not from service bank"):
-        await called(Asking((answered(b"x", "other"),)))
-
-
-async def test_service_command_timeout_after_sending_raises_outcome_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.client.service_commands._ATTEMPT_S", 0.02)
-    with pytest.raises(OutcomeUnknownError):
-        await called(Asking(*[(acked(),)] * 100), timeout_s=0.1)
-    with pytest.raises(UnavailableError):
-        await called(Asking(*[(nobody,)] * 100), timeout_s=0.1)
-    with pytest.raises(OutcomeUnknownError):
-        await called(Asking((acked(),), *[(nobody,)] * 100), timeout_s=0.3)
 
 
 def test_bank_example_reply_to_a_command_is_json() -> None:

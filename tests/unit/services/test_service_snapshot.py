@@ -17,6 +17,7 @@ from liftpy.core.services.service import Service
 from liftpy.core.services.snapshot import Identity, Section, Snapshot, decode
 from liftpy.core.wire.batch import Record
 from liftpy.errors import CorruptionError, InvalidNameError, LiftError, UnknownFormatError
+from tests.each import each
 
 WHO = Identity("bank", "orders", "u7", 2)
 WHOLE = Snapshot(WHO, 4096, 7, 123456789, 55, ((5, "a"), (6, "zwölf")), b"the state", bytes(range(16)), (Unit(7), Unit(8, "ü")))
@@ -113,7 +114,7 @@ def test_service_snapshot_decode_returns_the_encoded_snapshot(snapshot: Snapshot
     assert decode(snapshot.encode(), WHO) == snapshot
 
 
-@pytest.mark.parametrize("whole", [WHOLE, WITH_SECTIONS])
+@each("whole", [WHOLE, WITH_SECTIONS])
 def test_service_snapshot_with_any_truncation_or_flipped_byte_is_rejected(whole: Snapshot) -> None:
     data = whole.encode()
     for end in range(len(data)):
@@ -180,7 +181,7 @@ def test_service_name_with_path_characters_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("whole", [WHOLE, WITH_SECTIONS])
-@pytest.mark.parametrize("other", [0x00, 0x01, 0x7F, 0xFF])
+@each("other", [0x00, 0x01, 0x7F, 0xFF])
 def test_service_snapshot_with_forged_bytes_and_a_valid_checksum_is_decoded_or_rejected(whole: Snapshot, other: int) -> None:
     data = whole.encode()
     for place in range(len(data)):

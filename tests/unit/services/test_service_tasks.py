@@ -247,11 +247,6 @@ async def test_service_effect_runner_sleeps_until_the_next_timer_is_due(
     assert bench.runner._rest_s(machine) == 30.0
 
 
-async def test_service_effect_runner_with_pending_outputs_sleeps_50_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = machine_of(b"a")
-    assert Acting(machine, monkeypatch, tick_interval_s=0.0).runner._rest_s(machine) == 0.05
-
-
 async def test_service_effect_runner_starts_a_new_effect_without_waiting_for_the_next_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -20,7 +20,7 @@ from sidecar.metadata import clock_watch
 from sidecar.metadata.clock_watch import HELD_BACK, ClockWatch
 from sidecar.status.metric_names import INCIDENTS
 from sidecar.transport.liveness import QUESTION
-from tests.unit.partition.shell_parts import until
+from tests.until import until
 
 
 class Others:

@@ -185,12 +185,15 @@ async def test_node_membership_of_a_removed_node_ends_when_the_image_confirms_th
     group, told = ScriptedGroup(), list[Any]()
     made = a_membership(group, told)
     made._end_heartbeats = lambda: asyncio.sleep(0)  # type: ignore[assignment,return-value]
-    made.incarnation, made._seen_index = incarnation, seen
-    group.shown = replace(ClusterImage(), nodes={node: None} if node else {})  # type: ignore[dict-item]
+    made.incarnation = incarnation
+    group.shown = replace(ClusterImage(), index=seen, nodes={node: None} if node else {})  # type: ignore[dict-item]
+    made._image_changed(ClusterImage(), group.shown)
+    assert told == [], "an image alone may be forged"
     made._heartbeat_answered(1, pb.ControlResponse(error=pb.ControlResponse.NOT_FOUND, index=9))
     assert len(told) == ends
     if ends:
-        assert "was removed from the cluster" in str(told[0])
+        for words in ("Node 'n1' was removed from the cluster", "Its data directory was not deleted", "start it: it joins"):
+            assert words in str(told[0])
 
 
 @pytest.mark.parametrize(("own", "ends"), [(4, True), (3, False), (2, False), (None, False)])
@@ -283,41 +286,3 @@ async def test_metadata_feed_subscriber_requests_missing_entries_until_they_arri
     assert Subscription.received == [1, 2]
     assert shown == [(0, 2)], "what changes nothing is not shown"
     assert sum(made.counters.values()) == 1, "the one that can't be read"
-
-
-@pytest.mark.parametrize("error", [nats.errors.ConnectionClosedError(), OSError()])
-async def test_metadata_feed_publisher_continues_after_an_answer_that_cannot_be_sent(error: Exception) -> None:
-    sent: list[Any] = []
-
-    class Connection:
-        async def publish(self, subject: str, payload: bytes) -> None:
-            sent.append((subject, frames.decode(payload, pb.FeedSnapshotResponse)))
-            raise error
-
-    class Producer:
-        ready: ClassVar[list[Any]] = []
-
-        def answer(self, request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:
-            return pb.FeedSnapshotResponse(index=5) if self.ready else None
-
-        def snapshot_is_ready(self, index: int, data: bytes) -> None:
-            self.ready.append((index, len(data) > 0))
-
-    Producer.ready = []
-    connection: Any = Connection()
-    producer: Any = Producer()
-    outgoing: Any = None
-    made = feed.FeedPublisher(
-        connection,
-        Subjects("ns"),
-        outgoing,
-        lambda reply: reply == b"inbox",
-        producer,
-        lambda: replace(ClusterImage(), index=5),
-    )
-    request = frames.encode(pb.FeedSnapshotRequest(afterIndex=1))
-    for reply, data in (("", request), ("elsewhere", request), ("inbox", b"nothing"), ("inbox", request)):
-        await made._request_arrived(SimpleNamespace(reply=reply, data=data))
-    assert Producer.ready == [(5, True)], "the image of now, once"
-    assert sent == [("inbox", pb.FeedSnapshotResponse(index=5))]
-    assert sum(made.counters.values()) == 3

@@ -14,6 +14,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata.member import STEP_ASIDE_TIMEOUT_S, ask_accused, ask_to_step_aside
+from tests.each import each
 
 QUESTION = LeaderCheck(PartitionKey("orders", "uid-1", 2), 7, "n2")
 
@@ -39,7 +40,7 @@ def said_about(**fields: int) -> bytes:
     return frames.seal(replication_pb2.LeaderTestimony(serves=True, question=question))
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "testimony"),
     [
         (frames.encode(replication_pb2.LeaderTestimony(serves=True)), ProbeResult.SERVES),

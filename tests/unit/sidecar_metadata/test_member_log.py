@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import sidecar.quorum.journal
 from liftpy.core.metadata.controller_list import CONTROLLERS, ControllerList
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -77,17 +76,6 @@ def test_raft_member_log_of_a_new_directory_is_on_probation_and_has_no_stored_vo
     assert again.log.journal.getCurrentTerm() == 0
     assert again.log.journal.getVotedForNodeId() is None
     again.log.journal.abandon()
-
-
-def test_raft_member_log_flushes_the_raft_journal(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed: list[int] = []
-    monkeypatch.setattr(sidecar.quorum.journal.os, "fdatasync", flushed.append)
-    journal = opened.log.journal
-    journal.sync()  # a new file is rewritten as a whole
-    journal.setCurrentTerm(3, "b")
-    flushed.clear()
-    journal.sync()
-    assert len(flushed) == 1
 
 
 def test_raft_member_log_damaged_snapshot_is_rejected(opened: Opened) -> None:

@@ -1,4 +1,4 @@
-"""Test the shell of the metadata group at its limits: freed places, unknown outcomes, a rejected feed."""
+"""Test the shell of the metadata group at its limits: a close, unknown outcomes, a failing watcher."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.core.metadata.controller import admission
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -19,7 +18,7 @@ from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata import control, feed
 from sidecar.metadata.control import Forwarder
 from sidecar.metadata.feed import FeedPublisher, FeedSubscriber
-from tests.unit.sidecar_metadata.test_control_endpoint import DELETE, REQUEST, Controller, Message
+from tests.unit.sidecar_metadata.test_control_endpoint import REQUEST, Controller, Message
 
 S = 1_000_000_000
 BARRIER = pb.ControlRequest(barrier=pb.Barrier())
@@ -39,36 +38,6 @@ async def handler() -> Controller:
     made = Controller()
     await made.handler.open()
     return made
-
-
-async def test_control_endpoint_answered_request_frees_its_bytes_in_the_limit(
-    handler: Controller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(admission, "MAX_IN_PROGRESS_BYTES", 2 * len(REQUEST))
-    for _ in range(3):
-        handler.may_decide.clear()
-        for _ in range(2):
-            await handler.receive(Message(REQUEST))
-        assert handler.handler.limits.in_progress_bytes == 2 * len(REQUEST)
-        handler.may_decide.set()
-        await handler.settled()
-        await turns(lambda: not handler.handler._under_way)
-        assert handler.handler.limits.in_progress_bytes == 0
-    assert [response.index for _, response in handler.replies] == [7] * 6
-    assert handler.handler.counters == {}
-
-
-@pytest.mark.parametrize("reply", ["space.inbox.n1.*", "space.inbox.n1.>", "space.inbox.n1.a b", "space.inbox.n1.\r\nPUB x 0"])
-async def test_control_endpoint_request_with_an_invalid_reply_subject_gets_no_answer(handler: Controller, reply: str) -> None:
-    await handler.receive(Message(REQUEST, reply))
-    await handler.settled()
-    assert (handler.replies, handler.decided, handler.handler.counters) == ([], [], {"refused: invalid reply subject": 1})
-
-
-async def test_control_endpoint_request_on_the_wrong_subject_increments_a_counter(handler: Controller) -> None:
-    await handler.receive(Message(frames.encode(DELETE), "_INBOX.1", "space.info"))
-    assert [response.error for _, response in handler.replies] == [pb.ControlResponse.INVALID]
-    assert handler.handler.counters == {"refused: control request": 1}
 
 
 async def test_control_endpoint_request_cancelled_by_close_gets_no_answer(handler: Controller) -> None:
@@ -189,35 +158,6 @@ class Feed:
         if self.failures:
             raise self.failures.pop(0)
         await asyncio.Event().wait()
-
-
-async def test_metadata_feed_subscriber_without_answer_retries_until_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "_POLL_S", 0.0)
-    now = [S]
-    monkeypatch.setattr(feed.clock, "now_ns", lambda: now.__setitem__(0, now[0] + 10 * S) or now[0])
-    bus = Feed(TimeoutError(), nats.errors.TimeoutError(), OSError(), nats.errors.NoRespondersError())
-    node: Any = FeedSubscriber("n9", bus, Subjects("ns"))  # type: ignore[arg-type]
-    starting = asyncio.create_task(node.start())
-    async with asyncio.timeout(30):
-        while bus.asked < 5:
-            await asyncio.sleep(0)
-    assert not node._task.done()
-    await node.stop()
-    assert (node._task.cancelled(), bus.left) == (True, 1)
-    starting.cancel()
-    await asyncio.gather(starting, return_exceptions=True)
-
-
-async def test_metadata_feed_subscriber_that_distrusts_its_image_fetches_the_image_again() -> None:
-    node: Any = FeedSubscriber("n9", Feed(), Subjects("ns"))  # type: ignore[arg-type]
-    anew: list[int] = []
-    node._subscription.start_again = lambda: anew.append(1)
-    node.distrust()
-    assert anew == [1]
-    assert node.counters == {}
-    node._subscription.resync_count = 3
-    node._refused["refused: no envelope"] = 2
-    assert node.counters == {"refused: no envelope": 2, "images_fetched_again": 3}
 
 
 async def test_metadata_feed_subscriber_watcher_that_raises_is_reported() -> None:

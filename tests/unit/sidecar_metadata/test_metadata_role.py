@@ -21,6 +21,7 @@ from liftpy.errors import ConfigError, CorruptionError, StorageError
 from sidecar.metadata import group_role
 from sidecar.metadata.group_role import GroupRole
 from sidecar.runtime.settings import NodeSettings
+from tests.until import until
 
 THREE = ("n1", "n2", "n3")
 
@@ -92,12 +93,6 @@ class Bench:
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_role, "_LOOK_S", 0.001)
     monkeypatch.setattr(group_role, "RaftMember", Member)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_metadata_role_of_a_node_added_to_the_controllers_changes_to_controller(tmp_path: Path) -> None:
@@ -410,37 +405,3 @@ async def test_metadata_role_of_one_of_several_controllers_starts_without_a_requ
     bench.connection.request = request
     assert await bench.role._may_begin()
     assert asked == []
-
-
-async def test_metadata_role_of_a_single_controller_without_responders_starts_at_once(tmp_path: Path) -> None:
-    asked: list[int] = []
-    bench = Bench(tmp_path, "n1", ("n1",))
-
-    async def request(*_: Any, **__: Any) -> Any:
-        asked.append(1)
-        raise nats.errors.NoRespondersError
-
-    bench.connection.request = request
-    assert await bench.role._may_begin()
-    assert asked == [1]
-
-
-def test_metadata_role_logs_once_per_minute_that_its_settings_differ_from_the_raft_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    bench, now_s = Bench(tmp_path, "n1"), [1000.0]
-    monkeypatch.setattr(group_role, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    part = Part(an_image(5))
-    bench.role._current = part  # type: ignore[assignment]
-
-    def says(after_s: float, *voters: str, at: int = 4) -> int:
-        now_s[0] += after_s
-        part.image = an_image(5, *voters, at=at)
-        caplog.clear()
-        bench.role._warn_if_settings_differ()
-        return len(caplog.records)
-
-    assert says(0, "n1", "n2", at=0) == 0, "nobody has changed them"
-    assert says(0, *THREE) == 0
-    assert [says(after_s, "n1", "n2") for after_s in (0, 59, 1, 1)] == [1, 0, 1, 0]
-    assert says(1, "n1", "n4") == 1

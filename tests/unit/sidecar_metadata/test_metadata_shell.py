@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +32,7 @@ from sidecar.metadata.membership import Membership
 from sidecar.runtime.settings import NodeSettings
 from tests.unit.metadata.cluster_driver import Driver
 from tests.unit.scripted_group import ScriptedGroup
+from tests.until import until
 
 OK, EXISTS, INVALID, STALE = (
     pb.ControlResponse.OK,
@@ -41,12 +41,6 @@ OK, EXISTS, INVALID, STALE = (
     pb.ControlResponse.STALE,
 )
 UNAVAILABLE = pb.ControlResponse.UNAVAILABLE
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 # ---- membership --------------------------------------------------------------------------------------------------------
@@ -102,21 +96,6 @@ async def test_node_membership_registration_is_sent_again_with_equal_fields_unti
     assert [request.registerNode for request, _ in group.asked] == [wanted] * 4
 
 
-async def test_node_membership_start_returns_after_the_node_has_the_image_of_its_registration(
-    quick: None, tmp_path: Path
-) -> None:
-    made, group, _, _ = a_member(tmp_path, taken_in(index=8))
-    registering = asyncio.ensure_future(register(made))
-    await until(lambda: made.incarnation)
-    for index in (6, 7):
-        group.show(index=index)
-        for _ in range(5):
-            await asyncio.sleep(0.001)
-        assert not registering.done(), "older than the registration"
-    group.show(index=8)
-    assert await registering == 7
-
-
 @pytest.mark.parametrize("error", [INVALID, STALE])
 async def test_node_membership_registration_rejected_permanently_raises_lift_error(
     error: Any, quick: None, tmp_path: Path
@@ -164,22 +143,6 @@ async def test_node_membership_is_live_when_the_image_has_its_process_unfenced(n
     await made.live(0.0)
 
 
-async def test_node_membership_lease_is_extended_after_watchers_received_the_image(tmp_path: Path) -> None:
-    made, group, heard, _ = a_member(tmp_path)
-    made._heartbeat_answered(10, pb.ControlResponse(error=OK, index=5))
-    assert heard == [], "no heartbeats are out"
-    made._end_heartbeats = lambda: None  # type: ignore[assignment,return-value]
-    made._heartbeat_answered(11, pb.ControlResponse(error=OK, index=5))
-    assert heard == [11]
-    made._heartbeat_answered(12, pb.ControlResponse(error=OK, index=6))
-    made._heartbeat_answered(13, pb.ControlResponse(error=UNAVAILABLE, index=5))
-    assert heard == [11]
-    group.show(index=6)
-    assert heard == [11], "the other watchers first"
-    await asyncio.sleep(0)
-    assert heard == [11, 12]
-
-
 async def test_node_membership_lease_length_comes_from_the_heartbeat_answer(tmp_path: Path) -> None:
     group, heard = Group(), []
     made = Membership(NodeSettings("n4", tmp_path), group, lambda *lease: heard.append(lease), lambda _: None)  # type: ignore[arg-type]
@@ -218,20 +181,6 @@ async def test_node_membership_heartbeat_interval_and_session_come_from_the_imag
     group.show(session_times=SessionTimes(5000, 900, change=3))
     made.start()
     assert len(caplog.messages) == 3, "when it changes, and at the start"
-
-
-@pytest.mark.parametrize(("incarnation", "ends"), [(7, False), (8, True), (6, False)])
-async def test_node_membership_fenced_answer_ends_the_node_only_if_a_newer_process_has_its_id(
-    incarnation: int, ends: bool, tmp_path: Path
-) -> None:
-    made, group, _, fatal = a_member(tmp_path)
-    made.incarnation = 7
-    made._end_heartbeats = lambda: None  # type: ignore[assignment,return-value]
-    made._heartbeat_answered(1, pb.ControlResponse(error=pb.ControlResponse.FENCED, index=5))
-    assert fatal == []
-    group.show_node(6, incarnation=incarnation)
-    made._heartbeat_answered(1, pb.ControlResponse(error=pb.ControlResponse.FENCED, index=6))
-    assert [type(error) for error in fatal] == ([FencedError] if ends else [])
 
 
 class Leading(Group):
@@ -287,23 +236,6 @@ async def test_node_membership_drain_ends_at_its_timeout_or_when_rejected(quick:
         await made.drain(3600)
         await made.drain(0.01)
     assert len(group.asked) == 2
-
-
-async def test_node_membership_stops_its_heartbeats_before_it_sends_leave(tmp_path: Path) -> None:
-    made, group, _, _ = a_member(tmp_path, pb.ControlResponse(error=OK))
-    made.incarnation = 7
-    order: list[str] = []
-
-    async def end() -> None:
-        order.append(f"ended, {len(group.asked)} asked")
-
-    made._end_heartbeats = end
-    await made.leave(1.5)
-    assert order == ["ended, 0 asked"]
-    ((request, timeout_s),) = group.asked
-    assert (request.fenceNode, timeout_s) == (pb.FenceNode(nodeId="n4", incarnation=7), 1.5)
-    await made.close()
-    assert len(order) == 1
 
 
 # ---- the feed ----------------------------------------------------------------------------------------------------------
@@ -458,18 +390,6 @@ def some_orders(member: Any, propose: Any, *, stopped: bool = False) -> Controll
     return ControllerActions(Bus(), Subjects("ns"), member, log, driver, None, None)  # type: ignore[arg-type]
 
 
-async def test_metadata_proposal_executor_unanswered_proposal_has_an_unknown_outcome() -> None:
-    async def never(entry: bytes, *, change: bool) -> Any:
-        await asyncio.Event().wait()
-
-    member = Member()
-    orders = some_orders(member, never)
-    order = ProposedEntry(pb.ControlRequest(barrier=pb.Barrier()), timeout_ns=5_000_000)
-    async with asyncio.timeout(30):
-        assert (await orders.order(order)).index == 77
-    assert member.told == [("ended", "UNKNOWN", None)]
-
-
 async def test_metadata_proposal_executor_answers_a_request_that_the_member_decides_directly() -> None:
     async def propose(entry: bytes, *, change: bool) -> Any:
         raise AssertionError("not in the log")
@@ -562,24 +482,3 @@ async def test_metadata_group_link_counts_errors_of_its_nats_subscriptions(tmp_p
     for error in (nats.errors.TimeoutError(), OSError(), ValueError("a bug")):
         await link._error(error)
     assert link._connection.errors == {"not_taken": 1}
-
-
-@pytest.mark.parametrize(
-    ("error", "outcome"),
-    [
-        (nats.errors.NoRespondersError(), UNAVAILABLE),
-        (nats.errors.ConnectionClosedError(), UNAVAILABLE),
-        (nats.errors.TimeoutError(), pb.ControlResponse.OUTCOME_UNKNOWN),
-    ],
-)
-async def test_request_forwarder_without_responders_reports_that_the_request_was_not_applied(
-    error: Exception, outcome: Any
-) -> None:
-    class Nobody:
-        async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
-            raise error
-
-    async with asyncio.timeout(30):
-        response = await Forwarder(Nobody(), Subjects("ns"), "n1").until_decided(pb.ControlRequest(barrier=pb.Barrier()), 0.05)  # type: ignore[arg-type]
-    assert response.error == outcome
-    assert ("no controller can be reached" in response.detail) is (outcome == UNAVAILABLE)

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ from sidecar.metadata.group_role import MetadataConnection
 from sidecar.metadata.group_thread import GroupThread, _read_consistently
 from sidecar.metadata.membership import HeartbeatPace, Heartbeats, Membership
 from sidecar.runtime.settings import NodeSettings
+from tests.until import until
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +60,6 @@ def _stand_still(seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         pass
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_metadata_thread_calls_image_watchers_in_order_on_the_event_loop_of_the_node(group: GroupThread) -> None:

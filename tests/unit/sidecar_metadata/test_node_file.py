@@ -13,6 +13,7 @@ import pytest
 
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import DirectoryIdentity
+from liftpy.errors import ConfigError
 from sidecar.disk.data_folder import DataDirectory, NodeIdentity
 from sidecar.metadata.identity import NodeFile, unknown_folders
 
@@ -104,3 +105,30 @@ def test_unknown_folders_returns_stream_directories_missing_in_the_image(folder:
     known: Any = SimpleNamespace(streams={"orders": SimpleNamespace(name="orders", uid="u2")})
     assert unknown_folders(folder, known) == ["gone-u3", "orders-u1"]
     assert unknown_folders(folder, ClusterImage()) == ["gone-u3", "orders-u1", "orders-u2"]
+
+
+def test_node_file_of_another_node_is_rejected(tmp_path: Path) -> None:
+    folder = DataDirectory(tmp_path)
+    identity = NodeFile(folder, "a")
+    starts = identity.count_start()
+    assert 0 < starts.nonce < 1 << 64
+    assert len(starts.folder_id) == 16
+    identity.begin(1)
+    assert NodeFile(folder, "a")._stored.starts.folder_id == starts.folder_id
+    with pytest.raises(ConfigError, match="belongs to node 'a', not to 'b'"):
+        NodeFile(folder, "b")
+    folder.close()
+
+
+def test_node_file_marks_lazy_flush_until_a_clean_stop(tmp_path: Path) -> None:
+    folder = DataDirectory(tmp_path)
+    identity = NodeFile(folder, "a")
+    assert identity.previous.flushed_always
+    identity.flushes_lazily()
+    identity.flushes_lazily()
+    assert not NodeFile(folder, "a").previous.flushed_always
+    identity.begin(3)
+    identity.end_cleanly()
+    previous = NodeFile(folder, "a").previous
+    assert (previous.incarnation, previous.clean_stop, previous.flushed_always) == (3, True, True)
+    folder.close()

@@ -15,11 +15,11 @@ import pytest
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.errors import LiftError
 from sidecar.metadata import membership
 from sidecar.metadata.membership import Membership
 from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
+from tests.until import until
 
 Response = pb.ControlResponse
 _LONG_S = 30.0
@@ -96,23 +96,7 @@ async def driven(monkeypatch: pytest.MonkeyPatch) -> Driven:
     return Driven()
 
 
-async def until(what: Callable[[], bool]) -> None:
-    async with asyncio.timeout(_LONG_S):
-        while not what():
-            await asyncio.sleep(0.001)
-
-
 # ---- registration --------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("clean", [False, True])
-async def test_node_membership_registers_with_the_state_of_the_data_directory(driven: Driven, clean: bool) -> None:
-    driven.group.show(5)
-    driven.group.answer = lambda _: Response(index=5, node=pb.Node(incarnation=7))
-    assert await driven.register(clean_stop=clean, flushed_always=not clean) == driven.member.incarnation == 7
-    (request,) = driven.group.asked
-    said = request.registerNode
-    assert (said.nodeId, said.previousIncarnation, said.cleanStop, said.flushedAlways) == ("n4", 6, clean, not clean)
-    assert (said.folderId, said.start, said.nonce, list(said.earlierNonces)) == ("f", 3, 33, [11, 22])
-    assert said.partitionBudget == 9
 
 
 async def test_node_membership_registration_retries_have_the_same_operation_id(driven: Driven) -> None:
@@ -139,12 +123,6 @@ async def test_node_membership_start_waits_until_the_image_contains_the_registra
     assert not registering.done(), "partitions are opened by what the image shows"
     driven.group.show(5)
     assert await asyncio.wait_for(registering, _LONG_S) == 7
-
-
-async def test_node_membership_start_raises_when_the_registration_is_rejected(driven: Driven) -> None:
-    driven.group.answer = lambda _: Response(error=Response.INVALID, detail="no such weight")
-    with pytest.raises(LiftError, match="no such weight"):
-        await driven.register()
 
 
 # ---- leases --------------------------------------------------------------------------------------------------------------------
@@ -233,28 +211,3 @@ async def test_node_membership_leaves_after_its_last_heartbeat(beating: Driven) 
     for _ in range(20):
         await asyncio.sleep(0.001)
     assert beating.group.kinds() == kinds, "who beats on is unfenced again"
-
-
-async def test_node_membership_drain_waits_until_no_partition_of_the_node_moves(
-    beating: Driven, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    moving = [True]
-    monkeypatch.setattr(Membership, "_has_moving_replicas", lambda self: moving[0])
-    beating.group.answer = lambda request: Response(index=10) if request.HasField("drainNode") else None
-    draining = asyncio.create_task(beating.member.drain(_LONG_S))
-    await until(lambda: "drainNode" in beating.group.kinds())
-    for index in (11, 12):
-        beating.group.show(index)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert not draining.done()
-    moving[0] = False
-    beating.group.show(13)
-    await asyncio.wait_for(draining, _LONG_S)
-    await beating.member.close()
-
-
-async def test_node_membership_rejected_drain_returns_at_once(beating: Driven) -> None:
-    beating.group.answer = lambda request: Response(error=Response.UNAVAILABLE) if request.HasField("drainNode") else None
-    await asyncio.wait_for(beating.member.drain(1000.0), _LONG_S)
-    await beating.member.close()

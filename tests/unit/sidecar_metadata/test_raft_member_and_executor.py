@@ -18,16 +18,11 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata.member import ControllerActions, RaftMember
 from sidecar.metadata.member_log import MemberDirectory
-from sidecar.quorum.library import FAIL_REASON
+from sidecar.quorum.library import FAIL_REASON, Node
+from tests.until import until
 
 OK = pb.ControlResponse.OK
 _LONG_S = 30.0
-
-
-async def until(what: Any) -> None:
-    async with asyncio.timeout(_LONG_S):
-        while not what():
-            await asyncio.sleep(0.001)
 
 
 # ---- what a member decides is done ---------------------------------------------------------------------------------------------
@@ -137,11 +132,6 @@ async def test_metadata_proposal_executor_without_result_until_the_timeout_repor
     assert response.detail == "UNKNOWN"
 
 
-async def test_metadata_proposal_executor_of_a_stopped_member_executes_no_decision(shell: Shell) -> None:
-    shell.driver.stopped = True
-    assert await shell.orders.decide(pb.ControlRequest(barrier=pb.Barrier()), _LONG_S) is None
-
-
 # ---- a member between its parts ------------------------------------------------------------------------------------------------
 class Made:
     """Provide one of three members with a new directory. No task of the member runs."""
@@ -201,15 +191,6 @@ async def test_raft_member_resigns_as_metadata_leader_before_a_leadership_transf
     assert told == ["resign", "hand_over"]
 
 
-async def test_raft_member_tick_checks_probation_and_executes_decisions(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = made.calls(monkeypatch, (made.log.probation, "end_if_complete"), (made.member._orders, "run_due"))
-    leaders: list[tuple[str, int]] = []
-    monkeypatch.setattr(made.member._forwarder, "leader_is", lambda *leadership: leaders.append(leadership))
-    made.member._process_tick()
-    assert sorted(told) == ["end_if_complete", "run_due"]
-    assert leaders == [(made.log.leader_id, made.log.term)], "what the one before has not answered is asked again"
-
-
 async def test_raft_member_tick_calls_image_watchers_once_before_decisions(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
     made.member.watch(lambda old, new: shown.append((old.index, new.index)))
@@ -231,19 +212,6 @@ async def test_raft_member_after_a_reconnect_sends_chunks_below_the_maximum_payl
     assert not sessions.online
 
 
-async def test_raft_member_barrier_returns_when_applied_and_not_when_committed(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def propose(request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
-        return pb.ControlResponse(index=9)
-
-    monkeypatch.setattr(made.member, "propose", propose)
-    made.log.core._SyncObj__raftCommitIndex = 9
-    assert not await made.member.barrier(0.01)
-    made.log.core._SyncObj__raftLastApplied = 9
-    assert await made.member.barrier(_LONG_S)
-
-
 async def test_raft_member_barrier_from_before_the_current_probation_does_not_end_the_probation(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,3 +229,19 @@ async def test_raft_member_barrier_from_before_the_current_probation_does_not_en
     monkeypatch.setattr(probation, "barrier_applied", applied.append)
     await asyncio.wait_for(made.member._catch_up(), _LONG_S)
     assert applied == [0, 1, 2]
+
+
+def test_raft_member_log_status_of_the_leader_has_the_log_position_of_each_member(made: Made) -> None:
+    core, log = made.log.core, made.log
+    core._SyncObj__raftState, core._SyncObj__raftLeader = 2, Node("a")
+    core._SyncObj__raftCurrentTerm, core._SyncObj__raftCommitIndex, core._SyncObj__raftLastApplied = 7, 5, 4
+    for index in range(log.journal[-1][1] + 1, 9):  # type: ignore[index]
+        log.journal.add(b"\0x", index, 7)
+    core._SyncObj__raftMatchIndex = {Node("b"): 8, Node("c"): 3}
+    log.transport.applied.update({"b": 5, "c": 2})
+    log.peers["b"].up = True
+    assert log.status() == [
+        pb.ControllerStatus(nodeId="a", leader=True, term=7, commitIndex=5, appliedIndex=4, lag=0, connected=True),
+        pb.ControllerStatus(nodeId="b", leader=False, term=7, commitIndex=5, appliedIndex=5, lag=0, connected=True),
+        pb.ControllerStatus(nodeId="c", leader=False, term=7, commitIndex=3, appliedIndex=2, lag=5, connected=False),
+    ]

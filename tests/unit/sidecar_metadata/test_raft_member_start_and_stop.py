@@ -1,19 +1,14 @@
-"""Test RaftMember: its counters, the end of a start, a leadership transfer, and a stop."""
+"""Test RaftMember: barriers, a leadership transfer at a stop, and descriptions."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.decode_errors import REFUSED
-from liftpy.errors import StorageError
-from sidecar.metadata import member as member_module
 from sidecar.metadata.member import RaftMember
 
 OK, UNAVAILABLE = pb.ControlResponse.OK, pb.ControlResponse.UNAVAILABLE
@@ -65,67 +60,6 @@ def a_member(**log: Any) -> tuple[Any, list[Any]]:
     return made, calls
 
 
-def test_raft_member_counters_include_the_counters_of_all_parts() -> None:
-    made, _ = a_member()
-    wanted = {"stale": 2, "not sent: x": 5, "handler": 1, "asked": 1, "looked": 4, "events": 7, "answers": 8}
-    assert made.counters == wanted | {f"{REFUSED}too many frames at once": 6, "entries refused": 3}
-    made._driver.frames_lost = made._log.fsm.refused_count = 0
-    assert made.counters == wanted
-    assert made.held == {"journal_bytes": 8, "inbox_bytes": 9}
-
-
-@pytest.mark.parametrize("online", [True, False])
-def test_raft_member_after_a_reconnect_uses_the_maximum_payload_of_the_server(online: bool) -> None:
-    made, calls = a_member()
-    made.bus_changed(online)
-    fits = [("sessions.fit", 77), ("producer.set_message_size", 77)] if online else []
-    assert calls == [*fits, ("sessions.set_online", online), ("driver.wake",)]
-
-
-async def test_raft_member_start_returns_after_the_barrier_that_ends_probation(caplog: pytest.LogCaptureFixture) -> None:
-    made, calls = a_member()
-    probation = made._log.probation
-    probation.over = False
-    outcomes = [False, True, True]
-
-    async def barrier(timeout_s: float) -> bool:
-        outcome = outcomes.pop(0)
-        probation.over = len(outcomes) == 0
-        probation.turn += 1  # while the barrier was under way: only the turn that it began in counts
-        return outcome
-
-    made.barrier = barrier
-    await made._catch_up()
-    assert calls == [
-        ("member.catching_up",), ("probation.barrier_applied", 8), ("probation.barrier_applied", 9), ("member.caught_up",),
-    ]  # fmt: skip
-    assert caplog.messages == [], "nobody is told of what is done in a moment"
-
-
-async def test_raft_member_long_start_is_logged_at_intervals(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr(member_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    made, _ = a_member(waits_for=lambda: "waits for n2")
-    said: list[float] = []
-
-    async def barrier(timeout_s: float) -> bool:
-        now[0] += 0.5
-        if len(caplog.messages) > len(said):
-            said.append(now[0] - 100.0)
-        made._driver.stopped = now[0] > 100.0 + member_module._SAY_AFTER_S + 3 * member_module._SAY_EVERY_S
-        return False
-
-    made.barrier = barrier
-    await made._catch_up()
-    gaps = [later - earlier for earlier, later in pairwise(said)]
-    assert said[0] >= member_module._SAY_AFTER_S
-    assert all(gap >= member_module._SAY_EVERY_S for gap in gaps)
-    assert len(caplog.messages) >= 3
-    assert "node=n1 reason=waits for n2" in caplog.messages[0]
-
-
 @pytest.mark.parametrize(
     ("error", "index", "timeout_s", "over"),
     [(OK, 5, 3600, True), (OK, 4, 0, True), (OK, 6, 0.01, False), (UNAVAILABLE, 0, 3600, False)],
@@ -175,32 +109,6 @@ async def test_raft_member_stopping_leader_without_live_peers_starts_no_transfer
     async with asyncio.timeout(30):
         await made.stop()
     assert ("core.hand_over",) in calls, "a stop asks once, and waits for nobody"
-
-
-@pytest.mark.parametrize("fails", [False, True])
-async def test_raft_member_stop_closes_all_parts_once_in_order(fails: bool) -> None:
-    made, calls = a_member(leads=False)
-    if fails:
-
-        def close() -> None:
-            calls.append(("journal.close",))
-            raise StorageError("no disk")
-
-        made._log.journal.close = close
-    await made.stop()
-    wanted = [
-        "member.leave",
-        "driver.stop",
-        "listener.close",
-        "forwarder.close",
-        "feed.close",
-        "handler.close",
-        "events.close",
-        "orders.close",
-        "journal.close",
-        "core.destroy",
-    ]
-    assert [call[0] for call in calls] == wanted
 
 
 async def test_raft_member_describe_answer_contains_metadata_leader_and_controllers() -> None:

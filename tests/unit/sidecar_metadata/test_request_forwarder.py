@@ -13,6 +13,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.core.wire.subjects import Subjects
+from liftpy.errors import ConfigError
 from sidecar.metadata import control
 from sidecar.metadata.control import Forwarder
 
@@ -59,13 +60,6 @@ async def test_request_forwarder_repeats_unanswered_requests_after_a_leader_chan
         response = await deciding
     assert response.error == pb.ControlResponse.OK
     assert bus.asked[0].operationId == bus.asked[1].operationId, "one operation, however often it is asked for"
-
-
-async def test_request_forwarder_without_answer_until_the_deadline_returns_an_unknown_outcome() -> None:
-    bus = Bus(silent=1000)
-    response = await forwarder(bus).until_decided(pb.ControlRequest(barrier=pb.Barrier()), 0.2)
-    assert response.error == pb.ControlResponse.OUTCOME_UNKNOWN
-    assert len(bus.asked) == 1
 
 
 async def test_request_forwarder_ignores_an_answer_to_another_request_and_retries() -> None:
@@ -136,3 +130,69 @@ def test_forwarder_continues_after_a_heartbeat_answer_that_its_node_cannot_proce
         bus.answer(frames.seal(pb.ControlResponse(operationId=request.operationId)))
     assert len(answered) == 1
     assert made.counters[f"{REFUSED}failed request, heartbeat answer"] == 1
+
+
+OUTCOME_UNKNOWN, UNAVAILABLE = pb.ControlResponse.OUTCOME_UNKNOWN, pb.ControlResponse.UNAVAILABLE
+
+
+NS = 1_000_000_000
+
+
+class Slow(Bus):
+    """Answer requests after a few turns of the event loop."""
+
+    async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+        self.subject, self.timeout = subject, timeout
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return await super().request(subject, payload, timeout)
+
+
+async def test_request_forwarder_does_not_repeat_a_request_after_an_earlier_leader_change() -> None:
+    bus = Slow(silent=0)
+    made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
+    made.leader_is("n1", 1)
+    made.leader_is("n2", 2)
+    response = await made.until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0)
+    assert (response.error, len(bus.asked), bus.subject) == (pb.ControlResponse.OK, 1, "space.control.node.n1")
+    assert 0 < bus.timeout <= control.ATTEMPT_NS / NS
+    assert len(bus.asked[0].operationId) == 16
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "detail"),
+    [
+        (nats.errors.NoRespondersError(), UNAVAILABLE, "no controller can be reached"),
+        (nats.errors.ConnectionClosedError(), UNAVAILABLE, "no controller can be reached"),
+        (nats.errors.OutboundBufferLimitError(), UNAVAILABLE, "no controller can be reached"),
+        (nats.errors.TimeoutError(), OUTCOME_UNKNOWN, "no answer from the metadata leader: TimeoutError"),
+        (nats.errors.StaleConnectionError(), OUTCOME_UNKNOWN, "no answer from the metadata leader: StaleConnectionError"),
+        (TimeoutError(), OUTCOME_UNKNOWN, "no answer from the metadata leader: TimeoutError"),
+        (ConfigError("odd"), OUTCOME_UNKNOWN, "no answer from the metadata leader: ConfigError"),
+    ],
+)
+async def test_request_forwarder_error_distinguishes_sent_from_unsent_requests(
+    error: Exception, outcome: Any, detail: str
+) -> None:
+    class Failing(Bus):
+        async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+            raise error
+
+    made = Forwarder(Failing(0), Subjects("space"), "n1")  # type: ignore[arg-type]
+    response = await made.until_decided(pb.ControlRequest(barrier=pb.Barrier()), 0.05)
+    assert (response.error, response.detail) == (outcome, detail)
+
+
+async def test_request_forwarder_on_the_metadata_leader_decides_locally_with_the_remaining_timeout() -> None:
+    given: list[float] = []
+
+    async def here(request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+        given.append(timeout_s)
+        error = UNAVAILABLE if len(given) == 1 else pb.ControlResponse.OK
+        return pb.ControlResponse(error=error, index=len(given))
+
+    bus = Bus(silent=0)
+    made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
+    response = await made.until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0, here)
+    assert (response.index, bus.asked) == (2, [])
+    assert 59 < given[1] < given[0] <= 60

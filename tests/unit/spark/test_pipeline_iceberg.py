@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
-
-import pytest
-
-pytest.importorskip("pyiceberg")
-pytest.importorskip("sqlalchemy")
+from typing import Any
 
 import pyarrow as pa
-from pyiceberg.catalog.sql import SqlCatalog
+import pytest
 
 from liftpy.errors import ConfigError, FencedError, NotFoundError, StorageError
 from liftpy.spark.pipelines.archive import find_orphans
@@ -24,7 +21,15 @@ from liftpy.spark.planning import PlannedRange
 from liftpy.spark.schema import arrow_schema
 from tests.unit.spark.test_pipeline_archive import PLANNED, SCHEMA, batches
 
+pytestmark = pytest.mark.skipif(find_spec("pyiceberg") is None or find_spec("sqlalchemy") is None, reason="not installed")
+
 QUERY = "q"
+
+
+def catalog_in(root: Path) -> Any:
+    from pyiceberg.catalog.sql import SqlCatalog  # here, because each worker would import it
+
+    return SqlCatalog("liftpy", uri=f"sqlite:///{root / CATALOG}")
 
 
 def opened(root: Path) -> IcebergDirectory:
@@ -92,7 +97,7 @@ def test_spark_iceberg_archive_of_one_partition_by_two_queries_fences_one_query(
 def test_spark_iceberg_table_is_readable_by_pyiceberg(tmp_path: Path) -> None:
     table = opened(tmp_path)
     table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
-    read = SqlCatalog("liftpy", uri=f"sqlite:///{tmp_path / CATALOG}").load_table("liftpy.archive").scan().to_arrow()
+    read = catalog_in(tmp_path).load_table("liftpy.archive").scan().to_arrow()
     assert sorted(read["offset"].to_pylist()) == list(range(10))
     (tmp_path / CATALOG).write_bytes(b"no database at all, and longer than a page header of one would be" * 20)
     with pytest.raises(StorageError, match="Iceberg table"):
@@ -155,5 +160,5 @@ def test_spark_iceberg_table_accepts_all_archive_columns(tmp_path: Path) -> None
     assert found is not None
     table.commit(found, schema)
     assert state_of(table).schema.names == schema.names
-    catalog = SqlCatalog("liftpy", uri=f"sqlite:///{tmp_path / CATALOG}")
+    catalog = catalog_in(tmp_path)
     assert catalog.load_table("liftpy.archive").scan().to_arrow().to_pylist() == [row]

@@ -13,6 +13,7 @@ from liftpy.spark import catalog
 from liftpy.spark.catalog import BoundsWatch
 from liftpy.spark.planning import PartitionView
 from tests.only_in import only_in
+from tests.until import until
 
 VIEW = PartitionView(
     stream="s", uid="u1", partition=0, replicas=("n1",), leader="n1", leader_epoch=3, log_start_offset=0, end_offset=10
@@ -33,14 +34,6 @@ class Leader:
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-
-async def until(condition: Callable[[], object]) -> None:
-    for _ in range(5000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it does not come")
 
 
 def run(body: Callable[[BoundsWatch, Leader], Awaitable[None]], clock: Callable[[], float] | None = None) -> None:

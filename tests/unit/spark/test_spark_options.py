@@ -10,13 +10,14 @@ from liftpy.errors import ConfigError, InvalidNameError, NotFoundError
 from liftpy.spark.offsets import OffsetSpec, parse_spec
 from liftpy.spark.options import OPTIONS, TABLE, Access, Option, Selection, SinkOptions, SourceOptions
 from liftpy.spark.schema import arrow_schema
+from tests.each import each
 
 
 def parse(**options: str) -> SourceOptions:
     return SourceOptions.parse({"stream": "orders", **options})
 
 
-@pytest.mark.parametrize("option", TABLE, ids=lambda option: f"{option.takers[0]}-{option.name}")
+@each("option", TABLE)
 def test_spark_option_documented_default_equals_the_parsed_default(option: Option) -> None:
     assert option.help.endswith(".")
     assert option.expected
@@ -156,7 +157,7 @@ def test_spark_topic_column_option_adds_a_topic_column() -> None:
         parse(topicColumn="true", columns="value")
 
 
-@pytest.mark.parametrize(
+@each(
     "given",
     [
         {"minPartitions": "0"}, {"minPartitions": "two"}, {"maxOffsetsPerTrigger": "-1"}, {"failOnDataLoss": "yes"},

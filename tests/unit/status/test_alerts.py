@@ -26,6 +26,7 @@ from sidecar.runtime.logs import EVENTS
 from sidecar.runtime.settings import NodeSettings
 from sidecar.status.metric_names import HISTOGRAM, TABLE
 from tests.docs.commands_said import understood
+from tests.each import each
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "deploy" / "prometheus"
@@ -74,7 +75,7 @@ RECORDED = {rule["record"]: rule for rule in rules_of("rules.yml")}
 
 
 # ---- what is written ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", ALERTS)
+@each("name", ALERTS)
 def test_alert_has_severity_summary_and_runbook(name: str) -> None:
     rule = ALERTS[name]
     assert rule["labels"] == {"severity": rule["labels"]["severity"]}
@@ -106,7 +107,7 @@ def metrics_of(expression: str) -> set[str]:
     return set(re.findall(r"\bliftpy_\w+", expression))
 
 
-@pytest.mark.parametrize("name", [*ALERTS, *RECORDED])
+@each("name", [*ALERTS, *RECORDED])
 def test_alert_rule_uses_existing_metrics_and_rules(name: str) -> None:
     expression = (ALERTS.get(name) or RECORDED[name])["expr"]
     assert set(re.findall(r"\bliftpy:[\w:]+", expression)) <= set(RECORDED)
@@ -118,7 +119,7 @@ def test_alert_rule_uses_existing_metrics_and_rules(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("page", sorted(RUNBOOKS.iterdir()), ids=lambda page: page.stem)
+@each("page", sorted(RUNBOOKS.iterdir()))
 def test_runbook_page_uses_existing_commands_metrics_and_events(page: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Look", "Do", "Resolved when"]

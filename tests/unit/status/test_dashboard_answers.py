@@ -19,6 +19,7 @@ from liftpy.core.observe.history import History, question
 from liftpy.core.observe.page_model import checked_row, checked_stream, stream_about, stream_rows
 from sidecar.status import answers as module
 from sidecar.status.answers import MOST_WAITING, PER_SECOND, AnswerRateLimit, PageAnswers, question_of
+from tests.each import each
 from tests.only_in import only_in
 from tests.unit.status.test_metrics import a_reporter, a_worker, gathered
 
@@ -233,7 +234,7 @@ def test_dashboard_metrics_answer_equals_the_metrics_of_the_http_port() -> None:
     assert "liftpy_ingest_records_total 10.0" in asked(the_answers(a_cluster(shown_worker("s", 0))), {"metrics": True})
 
 
-@pytest.mark.parametrize(
+@each(
     "what",
     [
         {"partitions": 7}, {"partitions": {"after": [1]}}, {"partitions": {"limit": 0}}, {"partitions": {"limit": MOST_ROWS + 1}},

@@ -27,6 +27,7 @@ from sidecar.status import http as serving
 from sidecar.status.cluster_poller import FORGOTTEN_S, ClusterPoller
 from sidecar.status.http import EventStreamResponse, HttpServer, http
 from sidecar.status.pages import NODE_COLUMNS, Site, as_html, names, runbook, static
+from tests.each import each
 
 ROOT = Path(__file__).resolve().parents[3]
 HOSTILE = '<img src=x onerror="alert(1)">'
@@ -567,7 +568,7 @@ async def test_dashboard_live_updates_of_the_same_page_share_one_object(monkeypa
         await live.events.aclose()
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "query", "status"),
     [
         ("/nothing", b"", None), ("/static/../handler.py", b"", None), ("/static/page.py", b"", None), ("/runbook/../x", b"", None),
@@ -659,7 +660,7 @@ def test_dashboard_runbook_pages_and_their_links_exist() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     "written",
     ["{}", "# {}", "## {}", "- one\n- {}", "1. {}", "`{}`", "**{}**", "[{}](disk-full.md)", "[{}](https://x.test)", "```\n{}\n```",
      "```html\nfirst\n{}\n```", "`a` {} **b**"],
@@ -694,7 +695,7 @@ def test_dashboard_colors_have_enough_contrast_in_both_themes() -> None:
 
 
 # ---- figures, marks, metrics -----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     ("kind", "value", "said"),
     [
         ("rate", 0, "0"), ("rate", 0.04, "0.0"), ("rate", 9.94, "9.9"), ("rate", 1234.5, "1,235"), ("rate", 99_999.4, "99,999"),

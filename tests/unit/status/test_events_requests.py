@@ -15,6 +15,7 @@ from liftpy.core.wire.batch import build_batch
 from liftpy.core.wire.subjects import EVENTS_STREAM
 from sidecar.status import answers as module
 from sidecar.status.answers import stored_events
+from tests.each import each
 from tests.unit.log.small_logs import a_log
 
 S = 10**9
@@ -142,7 +143,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("wrong", WRONG)
+@each("wrong", WRONG)
 def test_events_request_with_invalid_arguments_is_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"."):
         asked(a_reporter(a_store(5)), **wrong)

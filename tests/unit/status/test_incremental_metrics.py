@@ -21,6 +21,7 @@ from sidecar.partition.figures import NodeCounts, StreamLabels
 from sidecar.runtime import clock
 from sidecar.status import figures as figures_module
 from sidecar.status.figures import NodeFigures
+from tests.each import each
 from tests.unit.status.full_metrics_scan import kept, walked
 from tests.unit.status.test_metrics import Held, a_reporter, a_worker
 
@@ -91,7 +92,7 @@ class History:
         self.counts.touched.add(worker)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@each("seed", range(40))
 def test_metrics_updated_incrementally_equal_a_full_scan(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "AT_ONCE", 2)
     monkeypatch.setattr(figures, "TAKEN_AT_ONCE", 3)

@@ -14,6 +14,7 @@ from liftpy.core.observe.tracing import MOST_LINKS, may_have_context, names_one,
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.core.wire.headers import Headers
 from liftpy.errors import CorruptionError
+from tests.each import each
 from tests.fuzz import meanings
 
 TRACE, SPAN = 0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7
@@ -30,7 +31,7 @@ def test_traceparent_is_parsed_to_its_ids_and_sampled_flag() -> None:
     assert TraceContext(1, 1, 3).sampled, "the other flags are no concern of ours"
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     [
         b"", GOOD[:-1], GOOD + b"0", GOOD + b"-", GOOD.upper(), b"ff" + GOOD[2:], b" " + GOOD, GOOD.replace(b"-", b"_"),

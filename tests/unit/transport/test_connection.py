@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from sidecar.runtime.settings import NodeSettings
 from sidecar.transport import connection as connection_module
 from sidecar.transport.connection import AT_ONCE, TOGETHER_BYTES, BusConnection, open_bus
 from tests.unit.transport.fake_server import FakeServer
+from tests.until import until
 
 Message = tuple[bytes, bytes, bytes, bytes]
 
@@ -33,13 +33,6 @@ async def bus(server: NatsServer) -> AsyncIterator[BusConnection]:
     connection = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), lambda: BusConnection("test"))
     yield connection
     await connection.close()
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 10
-    for _ in iter(lambda: bool(condition()), True):
-        assert time.monotonic() < deadline, f"timed out: {what}"
-        await asyncio.sleep(0.002)
 
 
 async def test_connection_delivers_a_message_with_its_subject_reply_headers_and_payload(

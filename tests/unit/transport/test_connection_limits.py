@@ -176,19 +176,6 @@ async def test_dropped_publishes_are_logged_once_per_interval(
     assert len(timers) == 4
 
 
-async def test_message_handler_error_is_counted_and_logged_once_per_interval(
-    sending: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    for _ in range(3):
-        sending.sink_failed(b"s" * 5000, KeyError("bug"))
-    assert sending.errors == {"not_taken": 3}
-    assert len(caplog.messages) == 1
-    assert len(caplog.messages[0]) < 1000
-    sending._may_say()
-    sending.sink_failed(b"s", KeyError("bug"))
-    assert len(caplog.messages) == 2
-
-
 async def test_after_read_callback_outside_a_read_runs_in_the_next_loop_turn(sending: Any) -> None:
     done: list[int] = []
     sending.behind_read(lambda: done.append(1))

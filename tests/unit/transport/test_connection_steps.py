@@ -50,19 +50,6 @@ async def bus() -> Any:
 
 
 # ---- out ---------------------------------------------------------------------------------------------------------------------
-async def test_connection_unsent_bytes_is_the_sum_of_its_three_buffers(bus: Any) -> None:
-    bus._pending_data_size, bus._outlet.waiting_bytes, bus._receiver.transport.waiting_bytes = 1, 20, 300
-    assert bus.unsent_bytes == 321
-    for receiver, outlet in ((None, None), (bus._receiver, None), (None, bus._outlet)):
-        bus._receiver, bus._outlet = receiver, outlet
-        assert bus.unsent_bytes == 1
-
-
-async def test_connection_send_buffer_size_is_the_setting_or_the_default() -> None:
-    assert BusConnection("a", 777)._send_buffer_bytes == 777
-    assert BusConnection("a")._send_buffer_bytes == module.SEND_BUFFER_BYTES == 64 * 1024 * 1024
-
-
 async def test_connection_is_up_only_while_connected_with_an_open_transport(bus: Any) -> None:
     assert bus._is_up
     bus._receiver.transport.closing = True
@@ -73,58 +60,7 @@ async def test_connection_is_up_only_while_connected_with_an_open_transport(bus:
     assert not bus._is_up
 
 
-async def test_connection_write_bypasses_the_nats_py_buffer(bus: Any) -> None:
-    bus._write((b"ab", b"c"), 2)
-    assert bus._outlet.did == [(b"abc", 2)]
-    assert (bus._pending, bus._pending_data_size, bus._flush_queue.qsize()) == ([], 0, 0)
-
-
-@pytest.mark.parametrize("why", ["nats-py has something", "no outlet", "down"])
-async def test_connection_write_behind_pending_nats_py_bytes_is_appended_to_its_buffer(bus: Any, why: str) -> None:
-    outlet = bus._outlet
-    pending = [b"PING"] if why == "nats-py has something" else []
-    bus._pending, bus._pending_data_size = list(pending), 10
-    if why == "no outlet":
-        bus._outlet = None
-    bus._receiver.transport.closing = why == "down"
-    bus._write((b"ab", b"c"), 3)
-    assert bus._pending == [*pending, b"ab", b"c"]
-    assert bus._pending_data_size == 14
-    assert outlet.did == ([] if why == "no outlet" else ["let go"])
-    assert bus._flush_queue.qsize() == (why != "down")
-    bus._write((b"d",), 1)
-    assert bus._flush_queue.qsize() == (why != "down"), "it is woken once"
-
-
-async def test_connection_write_before_the_nats_py_flusher_starts_is_buffered(bus: Any) -> None:
-    bus._flush_queue = bus._outlet = None
-    bus._write((b"a",), 1)
-    assert bus._pending == [b"a"]
-
-
 # ---- subscriptions -----------------------------------------------------------------------------------------------------------
-async def test_listener_closed_twice_unsubscribes_once(bus: Any) -> None:
-    got: list[bytes] = []
-    first = bus.listen("a.>", lambda s, r, payload, h: got.append(payload), queue="q")
-    second = bus.listen("b", lambda *_: None)
-    assert bus._process_arrived(b"MSG a.x 1 1\r\n1\r\nMSG b.x 1 1\r\n2\r\n") == b"", "the second is of another subject"
-    await bus._parser.parse()
-    assert (got, bus.errors) == ([b"1"], {"foreign_subject": 1})
-    assert (bus._subs[1].subject, bus._subs[1].queue, bus._subs[2].queue) == ("a.>", "q", "")
-    first.leave()
-    assert (sorted(bus._subs), sorted(bus._sinks)) == ([2], [b"1", b"2"])
-    bus._pings_outstanding = 2
-    assert bus._process_arrived(b"MSG a.x 1 1\r\n3\r\n") is None
-    assert bus._pings_outstanding == 0, "who sends is alive, whatever its answer waits behind"
-    for _ in range(2):
-        first.close()
-        second.close()
-    assert (bus._subs, bus._sinks, bus._parser._patterns) == ({}, {}, {})
-    written = [each for each in bus._outlet.did if each != "let go"]
-    assert written == [(b"SUB a.> q 1\r\n", 0), (b"SUB b  2\r\n", 0), (b"UNSUB 1 \r\n", 0), (b"UNSUB 2 \r\n", 0)]
-    assert got == [b"1", b"3"]
-
-
 async def test_listener_opened_while_disconnected_sends_nothing_until_the_reconnect(bus: Any) -> None:
     bus._status = BusConnection.RECONNECTING
     listener = bus.listen("a", lambda *_: None)
@@ -134,48 +70,6 @@ async def test_listener_opened_while_disconnected_sends_nothing_until_the_reconn
 
 
 # ---- in ----------------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("there", [True, False])
-async def test_reading_task_stops_its_receiver_when_it_ends(there: bool, bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Any] = []
-    did: list[str] = []
-    transport = Transport()
-
-    class Receiver:
-        def __init__(self) -> None:
-            self.transport = transport
-
-        async def read(self) -> bytes:
-            return b"by the receiver"
-
-        def stop(self) -> None:
-            did.append("stop")
-
-    made = Receiver() if there else None
-
-    async def receive(*args: Any) -> Any:
-        given.append(args)
-        return made
-
-    async def loop(self: Any) -> None:
-        assert self._receiver is made
-        assert (self._outlet is None) is not there
-        assert not there or self._outlet._transport is transport
-        did.append((await self._read()).decode())
-        raise ZeroDivisionError
-
-    async def read(self: Any) -> bytes:
-        return b"by nats-py"
-
-    monkeypatch.setattr(module, "receive", receive)
-    monkeypatch.setattr(StrictConnection, "_read_loop", loop)
-    monkeypatch.setattr(StrictConnection, "_read", read)
-    with pytest.raises(ZeroDivisionError):
-        await bus._read_loop()
-    assert given == [(bus, bus._process_arrived, module._LEFT_BYTES)]
-    assert did == (["by the receiver", "stop"] if there else ["by nats-py"])
-    assert (bus._receiver, bus._outlet) == (None, None)
-
-
 async def test_reading_task_that_ends_does_not_remove_the_receiver_of_a_newer_reading_task(
     bus: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,15 +117,6 @@ async def test_connection_read_while_closed_or_reconnecting_is_ignored(
     monkeypatch.setattr(BusConnection, state, False)
     assert bus._process_arrived(b"MSG a 1 1\r\n2\r\n") is None
     assert got == [b"2"]
-
-
-async def test_message_handler_error_is_logged_at_most_once_a_second(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    later: list[Any] = []
-    loop = SimpleNamespace(call_later=lambda *given: later.append(given))
-    monkeypatch.setattr(module, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
-    bus.sink_failed(b"a", KeyError())
-    bus.sink_failed(b"a", KeyError())
-    assert later == [(1.0, bus._may_say)]
 
 
 # ---- leaving, and being heard --------------------------------------------------------------------------------------------------
@@ -351,12 +236,6 @@ async def test_connection_wait_until_processed_flushes_the_connection_twice(bus:
 
 
 # ---- life --------------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("error", "text"), [(OSError("cut"), "cut"), (TimeoutError(), "TimeoutError")])
-async def test_connection_counts_errors_by_kind_and_reports_the_last_one(error: Exception, text: str, bus: Any) -> None:
-    await bus._count_error(error)
-    assert (bus.errors, bus.last_problem) == ({type(error).__name__: 1}, text)
-
-
 async def test_reconnect_failure_is_logged_once_per_reason(bus: Any, caplog: pytest.LogCaptureFixture) -> None:
     def told() -> list[str]:
         said = [record.getMessage() for record in caplog.records if "cannot reconnect to NATS" in record.getMessage()]
@@ -376,18 +255,6 @@ async def test_reconnect_failure_is_logged_once_per_reason(bus: Any, caplog: pyt
     await bus._disconnected()
     await bus._count_error(OSError("expired"))
     assert told()[7:] == ["expired"]
-
-
-async def test_connection_calls_its_callbacks_on_loss_reconnect_and_denial(bus: Any) -> None:
-    told: list[Any] = []
-    bus.on_reconnect(lambda: told.append("back"))
-    bus.on_change(told.append)
-    bus.on_denial(lambda *given: told.append(given))
-    await bus._disconnected()
-    await bus._reconnected()
-    assert told == [False, "back", True]
-    assert bus._parser.denials[0](True, "s") is None
-    assert told[3:] == [(True, "s")]
 
 
 async def test_connection_after_a_server_loss_sends_recent_acks_again(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:

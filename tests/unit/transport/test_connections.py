@@ -26,7 +26,7 @@ from sidecar.transport.connections import NodeConnections, StandbyLink
 from sidecar.transport.ingest_connection import IngestConnection
 from tests.unit.client.test_client_parser import publish_raw
 from tests.unit.transport.fake_server import FakeServer
-from tests.unit.transport.test_connection import until
+from tests.until import until
 
 MIB = 1024 * 1024
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from sidecar.runtime.settings import NodeSettings
 from sidecar.transport import credentials as keys_module
 from sidecar.transport.connection import BusConnection, open_bus
 from sidecar.transport.credentials import PROVE_S, Keys, prove
+from tests.until import until
 
 FIRST, SECOND = (Credentials(user=name, password=f"{name}-secret") for name in ("first", "second"))
 DEAF = Credentials(user="deaf", password="deaf-secret")
@@ -28,12 +28,6 @@ CONFIG = """authorization: { users: [
   { user: first, password: first-secret }, { user: second, password: second-secret },
   { user: deaf, password: deaf-secret, permissions: { subscribe: { deny: ["liftpy.notify.>"] } } } ] }
 """
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not is_so():
-            await asyncio.sleep(0.005)
 
 
 def settings(server: NatsServer, credentials: Credentials) -> NodeSettings:

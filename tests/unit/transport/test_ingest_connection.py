@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import nats.errors
@@ -53,13 +52,6 @@ async def test_ingest_connection_buffers_a_read_that_is_large_or_follows_buffere
     assert bus.waiting_bytes == bus.most_waiting_bytes == before + len(data)
     assert bus._chunks[-1] is data
     assert bus._arrived.is_set(), "the pump is told"
-
-
-async def test_ingest_connection_parses_a_read_of_at_most_one_chunk_at_once(bench: Bench) -> None:
-    parsed = bench.parsing()
-    await bench.bus._process_data(bytes(module._PIECE_BYTES))
-    assert parsed == [(module._PIECE_BYTES, False)]
-    assert not bench.bus._arrived.is_set()
 
 
 async def test_ingest_connection_reports_its_largest_backlog_in_bytes(bench: Bench) -> None:
@@ -137,35 +129,6 @@ async def test_ingest_connection_above_half_its_buffer_reads_only_to_avoid_a_slo
     assert not bus._reads(), "a full buffer takes nothing"
 
 
-async def test_ingest_connection_with_a_full_buffer_counts_one_error_and_waits_until_there_is_room(bench: Bench) -> None:
-    bus, waits = bench.bus, []
-
-    async def wait_for(waiting: Any, timeout_s: float) -> None:
-        waiting.close()
-        waits.append((bus._room.is_set(), timeout_s, bus._pings_outstanding))
-        bus._pings_outstanding = 2
-        if len(waits) == 3:
-            bus._arrived_bytes = 0
-            return
-        bus._room.set()
-        raise TimeoutError
-
-    bench.monkeypatch.setattr(module, "asyncio", SimpleNamespace(wait_for=wait_for))
-    bench.takes = False
-    bus._room.set()
-    bus._pings_outstanding = 1
-    bus._due_to = 1 << 60
-    await bus._process_data(bytes(BUFFER_BYTES))
-    assert waits == [(False, 0.5, 1), (False, 0.5, 0), (False, 0.5, 0)]
-    assert bus._pings_outstanding == 0, "it is this node that does not read"
-    assert bus.errors == {"ingest_buffer_full": 1}
-    waits.clear()
-    bus._chunks.clear()
-    await bus._process_data(bytes(BUFFER_BYTES - 1))
-    assert waits == []
-    assert sum(bus.errors.values()) == 1, "while it is not full nothing is said"
-
-
 async def test_ingest_connection_read_by_a_thread_does_not_block_its_reading_task(bench: Bench) -> None:
     bench.takes = False
     bench.bus._thread = Thread()
@@ -174,29 +137,6 @@ async def test_ingest_connection_read_by_a_thread_does_not_block_its_reading_tas
 
 
 # ---- a connection is lost ----------------------------------------------------------------------------------------------------
-async def test_ingest_connection_loss_is_processed_after_the_bytes_buffered_before_it(bench: Bench) -> None:
-    bus, did = bench.bus, []
-    thread = bus._thread = Thread()
-    bus._server_info, bus._client_id = {"server_id": "s1"}, 7
-    for part, name in (
-        (bus._gate, "cut_off"),
-        (bus.overflow, "cut_off"),
-        (bus.cuts, "connection_lost"),
-        (bus.cuts, "messages_processed"),
-    ):
-        bench.monkeypatch.setattr(part, name, lambda *given, part=part: did.append((type(part).__name__, *given)))
-    bus._parser.seen = 3
-    bus._append(b"MSG ev 1 5\r\nha")
-    bus._ps.reset()
-    assert (thread.did, bus._thread) == (["stop"], None)
-    assert did == [("Gate",), ("LoadShedding",), ("DisconnectLoss", "s1", 7)]
-    assert (bus._parser.lost, bus._arrived.is_set()) == (1, True)
-    bus._append(message(b"new"))
-    await bus._process_some()
-    assert did[3:] == [("DisconnectLoss", 3)], "all that it had brought was looked at"
-    assert (bus._parser.lost, bench.got, bus.waiting_bytes) == (0, [b"new"], 0)
-
-
 async def test_ingest_connection_to_a_server_without_an_id_has_an_empty_identity(bench: Bench) -> None:
     bench.bus._server_info, bench.bus._client_id = {}, None
     assert bench.bus._identity() == ("", 0)
@@ -225,34 +165,6 @@ async def test_ingest_connection_turn_ends_after_its_time_limit(bench: Bench) ->
     bench.takes = False
     await bus._process_some()
     assert len(pieces) == 2, "nor more than partitions can hold"
-
-
-async def test_ingest_connection_pump_yields_to_the_event_loop_after_each_parsed_part(bench: Bench) -> None:
-    bus, did = bench.bus, []
-
-    async def idle() -> None:
-        did.append("idle")
-        if did.count("idle") == 3:
-            raise ZeroDivisionError
-        bus._chunks.append(b"")
-
-    async def make_room() -> None:
-        did.append("room")
-
-    async def take_some() -> None:
-        did.append("take")
-        bus._chunks.clear()
-
-    async def sleep(seconds: float) -> None:
-        did.append(f"sleep {seconds}")
-        bench.takes = True
-
-    bench.monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep))
-    bus._idle, bus._make_room, bus._process_some = idle, make_room, take_some
-    bench.takes = False
-    with pytest.raises(ZeroDivisionError):
-        await bus._pump()
-    assert did == ["idle", "room", "sleep 0.005", "room", "take", "sleep 0", "idle", "room", "take", "sleep 0", "idle"]
 
 
 # ---- what is left out --------------------------------------------------------------------------------------------------------
@@ -410,38 +322,3 @@ async def test_ingest_connection_close_ends_its_socket_thread(monkeypatch: pytes
     assert (thread.did, bus._thread, task.done(), closed) == (["stop"], None, False, [(IngestConnection.CLOSED, False)])
     await bus.stop()
     assert (task.cancelled(), closed[1:]) == (True, [(IngestConnection.CLOSED, True)])
-
-
-async def test_ingest_connection_constructor_passes_its_arguments_to_its_parser_and_statistics(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    spawned: list[Any] = []
-
-    def spawn(work: Any, name: str, *, endless: bool = False) -> None:
-        work.close()
-        spawned.append(endless)
-
-    monkeypatch.setattr(module, "spawn", spawn)
-    node, asks = NodeInflight(), SimpleNamespace(inbox="box", listen=lambda *_: None)
-    bus: Any = IngestConnection(node, BUFFER_BYTES, 777, asks)  # type: ignore[arg-type]
-    assert (bus._backlog._bus, bus.cuts._backlog, bus.cuts._overflow) == (asks, bus._backlog, bus.overflow)
-    assert (bus.name, bus._send_buffer_bytes, bus._gate._node) == ("ingest", 777, node)
-    assert (bus._parser._connection, bus._parser._sinks, bus._parser.errors) == (bus, bus._sinks, bus.errors)
-    assert spawned == [True], "its end is an error"
-    alone: Any = IngestConnection(node, BUFFER_BYTES)
-    assert (alone._backlog, alone.cuts._backlog) == (None, None)
-
-
-async def test_ingest_connection_is_marked_as_parsing_while_a_chunk_is_parsed(bench: Bench) -> None:
-    states: list[bool] = []
-
-    async def parse(piece: bytes) -> None:
-        states.append(bench.bus._parsing)
-        if piece == b"bad":
-            raise nats.errors.ProtocolError
-
-    bench.bus._parser.parse = parse
-    await bench.bus._parse(b"good")
-    with pytest.raises(nats.errors.ProtocolError):
-        await bench.bus._parse(b"bad")
-    assert (states, bench.bus._parsing) == ([True, True], False)

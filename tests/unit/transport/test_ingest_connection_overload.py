@@ -23,8 +23,9 @@ from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection, open_bus
 from sidecar.transport.ingest_connection import IngestConnection
 from sidecar.transport.parser import IngestParser
+from tests.each import each
 from tests.unit.transport.fake_server import FakeServer
-from tests.unit.transport.test_connection import until
+from tests.until import until
 
 MIB = 1024 * 1024
 ROOT = Path(__file__).parents[3]
@@ -265,7 +266,7 @@ STREAM = b"".join(
 )
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 2, 3, 7, 61, 250, 4096, len(STREAM)])
+@each("chunk_bytes", [1, 2, 3, 7, 61, 250, 4096, len(STREAM)])
 async def test_ingest_parser_in_overload_delivers_requests_and_counts_dropped_messages_without_reply_subject(
     chunk_bytes: int,
 ) -> None:

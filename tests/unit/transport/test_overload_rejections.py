@@ -23,6 +23,7 @@ from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.envelope import MAGIC, FastEnvelope
 from sidecar.transport.ingest_connection import _PIECE_BYTES as PIECE_BYTES
 from sidecar.transport.parser import IngestParser
+from tests.each import each
 from tests.long import examples
 from tests.unit.publish.batches import Bench, published
 from tests.unit.publish.test_quota_of_publishers import enveloped
@@ -87,7 +88,7 @@ def test_ingest_parser_in_overload_rejects_requests_of_one_subject_together() ->
     assert (made.parser.refused, made.parser.seen, made.counted) == (8, 9, (9, 25 + len(NEW)))
 
 
-@pytest.mark.parametrize(
+@each(
     ("other", "given"),
     [
         (b"MSG ev 1 3\r\nabc\r\n", (b"ev", b"", b"abc", b"")),

@@ -10,6 +10,7 @@ from nats.aio.subscription import Subscription
 from liftpy.core.wire.envelope import MAGIC
 from liftpy.nats.parser import LARGEST_MESSAGE_BYTES
 from sidecar.transport.parser import IngestParser, SinkParser
+from tests.each import each
 from tests.unit.transport.test_parser import FakeClient
 
 ONE = b"MSG ev 1 1\r\na\r\n"
@@ -56,7 +57,7 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "content", "given"), LINES)
+@each(("line", "content", "given"), LINES)
 def test_parser_delivers_a_complete_message_and_continues_after_it(line: bytes, content: bytes, given: Any) -> None:
     made, frame = ParserBench(), line + b"\r\n" + content + b"\r\n"
     stream = ONE + frame + ONE
@@ -71,7 +72,7 @@ def test_parser_delivers_a_complete_message_and_continues_after_it(line: bytes, 
             assert half.counted == (1, 1)
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         b"PING",

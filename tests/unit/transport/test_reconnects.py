@@ -14,7 +14,7 @@ from liftpy.nats.parser import StrictConnection
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection, open_bus
 from sidecar.transport.ingest_connection import IngestConnection
-from tests.unit.transport.test_connection import until
+from tests.until import until
 
 
 class LateServer:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from liftpy.core.wire.subjects import SERVER_CONNECTIONS
-from sidecar.transport import connections, ingest_connection
+from sidecar.transport import ingest_connection
 from sidecar.transport.connection import BusConnection
 from sidecar.transport.ingest_connection import Backlog, ConnectionStats, DisconnectLoss
 from sidecar.transport.parser import IngestParser
@@ -272,65 +272,6 @@ async def test_connection_loss_and_reconnect_call_the_callbacks_and_are_logged(c
         "NATS connection lost connection=acks reason=TimeoutError: reconnecting",
         "NATS connection restored connection=acks",
     ]
-
-
-async def test_data_path_grace_timer_is_cancelled_when_the_connections_stop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    told: list[tuple[str, str, bool]] = []
-    timers: list[Any] = []
-
-    class Path:
-        answer: bool | None = None
-        next: int | None = None
-
-        def link_changed(self, name: str, is_up: bool, now_ns: int) -> bool | None:
-            told.append(("link", name, is_up))
-            return self.answer
-
-        def check_timeout(self, now_ns: int) -> bool | None:
-            told.append(("due", "", False))
-            return self.answer
-
-        def next_ns(self, now_ns: int) -> int | None:
-            return self.next
-
-    class Loop:
-        def call_later(self, seconds: float, call: Any) -> Any:
-            timers.append(SimpleNamespace(seconds=seconds, call=call, cancelled=False))
-            timers[-1].cancel = lambda timer=timers[-1]: setattr(timer, "cancelled", True)
-            return timers[-1]
-
-    class Link:
-        is_closed = False
-
-        def on_change(self, changed: Any) -> None:
-            self.changed = changed
-
-    monkeypatch.setattr(connections, "DataPath", Path)
-    monkeypatch.setattr(connections, "clock", SimpleNamespace(now_ns=lambda: 5 * 10**9))
-    monkeypatch.setattr(connections.asyncio, "get_running_loop", Loop)
-    replication, ingest, changes = Link(), Link(), []
-    path: Any = connections._DataPath(SimpleNamespace(replication=replication, ingest=ingest), changes.append)  # type: ignore[arg-type]
-    replication.changed(False)
-    assert (told, timers, changes) == ([("link", connections.REPLICATION, False)], [], [])
-    path._path.next = 7 * 10**9
-    path._path.answer = False
-    ingest.changed(False)
-    assert (told[1:], changes, timers[0].seconds) == ([("link", connections.INGEST, False)], [False], 2.0)
-    path._path.answer = None
-    timers[0].call()
-    assert told[2:] == [("due", "", False)]
-    assert (timers[0].cancelled, len(timers), changes) == (True, 2, [False])
-    ingest.is_closed = replication.is_closed = True
-    path._path.next = None
-    timers[1].call()
-    replication.changed(False)
-    assert told[3:] == [("link", connections.INGEST, True), ("link", connections.REPLICATION, True)], (
-        "a closed one is missed by nobody"
-    )
-    assert timers[1].cancelled
-    assert len(timers) == 2
 
 
 async def test_ingest_parser_counts_dropped_messages_and_bytes() -> None:

@@ -11,7 +11,7 @@ import pytest
 from liftpy.errors import ConfigError
 from sidecar.transport import connections
 from sidecar.transport.connections import StandbyLink
-from tests.unit.transport.test_connection import until
+from tests.until import until
 
 
 class FakeLink:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,15 +11,10 @@ import pytest
 from nats.errors import UnexpectedEOF
 
 from liftpy.core.metadata.node_identity import EarlierProcessSign
-from liftpy.core.publish.memory_budget import MemoryBudget
-from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.wire.subjects import Subjects
 from liftpy.nats.connection import Receiver, receive
-from liftpy.nats.credentials import Credentials
-from sidecar.transport import connections, ingest_connection, liveness
-from sidecar.transport.connections import NodeConnections, open_links
-from sidecar.transport.credentials import Keys
-from sidecar.transport.ingest_connection import ConnectionStats, DisconnectLoss, SocketThread
+from sidecar.transport import ingest_connection, liveness
+from sidecar.transport.ingest_connection import ConnectionStats, DisconnectLoss
 from sidecar.transport.liveness import QUESTION, Probes, is_absent, probe_process
 
 
@@ -247,89 +240,3 @@ async def test_statistics_of_a_lost_connection_are_requested_until_the_server_re
     told = await made._ask(SimpleNamespace(server_id="s1", client_id=7))
     assert told.delivered == 4
     assert waits == [("wait", 0.2), ("sleep", 0.2), ("wait", 0.2), ("wait", 0.2)]
-
-
-# ---- the links ---------------------------------------------------------------------------------------------------------------
-async def test_node_connections_close_closes_every_opened_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Any] = []
-    closed: list[str] = []
-
-    async def open_bus(settings: Any, make: Any, keys: Any) -> Any:
-        given.append((settings, keys))
-        return make()
-
-    class Made:
-        def __init__(self, *args: Any, **named: Any) -> None:
-            self.args = (*args, *named.items())
-
-        async def stop(self) -> None:
-            closed.append(self.args[0])
-
-    monkeypatch.setattr(connections, "open_bus", open_bus)
-    monkeypatch.setattr(connections, "BusConnection", Made)
-    monkeypatch.setattr(connections, "IngestConnection", lambda *args, **named: Made("ingest", *args, **named))
-    settings: Any = SimpleNamespace(replication=SimpleNamespace(ingest_buffer_bytes=777, node_standby_bytes=888))
-    node, room, keys = NodeInflight(), MemoryBudget(), Keys(Credentials())
-    made: Any = await open_links(settings, node, room, keys)
-    assert given == [(settings, keys)] * 3
-    assert made.replication.args == ("replication",)
-    assert made.reads.args == ("reads", 32 * 1024 * 1024)
-    assert made.ingest.args == ("ingest", node, 777, ("asks", made.reads), ("room", room)), "asked over another connection"
-    assert made.all() == (made.ingest, made.reads, made.replication)
-    assert made.standby.link is None, "none where nobody stands by"
-    assert isinstance(made, NodeConnections)
-    await made.close()
-    assert closed == ["ingest", "reads", "replication"]
-
-
-# ---- the thread that reads -----------------------------------------------------------------------------------------------------
-class Socket:
-    def __init__(self, *answers: Any) -> None:
-        self.answers = list(answers)
-
-    def recv(self, size_bytes: int) -> bytes:
-        assert size_bytes == ingest_connection.READ_BYTES
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer  # type: ignore[no-any-return]
-
-
-def thread_of(given: Any) -> Any:
-    """A SocketThread that has not begun."""
-    made: Any = SocketThread.__new__(SocketThread)
-    made.took, made.said = [], []
-    made._socket, made._stopping = given, False
-    made._take, made._ended = made.took.append, lambda: made.said.append("ended")
-    made._reading, made._room = threading.Lock(), threading.Event()
-    return made
-
-
-def test_socket_thread_read_returns_the_byte_count_and_reports_eof_once() -> None:
-    made = thread_of(Socket(b"abc", BlockingIOError(), InterruptedError(), OSError("reset"), b"", b"never"))
-    assert [made._read_once() for _ in range(5)] == [3, 0, 0, -1, -1]
-    assert (made.took, made.said) == ([b"abc"], ["ended", "ended"])
-    made._stopping = True
-    assert made._read_once() == -1
-    assert (made.took, made.said, len(made._socket.answers)) == ([b"abc"], ["ended", "ended"], 1), "nothing after the stop"
-    assert not made._reading.locked()
-
-
-def test_socket_thread_sleeps_after_small_reads_and_while_the_buffer_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(ingest_connection, "time", SimpleNamespace(sleep=slept.append))
-    ours, theirs = socket.socketpair()
-    made = thread_of(ours)
-    made._woken, made._wakes = socket.socketpair()
-    theirs.sendall(b"x")
-    reads = iter([ingest_connection._LITTLE_BYTES, ingest_connection._LITTLE_BYTES - 1, 0, -1])
-    rooms = iter([True, False, True, True, True])
-    waits: list[float] = []
-    made._has_room, made._read_once = lambda: next(rooms), lambda: next(reads)
-    made._room = SimpleNamespace(wait=waits.append, clear=lambda: waits.append(0))
-    made._run()
-    assert slept == [0.001, 0.001]
-    assert waits == [0.05, 0]
-    assert [end.fileno() for end in (ours, made._woken, made._wakes)] == [-1, -1, -1]
-    assert (list(reads), list(rooms)) == ([], [])
-    theirs.close()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from liftpy.core.wire.envelope import answered_by, run_end, split_numbered_reply
+from tests.each import each
 
 
 def test_batched_ack_ends_at_the_first_gap_in_reply_numbers() -> None:
@@ -24,9 +23,7 @@ def test_batched_ack_of_any_length_includes_all_consecutive_replies() -> None:
         assert run_end(broken, 0, len(broken)) == end
 
 
-@pytest.mark.parametrize(
-    "reply", [b"", b"_INBOX", b"_INBOX.", b".7", b"_INBOX.x", b"_INBOX.07", b"_INBOX.+7", b"_INBOX." + b"1" * 19]
-)
+@each("reply", [b"", b"_INBOX", b"_INBOX.", b".7", b"_INBOX.x", b"_INBOX.07", b"_INBOX.+7", b"_INBOX." + b"1" * 19])
 def test_batched_ack_excludes_replies_without_a_number(reply: bytes) -> None:
     assert split_numbered_reply(reply) == (b"", -1)
     assert run_end([reply, reply], 0, 2) == 1

@@ -8,6 +8,7 @@ import pytest
 
 from liftpy.core.wire import frames
 from liftpy.errors import ProtocolError
+from tests.each import each
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.found import decoders
 from tests.fuzz.registry import ELSEWHERE, all_decoders
@@ -17,7 +18,7 @@ ALL = all_decoders()
 COUNT = 300
 
 
-@pytest.mark.parametrize("decoder", ALL, ids=lambda decoder: decoder.name)
+@each("decoder", ALL)
 def test_decoder_of_any_bytes_returns_a_value_or_raises_its_declared_error(decoder: Decoder) -> None:
     found = fuzz(decoder, COUNT, seed=1)
     assert found.count == COUNT

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from liftpy.config import Codec
 from liftpy.core.wire.batch import HEADER_SIZE_BYTES, build_batch, build_filler, parse_batch, split_batches
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
+from tests.each import each
 from tests.long import examples
 from tests.unit.wire.batch_fuzz import fuzz
 
@@ -85,7 +86,7 @@ def test_batch_with_damaged_bytes_and_a_valid_crc_is_rejected_or_read_within_its
     assert 0 < fuzz(4000, seed=7) < 4000  # more of it: python -m tests.unit.wire.batch_fuzz
 
 
-@pytest.mark.parametrize("end", range(0, 120, 7))
+@each("end", range(0, 120, 7))
 def test_batch_that_is_truncated_is_rejected(end: int) -> None:
     batch = build_batch([b"x" * 60])
     with pytest.raises(CorruptionError):

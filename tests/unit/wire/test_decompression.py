@@ -14,6 +14,7 @@ import zstandard
 from liftpy.config import Codec
 from liftpy.core.wire.batch import MAX_BATCH_BYTES, RecordBatch, build_batch, parse_batch
 from liftpy.errors import CorruptionError
+from tests.each import each
 
 MIB = 1 << 20
 
@@ -59,7 +60,7 @@ def lz4_block(size_bytes: int) -> bytes:
     return lz4.block.compress(bytes(size_bytes), store_size=False)
 
 
-@pytest.mark.parametrize(
+@each(
     ("codec", "make", "says"),
     [
         pytest.param(Codec.ZSTD, lambda: zstd(BOMB_BYTES), 1000, id="zstd bomb, small header"),

@@ -13,6 +13,7 @@ from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2, replication_pb2
 from liftpy.core.wire.envelope import ChecksumError, MessageType
 from liftpy.errors import ProtocolError
+from tests.each import each
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "wire.json").read_text())
 
@@ -36,12 +37,12 @@ def _encode(vector: dict) -> bytes:
     raise AssertionError(vector["what"])
 
 
-@pytest.mark.parametrize("vector", VECTORS["vectors"], ids=lambda v: f"{v['what']}-{v['hex'][-6:]}")
+@each("vector", VECTORS["vectors"])
 def test_wire_encoding_matches_the_published_vectors(vector: dict) -> None:
     assert _encode(vector).hex() == vector["hex"]
 
 
-@pytest.mark.parametrize("vector", VECTORS["vectors"], ids=lambda v: f"{v['what']}-{v['hex'][-6:]}")
+@each("vector", VECTORS["vectors"])
 def test_wire_decoding_matches_the_published_vectors(vector: dict) -> None:
     frame = bytes.fromhex(vector["hex"])
     if vector["what"].startswith("ReplicationResponse"):
@@ -67,7 +68,7 @@ def test_message_type_numbers_match_the_published_ones() -> None:
         assert by_name[name.lower()] == number
 
 
-@pytest.mark.parametrize("vector", VECTORS["bad"], ids=lambda v: v["why"])
+@each("vector", VECTORS["bad"])
 def test_invalid_frames_are_rejected(vector: dict) -> None:
     frame = bytes.fromhex(vector["hex"])
     parse = frames.decode_replication_response if vector["why"].startswith("response") else envelope.decode

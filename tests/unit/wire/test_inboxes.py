@@ -12,10 +12,11 @@ from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule, Subject
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from sidecar.runtime.settings import NodeSettings
+from tests.each import each
 from tests.long import examples
 
 
-@pytest.mark.parametrize(
+@each(
     ("subject", "allowed"),
     [
         (b"_INBOX.x", True),
@@ -64,7 +65,7 @@ def test_inbox_rule_allows_a_list_of_subjects_only_if_each_is_allowed(subjects: 
         assert not b"".join(subjects).isascii(), "what is not ASCII is looked at on its own"
 
 
-@pytest.mark.parametrize("bad", BAD)
+@each("bad", BAD)
 def test_inbox_rule_rejects_a_list_with_one_forbidden_subject(bad: bytes) -> None:
     rule = InboxRule(DEFAULT_INBOX_PREFIXES)
     assert rule.allows_all(GOOD * 50)
@@ -81,9 +82,7 @@ def test_inbox_rule_prefix_without_a_star_allows_only_that_exact_prefix() -> Non
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "prefix", ["", ".", "_INBOX", "*.", "a.*.", "a*b.", ">.", "a.>.", "a b.", "a..b.", "a\x00.", "_INBOX**."]
-)
+@each("prefix", ["", ".", "_INBOX", "*.", "a.*.", "a*b.", ">.", "a.>.", "a b.", "a..b.", "a\x00.", "_INBOX**."])
 def test_inbox_prefix_that_is_invalid_is_rejected(prefix: str) -> None:
     with pytest.raises(ConfigError, match="must end with a dot"):
         check_inbox_prefixes((prefix,))

@@ -22,6 +22,7 @@ from liftpy.core.wire.subjects import PARTITION_WORDS, SERVER_CONNECTIONS, Subje
 from liftpy.errors import ConfigError
 from sidecar.cli import permissions as rights_command
 from sidecar.cli.main import liftpy
+from tests.each import each
 from tests.sim.fake_node import FakeNode  # noqa: F401  (its subjects are looked for, too)
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -213,8 +214,8 @@ def nsc_rights(command: str) -> dict[str, list[str]]:
     return given
 
 
-@pytest.mark.parametrize("role", list(AccessRole))
-@pytest.mark.parametrize("data_subject", ["shop.orders", "a,secret.>", "$(id).`id`.;&|.*", "#.~!{x,y}"])
+@each("role", list(AccessRole))
+@each("data_subject", ["shop.orders", "a,secret.>", "$(id).`id`.;&|.*", "#.~!{x,y}"])
 def test_permissions_command_for_nsc_prints_the_permissions_as_nsc_flags(role: AccessRole, data_subject: str) -> None:
     rights = rights_of(role, Scope("ns", ("orders",), (check_publisher_subject(data_subject),), "_INBOX_me", "me"))
     given = nsc_rights(as_nsc(rights, "me"))

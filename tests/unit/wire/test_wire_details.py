@@ -17,6 +17,7 @@ from liftpy.core.wire.headers import pairs_of
 from liftpy.core.wire.permissions import USES, AccessRole, Scope, partition_subjects, rights_of
 from liftpy.core.wire.subjects import PARTITION_WORDS, Subjects
 from liftpy.errors import ConfigError, InvalidNameError, ProtocolError
+from tests.each import each
 
 ADDRESS = bytes(range(16))
 
@@ -39,7 +40,7 @@ def test_envelope_with_each_flag_is_decoded() -> None:
     assert envelope.checked_header(MessageType.ACK, b"he", (b"ad", b"er"), ADDRESS) + b"ader" == frame(3, ADDRESS + b"header")
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "error", "reason", "text"),
     [
         (

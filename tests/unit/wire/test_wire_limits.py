@@ -33,6 +33,7 @@ from liftpy.core.wire.headers import is_reserved, is_status, may_be_enveloped, p
 from liftpy.core.wire.permissions import AccessRole, Permissions, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
 from liftpy.core.wire.subjects import MAX_REPLY_BYTES, InboxRule, Subjects, data_subject, is_protocol_shaped
 from liftpy.errors import ConfigError, CorruptionError, InvalidNameError, ProtocolError
+from tests.each import each
 
 MOST = (1 << 63) - 1
 FIELDS = {"size": (8, "<I"), "count": (12, "<I"), "base": (16, "<q"), "epoch": (24, "<Q"), "columns": (54, "<H"),
@@ -53,7 +54,7 @@ BATCH = build_batch([b"a", b"b", b"c"], base_offset=5, leader_epoch=3)
 HOLES = build_batch([b"a", b"b"], base_offset=5, leader_epoch=3, offset_deltas=[0, 4])
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "right", "wrong"),
     [
         (BATCH, {"base": 0}, {"base": -1}),
@@ -185,7 +186,7 @@ def test_batch_with_a_dictionary_index_beyond_the_dictionary_is_rejected(index: 
             batch_columns.decode_columns(body, 3, batch_columns.Columns.SUBJECTS)
 
 
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 24, 25, 64, 65])
+@each("count", [1, 7, 8, 9, 24, 25, 64, 65])
 def test_batch_columns_of_any_length_encoded_and_decoded_are_equal(count: int) -> None:
     """Around a byte of the bitmap, and where numpy takes over."""
     values = [None if i % 3 == 2 else bytes([i]) * (i % 5) for i in range(count)]
@@ -268,7 +269,7 @@ def test_sealed_envelope_with_a_changed_byte_is_rejected() -> None:
         envelope.decode(head + b"twoone")
 
 
-@pytest.mark.parametrize("kind", list(MessageType))
+@each("kind", list(MessageType))
 def test_envelope_of_another_type_is_rejected(kind: MessageType) -> None:
     frame = envelope.encode(kind, b"")
     assert envelope.decode(frame, kind)[0] is kind
@@ -331,7 +332,7 @@ def test_subject_above_the_maximum_length_or_tokens_is_rejected(check: Any) -> N
             check(wrong)
 
 
-@pytest.mark.parametrize("first", ["liftpy", "*", ">", "$SYS", "$JS", "_INBOX", "_INBOX_alice", "_INBOXES"])
+@each("first", ["liftpy", "*", ">", "$SYS", "$JS", "_INBOX", "_INBOX_alice", "_INBOXES"])
 def test_stream_subject_in_the_namespace_of_the_cluster_is_rejected(first: str) -> None:
     for subject in (first,) if first == ">" else (first, f"{first}.x"):
         with pytest.raises(InvalidNameError):

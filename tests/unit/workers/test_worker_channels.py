@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,12 +26,7 @@ from sidecar.workers.channel import EXIT_NODE_ENDED, Channel
 from sidecar.workers.quiescence import WorkerCombinedFetches, split_by_process
 from sidecar.workers.relayed_group import RelayedGroup
 from sidecar.workers.workers import WorkerError, WorkerHandle, Workers
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
+from tests.until import until
 
 
 # ---- the worker's channel -----------------------------------------------------------------------------------------------------

@@ -1,60 +1,18 @@
-"""Test PySyncObj 0.3.17 unmodified, then the Raft driver: lost entries and double votes on a network without faults.
-
-Points 2, 3 and 4 of what the metadata group must not inherit.
-"""
+"""Test the guards of the Raft driver against faults of PySyncObj 0.3.17: lost entries and double votes on a network without faults."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from liftpy.core.metadata.controller.quorum_member import ProposedEntry
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.metadata import member as proposal_executor
+from sidecar.quorum.library import Node
 from tests.unit.quorum.raft_network import bare_member, our_net
-from tests.unit.quorum.unmodified_pysyncobj import Node, ShippedNet, in_process
 
 # ---- 2: acknowledged loss on a perfect FIFO network with one leader crash -----------------------------------------------
-
-
-def fifo_loss(folder: Path) -> Any:
-    net = ShippedNet(appendEntriesUseBatch=False)
-    lead, near, far = net.elected()
-    net.split(lead + near, far)
-    net.step()
-    net.stalled = net.pairs(lead, near)
-    net.deliver(lead, near), net.deliver(near, lead)
-    leader = net.up[lead]
-    for value in "123", "456":  # each well below the batch size, two of them beyond it
-        for one in value:
-            net.put(lead, one + "." * 40_000)
-        net.tick(lead)
-    net.deliver(lead, near)
-    held = net.up[near].last_index
-    net.deliver(near, lead, 1)
-    stepped_back = leader._SyncObj__raftNextIndex[Node(near)] <= leader.last_index
-    net.now += 0.2
-    net.tick(lead)  # a heartbeat: what is in flight is sent again, in batches
-    net.deliver(near, lead)
-    net.tick(lead)
-    acknowledged = [value[0] for value, reason in net.results if reason == "SUCCESS"]
-    net.deliver(lead, near, 1)
-    cut = held - net.up[near].last_index
-    net.crash(lead)
-    net.split(near + far)
-    net.stalled = set()
-    net.run(lambda: net.leaders() and net.applied_everywhere() and net.up[far].values)
-    survive = [value[0] for value in net.up[far].values]
-    return stepped_back, cut, sorted(set(acknowledged) - set(survive))
-
-
-def test_unmodified_pysyncobj_loses_acknowledged_entries_after_one_crash(tmp_path: Path) -> None:
-    stepped_back, cut, lost = in_process(fifo_loss, tmp_path)
-    assert stepped_back
-    assert cut > 0
-    assert lost
 
 
 def test_raft_entries_in_flight_are_not_resent_and_survive_a_crash(tmp_path: Path) -> None:
@@ -113,32 +71,6 @@ def test_raft_append_entries_received_twice_truncates_nothing(tmp_path: Path) ->
 # ---- 3: answers without a term, votes counted twice --------------------------------------------------------------------
 
 
-def old_answer(folder: Path) -> Any:
-    net = ShippedNet()
-    lead, near, far = net.elected()
-    net.stalled = {(near, lead)}
-    net.put(lead, 1)
-    assert net.run(lambda: net.results)  # by the far one's answer; the near one's is under way
-    before = net.up[lead].raftCurrentTerm
-    under_way = len(net.wires[near, lead])
-    for next_leader, others in ((far, near + lead), (lead, near + far)):
-        net.forbid_elections(*others)
-        net.elect_now(next_leader)
-        assert net.run(lambda name=next_leader: net.leaders() == [name] and net.logs_are_equal())
-    match = net.up[lead]._SyncObj__raftMatchIndex
-    answer = net.wires[near, lead][under_way - 1]
-    matched_before = match[Node(near)]
-    net.deliver(near, lead, under_way)
-    return before, net.up[lead].raftCurrentTerm, sorted(answer), matched_before, match[Node(near)]
-
-
-def test_unmodified_pysyncobj_accepts_an_append_answer_to_an_earlier_term(tmp_path: Path) -> None:
-    before, after, keys, matched_before, matched = in_process(old_answer, tmp_path)
-    assert after > before
-    assert keys == ["next_node_idx", "reset", "success", "type"]
-    assert matched_before == 0 < matched
-
-
 def test_raft_append_answer_to_an_earlier_term_is_ignored(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, far = net.elected()
@@ -162,21 +94,6 @@ def test_raft_append_answer_to_an_earlier_term_is_ignored(tmp_path: Path) -> Non
         assert net.up[lead].core.match_index(near) == 0
 
 
-def votes_counted_twice(folder: Path) -> Any:
-    net = ShippedNet("abcde")
-    net.split("ab", "c", "de")
-    once = net.post
-    net.post = lambda *message: (once(*message), once(*message))
-    net.forbid_elections(*"bcd")
-    net.elect_now("a"), net.elect_now("e")
-    net.run(lambda: len(net.leaders()) == 2, 5)
-    return [(name, net.up[name].raftCurrentTerm) for name in net.leaders()]
-
-
-def test_unmodified_pysyncobj_elects_two_leaders_with_a_duplicated_vote(tmp_path: Path) -> None:
-    assert in_process(votes_counted_twice, tmp_path) == [["a", 1], ["e", 1]]
-
-
 def test_raft_vote_received_twice_is_counted_once(tmp_path: Path) -> None:
     with our_net(tmp_path, "abcde") as net:
         net.split("ab", "c", "de")
@@ -192,34 +109,6 @@ def test_raft_vote_received_twice_is_counted_once(tmp_path: Path) -> None:
 
 
 # ---- 4: a follower that never catches up -------------------------------------------------------------------------------
-
-
-def livelock(folder: Path) -> Any:
-    return [rejoins_after_a_transfer(batch_size) for batch_size in (4096, 64 * 1024 * 1024)]
-
-
-def rejoins_after_a_transfer(batch_size: int) -> Any:
-    net = ShippedNet(appendEntriesUseBatch=False, appendEntriesBatchSizeBytes=batch_size)
-    lead, near, far = net.elected()
-    net.split(lead, near + far)
-    for number in range(5):
-        net.put(lead, number)  # never committed
-    net.run(lambda: net.up[near]._isLeader() or net.up[far]._isLeader())
-    (new,) = (name for name in near + far if net.up[name]._isLeader())
-    for number in range(200):
-        net.put(new, str(number) + "." * 100)
-    net.run(lambda: len(net.up[near].values) == len(net.up[far].values) == 200)
-    net.up[new].transferLeadership()  # the one after it knows nothing of the follower, and begins at the end of its own log
-    net.run(lambda: net.up[(near + far).replace(new, "")]._isLeader())
-    net.split(lead + near + far)
-    caught_up = net.run(net.applied_everywhere, 20)
-    return caught_up, len(net.leaders()), len(net.up[lead].values)
-
-
-def test_unmodified_pysyncobj_follower_with_many_conflicting_entries_never_catches_up(tmp_path: Path) -> None:
-    small, large = in_process(livelock, tmp_path, rejoins_after_a_transfer)
-    assert small == [False, 1, 0]
-    assert large == [True, 1, 200]
 
 
 @pytest.mark.parametrize("batch_size", [64 * 1024 * 1024, 4096])
