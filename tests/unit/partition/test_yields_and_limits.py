@@ -133,28 +133,6 @@ async def test_replica_driver_logs_its_steps_only_at_debug_level(
     assert len(made.story) == 1, "a heartbeat that changes nothing is no part of the story"
 
 
-def test_replica_driver_stores_fewer_past_steps_with_many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = []
-    replica: Any = SimpleNamespace()
-    for others in (0, 1023, 1024, 2047, 8191, 100_000):
-        monkeypatch.setattr(driver, "_drivers", Count(others))
-        lengths.append(ReplicaDriver(KEY, replica, pytest.fail).story.maxlen)
-    assert lengths == [64, 64, 63, 32, 8, 8]
-
-
-class Count:
-    """So many drivers, and those that are added."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def add(self, _: object) -> None:
-        self.count += 1
-
-    def __len__(self) -> int:
-        return self.count
-
-
 # ---- the end of a node's partitions --------------------------------------------------------------------------------------------
 async def test_replica_manager_stop_cancels_pending_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     node = partitions()
