@@ -169,7 +169,7 @@ class PendingAcks:
         self._times = times or PublishTimes()
         self.key = key
         self._data_subject = data_subject
-        self._waiting: dict[AckPolicy, deque[_UnackedBatch]] = {AckPolicy.LEADER: deque(), AckPolicy.ALL: deque()}
+        self._waiting: dict[AckPolicy, list[_UnackedBatch]] = {AckPolicy.LEADER: [], AckPolicy.ALL: []}
         self._again: dict[AckPolicy, list[_RepeatedPublish]] = {AckPolicy.LEADER: [], AckPolicy.ALL: []}
         """Heaps of publishers that repeated a stored message, one per ack policy."""
         self._delayed_rejections: list[tuple[Publishers, Rejection, Sequence[int] | int]] = []
@@ -221,16 +221,17 @@ class PendingAcks:
         """
         lines: list[bytes] = []
         waiting = self._waiting[policy]
-        while waiting and waiting[0].base_offset <= through_offset:
-            entry = waiting[0]
+        answered_count = 0
+        for entry in waiting:
             if entry.last_offset > through_offset:
                 break  # a batch is committed as a whole [D23]
-            waiting.popleft()
+            answered_count += 1
             self.count -= len(entry.publishers.replies)
             before = len(lines)
             self._answer(entry, policy, leader_epoch, now_wall_ns, lines)
             if len(lines) > before:
                 self._times.answered(policy, entry.arrived_ns, len(lines) - before)
+        del waiting[:answered_count]
         again = self._again[policy]
         while again and again[0][0] <= through_offset:
             _, _, offset, publishers, duplicate = heappop(again)

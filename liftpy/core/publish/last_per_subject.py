@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from sys import getsizeof
@@ -188,7 +187,7 @@ class LastPerSubject:
         self._names: list[str] | None = None
         """Known subjects in sorted order, at most ``MANY``. None: they must be sorted again."""
         # uncommitted batches: (last offset, subject -> offset, bytes)
-        self._tail: deque[tuple[int, Mapping[str, int], int]] = deque()
+        self._tail: list[tuple[int, Mapping[str, int], int]] = []
         self._high_watermark = -1
         self._began_at = offset
         self.low = offset
@@ -272,12 +271,16 @@ class LastPerSubject:
 
     def _merge_committed(self) -> None:
         tail, over = self._tail, self._over
-        while tail and tail[0][0] <= self._high_watermark:
-            _, found, size_bytes = tail.popleft()
+        committed_count = 0
+        for last_offset, found, size_bytes in tail:
+            if last_offset > self._high_watermark:
+                break
+            committed_count += 1
             self._keep(found)
             self._grow(-size_bytes)
             for subject in [subject for subject, offset in found.items() if over[subject] == offset]:
                 del over[subject]
+        del tail[:committed_count]
 
     def _keep(self, found: Mapping[str, int]) -> None:
         self._grow(_size_bytes(found.keys() - self._kept.keys()))
