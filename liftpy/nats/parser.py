@@ -70,6 +70,8 @@ Fields = tuple[bytes, bytes, bytes, int]
 class Pattern:
     """The subject of a subscription, with or without wildcards. ``known``: subjects that were found to match it."""
 
+    __slots__ = ("_matched_by", "known")
+
     def __init__(self, pattern: str) -> None:
         tokens = pattern.encode().split(b".")
         if _WILDCARDS.keys().isdisjoint(tokens):

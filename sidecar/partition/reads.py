@@ -54,7 +54,7 @@ class ReadSubjects:
         self._timers = tools.timers
         self._counters = tools.counters
         files = PartitionFiles(tools.host, folder) if tools.host and folder else None
-        self._reads = Reads[_Asker](key, node_id, source, self, tools.counters, tools.budget, tools.instruments, files)
+        self._reads: Reads[_Asker] = Reads(key, node_id, source, self, tools.counters, tools.budget, tools.instruments, files)
         self.advanced = self._reads.advanced
         """Function that wakes waiting readers. Call it after a change of HW, log end or readiness."""
         self._shared_subject = subjects.read(key.stream, key.partition)

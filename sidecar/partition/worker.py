@@ -156,7 +156,7 @@ class PartitionWorker:
         self.reads = ReadSubjects(node.reads, key, node_id, self._source(), str(node.folder.partition_path(key).absolute()))
         self.derived = derived or derived_state(log, own_subject, config, node.settings.replication, clock.now_ns)
         self.derived.join(node.derived)
-        self.replay = LogReplay(self.derived, self.feed, lambda error: self.executor.log_failed(error))
+        self.replay = LogReplay(self.derived, self.feed, self._flush_failed)
         self.ingest = Ingest(
             shell=node.links.ingest,
             subject=own_subject,
@@ -167,9 +167,9 @@ class PartitionWorker:
             acks=self.acks,
             feed=self.feed,
             wall_ns=node.clocks.stamp_ns,
-            log_end_offset=lambda: self.log.log_end_offset,
-            may_refuse=lambda: self.replica.may_refuse_publishers(clock.now_ns()),
-            may_refuse_for_now=lambda: self.replica.may_refuse_for_now(clock.now_ns()),
+            log_end_offset=self._log_end_offset,
+            may_refuse=self._may_refuse,
+            may_refuse_for_now=self._may_refuse_for_now,
             derived=self.derived,
             takes=self.replica.takes_publishes,
             on_drop=self._messages_dropped,
@@ -204,7 +204,7 @@ class PartitionWorker:
             subjects=node.subjects,
             hand_over=self._hand_over,
             compacted=self.config.is_cleaned,
-            report_ended=lambda ended: node.proposals.report_service(self.key, ended),
+            report_ended=partial(node.proposals.report_service, self.key),
         )
 
     def _join_parts(self) -> None:
@@ -218,6 +218,31 @@ class PartitionWorker:
         self.fetches.failed = self._flush_failed
         self.states.written = self._state_written
         self.trace()
+
+    # Bound methods: a closure needs three times their memory, and a node has thousands of partitions.
+    def _log_end_offset(self) -> int:
+        return self.log.log_end_offset
+
+    def _high_watermark(self) -> int:
+        return self.replica.high_watermark
+
+    def _named_leader(self) -> tuple[str, int, int]:
+        return self.leader, self.leader_epoch, self.state.epoch if self.state is not None else 0
+
+    def _may_refuse(self) -> bool:
+        return self.replica.may_refuse_publishers(clock.now_ns())
+
+    def _may_refuse_for_now(self) -> bool:
+        return self.replica.may_refuse_for_now(clock.now_ns())
+
+    def _has_failed(self) -> bool:
+        return self.executor.storage_failed
+
+    def _is_heard(self) -> bool:
+        return self.ingest.heard
+
+    def _standby_unreadable(self, error: LiftError) -> None:
+        logger.error("%s: what was heard can't be looked for in its log: %s", self.key, error)
 
     def _messages_dropped(self, reason: str, count: int) -> None:
         self.touched()
@@ -243,8 +268,8 @@ class PartitionWorker:
         return ReplicaSource(
             self.replica,
             self.log,
-            failed=lambda: self.executor.storage_failed,
-            is_heard=lambda: self.ingest.heard,
+            failed=self._has_failed,
+            is_heard=self._is_heard,
         )
 
     def _flusher(self, node: NodeTools) -> Flusher:
@@ -266,8 +291,8 @@ class PartitionWorker:
             now_ns=clock.now_ns,
             wall_ns=node.clocks.stamp_ns,
             rules=StandbyReplayRules(doubt_ns=round(bounds.lease_s * NS_PER_S)),
-            on_lost=lambda count: node.drops.count(str(self.key), "standby_overflow", count),
-            on_unreadable=lambda error: logger.error("%s: what was heard can't be looked for in its log: %s", self.key, error),
+            on_lost=partial(node.drops.count, str(self.key), "standby_overflow"),
+            on_unreadable=self._standby_unreadable,
         )
 
     def _tools(self, node: NodeTools) -> Tools:
@@ -295,8 +320,8 @@ class PartitionWorker:
             feed=self.feed,
             driver=self._driver,
             step_aside=node.step_aside,
-            high_watermark=lambda: self.replica.high_watermark,
-            leader=lambda: (self.leader, self.leader_epoch, self.state.epoch if self.state is not None else 0),
+            high_watermark=self._high_watermark,
+            leader=self._named_leader,
         )
 
     # ---- events -------------------------------------------------------------------------------------------------------

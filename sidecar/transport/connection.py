@@ -111,6 +111,8 @@ class Problems:
 class Listener:
     """A subscription that passes its messages to a sink (a callback). ``close`` may be called twice and while disconnected."""
 
+    __slots__ = ("_connection", "_sid")
+
     def __init__(self, connection: BusConnection, sid: int) -> None:
         self._connection = connection
         self._sid = sid

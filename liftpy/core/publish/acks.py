@@ -12,7 +12,7 @@ stores the newest acks for the time of a lease, limited in bytes.
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -169,8 +169,8 @@ class PendingAcks:
         self._times = times or PublishTimes()
         self.key = key
         self._data_subject = data_subject
-        self._waiting: dict[AckPolicy, list[_UnackedBatch]] = {AckPolicy.LEADER: [], AckPolicy.ALL: []}
-        self._again: dict[AckPolicy, list[_RepeatedPublish]] = {AckPolicy.LEADER: [], AckPolicy.ALL: []}
+        self._waiting: defaultdict[AckPolicy, list[_UnackedBatch]] = defaultdict(list)
+        self._again: defaultdict[AckPolicy, list[_RepeatedPublish]] = defaultdict(list)
         """Heaps of publishers that repeated a stored message, one per ack policy."""
         self._delayed_rejections: list[tuple[Publishers, Rejection, Sequence[int] | int]] = []
         """Delayed rejections. A leader without a lease must not send them yet."""
