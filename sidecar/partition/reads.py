@@ -47,6 +47,11 @@ class ReadSubjects:
     The reply subject of a request identifies the reader.
     """
 
+    __slots__ = (
+        "_bus", "_counters", "_guard", "_handler", "_inboxes", "_own", "_reads", "_shared", "_shared_subject",
+        "_timers", "advanced", "touched",
+    )  # fmt: skip
+
     def __init__(self, tools: ReadTools, key: PartitionKey, node_id: str, source: ReadSource, folder: str = "") -> None:
         bus, subjects = tools.bus, tools.subjects
         self._bus = bus

@@ -164,6 +164,11 @@ class PendingAcks:
     ``count``: number of pending acks. The caller limits it.
     """
 
+    __slots__ = (
+        "_again", "_data_subject", "_delayed_rejections", "_json_prefix", "_number", "_shell", "_shown_stream",
+        "_times", "_waiting", "count", "key",
+    )  # fmt: skip
+
     def __init__(self, shell: AckShell, key: PartitionKey, data_subject: str, times: PublishTimes | None = None) -> None:
         self._shell = shell
         self._times = times or PublishTimes()

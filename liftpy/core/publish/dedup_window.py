@@ -91,6 +91,11 @@ class RecentIds:
         node: Memory limit for the derived state of the node. None: no limit.
     """
 
+    __slots__ = (
+        "_by_id", "_high_watermark", "_kept", "_last_id", "_lost_known_ns", "_lost_ns", "_now_ns", "_tail", "_time_ns",
+        "forgotten", "in_hand", "share", "takes_shorter_window", "window_ns",
+    )  # fmt: skip
+
     name = "ids"
     version = 1
 

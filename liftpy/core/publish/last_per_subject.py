@@ -80,6 +80,8 @@ class IndexWait:
         node: Memory limit of the node for derived state. Waiting publishes count there.
     """
 
+    __slots__ = ("_is_closed", "_now_ns", "_waiting", "share")
+
     def __init__(self, now_ns: Callable[[], int], node: NodeStateMemory | None = None) -> None:
         self._now_ns = now_ns
         self.share = Share(node, "subject_waits", WAIT_BYTES, "the bound of waiting publishes")
@@ -150,6 +152,11 @@ class LastPerSubject:
         read_on: Called when older records of the log must be read.
         node: Memory limit for the derived state of the node. None: no limit.
     """
+
+    __slots__ = (
+        "_began_at", "_full_until", "_high_watermark", "_kept", "_literal", "_log_start_offset", "_names", "_over",
+        "_read_on", "_tail", "_wants_bytes", "low", "share", "wanted",
+    )  # fmt: skip
 
     name = "subjects"
     version = 1

@@ -55,6 +55,11 @@ class Overload:
         wall_ns: Returns the wall clock.
     """
 
+    __slots__ = (
+        "_counters", "_ids", "_is_full", "_known", "_may", "_reader", "_reject_or_delay", "_unanswered", "_wall_ns",
+        "unanswered_since_ns",
+    )  # fmt: skip
+
     def __init__(
         self,
         *,

@@ -194,6 +194,11 @@ class Producers:
     Offsets are inclusive, except ``end_offset``. *Log time*: largest batch timestamp so far, in nanoseconds since 1970.
     """
 
+    __slots__ = (
+        "_committed_ns", "_expiry_ns", "_high_watermark", "_lost_count", "_lost_ns", "_plans", "_states", "_tail",
+        "_time_ns", "forgotten", "max_count", "reach_ns", "share",
+    )  # fmt: skip
+
     name = "producers"
     version = 2
     """Version 1 has no names and no positions."""
@@ -636,6 +641,8 @@ class ProducerRequest(NamedTuple):
 
 class ProducerRegistry:
     """Assigns epochs to the processes that open producers. Each leader of a partition has one."""
+
+    __slots__ = ("_first", "_given", "_names", "_producers", "_share")
 
     def __init__(self, producers: Producers) -> None:
         self._producers = producers

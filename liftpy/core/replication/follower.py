@@ -680,6 +680,8 @@ def report_leader(shared: ReplicaContext, leader_lacks: bool = False) -> ReportL
 class FetchAssembly:
     """Assembles a batch that arrives in pieces, for one replica that fetches."""
 
+    __slots__ = ("_assembly", "_place", "_request_id")
+
     def __init__(self) -> None:
         self._assembly = Assembly()
         self._place = (0, -1)

@@ -57,6 +57,8 @@ class NodeInflight:
 class InflightLimits:
     """Decides which publishes of one partition are appended, delayed or rejected, during one leadership."""
 
+    __slots__ = ("_config", "_full", "_held", "_node", "_uncommitted", "held_bytes", "uncommitted_bytes")
+
     def __init__(self, node: NodeInflight, config: ReplicationConfig) -> None:
         self._node = node
         self._config = config
