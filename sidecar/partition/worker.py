@@ -37,6 +37,7 @@ from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.reads import ReplicaSource
 from liftpy.core.replication.replica import Replica
+from liftpy.core.services.sessions import ServiceEnded
 from liftpy.core.wire.subjects import InboxRule, Subjects, data_subject
 from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
 from sidecar.disk.data_folder import DataDirectory
@@ -204,7 +205,7 @@ class PartitionWorker:
             subjects=node.subjects,
             hand_over=self._hand_over,
             compacted=self.config.is_cleaned,
-            report_ended=partial(node.proposals.report_service, self.key),
+            report_ended=self._report_service,
         )
 
     def _join_parts(self) -> None:
@@ -223,12 +224,6 @@ class PartitionWorker:
     def _log_end_offset(self) -> int:
         return self.log.log_end_offset
 
-    def _high_watermark(self) -> int:
-        return self.replica.high_watermark
-
-    def _named_leader(self) -> tuple[str, int, int]:
-        return self.leader, self.leader_epoch, self.state.epoch if self.state is not None else 0
-
     def _may_refuse(self) -> bool:
         return self.replica.may_refuse_publishers(clock.now_ns())
 
@@ -240,6 +235,12 @@ class PartitionWorker:
 
     def _is_heard(self) -> bool:
         return self.ingest.heard
+
+    def _report_service(self, ended: ServiceEnded) -> None:
+        self._node.proposals.report_service(self.key, ended)
+
+    def _standby_lost(self, count: int) -> None:
+        self._node.drops.count(str(self.key), "standby_overflow", count)
 
     def _standby_unreadable(self, error: LiftError) -> None:
         logger.error("%s: what was heard can't be looked for in its log: %s", self.key, error)
@@ -291,7 +292,7 @@ class PartitionWorker:
             now_ns=clock.now_ns,
             wall_ns=node.clocks.stamp_ns,
             rules=StandbyReplayRules(doubt_ns=round(bounds.lease_s * NS_PER_S)),
-            on_lost=partial(node.drops.count, str(self.key), "standby_overflow"),
+            on_lost=self._standby_lost,
             on_unreadable=self._standby_unreadable,
         )
 
@@ -320,8 +321,8 @@ class PartitionWorker:
             feed=self.feed,
             driver=self._driver,
             step_aside=node.step_aside,
-            high_watermark=self._high_watermark,
-            leader=self._named_leader,
+            high_watermark=lambda: self.replica.high_watermark,
+            leader=lambda: (self.leader, self.leader_epoch, self.state.epoch if self.state is not None else 0),
         )
 
     # ---- events -------------------------------------------------------------------------------------------------------
