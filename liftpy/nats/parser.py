@@ -70,25 +70,28 @@ Fields = tuple[bytes, bytes, bytes, int]
 class Pattern:
     """The subject of a subscription, with or without wildcards. ``known``: subjects that were found to match it."""
 
+    __slots__ = ("_matched_by", "known")
+
     def __init__(self, pattern: str) -> None:
         tokens = pattern.encode().split(b".")
         if _WILDCARDS.keys().isdisjoint(tokens):
             self._matched_by = None  # a literal subject needs no pattern. A node has thousands of them
-            self.known = {pattern.encode()}
+            self.known: set[bytes] | tuple[bytes] = (pattern.encode(),)
         else:
             parts = [_WILDCARDS.get(token, re.escape(token)) for token in tokens]
             self._matched_by = re.compile(rb"\.".join(parts)).fullmatch
             self.known = set()
 
     def matches(self, subject: bytes) -> bool:
-        if self._matched_by is None:
-            return subject in self.known
+        known = self.known
+        if self._matched_by is None or isinstance(known, tuple):
+            return subject in known
         if self._matched_by(subject) is None:
             return False
         if len(subject) <= _REMEMBERED_BYTES:
-            if len(self.known) >= _REMEMBERED_SUBJECTS:
-                self.known.clear()
-            self.known.add(subject)
+            if len(known) >= _REMEMBERED_SUBJECTS:
+                known.clear()
+            known.add(subject)
         return True
 
 

@@ -37,6 +37,8 @@ class RequestGuard:
         reject: Sends the rejection. None: this kind has no rejection, and the sender retries after its timeout.
     """
 
+    __slots__ = ("_counters", "_log_limit", "_reject", "kind")
+
     def __init__(self, kind: str, counters: Counter[str], reject: Reject | None = None) -> None:
         self.kind = kind
         self._counters = counters

@@ -7,7 +7,6 @@ in a queue. The driver keeps the last steps for error reports.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakSet
@@ -31,9 +30,10 @@ logger = logging.getLogger("liftpy.driver")
 MAX_QUEUE = 65_536
 STORY_STEPS = 64
 """Number of steps that one partition keeps for error reports, about 50 KB for a busy partition."""
-ALL_STORY_STEPS = 65_536
-"""Maximum number of stored steps over all partitions of a process. Above it, new partitions store fewer steps."""
+ALL_STORY_STEPS = 8192
+"""Maximum number of stored steps over all partitions of a process. Above it, each partition stores fewer steps."""
 _FEWEST_STEPS = 8
+"""Number of steps that a partition always keeps. With more than 1,024 partitions, they are more than ALL_STORY_STEPS."""
 _MOST_OF_A_STEP = 500
 """Maximum length of a printed step, in characters."""
 
@@ -49,8 +49,23 @@ Step = tuple[int, Event, list[Effect]]
 """One step of a replica: (monotonic time in nanoseconds, event, effects)."""
 
 
-_drivers: WeakSet[ReplicaDriver] = WeakSet()
-"""Drivers of this process, which share ALL_STORY_STEPS."""
+class _StoryLimit:
+    """Limit of the steps that one driver keeps. All drivers of the process share it.
+
+    ``steps``: the limit. It was computed when a driver was last created.
+    """
+
+    def __init__(self) -> None:
+        self._drivers: WeakSet[ReplicaDriver] = WeakSet()
+        self.steps = STORY_STEPS
+
+    def add(self, driver: ReplicaDriver) -> None:
+        """Lower the limit for all drivers, because there is another one. Raise it if drivers are gone."""
+        self._drivers.add(driver)
+        self.steps = min(STORY_STEPS, max(ALL_STORY_STEPS // len(self._drivers), _FEWEST_STEPS))
+
+
+_story_limit = _StoryLimit()
 
 
 class DrivenReplica(Protocol):
@@ -78,13 +93,13 @@ class ReplicaDriver:
         self.touched: Callable[[], None] = _do_nothing
         """Callback after a step that may have changed the metrics."""
         self._fatal = fatal
-        self._queue: deque[Event] = deque()
+        self._queue: list[Event] = []
+        """Waiting events. It is a list, because it is nearly always empty, and an empty deque needs 760 bytes."""
         self._running = False
         self._stopped = False
         self._held = False
-        _drivers.add(self)
-        steps = min(STORY_STEPS, max(ALL_STORY_STEPS // len(_drivers), _FEWEST_STEPS))
-        self.story: deque[Step] = deque(maxlen=steps)
+        _story_limit.add(self)
+        self.story: list[Step] = []
         """The last steps, for error reports. Heartbeats that changed nothing are left out."""
 
     def feed(self, event: Event) -> None:
@@ -92,8 +107,7 @@ class ReplicaDriver:
         if self._stopped:
             return
         if self._held and isinstance(event, _NEWEST_COUNTS):
-            kept = [waiting for waiting in self._queue if type(waiting) is not type(event)]
-            self._queue = deque(kept)
+            self._queue = [waiting for waiting in self._queue if type(waiting) is not type(event)]
         self._queue.append(event)
         if self._running or self._held:
             if len(self._queue) > MAX_QUEUE:
@@ -122,12 +136,14 @@ class ReplicaDriver:
             if work is not None:
                 work()
             queue, step, execute, step_over = self._queue, self.replica.step, self.execute, self.step_over
-            remember = self.story.append
+            story = self.story
             while queue and not self._held:
-                event, now_ns = queue.popleft(), clock.now_ns()
+                event, now_ns = queue.pop(0), clock.now_ns()
                 effects = step(event, now_ns)
                 if effects or type(event) is not LeaseExtended:
-                    remember((now_ns, event, effects))
+                    story.append((now_ns, event, effects))
+                    if len(story) > _story_limit.steps:
+                        del story[: -_story_limit.steps]
                     if type(event) not in _ROUTINE or any(type(effect) not in _LOOKS for effect in effects):
                         self.touched()
                 if logger.isEnabledFor(logging.DEBUG):  # the level may change

@@ -11,7 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
@@ -23,7 +24,7 @@ from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.standby import FailoverBacklog, Standby
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
-from liftpy.core.replication.effects import Acts, Effect, acts_of
+from liftpy.core.replication.effects import Acts, Effect, Methods, methods_of
 from liftpy.core.replication.events import Event, FetchReceived, LogFlushed
 from liftpy.core.replication.phases import LeaderPhase
 from liftpy.core.replication.replica import Replica
@@ -99,14 +100,14 @@ class Executor(PartitionShell):
         """Callback for the first storage error. None: no callback."""
         self._deadlines: dict[str, Timer] = {}
         """Name -> timer of a deadline. A timer is created when it is first set."""
-        self._do = acts_of(self)
+        self._do = _METHODS
 
     def execute(self, effect: Effect) -> None:
-        self._do[type(effect)](effect)
+        self._do[type(effect)](self, effect)
 
     def act_by(self, acts: Acts) -> None:
         """Use the functions in ``acts`` to carry out their effects. This object carries out all other effects."""
-        self._do = {**acts_of(self), **acts}
+        self._do = {**_METHODS, **{kind: partial(_without_executor, act) for kind, act in acts.items()}}
 
     # ---- the log and the publishers ------------------------------------------------------------------------------------
     def feed(self, event: Event) -> None:
@@ -270,8 +271,7 @@ class Executor(PartitionShell):
         self._t.replication.stop()
 
     def _timer(self, kind: events.Deadline) -> Timer:
-        feed, reached = self._t.feed, _REACHED[kind._name_]
-        return Timer(lambda: feed(reached))
+        return Timer(partial(self._t.feed, _REACHED[kind._name_]))
 
     def set_deadline(self, effect: do.SetDeadline) -> None:
         name = effect.kind._name_  # an enum member's hash is a call into Python
@@ -303,6 +303,13 @@ class Executor(PartitionShell):
         self._t.replay.close()
         for timer in self._deadlines.values():
             self._t.timers.cancel(timer)
+
+
+_METHODS: Methods = methods_of(Executor)
+
+
+def _without_executor(act: Callable[[Any], None], _: Executor, effect: Effect) -> None:
+    act(effect)
 
 
 # An executor that also records trace spans for batches. It is used only if tracing is on.

@@ -258,9 +258,10 @@ class StateCheckpoints:
         self._key = key
         self._flusher = flusher
         self._pool = pool
-        self.giver = StateServer(derived, state_owner(key), clock.now_ns, self._encode)
-        self.taker = StateFetcher(derived, log, state_owner(key))
-        self.writer = StateWriter(derived, log, state_owner(key), pace_of(config), clock.now_ns)
+        owner = state_owner(key)
+        self.giver = StateServer(derived, owner, clock.now_ns, self._encode)
+        self.taker = StateFetcher(derived, log, owner)
+        self.writer = StateWriter(derived, log, owner, pace_of(config), clock.now_ns)
         self._unwritten: StateCapture | None = None
         """Derived states that must be written after the HW is stored. None: there are none."""
         self._waited = False

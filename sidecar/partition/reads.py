@@ -47,6 +47,11 @@ class ReadSubjects:
     The reply subject of a request identifies the reader.
     """
 
+    __slots__ = (
+        "_bus", "_counters", "_guard", "_handler", "_inboxes", "_own", "_reads", "_shared", "_shared_subject",
+        "_timers", "advanced", "touched",
+    )  # fmt: skip
+
     def __init__(self, tools: ReadTools, key: PartitionKey, node_id: str, source: ReadSource, folder: str = "") -> None:
         bus, subjects = tools.bus, tools.subjects
         self._bus = bus
@@ -54,7 +59,7 @@ class ReadSubjects:
         self._timers = tools.timers
         self._counters = tools.counters
         files = PartitionFiles(tools.host, folder) if tools.host and folder else None
-        self._reads = Reads[_Asker](key, node_id, source, self, tools.counters, tools.budget, tools.instruments, files)
+        self._reads: Reads[_Asker] = Reads(key, node_id, source, self, tools.counters, tools.budget, tools.instruments, files)
         self.advanced = self._reads.advanced
         """Function that wakes waiting readers. Call it after a change of HW, log end or readiness."""
         self._shared_subject = subjects.read(key.stream, key.partition)

@@ -151,6 +151,8 @@ class LogReplay:
     ``failed``: called with the error if the log cannot be read.
     """
 
+    __slots__ = ("_beside", "_closed", "_derived", "_failed", "_feed", "_handle", "_then", "touched")
+
     def __init__(self, derived: LogState, feed: Callable[[events.Event], None], failed: Callable[[StorageError], None]) -> None:
         self._derived = derived
         self._feed = feed

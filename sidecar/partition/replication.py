@@ -71,6 +71,11 @@ class ReplyDestination:
 class ReplicationHandler:
     """Leader's side of replication for one partition: receives requests of followers and sends the answers of the core."""
 
+    __slots__ = (
+        "_bus", "_counters", "_does_not_fit", "_feed", "_holding", "_inbox_rules", "_instruments", "_kept", "_key",
+        "_listeners", "_next_token", "_read", "_subjects", "_tokens", "giver",
+    )  # fmt: skip
+
     def __init__(
         self,
         bus: BusConnection,
@@ -320,6 +325,11 @@ class ReplicationHandler:
 
 class FetchClient:
     """Follower's side of replication for one partition: sends its requests, and feeds the answers to the replica as events."""
+
+    __slots__ = (
+        "_asked", "_assembly", "_bus", "_counters", "_feed", "_instruments", "_key", "_next_token", "_node_id",
+        "_offset_subject", "_replicate_subject", "_router", "_slot", "_waiting", "failed", "fetched", "taker",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -126,7 +126,7 @@ class PartitionServices:
             shown_ns=round(config.service_ended_retention_s * NS_PER_S),
         )
         self._report_ended = report_ended
-        self._events_ns: deque[int] = deque(maxlen=_EVENTS)
+        self._events_ns: list[int] = []
         """Monotonic times of the last reported ends of services."""
         self._check = Timer(self._expire)
         self._patience = Timer(self._stop_waiting_for_services)
@@ -350,6 +350,7 @@ class PartitionServices:
             self._counters[NOT_EVENTS] += 1
             return
         told.append(now_ns)
+        del told[:-_EVENTS]
         self._report_ended(ended)
 
     def _carry_out(self, effects: list[Effect]) -> None:

@@ -37,6 +37,7 @@ from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.reads import ReplicaSource
 from liftpy.core.replication.replica import Replica
+from liftpy.core.services.sessions import ServiceEnded
 from liftpy.core.wire.subjects import InboxRule, Subjects, data_subject
 from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
 from sidecar.disk.data_folder import DataDirectory
@@ -156,7 +157,7 @@ class PartitionWorker:
         self.reads = ReadSubjects(node.reads, key, node_id, self._source(), str(node.folder.partition_path(key).absolute()))
         self.derived = derived or derived_state(log, own_subject, config, node.settings.replication, clock.now_ns)
         self.derived.join(node.derived)
-        self.replay = LogReplay(self.derived, self.feed, lambda error: self.executor.log_failed(error))
+        self.replay = LogReplay(self.derived, self.feed, self._flush_failed)
         self.ingest = Ingest(
             shell=node.links.ingest,
             subject=own_subject,
@@ -167,9 +168,9 @@ class PartitionWorker:
             acks=self.acks,
             feed=self.feed,
             wall_ns=node.clocks.stamp_ns,
-            log_end_offset=lambda: self.log.log_end_offset,
-            may_refuse=lambda: self.replica.may_refuse_publishers(clock.now_ns()),
-            may_refuse_for_now=lambda: self.replica.may_refuse_for_now(clock.now_ns()),
+            log_end_offset=self._log_end_offset,
+            may_refuse=self._may_refuse,
+            may_refuse_for_now=self._may_refuse_for_now,
             derived=self.derived,
             takes=self.replica.takes_publishes,
             on_drop=self._messages_dropped,
@@ -204,7 +205,7 @@ class PartitionWorker:
             subjects=node.subjects,
             hand_over=self._hand_over,
             compacted=self.config.is_cleaned,
-            report_ended=lambda ended: node.proposals.report_service(self.key, ended),
+            report_ended=self._report_service,
         )
 
     def _join_parts(self) -> None:
@@ -218,6 +219,31 @@ class PartitionWorker:
         self.fetches.failed = self._flush_failed
         self.states.written = self._state_written
         self.trace()
+
+    # Bound methods: a closure needs three times their memory, and a node has thousands of partitions.
+    def _log_end_offset(self) -> int:
+        return self.log.log_end_offset
+
+    def _may_refuse(self) -> bool:
+        return self.replica.may_refuse_publishers(clock.now_ns())
+
+    def _may_refuse_for_now(self) -> bool:
+        return self.replica.may_refuse_for_now(clock.now_ns())
+
+    def _has_failed(self) -> bool:
+        return self.executor.storage_failed
+
+    def _is_heard(self) -> bool:
+        return self.ingest.heard
+
+    def _report_service(self, ended: ServiceEnded) -> None:
+        self._node.proposals.report_service(self.key, ended)
+
+    def _standby_lost(self, count: int) -> None:
+        self._node.drops.count(str(self.key), "standby_overflow", count)
+
+    def _standby_unreadable(self, error: LiftError) -> None:
+        logger.error("standby buffer not compared with the log partition=%s error=%s", self.key, error)
 
     def _messages_dropped(self, reason: str, count: int) -> None:
         self.touched()
@@ -243,8 +269,8 @@ class PartitionWorker:
         return ReplicaSource(
             self.replica,
             self.log,
-            failed=lambda: self.executor.storage_failed,
-            is_heard=lambda: self.ingest.heard,
+            failed=self._has_failed,
+            is_heard=self._is_heard,
         )
 
     def _flusher(self, node: NodeTools) -> Flusher:
@@ -266,10 +292,8 @@ class PartitionWorker:
             now_ns=clock.now_ns,
             wall_ns=node.clocks.stamp_ns,
             rules=StandbyReplayRules(doubt_ns=round(bounds.lease_s * NS_PER_S)),
-            on_lost=lambda count: node.drops.count(str(self.key), "standby_overflow", count),
-            on_unreadable=lambda error: logger.error(
-                "standby buffer not compared with the log partition=%s error=%s", self.key, error
-            ),
+            on_lost=self._standby_lost,
+            on_unreadable=self._standby_unreadable,
         )
 
     def _tools(self, node: NodeTools) -> Tools:

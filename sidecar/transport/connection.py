@@ -20,7 +20,6 @@ from typing import Any, Protocol, TypeVar
 
 import nats.errors
 from nats.aio.client import Client
-from nats.aio.subscription import Subscription
 
 from liftpy.core.publish.acks import AckResendBuffer
 from liftpy.core.publish.ports import PublishRejector
@@ -65,6 +64,31 @@ def check_nats_py() -> None:
         raise ConfigError(f"The installed nats-py lacks {', '.join(missing)}. Install nats-py>=2.12,<3.")
 
 
+class SinkSubscription:
+    """Subscription whose messages go to a sink. It has the attributes that nats-py needs to renew and to end a subscription.
+
+    nats-py's own class also has a queue of messages, which needs 3 KB. A node has three subscriptions per partition.
+    """
+
+    __slots__ = ("_queue", "_subject")
+
+    _max_msgs = 0
+    _wait_for_msgs_task = _message_iterator = _pending_next_msgs_calls = None
+
+    def __init__(self, subject: str, queue: str) -> None:
+        self._subject = subject
+        self._queue = queue
+
+    @property
+    def subject(self) -> str:
+        return self._subject
+
+    @property
+    def queue(self) -> str:
+        """Queue group. '': none."""
+        return self._queue
+
+
 class Problems:
     """Problems of a connection, for the log.
 
@@ -86,6 +110,8 @@ class Problems:
 
 class Listener:
     """A subscription that passes its messages to a sink (a callback). ``close`` may be called twice and while disconnected."""
+
+    __slots__ = ("_connection", "_sid")
 
     def __init__(self, connection: BusConnection, sid: int) -> None:
         self._connection = connection
@@ -263,7 +289,7 @@ class BusConnection(StrictConnection):
         """
         self._sid += 1
         sid = self._sid
-        self._subs[sid] = Subscription(self, sid, subject, queue=queue)
+        self._subs[sid] = SinkSubscription(subject, queue)  # type: ignore[assignment]
         self._sinks[b"%d" % sid] = sink
         self._parser.expect(sid, subject)
         if self._status == Client.CONNECTED:

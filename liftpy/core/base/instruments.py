@@ -8,7 +8,7 @@ Bounds of buckets double: latencies from 0.25 ms to 8.2 s, failovers from 10 ms 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -98,7 +98,7 @@ class PublishTimes:
     def __init__(self, instruments: Instruments | None = None, now_ns: Callable[[], int] = lambda: 0) -> None:
         self._instruments = instruments or Instruments()
         self.now_ns = now_ns
-        self._uncommitted: deque[tuple[int, int, int]] = deque(maxlen=_TIMED_BATCHES)
+        self._uncommitted: list[tuple[int, int, int]] = []
         """(last offset, inclusive, time of the append, number of records) of each uncommitted batch."""
 
     def appended(self, last_offset: int, record_count: int, arrived_ns: int) -> None:
@@ -110,15 +110,21 @@ class PublishTimes:
         instruments.queued.observe((now_ns - arrived_ns) * _S, record_count)
         instruments.batch_records.observe(record_count)
         self._uncommitted.append((last_offset, now_ns, record_count))
+        if len(self._uncommitted) > _TIMED_BATCHES:
+            del self._uncommitted[0]
 
     def committed(self, high_watermark: int) -> None:
         """Record the commit times of all batches up to ``high_watermark`` (inclusive)."""
         waiting = self._uncommitted
         if waiting and waiting[0][0] <= high_watermark:
             now_ns, commits = self.now_ns(), self._instruments.commits
-            while waiting and waiting[0][0] <= high_watermark:
-                _, appended_ns, record_count = waiting.popleft()
+            committed_count = 0
+            for last_offset, appended_ns, record_count in waiting:
+                if last_offset > high_watermark:
+                    break
+                committed_count += 1
                 commits.observe((now_ns - appended_ns) * _S, record_count)
+            del waiting[:committed_count]
 
     def answered(self, policy: AckPolicy, arrived_ns: int, count: int) -> None:
         """Record the time from arrival to ack of ``count`` publishes in the histogram of their ack policy.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 
 from liftpy.config import CommitPolicy, StreamConfig
 from liftpy.core.base.ids import PartitionKey
@@ -242,6 +243,12 @@ class PartitionState:
         return tuple(node for node in self.replicas if node in counted and node not in self.incomplete)
 
 
+@lru_cache(maxsize=4096)
+def _set_of(nodes: tuple[str, ...]) -> frozenset[str]:
+    """Return the set of ``nodes``. Thousands of partitions share few sets, and each set needs 232 bytes."""
+    return frozenset(nodes)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionMetadata:
     """Metadata that a replica has of its partition: its state, the settings of its stream, and derived values."""
@@ -265,6 +272,6 @@ class PartitionMetadata:
         return self.config.failover_standby and len(self.state.holders) > 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "isr", frozenset(self.state.isr))
+        object.__setattr__(self, "isr", _set_of(self.state.isr))
         object.__setattr__(self, "min_isr", self.state.min_isr(self.config))
-        object.__setattr__(self, "may_lead", frozenset(self.state.may_lead(self.config.commit_policy)))
+        object.__setattr__(self, "may_lead", _set_of(self.state.may_lead(self.config.commit_policy)))

@@ -65,6 +65,8 @@ def decode_horizon(data: bytes | None) -> Horizon | None:
 class CompactionHorizon:
     """The compaction horizon of one log, and the file that stores it."""
 
+    __slots__ = ("_storage", "value")
+
     def __init__(self, storage: Storage, segments: Sequence[Segment], file: bytes | None) -> None:
         """Load the horizon. If the file is missing or damaged, infer the horizon from ``segments``.
 

@@ -15,7 +15,6 @@ flush, which counts ten.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -93,7 +92,7 @@ class GroupCommit:
         """True while the timer of the flush interval runs."""
         self._alone = False
         """True while files change. No flush and no checkpoint begins in this time."""
-        self._waiting: deque[Callable[[], object]] = deque()
+        self._waiting: list[Callable[[], object]] = []
         """Work that ``queue_exclusive`` has queued, oldest first."""
         self._checkpointing = False
         self._closed = False
@@ -151,7 +150,7 @@ class GroupCommit:
     def _run_waiting(self) -> None:
         if self._waiting:
             if self.running is None and not self._checkpointing:
-                self.alone(self._waiting.popleft())  # it continues after the queued work
+                self.alone(self._waiting.pop(0))  # it continues after the queued work
         elif self._again:
             self._again = False
             self._request_flush()

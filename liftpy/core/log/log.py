@@ -702,6 +702,8 @@ class RecheckResult(Enum):
 class RecheckLimiter:
     """Limits how often reports of damage make a node read its log from disk again."""
 
+    __slots__ = ("_last_ns",)
+
     def __init__(self) -> None:
         self._last_ns: OrderedDict[str, int] = OrderedDict()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -55,7 +54,7 @@ class Segment:
     entries: list[IndexEntry] = field(default_factory=list)
     sealed: bool = False
     """True if no more records are appended to the segment."""
-    recent: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    recent: list[tuple[int, int, int]] = field(default_factory=list)
     """(base offset, next offset, position) of the newest batches. Most followers and tailing readers read these."""
     checked: bool = False
     """True if this process wrote every batch of the segment or has checked its CRC."""
@@ -84,6 +83,8 @@ class Segment:
         self.record_count += 0 if header.is_remains else header.record_count
         self.next_offset = base_offset + header.last_offset_delta + 1
         self.recent.append((base_offset, self.next_offset, position))
+        if len(self.recent) > _RECENT:
+            del self.recent[0]
         self.size_bytes = position + header.size_bytes
 
     def summary(self) -> SegmentSummary:

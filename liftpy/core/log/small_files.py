@@ -165,6 +165,8 @@ class Checkpoints:
     ``checkpoint`` and ``epochs`` (bytes of the file, None: missing) are their content when the log was opened.
     """
 
+    __slots__ = ("_checkpoint", "_epochs", "_storage")
+
     def __init__(self, storage: Storage, checkpoint: Checkpoint, epochs: bytes | None) -> None:
         self._storage = storage
         self._checkpoint = checkpoint

@@ -110,8 +110,11 @@ class PartitionShell(ABC):
                 epoch_before_start=log.epochs.before_start,
             )
         )
-        log.on_compacted = lambda horizon: self.feed(events.LogCompacted(**horizon._asdict()))
-        log.on_compacted(log.horizon)
+        log.on_compacted = self._log_compacted
+        self._log_compacted(log.horizon)
+
+    def _log_compacted(self, horizon: Horizon) -> None:
+        self.feed(events.LogCompacted(**horizon._asdict()))
 
     def apply_metadata(self, held: PartitionMetadata, incarnations: Mapping[str, int]) -> bool:
         """Pass the partition's new state in the metadata, or a new set of live nodes, to the log and the replica.

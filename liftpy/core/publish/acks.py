@@ -12,7 +12,7 @@ stores the newest acks for the time of a lease, limited in bytes.
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -164,13 +164,18 @@ class PendingAcks:
     ``count``: number of pending acks. The caller limits it.
     """
 
+    __slots__ = (
+        "_again", "_data_subject", "_delayed_rejections", "_json_prefix", "_number", "_shell", "_shown_stream",
+        "_times", "_waiting", "count", "key",
+    )  # fmt: skip
+
     def __init__(self, shell: AckShell, key: PartitionKey, data_subject: str, times: PublishTimes | None = None) -> None:
         self._shell = shell
         self._times = times or PublishTimes()
         self.key = key
         self._data_subject = data_subject
-        self._waiting: dict[AckPolicy, deque[_UnackedBatch]] = {AckPolicy.LEADER: deque(), AckPolicy.ALL: deque()}
-        self._again: dict[AckPolicy, list[_RepeatedPublish]] = {AckPolicy.LEADER: [], AckPolicy.ALL: []}
+        self._waiting: defaultdict[AckPolicy, list[_UnackedBatch]] = defaultdict(list)
+        self._again: defaultdict[AckPolicy, list[_RepeatedPublish]] = defaultdict(list)
         """Heaps of publishers that repeated a stored message, one per ack policy."""
         self._delayed_rejections: list[tuple[Publishers, Rejection, Sequence[int] | int]] = []
         """Delayed rejections. A leader without a lease must not send them yet."""
@@ -221,16 +226,17 @@ class PendingAcks:
         """
         lines: list[bytes] = []
         waiting = self._waiting[policy]
-        while waiting and waiting[0].base_offset <= through_offset:
-            entry = waiting[0]
+        answered_count = 0
+        for entry in waiting:
             if entry.last_offset > through_offset:
                 break  # a batch is committed as a whole [D23]
-            waiting.popleft()
+            answered_count += 1
             self.count -= len(entry.publishers.replies)
             before = len(lines)
             self._answer(entry, policy, leader_epoch, now_wall_ns, lines)
             if len(lines) > before:
                 self._times.answered(policy, entry.arrived_ns, len(lines) - before)
+        del waiting[:answered_count]
         again = self._again[policy]
         while again and again[0][0] <= through_offset:
             _, _, offset, publishers, duplicate = heappop(again)

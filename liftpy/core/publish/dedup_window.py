@@ -91,6 +91,11 @@ class RecentIds:
         node: Memory limit for the derived state of the node. None: no limit.
     """
 
+    __slots__ = (
+        "_by_id", "_high_watermark", "_kept", "_last_id", "_lost_known_ns", "_lost_ns", "_now_ns", "_tail", "_time_ns",
+        "forgotten", "in_hand", "share", "takes_shorter_window", "window_ns",
+    )  # fmt: skip
+
     name = "ids"
     version = 1
 
@@ -110,8 +115,8 @@ class RecentIds:
         self._high_watermark = -1
         self._time_ns = 0  # log time of the last committed batch
         self._last_id = b""  # message id of the last committed record
-        self._tail: deque[_BatchIds] = deque()
-        self._kept: deque[_BatchIds] = deque()  # committed batches with ids, oldest first
+        self._tail: list[_BatchIds] = []
+        self._kept: deque[_BatchIds] | None = None  # committed batches with ids, oldest first. None: no id was committed
         self._by_id: dict[bytes, _BatchIds] = {}
         self._lost_ns = self._lost_known_ns = -1
         """(log time, time of arrival here) of the last id that was dropped early. -1: no id was dropped."""
@@ -164,13 +169,22 @@ class RecentIds:
 
     def _merge_committed(self) -> None:
         tail, high_watermark = self._tail, self._high_watermark
-        while tail and tail[0].last_offset <= high_watermark:
-            taken = tail.popleft()
+        committed_count = 0
+        for taken in tail:
+            if taken.last_offset > high_watermark:
+                break
+            committed_count += 1
             self._time_ns, self._last_id = taken.time_ns, taken.last_id
             if taken.ids:
-                taken.before = None
-                self._kept.append(taken)
+                self._keep(taken)
+        del tail[:committed_count]
         self._expire(self._time_ns)
+
+    def _keep(self, taken: _BatchIds) -> None:
+        taken.before = None
+        if self._kept is None:
+            self._kept = deque()
+        self._kept.append(taken)
 
     def _expire(self, time_ns: int) -> None:
         kept, until_ns = self._kept, time_ns - self.window_ns
@@ -182,8 +196,9 @@ class RecentIds:
 
     def _make_room(self, excess_bytes: int) -> None:
         until_bytes = self.size_bytes - excess_bytes
-        while self.size_bytes > until_bytes and self._kept:
-            self._lose(self._kept.popleft())
+        kept = self._kept
+        while self.size_bytes > until_bytes and kept:
+            self._lose(kept.popleft())
         for taken in self._tail:
             if self.size_bytes <= until_bytes:
                 break
@@ -216,7 +231,7 @@ class RecentIds:
         Format: the window, the log time, the last id, then one column per field of the batches and of the ids.
         """
         head = _HEAD.pack(self.window_ns, self._time_ns, len(self._last_id)) + self._last_id
-        kept = tuple(self._kept)
+        kept = tuple(self._kept or ())
         return lambda: [head, *_encode(kept)]
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
@@ -238,8 +253,7 @@ class RecentIds:
             taken = _BatchIds(last_offset, time_ns, now_ns, b"", ids, offsets)
             if self.window_ns:
                 self._note(taken)
-                taken.before = None
-                self._kept.append(taken)
+                self._keep(taken)
         if excess_bytes := self.share.excess_bytes(0):
             self._make_room(excess_bytes)
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from sys import getsizeof
@@ -80,6 +79,8 @@ class IndexWait:
         now_ns: The node's monotonic clock.
         node: Memory limit of the node for derived state. Waiting publishes count there.
     """
+
+    __slots__ = ("_is_closed", "_now_ns", "_waiting", "share")
 
     def __init__(self, now_ns: Callable[[], int], node: NodeStateMemory | None = None) -> None:
         self._now_ns = now_ns
@@ -152,6 +153,11 @@ class LastPerSubject:
         node: Memory limit for the derived state of the node. None: no limit.
     """
 
+    __slots__ = (
+        "_began_at", "_full_until", "_high_watermark", "_kept", "_literal", "_log_start_offset", "_names", "_over",
+        "_read_on", "_tail", "_wants_bytes", "low", "share", "wanted",
+    )  # fmt: skip
+
     name = "subjects"
     version = 1
     reach_ns = 0
@@ -188,7 +194,7 @@ class LastPerSubject:
         self._names: list[str] | None = None
         """Known subjects in sorted order, at most ``MANY``. None: they must be sorted again."""
         # uncommitted batches: (last offset, subject -> offset, bytes)
-        self._tail: deque[tuple[int, Mapping[str, int], int]] = deque()
+        self._tail: list[tuple[int, Mapping[str, int], int]] = []
         self._high_watermark = -1
         self._began_at = offset
         self.low = offset
@@ -272,12 +278,16 @@ class LastPerSubject:
 
     def _merge_committed(self) -> None:
         tail, over = self._tail, self._over
-        while tail and tail[0][0] <= self._high_watermark:
-            _, found, size_bytes = tail.popleft()
+        committed_count = 0
+        for last_offset, found, size_bytes in tail:
+            if last_offset > self._high_watermark:
+                break
+            committed_count += 1
             self._keep(found)
             self._grow(-size_bytes)
             for subject in [subject for subject, offset in found.items() if over[subject] == offset]:
                 del over[subject]
+        del tail[:committed_count]
 
     def _keep(self, found: Mapping[str, int]) -> None:
         self._grow(_size_bytes(found.keys() - self._kept.keys()))

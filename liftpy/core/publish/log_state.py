@@ -64,7 +64,7 @@ class LogState:
         self.ids = RecentIds(window_ns, max_bytes, now_ns, node)
         self.producers = Producers(0, max_producers(max_bytes), 0, node) if producers is None else producers
         self.subjects = LastPerSubject(
-            self._literal, partition_subject_index_bytes, lambda: log.log_start_offset, lambda: self.on_lacking(), node
+            self._literal, partition_subject_index_bytes, self._log_start_offset, self._read_on, node
         )
         self.index_wait = IndexWait(now_ns, node)
         """Publishes that wait until ``subjects`` knows the subject of their condition."""
@@ -85,6 +85,12 @@ class LogState:
         self.replayed_bytes = 0
         """Number of bytes of the log that replays have read."""
         self._begin(log.log_end_offset if log.log_end_offset == log.log_start_offset else None)
+
+    def _log_start_offset(self) -> int:
+        return self._log.log_start_offset
+
+    def _read_on(self) -> None:
+        self.on_lacking()
 
     def join(self, node: NodeStateMemory) -> None:
         for share in (self.ids.in_hand, self.index_wait.share, *(part.share for part in self.parts)):

@@ -301,12 +301,8 @@ class MessageDecoder:
         An internal stream accepts only commands and records of the cluster itself [A22].
         """
         self._own_is_protocol = is_protocol_shaped(own_subject)
-        self._forms = [
-            FastEnvelope(key.stream, key.partition, key.uid, ack, runs=runs)
-            for runs in (True, False)
-            for ack in (AckPolicy.ALL, AckPolicy.LEADER)
-        ]
-        """Common forms of envelopes. The most recent one comes first."""
+        self._forms: list[FastEnvelope] = []
+        """Common forms of envelopes. The most recent one comes first. They are made for the first envelope."""
         self._alike: dict[tuple[bytes, AckPolicy, bool], Envelope] = {}
         """Envelope values that publishers with equal options share, within one ``read``."""
         self.poison_envelopes = 0
@@ -488,6 +484,8 @@ class MessageDecoder:
         self, columns: MessageColumns, messages: Sequence[RawMessage], special: list[int], now_wall_ns: int
     ) -> list[int]:
         """Decode the messages at the indexes ``special`` that are envelopes of the most frequent form. Return the other indexes."""
+        if not self._forms:
+            self._forms = self._make_forms()
         form, left = self._forms[0], list[int]()
         opened = form.opened
         for index in special:
@@ -509,6 +507,14 @@ class MessageDecoder:
             self._policies(columns)[index] = policy
             self._envelopes(columns)[index] = alike or self._shared_envelope(subject, policy, form.runs, now_wall_ns)
         return left
+
+    def _make_forms(self) -> list[FastEnvelope]:
+        key = self._key
+        return [
+            FastEnvelope(key.stream, key.partition, key.uid, ack, runs=runs)
+            for runs in (True, False)
+            for ack in (AckPolicy.ALL, AckPolicy.LEADER)
+        ]
 
     def _form_of(self, payload: bytes, otherwise: FastEnvelope) -> FastEnvelope:
         for form in self._forms[1:]:

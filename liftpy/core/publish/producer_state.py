@@ -31,7 +31,6 @@ the digest of 0..99 matches, and 100..119 are appended. The old process is fence
 from __future__ import annotations
 
 import struct
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -195,6 +194,11 @@ class Producers:
     Offsets are inclusive, except ``end_offset``. *Log time*: largest batch timestamp so far, in nanoseconds since 1970.
     """
 
+    __slots__ = (
+        "_committed_ns", "_expiry_ns", "_high_watermark", "_lost_count", "_lost_ns", "_plans", "_states", "_tail",
+        "_time_ns", "forgotten", "max_count", "reach_ns", "share",
+    )  # fmt: skip
+
     name = "producers"
     version = 2
     """Version 1 has no names and no positions."""
@@ -220,7 +224,7 @@ class Producers:
         self._states: dict[int, ProducerState] = {}  # the producer of the newest batch is at the end
         self._plans: dict[tuple[str, int], dict[int, int]] = {}
         """(run, generation) of a round -> plan -> number of producers whose last batch has this plan."""
-        self._tail: deque[_PreviousState] = deque()
+        self._tail: list[_PreviousState] = []
         self._high_watermark = -1
         self._time_ns = self._committed_ns = 0
         self._lost_ns = -1
@@ -345,8 +349,13 @@ class Producers:
             self._merge_committed()
 
     def _merge_committed(self) -> None:
-        while self._tail and self._tail[0].last_offset <= self._high_watermark:
-            self._committed_ns = self._tail.popleft().time_ns
+        committed_count = 0
+        for taken in self._tail:
+            if taken.last_offset > self._high_watermark:
+                break
+            committed_count += 1
+            self._committed_ns = taken.time_ns
+        del self._tail[:committed_count]
         states = self._states
         until_ns = self._committed_ns - self._expiry_ns
         while self._expiry_ns and states and states[oldest := next(iter(states))].time_ns <= until_ns:
@@ -631,6 +640,8 @@ class ProducerRequest(NamedTuple):
 
 class ProducerRegistry:
     """Assigns epochs to the processes that open producers. Each leader of a partition has one."""
+
+    __slots__ = ("_first", "_given", "_names", "_producers", "_share")
 
     def __init__(self, producers: Producers) -> None:
         self._producers = producers

@@ -71,7 +71,8 @@ class StandbyBuffer:
     node: NodeStandbyMemory
     bound_bytes: int
     age_ns: int
-    blocks: deque[Block] = field(default_factory=deque)
+    blocks: deque[Block] | tuple[()] = ()
+    """Buffered blocks, the oldest first. It is a deque from the first block on, because an empty deque needs 760 bytes."""
     in_replay: list[Block] | None = None
     """Messages that are being replayed. They do not count for the limits, so that later messages have room."""
     size_bytes: int = 0
@@ -91,7 +92,7 @@ class StandbyBuffer:
             self._drop_first()
         if self._lacks(size_bytes):
             return False
-        self.blocks.append(Block(now_ns, messages, size_bytes))
+        self._queue().append(Block(now_ns, messages, size_bytes))
         self.size_bytes += size_bytes
         self.node.size_bytes += size_bytes
         return True
@@ -99,8 +100,13 @@ class StandbyBuffer:
     def _lacks(self, size_bytes: int) -> bool:
         return self.size_bytes + size_bytes > self.bound_bytes or self.node.size_bytes + size_bytes > self.node.bound_bytes
 
+    def _queue(self) -> deque[Block]:
+        if isinstance(self.blocks, tuple):
+            self.blocks = deque()
+        return self.blocks
+
     def _drop_first(self) -> None:
-        block = self.blocks.popleft()
+        block = self._queue().popleft()
         self.size_bytes -= block.size_bytes
         self.node.size_bytes -= block.size_bytes
 
@@ -119,7 +125,7 @@ class StandbyBuffer:
     def put_back(self) -> None:
         """Put the messages that ``take_all`` removed into the buffer again, because the replay was canceled."""
         for block in reversed(self.in_replay or ()):
-            self.blocks.appendleft(block)
+            self._queue().appendleft(block)
             self.size_bytes += block.size_bytes
             self.node.size_bytes += block.size_bytes
         self.in_replay = None
@@ -577,13 +583,12 @@ class Standby:
     """Number of ``replay`` calls. It tells a wait of an earlier call from the current one."""
     _reading: list[RawMessage] = field(default_factory=list)
     _ends: OffsetHistory = field(init=False)
-    """Log ends (exclusive) since the standby began to buffer."""
+    """Log ends (exclusive) since the standby began to buffer. It is not set before."""
     _marks: OffsetHistory = field(init=False)
-    """High watermarks (inclusive) since the standby began to buffer, until the replica leads."""
+    """High watermarks (inclusive) since the standby began to buffer, until the replica leads. It is not set before."""
 
     def __post_init__(self) -> None:
         self._doubt_ns = self.rules.doubt_ns
-        self._begin()
 
     def _begin(self) -> None:
         self._ends = OffsetHistory(self.now_ns(), self.log.log_end_offset, self._reach_ns)
@@ -601,7 +606,8 @@ class Standby:
         doubt_ns = replica.longest_lease_ns or self.rules.doubt_ns
         if doubt_ns != self._doubt_ns:
             self._doubt_ns = doubt_ns
-            self._ends.reach_ns = self._marks.reach_ns = self._reach_ns
+            if self._hearing is not None:
+                self._ends.reach_ns = self._marks.reach_ns = self._reach_ns
         if not replica.stands_by:
             self.stop()
             return
@@ -685,7 +691,8 @@ class Standby:
             self._marks.note(self.now_ns(), high_watermark)
 
     def cut(self) -> None:
-        self._ends.cut(self.log.log_end_offset)
+        if self._hearing is not None:
+            self._ends.cut(self.log.log_end_offset)
 
     # ---- as a new leader --------------------------------------------------------------------------------------------------------
     def replay(self, then: Callable[[FailoverBacklog | None], None]) -> None:

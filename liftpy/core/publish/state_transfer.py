@@ -60,6 +60,8 @@ class StateServer:
     ``run(work, then)`` calls ``work`` in any thread, and then ``then`` with its result on the thread of the replica.
     """
 
+    __slots__ = ("_data", "_derived", "_end_offset", "_is_encoding", "_made_ns", "_now_ns", "_of", "_run", "_used_ns", "given")
+
     def __init__(
         self,
         derived: LogState,
@@ -126,6 +128,11 @@ class StateServer:
 
 class StateFetcher:
     """Requests the derived state from the leader, for a follower whose empty log begins above 0, and stores it as a state file."""
+
+    __slots__ = (
+        "_derived", "_end_offset", "_leader_epoch", "_log", "_of", "_pieces", "_probes", "_silent", "_total_bytes",
+        "is_wanted", "missed", "taken",
+    )  # fmt: skip
 
     def __init__(self, derived: LogState, log: Log, of: str) -> None:
         self._derived = derived

@@ -30,7 +30,7 @@ Offsets are inclusive, except names with ``end_offset`` (exclusive). ``token`` i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Protocol, get_args
 
@@ -602,6 +602,7 @@ Effect = (
 
 
 Acts = dict[type[Effect], Callable[[Any], None]]
+Methods = Mapping[type[Effect], Callable[[Any, Any], None]]
 
 
 class EffectHandler(Protocol):
@@ -659,9 +660,17 @@ def method_name(effect: type[Effect]) -> str:
 
 
 _NAMES = {effect: method_name(effect) for effect in get_args(Effect)}
-"""Effect -> name of its handler method. Computed once, because a node has thousands of handlers."""
+"""Effect -> name of its handler method."""
 
 
 def acts_of(handler: EffectHandler) -> Acts:
     """Return a mapping from each class of effects to the method of ``handler`` that carries it out."""
+    return {effect: getattr(handler, name) for effect, name in _NAMES.items()}
+
+
+def methods_of(handler: type[EffectHandler]) -> Methods:
+    """Return a mapping from each class of effects to the method of the class ``handler`` that carries it out.
+
+    All objects of the class share it, because a method gets the object as its first argument. A node has thousands of handlers.
+    """
     return {effect: getattr(handler, name) for effect, name in _NAMES.items()}

@@ -73,6 +73,8 @@ class ParkedFetches:
 class FetchHandler:
     """Answers the fetches of followers in one LeaderEpoch, and records their positions. ``shared``: log and metadata of the replica."""
 
+    __slots__ = ("_leader_epoch", "_log", "_shared", "followers", "waiters")
+
     def __init__(self, shared: ReplicaContext, leader_epoch: int, now_ns: int) -> None:
         self._shared = shared
         self._log = shared.log

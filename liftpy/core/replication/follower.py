@@ -45,7 +45,6 @@ when the batch is complete. Both shells use it. It ignores a late or repeated pi
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 from liftpy.core.base.partition import PartitionStatus
@@ -153,7 +152,7 @@ class FollowerRole(ReplicaRole):
     def __init__(self, shared: ReplicaContext, leader: str, now_ns: int) -> None:
         super().__init__(shared, FollowerPhase.RECONCILING)
         self.leader = leader
-        self._way = deque([FollowerPhase.RECONCILING], maxlen=_REMEMBERED)  # the last phases, this one included
+        self._way = [FollowerPhase.RECONCILING]  # the last phases, this one included
         self._request_id = 0  # of the outstanding fetch or epoch query; 0: none
         self._idle_request_id = 0  # of the fetch that was answered with nothing; it means something while IDLE or QUIET
         self._woken = False  # the leader said that there is more, and no fetch has been sent since
@@ -228,6 +227,7 @@ class FollowerRole(ReplicaRole):
     def _waits_for(self, following: FollowerPhase) -> None:
         check_phase(self._way, following)
         self._way.append(following)
+        del self._way[:-_REMEMBERED]
         self.phase = following
 
     def _next_request(self, now_ns: int, out: Effects) -> int:
@@ -679,6 +679,8 @@ def report_leader(shared: ReplicaContext, leader_lacks: bool = False) -> ReportL
 
 class FetchAssembly:
     """Assembles a batch that arrives in pieces, for one replica that fetches."""
+
+    __slots__ = ("_assembly", "_place", "_request_id")
 
     def __init__(self) -> None:
         self._assembly = Assembly()

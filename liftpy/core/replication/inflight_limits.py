@@ -15,7 +15,6 @@ batch waits until 4 MiB are committed.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -58,12 +57,14 @@ class NodeInflight:
 class InflightLimits:
     """Decides which publishes of one partition are appended, delayed or rejected, during one leadership."""
 
+    __slots__ = ("_config", "_full", "_held", "_node", "_uncommitted", "held_bytes", "uncommitted_bytes")
+
     def __init__(self, node: NodeInflight, config: ReplicationConfig) -> None:
         self._node = node
         self._config = config
-        self._uncommitted: deque[tuple[int, int]] = deque()
+        self._uncommitted: list[tuple[int, int]] = []
         """(last offset, inclusive; bytes) of each uncommitted batch of this leader."""
-        self._held: deque[tuple[PublishesReceived, int]] = deque()
+        self._held: list[tuple[PublishesReceived, int]] = []
         """Delayed publishes, each with the monotonic time of its arrival."""
         self.uncommitted_bytes = 0
         self.held_bytes = 0
@@ -91,10 +92,14 @@ class InflightLimits:
 
     def committed(self, high_watermark: int) -> None:
         """Stop counting the batches up to the new HW (inclusive), because they are committed."""
-        while self._uncommitted and self._uncommitted[0][0] <= high_watermark:
-            _, size_bytes = self._uncommitted.popleft()
+        committed_count = 0
+        for last_offset, size_bytes in self._uncommitted:
+            if last_offset > high_watermark:
+                break
+            committed_count += 1
             self.uncommitted_bytes -= size_bytes
             self._node.unreplicated_bytes -= size_bytes
+        del self._uncommitted[:committed_count]
 
     def hold(self, event: PublishesReceived, now_ns: int) -> bool:
         """Add the publishes to the end of the queue of delayed publishes. Return False if the queue has no room for them."""
@@ -109,7 +114,7 @@ class InflightLimits:
 
     def next(self) -> PublishesReceived:
         """Remove and return the oldest delayed publishes."""
-        event, _ = self._held.popleft()
+        event, _ = self._held.pop(0)
         size_bytes = size_in_memory(event)
         self.held_bytes -= size_bytes
         self._node.held_bytes -= size_bytes

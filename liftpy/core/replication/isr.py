@@ -351,6 +351,8 @@ class SlowFlushes:
     It detects replicas whose disks are far slower than the others.
     """
 
+    __slots__ = ("_factor", "_least_ns", "_out_ns", "_records", "_time_ns")
+
     def __init__(self, config: ReplicationConfig) -> None:
         self._factor = config.slow_flush_factor
         self._least_ns = round(config.slow_flush_s * NS_PER_S)

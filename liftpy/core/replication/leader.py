@@ -114,6 +114,8 @@ _AGAIN_NS = 250_000_000
 class PauseEnforcer:
     """Applies the pause of one partition during one leadership: rejects publishes, or requests the end of the pause."""
 
+    __slots__ = ("_again_ns", "_asked", "_shared")
+
     def __init__(self, shared: ReplicaContext) -> None:
         self._shared = shared
         self._asked: tuple[Pause, int] = (Pause.NOT_PAUSED, 0)

@@ -5,7 +5,7 @@ Status, logs and metrics show these values. ``replica.py`` decides about changes
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from enum import StrEnum
 
 from liftpy.errors import InvariantError
@@ -84,7 +84,7 @@ FOLLOWS_ON: dict[FollowerPhase, frozenset[FollowerPhase]] = {
 """Phase of a follower -> phases that may come next. A new follower begins in RECONCILING."""
 
 
-def check_phase(way: deque[FollowerPhase], after: FollowerPhase) -> None:
+def check_phase(way: Sequence[FollowerPhase], after: FollowerPhase) -> None:
     """Raise InvariantError if a follower must not change from its last phase to ``after``. ``way``: its phases so far."""
     if after not in FOLLOWS_ON[way[-1]]:
         story = " -> ".join(phase.name for phase in way)

@@ -216,6 +216,11 @@ class ReadBudget:
 class Reads(Generic[Asker]):
     """Answers the read requests for one partition, from one replica."""
 
+    __slots__ = (
+        "_budget", "_counters", "_files", "_key", "_next_id", "_node_id", "_shell", "_source", "_times", "_waiting",
+        "give_state", "record_count", "size_bytes",
+    )  # fmt: skip
+
     def __init__(
         self,
         key: PartitionKey,

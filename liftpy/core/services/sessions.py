@@ -206,6 +206,11 @@ class _PromotionWait:
 class ServiceSessions:
     """All services that are registered for one replica. ``now_ns`` in its methods is monotonic time."""
 
+    __slots__ = (
+        "_compacted", "_failed_one", "_gate", "_gone", "_lease_ms", "_next_ack_id", "_node", "_partition",
+        "_patience_ns", "_session_ns", "_sessions", "_shown_ns", "_stream", "_uid",
+    )  # fmt: skip
+
     def __init__(
         self,
         key: PartitionKey,

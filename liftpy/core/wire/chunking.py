@@ -72,6 +72,8 @@ def room_bytes(max_payload: int, overhead_bytes: int, max_bytes: int) -> int:
 class Assembly:
     """Puts the pieces of one batch together."""
 
+    __slots__ = ("_crc", "_held", "_total_bytes")
+
     def __init__(self) -> None:
         self._held = bytearray()
         self._crc = self._total_bytes = 0

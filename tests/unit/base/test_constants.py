@@ -121,7 +121,7 @@ AGAIN: Figures = {
 BOUNDS: Figures = {
     "sidecar.partition.deletions": {"_REMEMBERED": (2000, 50_000)},
     "sidecar.partition.driver": {
-        "MAX_QUEUE": (16_384, 262_144), "STORY_STEPS": (32, 256), "ALL_STORY_STEPS": (16_384, 262_144), "_FEWEST_STEPS": (8, 16),
+        "MAX_QUEUE": (16_384, 262_144), "STORY_STEPS": (32, 256), "ALL_STORY_STEPS": (4096, 32_768), "_FEWEST_STEPS": (8, 16),
         "_MOST_OF_A_STEP": (200, 2000),
     },
     "sidecar.partition.replication": {"_MAX_TOKENS": (1024, 16_384), "ASSEMBLING_BYTES": (64 * MIB, GIB)},

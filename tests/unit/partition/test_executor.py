@@ -14,7 +14,7 @@ from liftpy.core.replication import events
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.replication.phases import RoleName
 from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, StorageError
-from sidecar.partition.driver import STORY_STEPS, ReplicaDriver
+from sidecar.partition.driver import STORY_STEPS, ReplicaDriver, _StoryLimit
 from sidecar.partition.executor import Executor, Tools
 from sidecar.runtime.timers import Timer
 from tests.each import each
@@ -177,10 +177,21 @@ def test_replica_driver_exception_report_contains_the_last_steps(caplog: pytest.
 
 def test_replica_driver_on_a_node_with_many_partitions_stores_fewer_past_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.partition.driver.ALL_STORY_STEPS", 640)
-    drivers = [ReplicaDriver(KEY, Scripted({}), print) for _ in range(100)]  # type: ignore[arg-type]
-    kept = [driver.story.maxlen or 0 for driver in drivers]
-    assert kept[-1] == 8
-    assert sum(kept) <= 640 * 4
+    monkeypatch.setattr("sidecar.partition.driver._story_limit", _StoryLimit())
+    first = ReplicaDriver(KEY, Scripted({f"event {n}": [f"effect {n}"] for n in range(100)}), print)  # type: ignore[arg-type]
+    first.execute = lambda effect: None
+    kept, drivers = {}, [first]
+    for count in (1, 10, 40, 80, 200):
+        drivers += [ReplicaDriver(KEY, Scripted({}), print) for _ in range(count - len(drivers))]  # type: ignore[arg-type]
+        for n in range(100):
+            first.feed(f"event {n}")  # type: ignore[arg-type]
+        kept[count] = len(first.story)
+    assert kept == {1: 64, 10: 64, 40: 16, 80: 8, 200: 8}, "also the oldest partition"
+    del drivers[1:]
+    drivers.append(ReplicaDriver(KEY, Scripted({}), print))  # type: ignore[arg-type]
+    for n in range(100):
+        first.feed(f"event {n}")  # type: ignore[arg-type]
+    assert len(first.story) == 64, "the others are gone"
 
 
 def test_effect_executor_reports_only_the_first_storage_error() -> None:
