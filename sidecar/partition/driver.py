@@ -17,7 +17,7 @@ from liftpy.core.replication.effects import ConfirmQuiescence, Effect, SetDeadli
 from liftpy.core.replication.events import (
     DeadlineReached,
     Event,
-    LeaseExtended,
+    LeaseChanged,
     NoticeReceived,
     NotificationReceived,
     QuiescentFetchReceived,
@@ -37,10 +37,10 @@ _FEWEST_STEPS = 8
 _MOST_OF_A_STEP = 500
 """Maximum length of a printed step, in characters."""
 
-_NEWEST_COUNTS = (LeaseExtended, NoticeReceived, NotificationReceived)
+_NEWEST_COUNTS = (LeaseChanged, NoticeReceived, NotificationReceived)
 """Events that arrive regularly. A newer waiting event of the same kind replaces an older one."""
 _ROUTINE, _LOOKS = (
-    frozenset({LeaseExtended, DeadlineReached, QuiescentFetchReceived}),
+    frozenset({LeaseChanged, DeadlineReached, QuiescentFetchReceived}),
     frozenset({SetDeadline, ConfirmQuiescence}),
 )
 """Events of idle partitions. A step with such an event changes no metric if its only effects are in ``_LOOKS``."""
@@ -126,7 +126,7 @@ class ReplicaDriver:
             while queue and not self._held:
                 event, now_ns = queue.popleft(), clock.now_ns()
                 effects = step(event, now_ns)
-                if effects or type(event) is not LeaseExtended:
+                if effects or type(event) is not LeaseChanged:
                     remember((now_ns, event, effects))
                     if type(event) not in _ROUTINE or any(type(effect) not in _LOOKS for effect in effects):
                         self.touched()

@@ -21,6 +21,7 @@ from liftpy.core.publish.state_transfer import StatePiece, StatePieceRequest
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeInflight
+from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.reads import ReadBudget
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -85,6 +86,7 @@ class HomeNode(Protocol):
     subjects: Subjects
     inboxes: InboxRule
     intake: NodeInflight
+    lease: Lease
     derived: NodeStateMemory
     heard: NodeStandbyMemory
     copy_pace: CatchupThrottle

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from liftpy.config import NS_PER_MS, ReplicationConfig
+from liftpy.config import NS_PER_MS, NS_PER_S, ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
@@ -20,6 +20,7 @@ from liftpy.core.publish.standby import NodeStandbyMemory
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import pace_of
 from liftpy.core.replication.inflight_limits import NodeInflight
+from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.reads import ReadBudget
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import InboxRule, Subjects
@@ -65,11 +66,13 @@ class MemoryNode:
         self._storages: dict[PartitionKey, MemoryStorage] = {}
         self._starts = DirectoryIdentity(f"memory-{node_id}")
         self._image = ClusterImage()
+        self._lease_ends: asyncio.TimerHandle | None = None
         self._begin()
 
     def _begin(self) -> None:
         """Create the memory of a new process of the node, which has no metadata yet."""
         self.intake = NodeInflight()
+        self.lease = Lease(round(self.config.lease_s * NS_PER_S))
         self.derived = NodeStateMemory(self.config.node_dedup_state_bytes)
         self.heard = NodeStandbyMemory(self.config.node_standby_bytes)
         self.read_budget = ReadBudget()
@@ -104,19 +107,23 @@ class MemoryNode:
         self.replicas.clear()
 
     def beat(self) -> None:
-        """Renew the leases of the node's replicas, because its heartbeat was answered."""
-        for replica in list(self.replicas.values()):
-            self._renew_lease(replica)
-
-    def _renew_lease(self, replica: MemoryReplica) -> None:
-        """Renew the lease of ``replica``, unless the node does not have the newest metadata image.
+        """Renew the lease of the node, because its heartbeat was answered, unless it does not have the newest metadata image.
 
         The node must first learn which leaderships it has lost [D22].
         """
-        if self._group is not None and self._image.index >= self._group.changed_index:
-            times = self._image.session_times
-            lease_ns = 0 if times is None else times.lease_ms * NS_PER_MS
-            replica.feed(ev.LeaseExtended(sent_ns=self.now_ns(), lease_ns=lease_ns))
+        if self._group is None or self._image.index < self._group.changed_index:
+            return
+        times, now_ns = self._image.session_times, self.now_ns()
+        had_ended = self.lease.extend(now_ns, 0 if times is None else times.lease_ms * NS_PER_MS, now_ns)
+        if self._lease_ends is not None:
+            self._lease_ends.cancel()
+        self._lease_ends = self.loop.call_at(self.lease.until_ns(now_ns) / NS_PER_S, self._lease_changed)
+        if had_ended:
+            self._lease_changed()
+
+    def _lease_changed(self) -> None:
+        for replica in list(self.replicas.values()):
+            replica.feed(ev.LeaseChanged())
 
     def keep_house(self, dirty_ratio: float | None = None) -> None:
         """Run retention and compaction of all logs of the node.
@@ -145,8 +152,9 @@ class MemoryNode:
                 replica = self._open(stream, partition.partition)
             elif key not in changed and not (changes.nodes or changes.lease_changed):
                 continue
+            replica.replica.announce_change(self.now_ns())
             replica.update(image.partition_metadata(stream, partition), live)
-            self._renew_lease(replica)
+        self.beat()
 
     def _holds(self, key: PartitionKey, image: ClusterImage) -> bool:
         found = image.find(key.stream, key.uid, key.partition)

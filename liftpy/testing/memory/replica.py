@@ -173,7 +173,9 @@ class MemoryReplica(PartitionShell, MemoryProposals, Peers):
         self.subject = data_subject(stream.subject, number)
         self.log = log
         seed = zlib.crc32(f"{node.node_id} {self.key}".encode())
-        self.replica = Replica(node.node_id, node.incarnation, node.config, seed, node.intake, copy_pace=node.copy_pace)
+        self.replica = Replica(
+            node.node_id, node.incarnation, node.config, seed, node.intake, copy_pace=node.copy_pace, lease=node.lease
+        )
         self.counters = node.counters
         self.state: PartitionState | None = None
         self.gone = False
@@ -202,7 +204,7 @@ class MemoryReplica(PartitionShell, MemoryProposals, Peers):
         ``held``: state of the partition and settings of its stream. ``incarnations``: incarnation of each live node.
         """
         self.state = held.state
-        if self.apply_metadata(held, incarnations):
+        if self.apply_metadata(held, incarnations, self.replica.announced):
             self.apply_retention()
         self.readers.share(self.node_id in held.isr)
         self.readers.advanced()

@@ -43,7 +43,7 @@ LASTING = (*range(1, 12), 68)
 MANY = (5,)
 """The same with many partitions on each node."""
 
-EDGES, LEADERS = (1, 5), (7, 10)
+EDGES, LEADERS = (1, 5), (10, 38)
 """Seeds whose faults strike leaders when it matters: each is fatal to a mutant (``tests.simulation.mutants``)."""
 
 MOVES, DRAINS = (2, 7), (3, 4)

@@ -21,7 +21,7 @@ from tests.unit.publish.test_standby import Bench as StandbyBench
 from tests.unit.services.test_service_endpoint import World as ServiceBench
 
 _LOOK, _RETRY = do.SetDeadline(kind=ev.Deadline.LAG, at_ns=1), do.ConfirmQuiescence(token=1)
-_REACHED, _HEARD = ev.DeadlineReached(kind=ev.Deadline.LEASE), ev.LeaseExtended(sent_ns=1)
+_REACHED, _HEARD = ev.DeadlineReached(kind=ev.Deadline.LAG), ev.LeaseChanged()
 _QUIET = ev.QuiescentFetchReceived(token=1, replica="n2", incarnation=1, leader_epoch=1, request_id=1)
 _ROLE = do.RoleChanged(role=RoleName.LEADER, phase="x", leader_epoch=1)
 

@@ -435,29 +435,6 @@ async def test_replica_manager_deletes_partitions_removed_from_the_metadata_and_
     assert ended[1][1] is False, "the stop of a node deletes nothing"
 
 
-async def test_replica_manager_extends_leases_twice_per_lease_length() -> None:
-    heard: list[int] = []
-
-    class Leader(Worker):
-        leads = True
-
-        def feed(self, event: Any) -> None:
-            heard.append(event.sent_ns)
-
-    config = ReplicationConfig()
-    settings = SimpleNamespace(node_id="a", replication=config)
-    partitions: Any = set_module.Partitions(SimpleNamespace(settings=settings))  # type: ignore[arg-type]
-    worker = Leader(KEY, lambda: None)
-    partitions._leading[KEY] = worker
-    half_ns = round(config.lease_s * 1e9 / 2)
-    first = 10 * half_ns
-    for sent_ns in (first, first + 1, first + half_ns - 1, first + half_ns, first + half_ns + 1, first + 2 * half_ns):
-        partitions.heartbeat_answered(sent_ns)
-        for _ in range(3):
-            await asyncio.sleep(0)
-    assert heard == [first, first + half_ns, first + 2 * half_ns]
-
-
 # ---- timers and the scrub ----------------------------------------------------------------------------------
 async def test_timers_with_an_earlier_deadline_replace_the_pending_event_loop_wake_up() -> None:
     timers, fired = Timers(), []

@@ -46,8 +46,8 @@ class Wired:
         self.failed: list[Any] = []
         self.log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=41, on_damage=None, checkpoint=None, closed=False)
         given = {name: f"the node's {name}" for name in (
-            "intake", "copy_pace", "subjects", "node_inboxes", "router", "notifications", "quiet", "probes", "proposals", "timers",
-            "pool", "counters", "instruments", "room", "flush_beside", "promises", "step_aside", "fatal", "repair",
+            "intake", "lease", "copy_pace", "subjects", "node_inboxes", "router", "notifications", "quiet", "probes", "proposals",
+            "timers", "pool", "counters", "instruments", "room", "flush_beside", "promises", "step_aside", "fatal", "repair",
         )}  # fmt: skip
         self.node: Any = SimpleNamespace(
             settings=SimpleNamespace(node_id="n7", replication=REPLICATION), incarnation=12,

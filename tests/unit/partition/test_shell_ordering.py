@@ -148,8 +148,9 @@ def test_replication_server_stop_closes_its_subscriptions_after_messages_in_flig
 def test_replica_outside_the_isr_unsubscribes_from_the_shared_read_subject() -> None:
     shared: list[bool] = []
     told: Any = worker(
-        executor=SimpleNamespace(apply_metadata=lambda held, incarnations: False),
+        executor=SimpleNamespace(apply_metadata=lambda held, incarnations, announced: False),
         reads=SimpleNamespace(share=shared.append, advanced=lambda: None),
+        replica=SimpleNamespace(announced=1),
         state=None,
     )
     for isr in (("n1", "n2"), ("n2",)):

@@ -12,7 +12,6 @@ import pytest
 
 from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.replication import events
 from liftpy.core.services.sessions import REPORT_EVERY_S
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2, service_pb2
@@ -43,7 +42,7 @@ async def test_replica_manager_delivers_no_events_to_partitions_removed_from_the
     assert (one.events, node._leading) == ([], {})
 
 
-async def test_replica_manager_passes_the_last_heartbeat_to_a_new_leader() -> None:
+async def test_replica_manager_lists_a_partition_as_led_while_the_metadata_names_this_node() -> None:
     one = RecordingWorker(KEY, leads=True)
     node = partitions(one)
     node._find_in_image = lambda key: (
@@ -52,12 +51,9 @@ async def test_replica_manager_passes_the_last_heartbeat_to_a_new_leader() -> No
     )
     node._update_worker(one)
     assert (one.events, node._leading) == (["told"], {KEY: one})
-    node._heard = events.LeaseExtended(sent_ns=5)
-    node._update_worker(one)
-    assert one.events == ["told", "told", node._heard]
     one.leads = False
     node._update_worker(one)
-    assert (one.events[3:], node._leading) == (["told"], {})
+    assert (one.events, node._leading) == (["told", "told"], {})
 
 
 def test_partition_retention_that_fails_reports_no_new_log_start() -> None:

@@ -129,7 +129,7 @@ async def test_replica_driver_logs_its_steps_only_at_debug_level(
     made.feed("event")  # type: ignore[arg-type]
     assert asked == (["debug", "effect"] if level == logging.DEBUG else ["effect"])
     assert caplog.messages == (["orders/3: event -> ['effect']"] if level == logging.DEBUG else [])
-    made.feed(events.LeaseExtended(sent_ns=1))
+    made.feed(events.LeaseChanged())
     assert len(made.story) == 1, "a heartbeat that changes nothing is no part of the story"
 
 
@@ -169,8 +169,8 @@ async def test_replica_manager_stop_cancels_pending_retries(monkeypatch: pytest.
     assert [handle.cancelled() for handle in handles] == [True, True, True]
     assert closed == ["deletions"], "who asks whether data may go is not waited for"
     node._changed.add(keys)
-    node._leases.add([RecordingWorker(KEY)])
-    assert (len(node._changed), len(node._leases), seen) == (0, 0, [])
+    node._lease_news.add([RecordingWorker(KEY)])
+    assert (len(node._changed), len(node._lease_news), seen) == (0, 0, [])
 
 
 # ---- stepping aside ------------------------------------------------------------------------------------------------------------
