@@ -95,6 +95,7 @@ class MemoryNode:
     def kill(self) -> None:
         """End the process of the node at once, as SIGKILL does. Its written data remains."""
         self.up = False
+        self._cancel_lease_timer()
         for replica in self.replicas.values():
             replica.die()
         self.replicas.clear()
@@ -102,6 +103,7 @@ class MemoryNode:
 
     def close(self) -> None:
         self.up = False
+        self._cancel_lease_timer()
         for replica in self.replicas.values():
             replica.stop()
         self.replicas.clear()
@@ -115,11 +117,15 @@ class MemoryNode:
             return
         times, now_ns = self._image.session_times, self.now_ns()
         had_ended = self.lease.extend(now_ns, 0 if times is None else times.lease_ms * NS_PER_MS, now_ns)
-        if self._lease_ends is not None:
-            self._lease_ends.cancel()
+        self._cancel_lease_timer()
         self._lease_ends = self.loop.call_at(self.lease.until_ns(now_ns) / NS_PER_S, self._lease_changed)
         if had_ended:
             self._lease_changed()
+
+    def _cancel_lease_timer(self) -> None:
+        if self._lease_ends is not None:
+            self._lease_ends.cancel()
+            self._lease_ends = None
 
     def _lease_changed(self) -> None:
         for replica in list(self.replicas.values()):
