@@ -71,7 +71,9 @@ class LeasedNode:
         if not self.must_update:
             return
         self.must_update = False
-        held = state("a" if self.names_a else "b", epoch=self.epoch, leader_epoch=self.leader_epoch, leaderships=self.leader_epoch)
+        held = state(
+            "a" if self.names_a else "b", epoch=self.epoch, leader_epoch=self.leader_epoch, leaderships=self.leader_epoch
+        )
         announced, epoch = self.leader.replica.announced, self.epoch
 
         def changed() -> None:
