@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client.closest_replica import this_host
+from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.base.worker_assignment import WorkerShare
@@ -43,6 +44,7 @@ from liftpy.core.publish.memory_budget import (
 from liftpy.core.publish.standby import NodeStandbyMemory
 from liftpy.core.replication.catchup_throttle import pace_of
 from liftpy.core.replication.inflight_limits import NodeInflight
+from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.reads import MAX_WAITING_BYTES, ReadBudget
 from liftpy.core.wire._pb import replication_pb2, service_pb2
 from liftpy.core.wire.subjects import InboxRule, Subjects
@@ -481,6 +483,7 @@ class Node:
             incarnation=self.incarnation,
             links=links,
             intake=self._memory.intake,
+            lease=Lease(round(times.lease_s * NS_PER_S)),
             heard=self._memory.heard,
             room=self._memory.room,
             derived=NodeStateMemory(times.node_dedup_state_bytes),
@@ -516,9 +519,8 @@ class Node:
         self.partitions = Partitions(tools, counts, share=self.share)
         links.watch(self.partitions.data_path_changed)
         links.watch_publishes(self.partitions.publishes_lost)
-        partitions, find = self.partitions, self.partitions.services_of
-        handler = ServiceHandler(bus, self.subjects, settings.node_id, self._inboxes, find, self.counters, share=self.share)
-        self._services = handler
+        partitions, find, node_id = self.partitions, self.partitions.services_of, settings.node_id
+        self._services = ServiceHandler(bus, self.subjects, node_id, self._inboxes, find, self.counters, share=self.share)
         own = folder.worker_directory(self.share.number) if self.share.number else folder.path
         self._scrub = Scrub(lambda: list(partitions), own, settings.scrub_bytes_per_s, self.counters)
         self.status.reporter = reporter = self._make_reporter(links, group, partitions)

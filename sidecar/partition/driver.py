@@ -16,7 +16,7 @@ from liftpy.core.replication.effects import ConfirmQuiescence, Effect, SetDeadli
 from liftpy.core.replication.events import (
     DeadlineReached,
     Event,
-    LeaseExtended,
+    LeaseChanged,
     NoticeReceived,
     NotificationReceived,
     QuiescentFetchReceived,
@@ -37,10 +37,10 @@ _FEWEST_STEPS = 8
 _MOST_OF_A_STEP = 500
 """Maximum length of a printed step, in characters."""
 
-_NEWEST_COUNTS = (LeaseExtended, NoticeReceived, NotificationReceived)
+_NEWEST_COUNTS = (LeaseChanged, NoticeReceived, NotificationReceived)
 """Events that arrive regularly. A newer waiting event of the same kind replaces an older one."""
 _ROUTINE, _LOOKS = (
-    frozenset({LeaseExtended, DeadlineReached, QuiescentFetchReceived}),
+    frozenset({LeaseChanged, DeadlineReached, QuiescentFetchReceived}),
     frozenset({SetDeadline, ConfirmQuiescence}),
 )
 """Events of idle partitions. A step with such an event changes no metric if its only effects are in ``_LOOKS``."""
@@ -140,7 +140,7 @@ class ReplicaDriver:
             while queue and not self._held:
                 event, now_ns = queue.pop(0), clock.now_ns()
                 effects = step(event, now_ns)
-                if effects or type(event) is not LeaseExtended:
+                if effects or type(event) is not LeaseChanged:
                     story.append((now_ns, event, effects))
                     if len(story) > _story_limit.steps:
                         del story[: -_story_limit.steps]

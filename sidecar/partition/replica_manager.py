@@ -1,9 +1,9 @@
 """Starts, updates, stops and deletes the partitions of this node according to the metadata image.
 
-After each change of the image, the workers are updated in slices. A limited number of tasks opens logs. A lease is
-extended only for a partition that has the current image [D22]. Data is deleted only if a record names the uid of the
-stream [M11]. A node that is not a controller also needs the confirmation of a controller. A directory of an unknown
-stream is kept and reported.
+After each change of the image, the workers are updated in slices. A limited number of tasks opens logs. All partitions
+share the lease of the node. A partition that does not have the current image keeps the lease that it had before [D22].
+Data is deleted only if a record names the uid of the stream [M11]. A node that is not a controller also needs the
+confirmation of a controller. A directory of an unknown stream is kept and reported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 import nats.errors
 
-from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
@@ -26,7 +25,7 @@ from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
-from liftpy.core.replication.events import DataPathChanged, Event, LeaseExtended
+from liftpy.core.replication.events import DataPathChanged, Event, LeaseChanged
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
@@ -39,6 +38,7 @@ from sidecar.partition.worker import NodeTools, PartitionWorker, open_worker
 from sidecar.runtime import clock
 from sidecar.runtime.memory import GarbageCollection
 from sidecar.runtime.tasks import CooperativeQueue, spawn, start_attended
+from sidecar.runtime.timers import Timer
 
 logger = logging.getLogger("liftpy.partitions")
 
@@ -51,8 +51,6 @@ _ASIDE_S = 0.5
 """Maximum time for which a leader answers its publishers before a planned transfer, in seconds."""
 _BACK_AFTER_S = 2.0
 """Time after which a leader accepts publishes again if its planned transfer did not happen, in seconds."""
-_PARTS_OF_A_LEASE = 2
-"""Divisor of the lease that gives the interval between two extensions of a partition's lease."""
 
 
 class Partitions:
@@ -71,8 +69,9 @@ class Partitions:
         self._by_name: dict[tuple[str, int], PartitionWorker] = {}
         self._changed = CooperativeQueue(self._follow_image)
         """Partitions whose state in the image has changed, and whose workers must be updated."""
-        self._leases = CooperativeQueue(self._extend)
-        """Partitions that this node leads and whose lease may be extended."""
+        self._lease_ends = Timer(self._lease_ended)
+        self._lease_news = CooperativeQueue(self._pass_lease_on)
+        """Partitions that this node leads, and that must learn that the lease has ended or is valid again."""
         self._deferred: dict[PartitionKey, None] = {}
         """Partitions that wait to be opened or stopped, as an ordered set."""
         self._retries: dict[PartitionKey, asyncio.TimerHandle] = {}
@@ -85,12 +84,6 @@ class Partitions:
         """Partitions whose state in the image has changed while they were opened or stopped."""
         self._departures = DataDeletion(node.settings.node_id)
         self._leading: dict[PartitionKey, PartitionWorker] = {}
-        self._heard: LeaseExtended | None = None
-        """Last answered heartbeat. None: there was none."""
-        self._passed_on_ns = 0
-        self._own_lease_ns = round(node.settings.replication.lease_s * NS_PER_S)
-        self._pass_on_every_ns = self._own_lease_ns // _PARTS_OF_A_LEASE
-        """Interval between two extensions of a partition's lease, in nanoseconds."""
         self._data_path_is_up = True
         self._closing = False
         """True while the node transfers its leaderships before its stop. No partition is opened."""
@@ -178,28 +171,34 @@ class Partitions:
             self._live = _incarnations(new)
         self._departures.note_deleted_streams(change.deleted)
         holds = self._share.holds
-        self._changed.add(c.key for c in change.for_node(self._node_id) if holds(c.key.stream, c.key.partition))
+        changed = [c.key for c in change.for_node(self._node_id) if holds(c.key.stream, c.key.partition)]
         if nodes_changed or change.lease_changed:
-            self._changed.add(self._workers)
+            changed += self._workers
+        for key in changed:
+            if (worker := self._workers.get(key)) is not None:
+                worker.announce_change()
+        self._changed.add(changed)
 
     def heartbeat_answered(self, sent_ns: int, lease_ns: int = 0) -> None:
-        """Extend the leases of the partitions that this node leads, because a heartbeat was answered.
+        """Extend the lease of this node, because a heartbeat was answered.
 
         The image must be as new as the answer. ``sent_ns``: monotonic time at which the heartbeat was sent. ``lease_ns``:
         granted length of the lease, 0 for the length in the settings.
         """
-        self._heard = LeaseExtended(sent_ns=sent_ns, lease_ns=lease_ns)
-        if sent_ns - self._passed_on_ns < self._pass_on_every_ns:
-            return
-        self._passed_on_ns = sent_ns
-        self._pass_on_every_ns = (lease_ns or self._own_lease_ns) // _PARTS_OF_A_LEASE
-        self._leases.add(self._leading.values())
+        lease, now_ns = self._node.lease, clock.now_ns()
+        had_ended = lease.extend(sent_ns, lease_ns, now_ns)
+        if lease.is_current(now_ns):
+            self._node.timers.set(self._lease_ends, lease.until_ns(now_ns))
+        if had_ended:
+            self._lease_news.add(self._leading.values())
 
-    def _extend(self, worker: PartitionWorker) -> None:
-        if self._changed and worker.key in self._changed:
-            return  # it hears of the heartbeat when it hears of the change
-        if self._heard is not None and self._leading.get(worker.key) is worker:
-            worker.feed(self._heard)
+    def _lease_ended(self) -> None:
+        """Tell the leaders that their lease has ended. Each of them also notices it itself before it sends an ack."""
+        self._lease_news.add(self._leading.values())
+
+    def _pass_lease_on(self, worker: PartitionWorker) -> None:
+        if self._leading.get(worker.key) is worker:
+            worker.feed(LeaseChanged())
 
     def data_path_changed(self, is_up: bool) -> None:
         """Tell all replicas that the connections that a leader needs are up (``is_up``) or down."""
@@ -357,8 +356,6 @@ class Partitions:
         worker.update(self._image.partition_metadata(stream, partition), self._live)
         if worker.leads:
             self._leading[worker.key] = worker
-            if self._heard is not None:
-                worker.feed(self._heard)
         else:
             self._leading.pop(worker.key, None)
 
@@ -493,7 +490,7 @@ class Partitions:
         self._stopping = self._closing = True
         self._node.deletions.close()
         self._changed.close()
-        self._leases.close()
+        self._lease_news.close()
         self._deferred.clear()
         for retry in self._retries.values():
             retry.cancel()

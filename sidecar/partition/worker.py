@@ -35,6 +35,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeInflight
+from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.reads import ReplicaSource
 from liftpy.core.replication.replica import Replica
 from liftpy.core.services.sessions import ServiceEnded
@@ -79,6 +80,7 @@ class NodeTools:
     incarnation: int
     links: NodeConnections
     intake: NodeInflight
+    lease: Lease
     heard: NodeStandbyMemory
     derived: NodeStateMemory
     copy_pace: CatchupThrottle
@@ -330,6 +332,10 @@ class PartitionWorker:
         """Feed LogOpened, the first event, to the replica."""
         self.executor.feed_log_opened()
 
+    def announce_change(self) -> None:
+        """Tell the replica that the image of the node has changed for it. ``update`` follows, with the newest image."""
+        self.replica.announce_change(clock.now_ns())
+
     def update(self, held: PartitionMetadata, incarnations: Mapping[str, int]) -> None:
         """Pass the partition's new state in the metadata, or a new set of live nodes, to the replica.
 
@@ -338,7 +344,7 @@ class PartitionWorker:
         count_isr(self._node.instruments, self._node.settings.node_id, self.state, held.state)
         self.state = held.state
         self.config = held.config
-        if self.executor.apply_metadata(held, incarnations):
+        if self.executor.apply_metadata(held, incarnations, self.replica.announced):
             self.apply_retention(self._node.clocks.time_of_age_ns())
         self.reads.share(self._node.settings.node_id in held.isr)
         self.reads.advanced()
@@ -550,7 +556,7 @@ def _replica(node: NodeTools, key: PartitionKey) -> Replica:
     node_id = node.settings.node_id
     seed = zlib.crc32(f"{node_id} {key}".encode())
     config, pace = node.settings.replication, node.copy_pace
-    return Replica(node_id, node.incarnation, config, seed, node.intake, _REQUEST_ID_BASE, pace)
+    return Replica(node_id, node.incarnation, config, seed, node.intake, _REQUEST_ID_BASE, pace, node.lease)
 
 
 async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: StreamConfig) -> PartitionWorker:

@@ -20,7 +20,6 @@ import pytest
 
 from liftpy.config import StreamConfig
 from liftpy.core.base.partition import PartitionMetadata, Pause
-from liftpy.core.replication import events as ev
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.envelope import MAGIC
@@ -143,7 +142,7 @@ class WorkerHistory:
 
     def _heard(self) -> None:
         for node in self.t.nodes.values():
-            node.worker.feed(ev.LeaseExtended(sent_ns=clock.now_ns()))
+            node.beat()
 
     def _set_aside(self) -> None:
         worker = self.t.nodes[self.rng.choice(NODES)].worker

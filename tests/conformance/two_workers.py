@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from liftpy.config import ReplicationConfig, StreamConfig
+from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.base.partition import PartitionMetadata, PartitionState, PartitionStatus
@@ -29,6 +29,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeInflight
+from liftpy.core.replication.lease import Lease
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.envelope import MessageType
@@ -173,6 +174,7 @@ class WorkerNode:
         self.errors: list[Exception] = []
         self.bus = Bus(node_id, table)
         self.timers = Timers()
+        self.lease = Lease(round(CONFIG.lease_s * NS_PER_S))
         subjects = Subjects()
         bus: Any = self.bus
         counters: Counter[str] = Counter()
@@ -194,8 +196,8 @@ class WorkerNode:
             folder=SimpleNamespace(partition_path=lambda key: Path(key.folder)), touched=self.counts.touched,
             clocks=SimpleNamespace(time_of_age_ns=time.time_ns, stamp_ns=time.time_ns),
             settings=SimpleNamespace(node_id=node_id, replication=CONFIG), incarnation=incarnation,
-            links=SimpleNamespace(ingest=bus, replication=bus, standby=None), intake=NodeInflight(), copy_pace=CatchupThrottle(),
-            heard=NodeStandbyMemory(1 << 20),
+            links=SimpleNamespace(ingest=bus, replication=bus, standby=None), intake=NodeInflight(),
+            lease=self.lease, copy_pace=CatchupThrottle(), heard=NodeStandbyMemory(1 << 20),
             derived=NodeStateMemory(),
             drops=SimpleNamespace(count=lambda *a: None), subjects=subjects, tracing=SimpleNamespace(of=lambda key: None),
             reads=ReadTools(bus, subjects, InboxRule(("_INBOX.",)), self.timers, counters),
@@ -221,6 +223,11 @@ class WorkerNode:
                 raise self.refuse_sync
         if what == "append" and self.refuse is not None:
             raise self.refuse
+
+    def beat(self) -> None:
+        """A heartbeat that is sent now is answered at once."""
+        if self.lease.extend(clock.now_ns(), 0, clock.now_ns()):
+            self.worker.feed(ev.LeaseChanged())
 
     def _noticed(self, stream: str, partition: int, uid: str, event: ev.Event) -> None:
         self.worker.feed(event)
@@ -270,8 +277,9 @@ class TwoWorkers:
         held = PartitionMetadata(key=KEY, config=StreamConfig(min_isr=2), state=state)
         live = {name: number for number, name in enumerate(NODES, 1)}
         for node in self.nodes.values():
+            node.worker.announce_change()
             node.worker.update(held, live)
-            node.worker.feed(ev.LeaseExtended(sent_ns=clock.now_ns()))
+            node.beat()
 
     def publish(self, payload: bytes) -> str:
         """A message on the data subject; where its answer goes."""

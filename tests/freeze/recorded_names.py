@@ -8,7 +8,6 @@ _RECORDED_NAMES = {
     "AnswerParkedFetch": "AnswerWaiter",
     "ConfirmQuiescence": "ConfirmQuiet",
     "EndQuiescence": "StopWaiting",
-    "LeaseExtended": "MetadataHeard",
     "LogTruncated": "LogCut",
     "NotificationReceived": "WokenUp",
     "ParkFetch": "KeepFetch",

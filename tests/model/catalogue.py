@@ -111,6 +111,7 @@ _LEASE_FULL = {
     "a suspended leader": _lease(ticks=8, moves=0, takeovers=0, eager=True),
     "an old metadata leader, to the end": _lease(ticks=8, moves=0, suspensions=0, eager=True),
     "a leadership that moves": _lease(ticks=4, suspensions=0, takeovers=0),
+    "a partition that lags": _lease(11, ticks=2, suspensions=0, takeovers=0, lags=1, session_s=0.75, lease_s=0.5, eager=True),
     "the default times": _lease(ticks=12, moves=0, session_s=2.0, lease_s=1.5, eager=True),
     "all": _lease(ticks=12, cuts=1, session_s=2.0, lease_s=1.5, in_flight=2),
 }
@@ -204,6 +205,11 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
         Mutant("no lease", "a leadership that moves", mutants.no_lease),
         Mutant("nobody waits for the leader before", "a leadership that moves", mutants.nobody_waits_for_the_leader_before),
         Mutant("a lease from the answer", "a suspended leader", mutants.lease_from_the_answer),
+        Mutant(
+            "a replica that lags uses the node's lease",
+            "a partition that lags",
+            mutants.a_replica_that_lags_uses_the_lease_of_the_node,
+        ),
         Mutant("a session shrinks", "times that change", mutants.sessions_shrink_below_what_was_granted),
         Mutant("nodes go by their own lease", "times that change", mutants.nodes_go_by_their_own_lease),
         Mutant(

@@ -31,7 +31,7 @@ from liftpy.core.replication.follower import FollowerRole
 from liftpy.core.replication.inflight_limits import InflightLimits, NodeInflight
 from liftpy.core.replication.isr import FollowerProgress, IsrChange, SlowFlushes
 from liftpy.core.replication.leader import LeaderRole, PauseEnforcer
-from liftpy.core.replication.lease import EarlierLeaders, Lease
+from liftpy.core.replication.lease import EarlierLeaders, Lease, ReplicaLease
 from liftpy.core.replication.log_offsets import LogOffsets
 from liftpy.core.replication.phases import FollowerPhase
 from liftpy.core.replication.replica import FailedRole, InactiveRole, Replica, StoppedRole
@@ -83,9 +83,9 @@ class Stepped(NamedTuple):
 
 STRUCTURE = Structure(
     state=(
-        Cell, Replica, ReplicaContext, LogOffsets, EpochCache, Deadlines, Lease, Backoff, EarlierLeaders, IsrChange, FetchHandler,
-        FollowerProgress, ParkedFetches, InflightLimits, NodeInflight, CatchupThrottle, LearnerCopy, SlowFlushes, PauseEnforcer,
-        ReplicaRole,
+        Cell, Replica, ReplicaContext, LogOffsets, EpochCache, Deadlines, Lease, ReplicaLease, Backoff, EarlierLeaders, IsrChange,
+        FetchHandler, FollowerProgress, ParkedFetches, InflightLimits, NodeInflight, CatchupThrottle, LearnerCopy, SlowFlushes,
+        PauseEnforcer, ReplicaRole,
         InactiveRole,
         FailedRole, StoppedRole, FollowerRole, CandidateRole, LeaderRole,
     ),
@@ -360,8 +360,9 @@ class Shell:
         cell = self.cell
         cell.incarnation = incarnation
         replica = cell.replica = Replica(cell.name, incarnation, CONFIG)
-        replica._shared.lease = Lease(1 << 62)
-        replica._shared.lease.extend(NOW)
+        lease = Lease(1 << 62)
+        lease.extend(NOW, 0, NOW)
+        replica._shared.lease = ReplicaLease(lease)
         put_back_times(replica)
         self.feed(
             ev.LogOpened(

@@ -1,10 +1,11 @@
 """The lease model: who may speak for a partition, on a clock of 0.25 s.
 
-The shipped ``NodeSessions`` of two metadata leaders, one of which may not know that it was replaced; the shipped ``Lease`` and
-``EarlierLeaders`` of three nodes; the shipped decisions. Nodes are suspended and go on, heartbeats and their answers take any time,
-images come late, the bus says that nobody listens for a node that is cut off from it. A leadership may be moved while the
-session of the old leader lasts. Session and lease may become others (``Limits.times``): the settings of nodes and metadata leaders say
-something else then, so that whoever goes by them is found.
+The shipped ``NodeSessions`` of two metadata leaders, one of which may not know that it was replaced; the shipped ``Lease``,
+``ReplicaLease`` and ``EarlierLeaders`` of three nodes; the shipped decisions. Nodes are suspended and go on, heartbeats and their
+answers take any time, images come late, and a partition may learn of them later than its node (``Limits.lags``). The bus says that
+nobody listens for a node that is cut off from it. A leadership may be moved while the session of the old leader lasts. Session and
+lease may become others (``Limits.times``): the settings of nodes and metadata leaders say something else then, so that whoever goes
+by them is found.
 
 A node speaks if the image that it knows names it leader, its lease is current and nobody who led before may still speak, by its
 own ``EarlierLeaders``; two that speak at one time break D22. A node that is suspended does not speak before it goes on.
@@ -23,7 +24,7 @@ from liftpy.config import NS_PER_MS, NS_PER_S, ReplicationConfig, SessionTimes
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata import sessions
 from liftpy.core.metadata.sessions import NodeSessions
-from liftpy.core.replication.lease import EarlierLeaders, Lease
+from liftpy.core.replication.lease import EarlierLeaders, Lease, ReplicaLease
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.model.cells import KEY
 from tests.model.images import NODES, Images, first_image
@@ -35,7 +36,7 @@ TICK_NS = NS_PER_S // 4
 ELECTION_TICKS = 2
 """A metadata leader appears 0.5 s after a majority confirmed the one before last, or later."""
 _STRUCTURE = Structure(
-    state=(NodeSessions, sessions._NodeSession, Lease, EarlierLeaders), values=(ReplicationConfig, SessionTimes)
+    state=(NodeSessions, sessions._NodeSession, Lease, ReplicaLease, EarlierLeaders), values=(ReplicationConfig, SessionTimes)
 )
 OTHERWISE = ReplicationConfig(session_s=3600.0, lease_s=3000.0)
 """Settings that nobody is to go by, where the image has the times."""
@@ -44,11 +45,13 @@ _FORGOTTEN_NS = NOW - 4 * NS_PER_S
 
 
 class Node(NamedTuple):
-    """``lease``, ``succession``: numbers of what is held. ``seen``: how many images it is behind."""
+    """``lease``, ``succession``: numbers of what is held. ``behind``: how many images its partition is behind; ``lags``: how many of
+    them the node has seen."""
 
     lease: int
     succession: int
     behind: int = 0
+    lags: int = 0
     suspended: bool = False
     cut: bool = False
     waiting: tuple[tuple[int, int, int], ...] = ()
@@ -74,7 +77,8 @@ class State(NamedTuple):
     """That the old one knows: it learns nothing any more."""
     sent: frozenset[tuple[str, str, int, int, int]]
     left: tuple[int, ...]
-    """Ticks, suspensions, cuts, moves, changes of the metadata leader and of the times that may still happen."""
+    """Ticks, suspensions, cuts, moves, changes of the metadata leader and of the times, and images of which a partition learns later
+    than its node, that may still happen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ class Limits:
     """Who does not take itself for the leader learns at once: so it suspects those before it for as short as can be."""
     times: tuple[tuple[float, float], ...] = ()
     """(session, lease) that the image's become, one after the other, in s; (): the settings say them, and the image nothing."""
+    lags: int = 0
 
 
 class LeaseModel:
@@ -128,13 +133,13 @@ class LeaseModel:
         nodes = []
         for name in NODES:
             granted_ms = led.heartbeat(name, 1, NOW, NOW).lease_ms
-            lease, succession = Lease(lease_ns), EarlierLeaders(name, lease_ns)
-            lease.extend(NOW, granted_ms * NS_PER_MS)
+            lease, succession = ReplicaLease(Lease(lease_ns)), EarlierLeaders(name, lease_ns)
+            lease.node_lease.extend(NOW, granted_ms * NS_PER_MS, NOW)
             held, live = self._images.state(image)
             succession.partition_changed(held.state, dict(live), NOW, held.longest_lease_ns)
             nodes.append(Node(self._number(lease), self._number(succession)))
         limits = self._limits
-        left = limits.ticks, limits.suspensions, limits.cuts, limits.moves, limits.takeovers, len(limits.times)
+        left = limits.ticks, limits.suspensions, limits.cuts, limits.moves, limits.takeovers, len(limits.times), limits.lags
         leader = Metadata(self._number(led), NOW)
         return State((image,), (nodes[0], nodes[1], nodes[2]), leader, None, image, frozenset(), left)
 
@@ -144,9 +149,9 @@ class LeaseModel:
         found = self._aged.get(number)
         if found is None:
             what = self._copy(number)
-            if isinstance(what, Lease):
-                until_ns = what._until_ns
-                what._until_ns = None if until_ns is None or until_ns - TICK_NS <= NOW else until_ns - TICK_NS
+            if isinstance(what, ReplicaLease):
+                for lease in (what, what.node_lease) if what.lags else (what.node_lease,):
+                    lease._until_ns = _left(lease.until_ns(NOW) - TICK_NS)
             elif isinstance(what, EarlierLeaders):
                 what._suspects = {n: (i, max(until - TICK_NS, NOW)) for n, (i, until) in what._suspects.items()}
             else:
@@ -175,7 +180,7 @@ class LeaseModel:
             if name not in leading and not (node.suspended or node.cut):
                 answer = led.heartbeat(name, 1, NOW, NOW)
                 held = self._copy(lease)
-                held.extend(NOW, answer.lease_ms * NS_PER_MS)
+                held.node_lease.extend(NOW, answer.lease_ms * NS_PER_MS, NOW)
                 lease = self._number(held)
             waiting = tuple((index, _earlier(sent), length) for index, sent, length in node.waiting)
             nodes.append(node._replace(lease=lease, succession=self._age(node.succession), waiting=waiting))
@@ -192,7 +197,7 @@ class LeaseModel:
             yield action, reached if isinstance(reached, Broken) else self._looked(reached)
 
     def _steps(self, state: State) -> Iterator[tuple[tuple[Any, ...], State | Broken]]:
-        ticks, suspensions, cuts, _, takeovers, _ = state.left
+        ticks, suspensions, cuts, _, takeovers, *_ = state.left
         leading = self._leading(state)
         if ticks:
             yield ("0.25 s go by",), self._tick(state)
@@ -236,6 +241,14 @@ class LeaseModel:
                 )
         if node.behind:
             yield (name, "learns"), self._forgotten(self._learned(state, i, node))
+        if leads and state.left[6] and node.behind > node.lags:
+            lease = self._copy(node.lease)
+            if not lease.lags:
+                lease.announce_change(NOW)
+            waiting = self._image_seen(lease, node)
+            lagging = node._replace(lags=node.lags + 1, lease=self._number(lease), waiting=waiting)
+            left = (*state.left[:6], state.left[6] - 1)
+            yield (name, "has an image of which its partition does not learn yet"), self._with(state, i, lagging, left=left)
         seen = self._images.partition(state.images[-1 - node.behind])
         leader = seen.leader or seen.candidate
         if leader and leader != name:
@@ -252,24 +265,30 @@ class LeaseModel:
             yield from self._decided(state, ready, state.left)
 
     def _learned(self, state: State, i: int, node: Node) -> State:
-        """The next image, and what was granted on it."""
-        behind = node.behind - 1
+        """The images that the node has and its partition does not, or the next image, and what was granted on it."""
+        behind = node.behind - (node.lags or 1)
         held, live = self._images.state(state.images[-1 - behind])
         succession, lease = self._copy(node.succession), self._copy(node.lease)
         succession.partition_changed(held.state, dict(live), NOW, held.longest_lease_ns)
+        waiting = node.waiting if node.lags else self._image_seen(lease, node)
+        lease = ReplicaLease(lease.node_lease)  # without the number of the changes so far
+        learned = node._replace(
+            behind=behind, lags=0, succession=self._number(succession), lease=self._number(lease), waiting=waiting
+        )
+        return self._with(state, i, learned)
+
+    def _image_seen(self, lease: ReplicaLease, node: Node) -> tuple[tuple[int, int, int], ...]:
+        """The node has another image: the leases that wait for more."""
         waiting = tuple((index - 1, sent, length) for index, sent, length in node.waiting)
         for index, sent, length in waiting:
             if index <= 0:
                 self._heard(lease, sent, length)
-        kept = tuple(entry for entry in waiting if entry[0] > 0)
-        learned = node._replace(behind=behind, succession=self._number(succession), lease=self._number(lease), waiting=kept)
-        return self._with(state, i, learned)
+        return tuple(entry for entry in waiting if entry[0] > 0)
 
     @staticmethod
-    def _heard(lease: Lease, sent_ns: int, lease_ns: int) -> None:
-        lease.extend(sent_ns, lease_ns)
-        if not lease.is_current(NOW):
-            lease._until_ns = None
+    def _heard(lease: ReplicaLease, sent_ns: int, lease_ns: int) -> None:
+        lease.node_lease.extend(sent_ns, lease_ns, NOW)
+        lease.node_lease._until_ns = _left(lease.node_lease.until_ns(NOW))
 
     def _arrivals(self, state: State) -> Iterator[tuple[tuple[Any, ...], State | Broken]]:
         for message in sorted(state.sent):
@@ -291,7 +310,7 @@ class LeaseModel:
                 yield ("beat of", name, "comes"), reached._replace(sent=answered)
             elif not (state.nodes[i].suspended or state.nodes[i].cut):
                 node = state.nodes[i]
-                missing = node.behind - to
+                missing = node.behind - node.lags - to
                 if missing > 0:
                     waiting = tuple(sorted({*node.waiting, (missing, sent_ns, length)}))
                     yield (
@@ -317,7 +336,7 @@ class LeaseModel:
         if left[5]:
             session_s, lease_s = self._limits.times[-left[5]]
             become = ("times become", round(session_s * 1000), round(lease_s * 1000))
-            yield from self._decided(state, become, (*left[:5], left[5] - 1))
+            yield from self._decided(state, become, (*left[:5], left[5] - 1, *left[6:]))
         led = self._copy(state.leader.sessions)
         proposed = led.take_due(NOW)
         ticking = state._replace(leader=state.leader._replace(sessions=self._number(led)))
@@ -368,7 +387,7 @@ class LeaseModel:
         partition = self._images.partition(state.images[-1 - node.behind])
         if node.suspended or partition.status is not PartitionStatus.ONLINE or partition.leader != name:
             return False
-        lease: Lease = self._held[node.lease]
+        lease: ReplicaLease = self._held[node.lease]
         succession: EarlierLeaders = self._held[node.succession]
         return lease.is_current(NOW) and succession.is_over(NOW)
 
@@ -394,6 +413,11 @@ class LeaseModel:
             state_of = f"{' suspended' if node.suspended else ''}{' cut' if node.cut else ''}"
             parts.append(f"{name}{state_of} sees {seen} e{partition.leader_epoch}, lease {length:g} s")
         return "; ".join(parts)
+
+
+def _left(until_ns: int) -> int:
+    """The end of a lease; 0 stands for all that have ended."""
+    return until_ns if until_ns > NOW else 0
 
 
 def _earlier(at_ns: int) -> int:

@@ -13,7 +13,7 @@ from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.record_builder import RecordBuilder
 from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.replication import isr
-from liftpy.core.replication.lease import EarlierLeaders, Lease
+from liftpy.core.replication.lease import EarlierLeaders, Lease, ReplicaLease
 from sidecar.metadata import member_log
 from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import RaftCore
@@ -74,12 +74,14 @@ def no_lease() -> Patches:
     return [method(Lease, "is_current", lambda self, now_ns: True)]
 
 
+def a_replica_that_lags_uses_the_lease_of_the_node() -> Patches:
+    return [method(ReplicaLease, "announce_change", lambda self, now_ns: None)]
+
+
 def lease_from_the_answer() -> Patches:
     """It runs from when the answer came, and not from when the heartbeat was sent."""
-    from tests.model.lease import NOW
-
     heard = Lease.extend
-    return [method(Lease, "extend", lambda self, sent_ns, lease_ns=0: heard(self, NOW, lease_ns))]
+    return [method(Lease, "extend", lambda self, sent_ns, lease_ns, now_ns: heard(self, now_ns, lease_ns, now_ns))]
 
 
 def stale_metadata_leader_grants() -> Patches:
@@ -270,7 +272,7 @@ def sessions_shrink_below_what_was_granted() -> Patches:
 def nodes_go_by_their_own_lease() -> Patches:
     """Whatever the answer says."""
     real = Lease.extend
-    return [method(Lease, "extend", lambda self, sent_ns, lease_ns=0: real(self, sent_ns))]
+    return [method(Lease, "extend", lambda self, sent_ns, lease_ns, now_ns: real(self, sent_ns, 0, now_ns))]
 
 
 def the_longest_lease_is_the_new_one() -> Patches:

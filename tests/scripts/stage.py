@@ -42,6 +42,8 @@ from tests.sim.trace import Trace
 
 _TRACE_LINES_SHOWN = 60
 _TRY_EVERY_S = 0.2
+_SUBSCRIBED_S = 0.005
+"""Time after which all servers of the simulated NATS know a subscription. Before, a publish may be lost."""
 
 
 class Stage(Strikes):
@@ -74,6 +76,7 @@ class Stage(Strikes):
         if self._wants_reader:
             self.cluster.readers.append(SimReader(self.cluster, "r0", self.cluster.key, 80 * MS))
         self.until(lambda: len(self.isr) == self.cluster.plan.replication_factor)
+        self.wait_for_leader()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -331,7 +334,7 @@ class Stage(Strikes):
     def wait_for_leader(self, *among: str) -> str:
         """Until there is an open leader (one of ``among``, if given) and everyone's NATS knows its subscriptions; who it is."""
         self.until(lambda: any(map(self.is_open, among or self.partition.replicas)))
-        self.run(0.005)
+        self.run(_SUBSCRIBED_S)
         return self.leader
 
     def metadata_down(self) -> None:

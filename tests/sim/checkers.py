@@ -464,10 +464,10 @@ class Checkers:
         check(node.incarnation == process.incarnation, "D22", where, "speaks, though", node.incarnation, "is its successor")
         check(not node.fenced, "D22", where, "speaks while its session has ended")
         fenced_at = group.fenced_at.get(replica.node_id, -1)
-        own_fence_seen = fenced_at <= process.image.index
+        own_fence_seen = fenced_at <= replica.known_index
         opened = self.ghost(replica.key).opened_epoch
         check(replica.replica.leader_epoch >= opened, "D22", where, "speaks, though epoch", opened, "has opened")
-        check(own_fence_seen, "D22", where, "speaks on image", process.image.index, "but was fenced at", fenced_at)
+        check(own_fence_seen, "D22", where, "speaks on image", replica.known_index, "but was fenced at", fenced_at)
 
     def deletes(self, process: Life, key: PartitionKey) -> None:
         """Check a deletion of data: an applied record says that the node is no replica [M11]."""

@@ -302,6 +302,8 @@ class Cluster:
             node.disk.fail_syncs, node.disk.flush_ns = 0, MS
             if node.process is not None and node.process.paused:
                 node.process.resume(timers_first=True)
+            if node.process is not None:
+                node.process.learn_all()
             self.restart_if_failed(node.node_id)
             node.start()
         if self.trace is not None:

@@ -42,6 +42,7 @@ from tests.sim.plan import (
     PURGE,
     PUT_BACK,
     SESSION_ENDS,
+    SLOW_UPDATES,
     TIMES,
     TRUNCATE,
     TWIN,
@@ -63,6 +64,8 @@ _SEGMENTS = 2
 _LAG_SHARE = 0.7
 """Share of the allowed lag time for which an ISR member stops fetching."""
 _DIES = 0.5
+_LATE_PUBLISHES = 8
+"""Number of publishes, plus one, while a deposed leader does not know of it."""
 TIMES_TRIED = ((0.3, 0.2), (0.7, 0.5), (2.0, 1.5), (3.0, 1.0), (3.0, 2.9))
 """(session, lease) that the cluster's become, in s."""
 
@@ -200,7 +203,36 @@ def cut_publishes(cluster: Cluster, fault: Fault) -> bool:
     return True
 
 
-STRIKES = {SESSION_ENDS: session_ends, TIMES: times_change, HW_STALLS: hw_stalls, CUT_PUBLISHES: cut_publishes}
+def slow_updates(cluster: Cluster, fault: Fault) -> bool:
+    """Let the replicas of a leader's node learn of changes long after the node has the image, and move the leadership."""
+    leader = _chosen(leaders(cluster), fault)
+    if leader is None or leader.process.update_delay_ns or not cluster.group.available:
+        return False
+    process, lease_s = leader.process, _times(cluster)[1]
+    process.update_delay_ns = int((0.2 + 2 * fault.draw) * lease_s * S)
+    cluster.clock.after(fault.for_ns, partial(setattr, process, "update_delay_ns", 0))
+    if fault.for_ns % 4:
+        _move_leadership(cluster, leader, fault)
+    for part in range(1, _LATE_PUBLISHES):
+        after_ns = part * process.update_delay_ns // _LATE_PUBLISHES
+        cluster.clock.after(after_ns, partial(_publish, cluster, leader, AckPolicy.LEADER))
+    return True
+
+
+def _move_leadership(cluster: Cluster, leader: SimReplica, fault: Fault) -> None:
+    others = sorted(set(leader.replica.state.isr) - {leader.node_id})
+    if others:
+        elect = pb.ElectLeader(
+            stream=leader.key.stream, uid=leader.key.uid, partition=leader.key.partition,
+            node=others[int(fault.draw * 100) % len(others)],
+        )  # fmt: skip
+        cluster.group.apply(pb.ControlRequest(electLeader=elect))
+
+
+STRIKES = {
+    SESSION_ENDS: session_ends, TIMES: times_change, HW_STALLS: hw_stalls, CUT_PUBLISHES: cut_publishes,
+    SLOW_UPDATES: slow_updates,
+}  # fmt: skip
 """Faults by kind."""
 
 

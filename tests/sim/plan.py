@@ -25,6 +25,7 @@ PUT_BACK, FORGE, DRAG = "put-back", "forged-notice", "dragging-disk"
 OTHER_LOGS, TWIN, LATE, HALF_OPEN = "other-logs", "twin", "late-answers", "half-open"
 SESSION_ENDS, HW_STALLS, CUT_PUBLISHES, TWIN_DISK = "session-ends", "hw-stalls", "cut-publishes", "twin-disk"
 TRUNCATE, PURGE, PAUSE_STREAM, BEHIND = "truncate", "purge", "pause-stream", "behind"
+SLOW_UPDATES = "slow-updates"
 """Drawn at a pace of their own."""
 DRAIN, WEIGHT, FACTOR = "drain", "weight", "factor"
 TIMES = "times"
@@ -189,6 +190,7 @@ _SOMETIMES: dict[str, dict[str, float]] = {
     PURGE: {"": 0.15, "disks": 0.3, "moves": 0.3, _EDGES: 0.5},
     PAUSE_STREAM: {"": 0.12, "elections": 0.25, "metadata": 0.25, "moves": 0.25, _EDGES: 0.5},
     BEHIND: {"": 0.12, "elections": 0.25, "moves": 0.25, _EDGES: 0.5},
+    SLOW_UPDATES: {"": 0.12, "elections": 0.4, "metadata": 0.25, "moves": 0.25},
 }
 """Kind -> profile -> share of its plans that have it."""
 _DRAG_SHARE, _DRAG_GAP_S = 0.25, 6.0

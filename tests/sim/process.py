@@ -31,7 +31,7 @@ from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeInflight
-from liftpy.core.replication.lease import INGEST, REPLICATION, DataPath
+from liftpy.core.replication.lease import INGEST, REPLICATION, DataPath, Lease
 from liftpy.core.replication.quiescence import CombinedFetches, CombinedFetchRequest, ReleasedFetches
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError, NoSpaceError
@@ -151,6 +151,12 @@ class Process:
         self.replicas: dict[PartitionKey, SimReplica] = {}
         self.wishes = RequestBatcher()
         self.intake = NodeInflight()
+        self.lease = Lease(round(self.config.lease_s * S))
+        self._lease_timer: SimTimer | None = None
+        self.update_delay_ns = 0
+        """Time after which a replica learns of a change that the image shows. Nodes update their partitions one after the other."""
+        self._outdated: set[PartitionKey] = set()
+        """Partitions with such a change."""
         self.room = MemoryBudget(late_s=_LATE_S)
         self.derived = NodeStateMemory(self.cluster.config.node_dedup_state_bytes)
         self.leaving = Leaving(self, self._stop_replica, self._deleted, self._look_again)
@@ -383,12 +389,37 @@ class Process:
                     return
             elif key not in changed and not (changes.nodes or changes.lease_changed):
                 continue
-            replica.update(image.partition_metadata(stream, partition), live)
-            replica.reads.advanced()
+            self._changed(replica, stream, partition, live)
         self._extend(self._heartbeats.image_seen(image.index))
+
+    def _changed(self, replica: SimReplica, stream: StreamImage, partition: PartitionState, live: dict[str, int]) -> None:
+        replica.replica.announce_change(self.now_ns())
+        if not self.update_delay_ns:
+            self._outdated.discard(replica.key)
+            replica.update(self.image.partition_metadata(stream, partition), live)
+            replica.reads.advanced()
+        elif replica.key not in self._outdated:
+            self._outdated.add(replica.key)
+            self.cluster.counters["changes that replicas learn late"] += 1
+            self.later(self.update_delay_ns, partial(self._update_late, replica.key))
+
+    def _update_late(self, key: PartitionKey) -> None:
+        found, replica = self.image.find(key.stream, key.uid, key.partition), self.replicas.get(key)
+        if key in self._outdated and found is not None and replica is not None and self.node_id in found[1].holders:
+            live = {node_id: node.incarnation for node_id, node in self.image.nodes.items() if not node.fenced}
+            replica.update(self.image.partition_metadata(*found), live)
+            replica.reads.advanced()
+        self._outdated.discard(key)
+
+    def learn_all(self) -> None:
+        """Let all replicas learn of all changes now."""
+        self.update_delay_ns = 0
+        for key in sorted(self._outdated):
+            self._update_late(key)
 
     def _stop_replica(self, key: PartitionKey) -> str:
         replica = self.replicas.pop(key)
+        self._outdated.discard(key)
         replica.stop()
         return replica.folder
 
@@ -467,9 +498,26 @@ class Process:
             self._extend(self._heartbeats.response_received(sent_ns, answer, self.image.index))
 
     def _extend(self, granted: LeaseGrant | None) -> None:
-        if granted is not None:
-            for replica in self.replicas.values():
-                replica.feed(ev.LeaseExtended(sent_ns=granted.sent_ns, lease_ns=granted.lease_ns))
+        """Extend the lease of the process. One timer ends it, for all replicas."""
+        if granted is None:
+            return
+        had_ended = self.lease.extend(granted.sent_ns, granted.lease_ns, self.now_ns())
+        if self._lease_timer is None and self.lease.is_current(self.now_ns()):
+            self._lease_timer = self.at(self.lease.until_ns(self.now_ns()), self._lease_looked_at)
+        if had_ended:
+            self._lease_changed()
+
+    def _lease_looked_at(self) -> None:
+        self._lease_timer = None
+        now_ns = self.now_ns()
+        if self.lease.is_current(now_ns):
+            self._lease_timer = self.at(self.lease.until_ns(now_ns), self._lease_looked_at)
+        else:
+            self._lease_changed()
+
+    def _lease_changed(self) -> None:
+        for replica in list(self.replicas.values()):
+            replica.feed(ev.LeaseChanged())
 
     def _checkpoint(self) -> None:
         for replica in self.replicas.values():

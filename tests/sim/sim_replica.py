@@ -205,10 +205,18 @@ class SimReplica(PartitionShell, Asking):
         self.cluster = cluster
         seed = hash((cluster.seed, process.incarnation, partition.partition))
         self.replica = Replica(
-            process.node_id, process.incarnation, process.config, seed, process.intake, copy_pace=process.copy_pace
+            process.node_id,
+            process.incarnation,
+            process.config,
+            seed,
+            process.intake,
+            copy_pace=process.copy_pace,
+            lease=process.lease,
         )
         self.counters = cluster.counters
         self.state: PartitionState | None = None
+        self.known_index = 0
+        """Index of the image of which the replica was told last."""
         self.gone = False
         """True if it was stopped because another node holds the partition."""
         source = ReplicaSource(
@@ -259,8 +267,8 @@ class SimReplica(PartitionShell, Asking):
 
     def update(self, held: PartitionMetadata, incarnations: Mapping[str, int]) -> None:
         """The metadata shows the partition, its stream's settings or the set of live nodes in a new state."""
-        self.state = held.state
-        if self.apply_metadata(held, incarnations):
+        self.state, self.known_index = held.state, self.process.image.index
+        if self.apply_metadata(held, incarnations, self.replica.announced):
             self.apply_retention(self.process.time_of_age_ns())
 
     # ---- events in, effects out --------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from liftpy.core.replication import events as ev
 from tests.sim.clock import START_NS, Clock
 from tests.sim.world import Copy
 
-_QUIET = (ev.LeaseExtended,)
+_QUIET = (ev.LeaseChanged,)
 _SILENT = (do.SetDeadline,)
 
 

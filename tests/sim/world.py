@@ -26,6 +26,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeInflight
+from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.quiescence import CombinedFetches
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -48,6 +49,8 @@ class Copy(Protocol):
     log: Log
     replica: Replica
     failed: str
+    known_index: int
+    """Index of the image of which the replica was told last."""
 
     @property
     def process(self) -> Life:
@@ -86,7 +89,9 @@ class Life(Protocol):
     dead: bool
     paused: bool
     image: ClusterImage
+    update_delay_ns: int
     intake: NodeInflight
+    lease: Lease
     room: MemoryBudget
     quiet: CombinedFetches
     confirmed: set[int]
@@ -117,6 +122,9 @@ class Life(Protocol):
 
     def begin(self) -> None:
         """Open the logs, register."""
+
+    def learn_all(self) -> None:
+        """Let all replicas learn of all changes now."""
 
     def run(self, callback: Callable[[], None], *, timer: bool = False) -> None:
         """Run ``callback`` now or after the pause."""

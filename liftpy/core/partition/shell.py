@@ -116,14 +116,15 @@ class PartitionShell(ABC):
     def _log_compacted(self, horizon: Horizon) -> None:
         self.feed(events.LogCompacted(**horizon._asdict()))
 
-    def apply_metadata(self, held: PartitionMetadata, incarnations: Mapping[str, int]) -> bool:
+    def apply_metadata(self, held: PartitionMetadata, incarnations: Mapping[str, int], announced: int) -> bool:
         """Pass the partition's new state in the metadata, or a new set of live nodes, to the log and the replica.
 
-        ``incarnations``: node id -> incarnation of each live node. Return True if records can be deleted now.
+        ``incarnations``: node id -> incarnation of each live node. ``announced``: number of changes that ``held`` contains
+        (``Replica.announced``). Return True if records can be deleted now.
         """
         self.log.config = held.config
         self.ingest.settings_changed(held.config, held.partition_count)
-        self.feed(events.PartitionChanged(held=held, incarnations=incarnations))
+        self.feed(events.PartitionChanged(held=held, incarnations=incarnations, announced=announced))
         self.standby.review()
         return self.log.apply_metadata(held.state)
 

@@ -70,21 +70,17 @@ class PartitionChanged:
 
     A replica leads only if this has its own incarnation. So a state from before its registration makes no leader [C7].
     """
+    announced: int = 0
+    """Number of changes of this partition that the node's image had shown when the event was built [D22]."""
 
 
 @value
-class LeaseExtended:
-    """The metadata leader answered a heartbeat that was SENT at ``sent_ns``. The lease begins then [D22].
+class LeaseChanged:
+    """The lease of the node has ended, or it was extended after its end. Only leaders need the event.
 
-    The shell feeds it only when the local image has reached the index in the answer, and after all its PartitionChanged
-    events. Otherwise a node that continues after a pause would have a lease for leaderships that it has lost. A new
-    replica gets the event of the node's last such heartbeat.
+    The lease itself is shared by all replicas of the node, and a replica compares it with the clock [D22]. So the event only
+    sends the acks that wait for the lease, and changes the phase. It may be late, or arrive more than once.
     """
-
-    sent_ns: int
-    """Monotonic time of this node when the heartbeat was sent, in nanoseconds."""
-    lease_ns: int = 0
-    """Length of the granted lease, in nanoseconds. 0: the lease of the node's settings."""
 
 
 @value
@@ -397,7 +393,6 @@ class Deadline(Enum):
     REQUEST = "request"  # follower: no answer to the outstanding request
     LEADER = "leader"  # follower: the leader has been silent too long
     LAG = "lag"  # leader: look for followers that lag
-    LEASE = "lease"  # leader: the lease runs out
     NOTICE = "notice"  # leader: repeat CommitPosition
     PROBE = "probe"  # leader: HW has not moved for a while, who holds it back?
     ISR_CHANGE = "isr-change"  # leader: no answer from the metadata group
@@ -466,7 +461,7 @@ Event = (
     LogOpened
     | LogCompacted
     | PartitionChanged
-    | LeaseExtended
+    | LeaseChanged
     | DataPathChanged
     | PublishesReceived
     | DuplicateReceived

@@ -235,7 +235,6 @@ class LeaderRole(ReplicaRole):
         out.append(OpenSubject())
         self.to_phase(LeaderPhase.READY if self.shared.lease.is_current(now_ns) else LeaderPhase.NO_LEASE, out)
         self.pausing.review(self.phase, self.intake, now_ns, out)
-        self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
 
     def leave(self, out: Effects) -> None:
         """End the leadership. Publishers that wait for an ack get none, because their records may or may not survive."""
@@ -249,12 +248,20 @@ class LeaderRole(ReplicaRole):
             self.to_phase(LeaderPhase.INIT, out)
             self._open_when_free(now_ns, out)
 
-    def heartbeat_answered(self, now_ns: int, out: Effects) -> None:
-        if self.phase is LeaderPhase.NO_LEASE and self.shared.lease.is_current(now_ns):
+    def lease_changed(self, now_ns: int, out: Effects) -> None:
+        """Show whether the leader has a lease, and send the acks that waited for it.
+
+        The acks may also wait in phase READY, because the lease may end and be extended before any event reports its end.
+        """
+        if self.phase is not LeaderPhase.READY and self.phase is not LeaderPhase.NO_LEASE:
+            return
+        if not self.shared.lease.is_current(now_ns):
+            self.to_phase(LeaderPhase.NO_LEASE, out)
+            return
+        if self.phase is LeaderPhase.NO_LEASE:
             self.to_phase(LeaderPhase.READY, out)
-            self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
             self.pausing.review(self.phase, self.intake, now_ns, out)
-            self._acknowledge(now_ns, out)
+        self._acknowledge(now_ns, out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
         """Apply changed metadata during the leadership: another ISR, replica set or set of live nodes.
@@ -621,8 +628,6 @@ class LeaderRole(ReplicaRole):
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
         if kind is Deadline.LAG:
             self._check_lag(late_ns, now_ns, out)
-        elif kind is Deadline.LEASE:
-            self._check_lease(now_ns, out)
         elif kind is Deadline.NOTICE:
             self._send_notices(now_ns, out)
         elif kind is Deadline.PROMOTION:
@@ -740,9 +745,3 @@ class LeaderRole(ReplicaRole):
         config = self.shared.config
         quiet_s = max(config.max_idle_wait_s, config.max_lag_time_s * QUIET_WAIT)
         return nanoseconds(config.max_leader_timeout_s) + nanoseconds(quiet_s)
-
-    def _check_lease(self, now_ns: int, out: Effects) -> None:
-        if self.shared.lease.is_current(now_ns):
-            self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
-        elif self.phase is LeaderPhase.READY:
-            self.to_phase(LeaderPhase.NO_LEASE, out)

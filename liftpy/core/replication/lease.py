@@ -5,6 +5,10 @@ to other nodes when its session ends, ``session_s`` after the last heartbeat tha
 (shorter) from the sending of that heartbeat, by the node's own clock. So it ends before the session. From feature level
 5 on, the heartbeat answer contains the length of the lease.
 
+All replicas of a node share one lease. A heartbeat answer extends it without an event for each partition. A replica
+compares it with the clock whenever it sends an ack, so a late timer does no harm. A replica that does not know the newest
+metadata of its partition yet keeps the lease that it had before (``ReplicaLease``).
+
 Succession: a new leader sends nothing while an earlier leader may still ack [A2, D22, R4]. A leader that was deposed
 during its session may ack until its lease ends. Each replica therefore stores ended leaderships for the length of a
 lease. If it missed one, any other replica may have been the leader. An earlier leader no longer counts when its session
@@ -24,7 +28,7 @@ from liftpy.core.base.partition import PartitionState, PartitionStatus
 
 
 class Lease:
-    """Lease of this node for sending acks as a leader. All times are monotonic nanoseconds."""
+    """Lease of this node for sending acks as a leader. All replicas of the node share it. All times are monotonic nanoseconds."""
 
     __slots__ = ("_length_ns", "_until_ns")
 
@@ -32,14 +36,24 @@ class Lease:
         self._length_ns = length_ns
         self._until_ns: int | None = None  # exclusive; None: never granted
 
-    def extend(self, sent_ns: int, lease_ns: int = 0) -> None:
+    def extend(self, sent_ns: int, lease_ns: int, now_ns: int) -> bool:
         """Extend the lease after the answer to a heartbeat that was sent at ``sent_ns``. Answers may arrive in any order.
 
-        ``lease_ns``: length of the lease. 0: the length in this node's settings.
+        The image must be as new as the answer, and each replica with a newer state must know of it (``announce_change``).
+
+        Args:
+            sent_ns: Time at which the heartbeat was sent.
+            lease_ns: Length of the lease. 0: the length in this node's settings.
+            now_ns: Time of the call.
+
+        Returns:
+            True if the lease had ended before. The leaders of the node then need the event LeaseChanged, because acks may wait.
         """
+        had_ended = not self.is_current(now_ns)
         until_ns = sent_ns + (lease_ns or self._length_ns)
         if self._until_ns is None or until_ns > self._until_ns:
             self._until_ns = until_ns
+        return had_ended
 
     def is_current(self, now_ns: int) -> bool:
         return self._until_ns is not None and now_ns < self._until_ns
@@ -47,6 +61,52 @@ class Lease:
     def until_ns(self, now_ns: int) -> int:
         """Return the monotonic time at which the lease ends. If it has already ended, return ``now_ns``."""
         return self._until_ns if self._until_ns is not None and self._until_ns > now_ns else now_ns
+
+
+class ReplicaLease:
+    """Lease of the node, as one replica of the node may use it [D22].
+
+    The node's lease is valid for the newest image of the node. It may show that this replica no longer leads. The replica
+    learns of that later, because partitions are updated one after the other and their events may wait for the disk. From
+    ``announce_change`` until ``record_change``, the replica therefore has only the lease that it had before.
+    """
+
+    __slots__ = ("_announced", "_known", "_until_ns", "node_lease")
+
+    def __init__(self, node_lease: Lease) -> None:
+        self.node_lease = node_lease
+        self._announced = 0
+        """Number of changes of the partition that the image of the node has shown."""
+        self._known = 0
+        """Number of these changes that the replica has processed."""
+        self._until_ns = 0
+        """Time until which the replica has a lease while it lags behind, exclusive."""
+
+    @property
+    def announced(self) -> int:
+        """Number of changes that the image of the node has shown. A PartitionChanged that is built now contains all of them."""
+        return self._announced
+
+    @property
+    def lags(self) -> bool:
+        """True if the image shows a change that the replica has not processed."""
+        return self._known != self._announced
+
+    def announce_change(self, now_ns: int) -> None:
+        """Record that the image shows a change that the replica has not processed. The node's lease does not extend this one now."""
+        self._until_ns = self.until_ns(now_ns)
+        self._announced += 1
+
+    def record_change(self, announced: int) -> None:
+        """Record that the replica processes the changes up to the number ``announced``."""
+        self._known = max(self._known, announced)
+
+    def is_current(self, now_ns: int) -> bool:
+        return now_ns < self._until_ns if self._known != self._announced else self.node_lease.is_current(now_ns)
+
+    def until_ns(self, now_ns: int) -> int:
+        """Return the monotonic time at which the lease ends. If it has already ended, return ``now_ns``."""
+        return max(self._until_ns, now_ns) if self.lags else self.node_lease.until_ns(now_ns)
 
 
 class EarlierLeaders:

@@ -40,7 +40,7 @@ from liftpy.core.replication.events import Deadline, PublishesReceived
 from liftpy.core.replication.follower import FollowerRole, report_leader
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.leader import LeaderRole
-from liftpy.core.replication.lease import EarlierLeaders, Lease
+from liftpy.core.replication.lease import EarlierLeaders, Lease, ReplicaLease
 from liftpy.core.replication.log_offsets import EpochVerdict, LogOffsets, judge
 from liftpy.core.replication.phases import InactivePhase, LeaderPhase, RoleName
 from liftpy.core.replication.role import Backoff, Effects, ReplicaContext, ReplicaRole, nanoseconds, standby_successor_of
@@ -181,7 +181,8 @@ class Replica:
     """Replica of a partition as a pure state machine.
 
     ``seed``: seed for the random part of waits, different for each replica. ``intake``: totals of uncommitted and delayed
-    publishes, shared by all replicas of the node.
+    publishes, shared by all replicas of the node. ``lease``: lease of the node, shared by all its replicas. None: the replica
+    is the only one.
     """
 
     def __init__(
@@ -193,11 +194,13 @@ class Replica:
         intake: NodeInflight | None = None,
         request_id_base: int = 0,
         copy_pace: CatchupThrottle | None = None,
+        lease: Lease | None = None,
     ) -> None:
         backoff = Backoff(nanoseconds(config.fetch_backoff_min_s), nanoseconds(config.fetch_backoff_max_s), seed)
         lease_ns = nanoseconds(config.lease_s)
         succession = EarlierLeaders(node_id, lease_ns)
-        self._shared = ReplicaContext(node_id, incarnation, config, Lease(lease_ns), backoff, succession)
+        own_lease = ReplicaLease(lease or Lease(lease_ns))
+        self._shared = ReplicaContext(node_id, incarnation, config, own_lease, backoff, succession)
         self._shared.request_id_base = request_id_base
         self._shared.intake = intake or self._shared.intake
         self._shared.copy_pace = copy_pace or self._shared.copy_pace
@@ -403,6 +406,20 @@ class Replica:
             for replica, progress in role.handler.followers.items()
         )
 
+    # ---- the lease ---------------------------------------------------------------------------------------------------
+    def announce_change(self, now_ns: int) -> None:
+        """Record that the image of the node shows a change of the partition, or of the live nodes.
+
+        Until the replica processes the PartitionChanged that contains it, no heartbeat answer extends its lease [D22]. The
+        shell must call the method before it extends the lease of the node for that image.
+        """
+        self._shared.lease.announce_change(now_ns)
+
+    @property
+    def announced(self) -> int:
+        """Number of changes that ``announce_change`` has recorded, for PartitionChanged."""
+        return self._shared.lease.announced
+
     # ---- the one way in --------------------------------------------------------------------------------------------
     def step(self, event: ev.Event, now_ns: int) -> list[Effect]:
         """Process one event at the monotonic time ``now_ns``. Return the effects that the shell must carry out, in order."""
@@ -423,9 +440,8 @@ class Replica:
                 role.duplicate_received(event.last_offset, now_ns, out)
             case ev.NotificationReceived():
                 role.notification_received(now_ns, out)
-            case ev.LeaseExtended():
-                self._shared.lease.extend(event.sent_ns, event.lease_ns)
-                role.heartbeat_answered(now_ns, out)
+            case ev.LeaseChanged():
+                role.lease_changed(now_ns, out)
             case ev.DataPathChanged():
                 self._data_path_changed(event, now_ns, out)
             case ev.DeadlineReached():
@@ -462,7 +478,9 @@ class Replica:
             case ev.LogStartMoved():
                 self._log_start_moved(event)
             case ev.PartitionChanged():
+                self._shared.lease.record_change(event.announced)
                 self._partition_changed(event, now_ns, out)
+                self._role.lease_changed(now_ns, out)
             case ev.LogOpened():
                 self._log_opened(event, now_ns)
             case ev.LogCompacted():

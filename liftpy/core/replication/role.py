@@ -49,7 +49,7 @@ from liftpy.core.replication.events import (
     RequestFailed,
 )
 from liftpy.core.replication.inflight_limits import NodeInflight
-from liftpy.core.replication.lease import EarlierLeaders, Lease
+from liftpy.core.replication.lease import EarlierLeaders, ReplicaLease
 from liftpy.core.replication.log_offsets import LogOffsets
 from liftpy.core.replication.phases import Phase, RoleName
 
@@ -158,7 +158,7 @@ class ReplicaContext:
     node_id: str
     incarnation: int
     config: ReplicationConfig
-    lease: Lease
+    lease: ReplicaLease
     backoff: Backoff
     succession: EarlierLeaders
     log: LogOffsets = field(default_factory=LogOffsets)
@@ -235,7 +235,7 @@ class ReplicaRole:
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
         """Handle changed metadata with which this replica keeps its role. ``epoch_rose``: True if the partition's Epoch is higher."""
 
-    def heartbeat_answered(self, now_ns: int, out: Effects) -> None: ...
+    def lease_changed(self, now_ns: int, out: Effects) -> None: ...
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
         """Handle an expired timer of this role. ``late_ns``: time since it was due, in nanoseconds."""

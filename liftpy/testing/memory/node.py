@@ -44,6 +44,7 @@ from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import pace_of
 from liftpy.core.replication.effects import acts_of
 from liftpy.core.replication.inflight_limits import NodeInflight
+from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.messages import received_from
 from liftpy.core.replication.metadata_requests import Request, request_of
 from liftpy.core.replication.reads import Chunks, ReadBudget, Reads, ReplicaSource
@@ -99,11 +100,13 @@ class MemoryNode:
         self._storages: dict[PartitionKey, MemoryStorage] = {}
         self._starts = DirectoryIdentity(f"memory-{node_id}")
         self._image = ClusterImage()
+        self._lease_ends: asyncio.TimerHandle | None = None
         self._begin()
 
     def _begin(self) -> None:
         """Create the memory of a new process of the node, which has no metadata yet."""
         self.intake = NodeInflight()
+        self.lease = Lease(round(self.config.lease_s * NS_PER_S))
         self.derived = NodeStateMemory(self.config.node_dedup_state_bytes)
         self.heard = NodeStandbyMemory(self.config.node_standby_bytes)
         self.read_budget = ReadBudget()
@@ -126,6 +129,7 @@ class MemoryNode:
     def kill(self) -> None:
         """End the process of the node at once, as SIGKILL does. Its written data remains."""
         self.up = False
+        self._cancel_lease_timer()
         for replica in self.replicas.values():
             replica.die()
         self.replicas.clear()
@@ -133,24 +137,33 @@ class MemoryNode:
 
     def close(self) -> None:
         self.up = False
+        self._cancel_lease_timer()
         for replica in self.replicas.values():
             replica.stop()
         self.replicas.clear()
 
     def beat(self) -> None:
-        """Renew the leases of the node's replicas, because its heartbeat was answered."""
-        for replica in list(self.replicas.values()):
-            self._renew_lease(replica)
-
-    def _renew_lease(self, replica: MemoryReplica) -> None:
-        """Renew the lease of ``replica``, unless the node does not have the newest metadata image.
+        """Renew the lease of the node, because its heartbeat was answered, unless it does not have the newest metadata image.
 
         The node must first learn which leaderships it has lost [D22].
         """
-        if self._group is not None and self._image.index >= self._group.changed_index:
-            times = self._image.session_times
-            lease_ns = 0 if times is None else times.lease_ms * NS_PER_MS
-            replica.feed(ev.LeaseExtended(sent_ns=self.now_ns(), lease_ns=lease_ns))
+        if self._group is None or self._image.index < self._group.changed_index:
+            return
+        times, now_ns = self._image.session_times, self.now_ns()
+        had_ended = self.lease.extend(now_ns, 0 if times is None else times.lease_ms * NS_PER_MS, now_ns)
+        self._cancel_lease_timer()
+        self._lease_ends = self.loop.call_at(self.lease.until_ns(now_ns) / NS_PER_S, self._lease_changed)
+        if had_ended:
+            self._lease_changed()
+
+    def _cancel_lease_timer(self) -> None:
+        if self._lease_ends is not None:
+            self._lease_ends.cancel()
+            self._lease_ends = None
+
+    def _lease_changed(self) -> None:
+        for replica in list(self.replicas.values()):
+            replica.feed(ev.LeaseChanged())
 
     def keep_house(self, dirty_ratio: float | None = None) -> None:
         """Run retention and compaction of all logs of the node.
@@ -179,8 +192,9 @@ class MemoryNode:
                 replica = self._open(stream, partition.partition)
             elif key not in changed and not (changes.nodes or changes.lease_changed):
                 continue
+            replica.replica.announce_change(self.now_ns())
             replica.update(image.partition_metadata(stream, partition), live)
-            self._renew_lease(replica)
+        self.beat()
 
     def _holds(self, key: PartitionKey, image: ClusterImage) -> bool:
         found = image.find(key.stream, key.uid, key.partition)
@@ -233,7 +247,9 @@ class MemoryReplica(PartitionShell):
         self.subject = data_subject(stream.subject, number)
         self.log = log
         seed = zlib.crc32(f"{node.node_id} {self.key}".encode())
-        self.replica = Replica(node.node_id, node.incarnation, node.config, seed, node.intake, copy_pace=node.copy_pace)
+        self.replica = Replica(
+            node.node_id, node.incarnation, node.config, seed, node.intake, copy_pace=node.copy_pace, lease=node.lease
+        )
         self.counters = node.counters
         self.state: PartitionState | None = None
         self.gone = False
@@ -263,7 +279,7 @@ class MemoryReplica(PartitionShell):
         ``held``: state of the partition and settings of its stream. ``incarnations``: incarnation of each live node.
         """
         self.state = held.state
-        if self.apply_metadata(held, incarnations):
+        if self.apply_metadata(held, incarnations, self.replica.announced):
             self.apply_retention()
         self.readers.share(self.node_id in held.isr)
         self.readers.advanced()

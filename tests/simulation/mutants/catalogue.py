@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.log.leader_epochs import EpochCache
@@ -24,14 +25,14 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import follower, leader
 from liftpy.core.replication import isr as commit
 from liftpy.core.replication import isr as lag
-from liftpy.core.replication.events import LeaseExtended, RefusalReason
+from liftpy.core.replication.events import LeaseChanged, RefusalReason
 from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.follower import FollowerRole, Truncation
 from liftpy.core.replication.isr import FollowerProgress, IsrChange
 from liftpy.core.replication.leader import LeaderRole
-from liftpy.core.replication.lease import Lease
+from liftpy.core.replication.lease import Lease, ReplicaLease
 from liftpy.core.replication.log_offsets import LogOffsets
-from liftpy.core.replication.phases import FollowerPhase
+from liftpy.core.replication.phases import FollowerPhase, LeaderPhase
 from liftpy.core.replication.reads import Reads
 from liftpy.core.replication.replica import Replica
 from liftpy.core.replication.role import ReplicaContext
@@ -380,8 +381,7 @@ def _finish_with_candidate(stream: Any, partition: Any) -> Any:
 
 # ---- who may speak ---------------------------------------------------------------------------------------------------------
 def no_lease() -> Patches:
-    return [method(Lease, "is_current", lambda self, now_ns: True),
-            method(Lease, "until_ns", lambda self, now_ns: now_ns + 1_000_000_000)]  # fmt: skip
+    return [method(ReplicaLease, "is_current", lambda self, now_ns: True)]
 
 
 def lease_on_an_old_image() -> Patches:
@@ -396,12 +396,37 @@ def lease_on_an_old_image() -> Patches:
 
 def lease_from_the_answer() -> Patches:
     """It runs from when the answer came, not from when the heartbeat was sent."""
+    real = Lease.extend
+    return [method(Lease, "extend", lambda self, sent_ns, lease_ns, now_ns: real(self, now_ns, lease_ns, now_ns))]
+
+
+def a_replica_that_lags_uses_the_nodes_lease() -> Patches:
+    """The node has the image that deposes the leader, and the replica does not know it yet."""
+    return [method(ReplicaLease, "announce_change", lambda self, now_ns: None)]
+
+
+def the_end_of_the_lease_is_an_event() -> Patches:
+    """A leader acks until it is told that the lease has ended, whatever the clock says."""
     real = Replica.step
 
     def step(self: Replica, event: Any, now_ns: int) -> list:
-        return real(self, LeaseExtended(sent_ns=now_ns) if isinstance(event, LeaseExtended) else event, now_ns)
+        if isinstance(event, LeaseChanged) or self.phase != LeaderPhase.READY:
+            return real(self, event, now_ns)
+        with patch.object(ReplicaLease, "is_current", lambda self, now_ns: not self.lags):
+            return real(self, event, now_ns)
 
     return [method(Replica, "step", step)]
+
+
+def a_lease_that_is_valid_again_is_no_event() -> Patches:
+    """What waited for the lease waits for ever."""
+    real = Lease.extend
+
+    def extend(self: Lease, sent_ns: int, lease_ns: int, now_ns: int) -> bool:
+        real(self, sent_ns, lease_ns, now_ns)
+        return False
+
+    return [method(Lease, "extend", extend)]
 
 
 def negative_ack_without_a_lease() -> Patches:
@@ -510,6 +535,19 @@ MUTANTS = (
     Mutant("no lease", "NATS; Liftbridge", no_lease),
     Mutant("lease on an old image", "a pause over a session", lease_on_an_old_image),
     Mutant("lease from the answer", "D22; Chubby", lease_from_the_answer, "elections"),
+    Mutant(
+        "a replica that lags uses the node's lease",
+        "D22; one lease per node",
+        a_replica_that_lags_uses_the_nodes_lease,
+        "elections",
+    ),
+    Mutant("the end of the lease is an event", "D22; a late timer", the_end_of_the_lease_is_an_event, "elections"),
+    Mutant(
+        "a lease that is valid again is no event",
+        "L3; one lease per node",
+        a_lease_that_is_valid_again_is_no_event,
+        "elections",
+    ),
     Mutant("negative ack without a lease", "A2", negative_ack_without_a_lease),
     Mutant("negative ack of a non-leader", "A2", negative_ack_of_a_non_leader),
     Mutant("latest before the epoch start", "KIP-207; KAFKA-2334", latest_before_the_epoch_start),

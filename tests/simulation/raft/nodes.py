@@ -191,7 +191,7 @@ class NodeProcess:
     def _extend(self, granted: LeaseGrant | None) -> None:
         if granted is not None:
             self._sim.seen["leases extended"] += 1
-            self.lease.extend(*granted)
+            self.lease.extend(*granted, self._sim.now_ns())
             self._check_lease()
 
     def _check_lease(self) -> None:

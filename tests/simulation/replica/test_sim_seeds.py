@@ -29,10 +29,10 @@ WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 """The other core has another half of the suite then."""
 
 CORPUS = (
-    5, 22, 26, 27, 98, 159, 116, 161, 201, 207, 292, 723, 763, 300,
+    5, 22, 26, 27, 98, 159, 116, 161, 201, 207, 239, 292, 723, 763, 300,
     302, 307, 357, 1134, 1557, 3046, 10303, 11455, 12280, 12359, 15603, 22601, 30011, 30816, 31907, 31962,
 )  # fmt: skip
-"""Seeds that once found something, in the code or in the simulator."""
+"""Seeds that once found something, in the code or in the simulator, or that show a rare state (239: publishes above a limit)."""
 
 LONGER = (14132,)
 """Of them, where the rare state comes late."""
@@ -43,7 +43,7 @@ LASTING = (*range(1, 12), 68)
 MANY = (5,)
 """The same with many partitions on each node."""
 
-EDGES, LEADERS = (1, 5), (7, 10)
+EDGES, LEADERS = (1, 5), (10, 38)
 """Seeds whose faults strike leaders when it matters: each is fatal to a mutant (``tests.simulation.mutants``)."""
 
 MOVES, DRAINS = (2, 7), (3, 4)
@@ -103,7 +103,9 @@ SHORT: tuple[Job, ...] = (
     (22, CORPUS_EVENTS, None),
     (23, EVENTS, None),
     (159, CORPUS_EVENTS, None),
+    (161, CORPUS_EVENTS, None),
     (207, CORPUS_EVENTS, None),
+    (239, CORPUS_EVENTS, None),
     (302, CORPUS_EVENTS, None),
     (12359, CORPUS_EVENTS, None),
     (14132, EVENTS, None),

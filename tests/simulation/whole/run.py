@@ -176,7 +176,7 @@ class WholeCluster(Cluster):
         self.crash(name, power=True)
 
     def _look_after(self) -> None:
-        """Who is gone is drained, and replaced among the controllers; at the end nobody else is drained."""
+        """Who is gone is drained, and replaced among the controllers; at the end nobody else is drained, and all take replicas."""
         gone, group, image = self._gone(), self.group, self.group.image
         now = group.run.newest_list
         if gone and not (now.learner or now.leaving) and now.names(gone):
@@ -192,6 +192,8 @@ class WholeCluster(Cluster):
             for name, node in sorted(image.nodes.items()):
                 if node.leaving and name != gone:
                     group.apply(pb.ControlRequest(setNode=pb.SetNode(nodeId=name, leaving=False)))
+                if not node.weight:  # otherwise the replicas of the lost node may have no other place
+                    group.apply(pb.ControlRequest(setNode=pb.SetNode(nodeId=name, weight=1.0)))
         room = len(self.nodes) - bool(gone)
         for name, stream in sorted(image.streams.items()):
             if max(len(p.target or p.replicas) for p in stream.partitions) > room:

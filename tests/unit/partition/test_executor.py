@@ -164,7 +164,7 @@ def test_replica_driver_exception_report_contains_the_last_steps(caplog: pytest.
     driver.execute = lambda effect: None
     for n in range(100):
         driver.feed(f"event {n}")  # type: ignore[arg-type]
-        driver.feed(events.LeaseExtended(sent_ns=n))
+        driver.feed(events.LeaseChanged())
     assert len(driver.story) == STORY_STEPS
     driver.feed("bug")  # type: ignore[arg-type]
     (record,) = [record for record in caplog.records if record.levelname == "CRITICAL"]
@@ -172,7 +172,7 @@ def test_replica_driver_exception_report_contains_the_last_steps(caplog: pytest.
     assert "event 99 -> ['effect 99']" in lines[-2]
     assert lines[-1].endswith("bug"), "what was being taken, and was not done"
     assert "event 36 -> " in lines[1], "the last 64 steps, heartbeats that changed nothing left out"
-    assert not any("LeaseExtended" in line for line in lines)
+    assert not any("LeaseChanged" in line for line in lines)
 
 
 def test_replica_driver_on_a_node_with_many_partitions_stores_fewer_past_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +251,7 @@ def test_effect_executor_does_not_report_a_leader_epoch_after_the_close() -> Non
 
 
 _LOOK, _RETRY = do.SetDeadline(kind=events.Deadline.LAG, at_ns=1), do.ConfirmQuiescence(token=1)
-_REACHED, _HEARD = events.DeadlineReached(kind=events.Deadline.LEASE), events.LeaseExtended(sent_ns=1)
+_REACHED, _HEARD = events.DeadlineReached(kind=events.Deadline.LAG), events.LeaseChanged()
 _QUIET = events.QuiescentFetchReceived(token=1, replica="n2", incarnation=1, leader_epoch=1, request_id=1)
 _ROLE = do.RoleChanged(role=RoleName.LEADER, phase="x", leader_epoch=1)
 

@@ -62,6 +62,8 @@ class Worker:
     def __init__(self, key: Any, deleted: list[bool]) -> None:
         self.key, self.deleted = key, deleted
 
+    def announce_change(self) -> None: ...
+
     def update(self, state: Any, live: Any) -> None:
         pass
 

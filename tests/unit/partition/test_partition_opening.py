@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 import sidecar.partition.replica_manager as module
-from liftpy.config import ReplicationConfig
+from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.replication.events import LeaseExtended
+from liftpy.core.replication.lease import Lease, ReplicaLease
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import StorageError
 from sidecar.partition.deletions import Deletions
+from sidecar.runtime import clock
+from sidecar.runtime.timers import Timers
 from tests.born import born_fsm, registration
 
 DECIDES = Deletions(None, "a", decides=lambda: True)  # type: ignore[arg-type]
@@ -50,6 +52,8 @@ class Worker:
         self.key = key
         self.epochs: list[int] = []
         self._at_first = at_first
+
+    def announce_change(self) -> None: ...
 
     def update(self, held: Any, live: Any) -> None:
         if not self.epochs:
@@ -190,16 +194,30 @@ async def test_replica_manager_stop_waits_for_a_partition_that_is_already_stoppi
 
 
 class Leader(Worker):
-    """Leads, and remembers what it was fed."""
+    """Leads, and uses the lease of the node ``node`` as a replica does."""
 
     leads = True
 
-    def __init__(self, key: Any) -> None:
+    def __init__(self, node: Any, key: Any) -> None:
         super().__init__(key, lambda: None)
-        self.fed: list[Any] = []
+        self.lease = ReplicaLease(node.lease)
 
-    def feed(self, event: Any) -> None:
-        self.fed.append((self.epochs[-1], event))
+    def announce_change(self) -> None:
+        self.lease.announce_change(clock.now_ns())
+
+    def update(self, held: Any, live: Any) -> None:
+        super().update(held, live)
+        self.lease.record_change(self.lease.announced)
+
+    def feed(self, event: Any) -> None: ...
+
+
+def _partitions_of(node_id: str) -> module.Partitions:
+    tools: Any = SimpleNamespace(
+        settings=SimpleNamespace(node_id=node_id, replication=ReplicationConfig()), fatal=pytest.fail, deletions=DECIDES,
+        lease=Lease(3_600 * NS_PER_S), timers=Timers(),
+    )  # fmt: skip
+    return module.Partitions(tools)
 
 
 async def _leading(monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[Group, module.Partitions, list[Leader], list[int]]:
@@ -214,12 +232,11 @@ async def _leading(monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[Group, 
         most[0] = max(most[0], opening[0])
         await asyncio.sleep(0)
         opening[0] -= 1
-        made.append(Leader(key))
+        made.append(Leader(node, key))
         return made[-1]
 
     monkeypatch.setattr(module, "open_worker", open_worker)
-    settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
-    partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=DECIDES))  # type: ignore[arg-type]
+    partitions = _partitions_of("a")
     partitions.image_changed(ClusterImage(), group.fsm.image)
     async with asyncio.timeout(20):
         await partitions.wait_until_open()
@@ -239,20 +256,17 @@ async def test_replica_manager_applies_new_metadata_before_it_extends_a_lease(mo
     """The image of this heartbeat may name another leader [D22]."""
     group, partitions, made, _ = await _leading(monkeypatch, 20)
     partitions._changed._slice_s = 0.0  # one partition in each turn of the loop
-    partitions._leases._slice_s = 10.0  # and all leases at once
-    old = made[0].epochs[-1]
+    old = {worker.key: worker.epochs[-1] for worker in made}
     before = group.fsm.image
     partitions.image_changed(before, group.start_node("a"))  # new LeaderEpochs, in one change
-    partitions.heartbeat_answered(10**12)
+    partitions.heartbeat_answered(clock.now_ns())
+    seen = set()
     async with asyncio.timeout(30):
-        while partitions._changed or partitions._leases:
+        while partitions._changed:
+            seen |= {(worker.epochs[-1] > old[worker.key], worker.lease.is_current(clock.now_ns())) for worker in made}
             await asyncio.sleep(0)
-    for worker in made:
-        current = group.fsm.image.streams["s"].partitions[worker.key.partition].leader_epoch
-        assert current > old
-        heard = [epoch for epoch, event in worker.fed if isinstance(event, LeaseExtended) and event.sent_ns == 10**12]
-        assert heard
-        assert set(heard) == {current}, "never while it was told of the old leadership only"
+    assert seen == {(False, False), (True, True)}, "no lease while a worker knows the old leadership only"
+    assert all(worker.epochs[-1] > old[worker.key] and worker.lease.is_current(clock.now_ns()) for worker in made)
     assert await partitions.stop()
 
 
@@ -269,11 +283,10 @@ async def test_replica_manager_opens_other_partitions_when_one_log_cannot_be_ope
         tries.append(key.partition)
         if key.partition < 5 and (not heals or tries.count(key.partition) < 3):
             raise StorageError("not yet")
-        return Leader(key)
+        return Leader(node, key)
 
     monkeypatch.setattr(module, "open_worker", open_worker)
-    settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
-    partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=DECIDES))  # type: ignore[arg-type]
+    partitions = _partitions_of("a")
     partitions.image_changed(ClusterImage(), group.fsm.image)
     async with asyncio.timeout(30):
         await partitions.wait_until_open()
@@ -302,11 +315,10 @@ async def test_replica_manager_opens_waiting_partitions_despite_metadata_changes
         for _ in range(rng.randrange(1, 40)):
             await asyncio.sleep(0)
         opened.append(key.partition)
-        return Leader(key)
+        return Leader(node, key)
 
     monkeypatch.setattr(module, "open_worker", open_worker)
-    settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
-    partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=DECIDES))  # type: ignore[arg-type]
+    partitions = _partitions_of("a")
     partitions._changed._slice_s = (
         0.0  # one partition in each turn of the loop: a place may get free while others wait for their turn
     )

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
-from liftpy.config import ReplicationConfig
+from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.replication import events
-from liftpy.core.replication.events import DataPathChanged, LeaseExtended
+from liftpy.core.replication.events import DataPathChanged, LeaseChanged
+from liftpy.core.replication.lease import Lease
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.errors import StorageError
 from sidecar.partition import replica_manager as partitions_module
+from sidecar.runtime import clock
+from sidecar.runtime.timers import Timers
 from tests.each import each
 from tests.unit.partition.shell_parts import KEY
 from tests.until import until
@@ -37,6 +40,9 @@ class RecordingWorker:
         self.feed = self.events.append
         self.services = object()
 
+    def announce_change(self) -> None:
+        self.events.append("announced")
+
     def update(self, held: Any, live: Any) -> None:
         self.events.append("told")
 
@@ -53,7 +59,9 @@ def partitions(*workers: RecordingWorker, allowed: bool = True) -> Any:
     deletions = SimpleNamespace(is_allowed=may_delete, close=lambda: None)
     settings = SimpleNamespace(node_id="n1", replication=ReplicationConfig())
     made: Any = partitions_module.Partitions(
-        SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=deletions, links=links)  # type: ignore[arg-type]
+        SimpleNamespace(
+            settings=settings, fatal=pytest.fail, deletions=deletions, links=links, lease=Lease(NS_PER_S), timers=Timers()
+        )  # type: ignore[arg-type]
     )
     for one in workers:
         made._workers[one.key] = made._by_name[one.key.stream, one.key.partition] = one
@@ -117,41 +125,36 @@ async def test_replica_manager_reports_a_replica_as_complete_only_in_sync_and_wi
     assert not node.has_everything(one)
 
 
-async def test_replica_manager_passes_heartbeats_to_leaders_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = RecordingWorker(KEY, leads=True)
-    node = partitions(one)
-    held = SimpleNamespace(partition_metadata=lambda partition, quotas, lease_ns: partition)
-    monkeypatch.setattr(node, "_find_in_image", lambda key: (held, SimpleNamespace()))
-    node.heartbeat_answered(7)
-    node._update_worker(one)
-    assert one.events == ["told", LeaseExtended(sent_ns=7)], "a new leader knows its lease at once"
-    one.leads = False
-    node._update_worker(one)
-    assert one.events[2:] == ["told"]
-    assert one.key not in node._leading
-    node.heartbeat_answered(1 << 62)
-    await asyncio.sleep(0)
-    assert one.events[3:] == []
-
-
-async def test_replica_manager_passes_a_lease_to_its_replicas_twice_per_lease_length() -> None:
+async def test_replica_manager_extends_the_lease_without_an_event_while_the_lease_is_current() -> None:
     one = RecordingWorker(KEY, leads=True)
     node = partitions(one)
     node._leading[KEY] = one
+    now_ns = clock.now_ns()
+    node.heartbeat_answered(now_ns)
+    assert one.events == [LeaseChanged()], "it had none"
+    node.heartbeat_answered(now_ns + 1, 3_600 * NS_PER_S)
+    assert node._node.lease.until_ns(now_ns) == now_ns + 1 + 3_600 * NS_PER_S, "as long as the answer says"
+    assert one.events == [LeaseChanged()], "nothing waits for the lease"
 
-    async def heard(sent_ms: int, lease_ms: int) -> int:
-        before = len(one.events)
-        node.heartbeat_answered(sent_ms * 1_000_000, lease_ms * 1_000_000)
-        await asyncio.sleep(0)
-        return len(one.events) - before
 
-    assert await heard(1000, 400) == 1
-    assert one.events[-1] == LeaseExtended(sent_ns=1_000_000_000, lease_ns=400_000_000)
-    assert await heard(1199, 400) == 0
-    assert await heard(1200, 5000) == 1, "whatever the settings say"
-    assert await heard(3699, 400) == 0
-    assert await heard(3700, 400) == 1
-    assert await heard(3900, 400) == 1
+async def test_replica_manager_tells_only_leaders_that_the_lease_is_valid_again() -> None:
+    leader, follower = RecordingWorker(KEY, leads=True), RecordingWorker(PartitionKey("orders", "u1", 4))
+    node = partitions(leader, follower)
+    node._leading[KEY] = leader
+    for count in (1, 2):
+        node.heartbeat_answered(clock.now_ns() - NS_PER_S + 1)
+        assert leader.events == [LeaseChanged()] * count, "each lease has ended at once"
+    assert follower.events == []
+
+
+async def test_replica_manager_tells_the_leaders_when_the_lease_ends() -> None:
+    leader, follower = RecordingWorker(KEY, leads=True), RecordingWorker(PartitionKey("orders", "u1", 4))
+    node = partitions(leader, follower)
+    node._leading[KEY] = leader
+    node.heartbeat_answered(clock.now_ns(), NS_PER_S // 100)
+    await until(lambda: len(leader.events) == 2)
+    assert not node._node.lease.is_current(clock.now_ns())
+    assert (leader.events, follower.events) == ([LeaseChanged()] * 2, [])
 
 
 @pytest.mark.parametrize("is_up", [True, False])

@@ -9,6 +9,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionMetadata, PartitionState, PartitionStatus
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
+from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.replica import Replica
 
 KEY = PartitionKey("orders", "uid-1", 0)
@@ -41,7 +42,9 @@ class Stepped:
     """``node`` has incarnation 1; so have the others unless a test says otherwise."""
 
     def __init__(self, node: str, config: ReplicationConfig | None = None) -> None:
-        self.replica = Replica(node, 1, config or ReplicationConfig(), seed=7)
+        config = config or ReplicationConfig()
+        self.lease = Lease(round(config.lease_s * S))
+        self.replica = Replica(node, 1, config, seed=7, lease=self.lease)
         self.now_ns = 100 * S
         self.out: list[do.Effect] = []
         self.tokens = 0
@@ -61,7 +64,15 @@ class Stepped:
         )
 
     def heard(self) -> list[do.Effect]:
-        return self.step(ev.LeaseExtended(sent_ns=self.now_ns))
+        """A heartbeat that is sent now is answered at once."""
+        had_ended = self.lease.extend(self.now_ns, 0, self.now_ns)
+        self.out = []
+        return self.step(ev.LeaseChanged()) if had_ended else []
+
+    def lease_ends(self) -> list[do.Effect]:
+        """The lease ends, and the node tells the replica at once."""
+        self.now_ns = self.lease.until_ns(self.now_ns)
+        return self.step(ev.LeaseChanged())
 
     def only(self, kind: type[E]) -> E:
         found = [effect for effect in self.out if isinstance(effect, kind)]

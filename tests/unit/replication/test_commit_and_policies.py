@@ -145,8 +145,8 @@ def test_isr_change_that_was_rejected_no_longer_adds_members_to_the_counted_isr(
 def test_lease_starts_when_the_heartbeat_was_sent() -> None:
     lease = Lease(100)
     assert not lease.is_current(0)
-    lease.extend(50)
-    lease.extend(20)
+    lease.extend(50, 0, 60)
+    lease.extend(20, 0, 70)
     assert lease.is_current(149)
     assert not lease.is_current(150)
 

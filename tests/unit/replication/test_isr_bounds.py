@@ -126,13 +126,13 @@ def test_follower_progress_is_reset_by_a_new_incarnation() -> None:
 def test_lease_end_counts_from_the_heartbeat_request_and_never_falls() -> None:
     lease = Lease(100)
     assert not lease.is_current(0)
-    lease.extend(50)
-    lease.extend(20)
+    assert lease.extend(50, 0, 60)
+    assert not lease.extend(20, 0, 70), "it had not ended"
     assert [lease.is_current(now) for now in (149, 150)] == [True, False]
     assert (lease.until_ns(10), lease.until_ns(150), lease.until_ns(200)) == (150, 150, 200)
-    lease.extend(60, 30)
+    lease.extend(60, 30, 80)
     assert lease.until_ns(10) == 150, "an answer before has granted more"
-    lease.extend(60, 300)
+    assert lease.extend(60, 300, 150), "it had ended"
     assert lease.until_ns(10) == 360, "as long as the answer says, whatever the own length is"
 
 

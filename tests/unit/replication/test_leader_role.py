@@ -70,7 +70,7 @@ def test_leader_below_min_isr_rejects_publishes_and_appends_nothing() -> None:
 
 def test_leader_without_a_lease_appends_and_sends_acks_when_the_lease_returns() -> None:
     leader = Stepped("a").leads()
-    leader.fire(Deadline.LEASE)
+    leader.lease_ends()
     assert leader.replica.phase == "LEADER_NO_LEASE"
     leader.publish(2)
     leader.fetch("b", 1)
@@ -592,7 +592,7 @@ def test_duplicate_is_acked_only_with_a_lease() -> None:
     leader.publish(3)
     leader.fetch("b", 2)
     leader.fetch("c", 2)
-    leader.fire(Deadline.LEASE)
+    leader.lease_ends()
     leader.step(ev.DuplicateReceived(last_offset=1))
     assert acks(leader) == []
     leader.heard()

@@ -153,7 +153,7 @@ def test_resume_request_without_a_response_is_repeated(until: Pause) -> None:
 def test_resume_request_without_a_lease_is_sent_when_the_lease_returns() -> None:
     leader = Stepped("a").leads(paused(Pause.UNTIL_PUBLISH))
     leader.now_ns += 30 * S
-    leader.fire(ev.Deadline.LEASE)
+    leader.lease_ends()
     token = publish(leader, plain=True)
     assert leader.sent() == []
     leader.heard()
