@@ -247,7 +247,7 @@ class StrictParser(Parser):
         pongs.pop(0)
         self._connection._pongs_received += 1
         self._connection._pings_outstanding = 0
-        self.errors["late PONGs"] += 1
+        self.errors["late_pong"] += 1
         return True
 
     async def _command(self, line: bytes) -> None:
@@ -272,7 +272,7 @@ class StrictParser(Parser):
         """
         fields = message_fields(line)
         if fields is None or size_of(fields[1]) < 0:
-            self.errors["malformed message lines"] += 1
+            self.errors["malformed"] += 1
             return
         subject, sid, reply, header = fields
         await self._deliver(subject, sid, reply, content[header:], content[:header])
@@ -283,12 +283,12 @@ class StrictParser(Parser):
         if subscription is None:
             return  # the message was in flight when the subscription ended
         if self._check_subjects and not self._belongs(sid, subscription.subject, subject):
-            self.errors["messages under a foreign subject"] += 1
+            self.errors["foreign_subject"] += 1
             return
         try:
             await self._connection._process_msg(number, subject, reply, payload, headers)
         except Exception:  # not UTF-8, or an invalid header block. Only this message is affected
-            self.errors["messages that can't be decoded"] += 1
+            self.errors["undecodable"] += 1
 
     def _belongs(self, sid: bytes, wanted: str, subject: bytes) -> bool:
         pattern = self._patterns.get(sid)

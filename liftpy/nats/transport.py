@@ -252,7 +252,7 @@ class Transport:
                     break
                 if not is_silent and self._loop.time() < asked_at + 2 * SILENT_S:  # otherwise this process itself was suspended
                     is_silent = True
-                    self.counters["silences of the NATS server"] += 1
+                    self.counters["nats_server_silent"] += 1
             failed = pong.done() and (pong.cancelled() or pong.exception() is not None)
             if is_silent and not failed and not renewed.done():
                 self._connection_renewed()

@@ -353,6 +353,8 @@ class LineProcess:
     def write_line(self, line: str) -> None:
         """Write one line to the standard input of the process. The call has no effect if the process has ended."""
         assert self._process.stdin is not None
+        if self._process.stdin.is_closing():  # asyncio logs a warning for each further line
+            return
         with contextlib.suppress(ConnectionError, RuntimeError):
             self._process.stdin.write(line.encode() + b"\n")
 

@@ -186,10 +186,10 @@ class NodeFlushTimes(FlushTimes):
         self._times.observe(took_s)
         if took_s < SLOW_S:
             return
-        self._counters["slow flushes"] += 1
+        self._counters["slow_flush"] += 1
         suppressed = self._log_limit.admit(time.monotonic())
         if suppressed is not None:
-            text = "%s: a flush took %.1f s; slow ones since the last such line: %d. The disk of this node is slow, and publishers wait"
+            text = "slow flush log=%s seconds=%.1f slow_flushes=%d: publishers wait. Check the disk of this node"
             logger.warning(text, what, took_s, suppressed + 1)
 
 

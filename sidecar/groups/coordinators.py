@@ -62,7 +62,7 @@ SLICE_S, PAUSE_S = 0.002, 0.05
 ASKS = 20
 ASKED_AT_ONCE = 8
 PATIENCE_S = 1.0
-LOOK_FAILED = "looks at groups that failed"
+LOOK_FAILED = "group_check_failed"
 _AGE_BYTES = 4096
 """Requested size of a read for the age of one record, in bytes. A larger batch is sent anyway."""
 _LOOKED_AT_ONCE = 64
@@ -326,7 +326,13 @@ class GroupCoordinators:
         if wanted and not self._may:
             if not self._said:
                 self._said = True
-                logger.warning("inbox_prefixes leave out %s.: consumer groups have no coordinator on this node", GROUPS_INBOX)
+                logger.warning(
+                    (
+                        "group coordinators not started missing_inbox_prefix=%s: this node coordinates no consumer groups. "
+                        "Add the prefix to inbox_prefixes"
+                    ),
+                    GROUPS_INBOX,
+                )
             return
         for key in sorted(wanted - self._running.keys()):
             one = self._running[key] = _HostedCoordinator()
@@ -365,8 +371,8 @@ class GroupCoordinators:
             if not one.stopping.is_set():
                 one.restarts += 1
                 one.in_a_row = count_restart(one.in_a_row, time.monotonic() - began_s)
-                self._counters["coordinators begun anew"] += 1
-                logger.error("%s: group coordinator ended; restarting it: %s", key, one.problem)
+                self._counters["coordinator_restarted"] += 1
+                logger.error("group coordinator failed partition=%s error=%s: restarting it", key, one.problem)
                 await _wait(one.stopping, doubled_wait_s(one.in_a_row, _AGAIN_S, _LONGEST_AGAIN_S))
 
     def _reader(self, transport: Transport, key: PartitionKey, options: ReadOptions) -> LocalReader:

@@ -30,7 +30,7 @@ _UNSURE_EVERY_S = 1.0
 """Interval of comparisons until another node has answered, in seconds."""
 _PATIENCE_S = 60.0
 """Time for which the clock must be untrusted before it is reported, in seconds. Other nodes may not have started yet."""
-HELD_BACK = "looks for what is too old that waited for a clock to be trusted"
+HELD_BACK = "clock_skew_unknown"
 
 
 class ClockWatch:
@@ -95,9 +95,9 @@ class ClockWatch:
     def _log_change(self) -> None:
         why = self.trust.why
         if not why and self._said:
-            logger.info("wall clock trusted again, age-based retention resumes")
+            logger.info("wall clock trusted: resuming age-based retention")
         elif why and not self._said and (self.trust.is_wrong or time.monotonic() - self._began > _PATIENCE_S):
-            logger.warning("wall clock not trusted, age-based retention is paused: %s", why)
+            logger.warning("wall clock not trusted reason=%s: pausing age-based retention", why)
         else:
             return
         self._said = bool(why)

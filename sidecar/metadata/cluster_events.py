@@ -242,7 +242,7 @@ class EventWriter:
             except (LiftError, nats.errors.Error, OSError, TimeoutError, ValueError) as error:
                 self._events.forget_tail()
                 self.counters[FAILED] += 1
-                logger.debug("cannot write events to their stream: %s; retrying", error)
+                logger.debug("events not written to their stream error=%s: retrying", error)
                 wait_s = min(max(_AGAIN_S, 2 * wait_s), _LONGEST_AGAIN_S)
 
     async def _write(self) -> None:

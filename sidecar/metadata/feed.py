@@ -116,7 +116,7 @@ class FeedSubscriber(MetadataGroup):
 
     @property
     def counters(self) -> dict[str, int]:
-        found = {**self._refused, **self._forwarder.counters, "images fetched anew": self._subscription.resync_count}
+        found = {**self._refused, **self._forwarder.counters, "images_fetched_again": self._subscription.resync_count}
         return {what: count for what, count in found.items() if count}
 
     def distrust(self) -> None:

@@ -166,7 +166,8 @@ class GroupRole:
                 continue
             if found.index:
                 logger.warning(
-                    "%s names only itself as controller, but a metadata group runs; joining as a node", request.nodeId
+                    "settings name only this node as controller node=%s, but a metadata group runs: joining it as a node",
+                    request.nodeId,
                 )
                 return False
         return True
@@ -231,7 +232,7 @@ class GroupRole:
     async def _become_a_member(self, feed: FeedSubscriber) -> None:
         named = self.controllers if self.controllers.index else None
         text = named.as_text() if named is not None else "the controllers of the settings"
-        logger.info("%s starts as controller: %s", self._settings.node_id, text)
+        logger.info("controller starting node=%s reason=%s", self._settings.node_id, text)
         try:
             self._next = member = self._make_member(named)
             await member.start()  # it ends if this node is removed again, or if the member fails
@@ -239,7 +240,7 @@ class GroupRole:
                 await self._until_as_new(member)
         except (StorageError, OSError) as error:  # for example a full disk. The node continues to follow the feed
             again = f"trying again in {STORAGE_AGAIN_S:g} s, free space or take it out with: liftpy controllers remove"
-            logger.error("%s cannot become a controller: %s: %s", self._settings.node_id, error, again)
+            logger.error("controller not started node=%s error=%s: %s", self._settings.node_id, error, again)
             made, self._next = self._next, None
             if made is not None:
                 await made.stop()
@@ -253,10 +254,10 @@ class GroupRole:
             return
         self._use_backend(member)
         await feed.stop()
-        logger.info("%s is a controller", self._settings.node_id)
+        logger.info("controller started node=%s", self._settings.node_id)
 
     async def _follow_the_feed(self, member: RaftMember) -> None:
-        logger.warning("%s is no longer a controller; following the metadata feed", self._settings.node_id)
+        logger.warning("controller stopped node=%s: following the metadata feed", self._settings.node_id)
         self.decides = False
         self._left_at = member.removed_at
         self._next = feed = self._make_feed()
@@ -330,8 +331,10 @@ class GroupRole:
         if now.voters != self._said or time.monotonic() >= self._say_at:
             self._said, self._say_at = now.voters, time.monotonic() + _SAY_EVERY_S
             logger.warning(
-                "the settings name the controllers %s, and the group's log %s: the log holds; correct the settings before the next "
-                "start with an empty data directory",
+                (
+                    "controllers in the settings differ from the metadata log settings=%s log=%s: using the log. Correct "
+                    "the setting controllers before this node starts with an empty data directory"
+                ),
                 ", ".join(sorted(self._settings.controllers)),
                 ", ".join(now.voters),
             )
@@ -511,10 +514,10 @@ class MetadataConnection:
 
     async def _error(self, error: Exception) -> None:
         if isinstance(error, (nats.errors.Error, OSError, TimeoutError)):
-            logger.debug("NATS, group's connection: %r", error)
+            logger.debug("metadata group connection error=%r", error)
             return
-        self._connection.errors["messages not taken"] += 1
-        logger.error("NATS, group's connection: a message can't be taken: %r", error, exc_info=error)
+        self._connection.errors["not_taken"] += 1
+        logger.error("metadata group message failed error=%r: dropping the message", error, exc_info=error)
 
     async def _disconnected(self) -> None:
         for backend in self._backends():

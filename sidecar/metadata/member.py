@@ -144,9 +144,9 @@ class RaftMember(MetadataGroup):
 
     def _state_changed(self, old: int, new: int) -> None:
         if new == _LEADER:
-            logger.info("%s leads the metadata group term=%d", self.node_id, self._log.term)
+            logger.info("metadata leader elected node=%s term=%d", self.node_id, self._log.term)
         elif old == _LEADER:
-            logger.info("%s no longer leads the metadata group", self.node_id)
+            logger.info("metadata leadership lost node=%s", self.node_id)
             self._member.resign()
         self._handler.follow_leadership()
 
@@ -184,7 +184,7 @@ class RaftMember(MetadataGroup):
     async def _ask_who_they_are(self) -> None:
         request = pb.ControlRequest(describeCluster=pb.DescribeCluster(maxBytes=1), linearizable=True)
         if self._log.process_leader_description(await self._forwarder.until_decided(request, _JOIN_ATTEMPT_S)):
-            logger.warning("%s is no controller any more, as of index %d", self.node_id, self._log.core.dismissed_at)
+            logger.warning("controller removed node=%s index=%d", self.node_id, self._log.core.dismissed_at)
 
     def _frame_received(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         sender = subject.decode().rsplit(".", 1)[1]
@@ -275,7 +275,7 @@ class RaftMember(MetadataGroup):
                     break
             if time.monotonic() >= say_at:
                 say_at = time.monotonic() + _SAY_EVERY_S
-                logger.warning("%s %s", self.node_id, self.waits_for())
+                logger.warning("controller waits node=%s reason=%s", self.node_id, self.waits_for())
         self._member.caught_up()
 
     def waits_for(self) -> str:
@@ -341,7 +341,7 @@ class RaftMember(MetadataGroup):
         try:
             self._log.journal.close()
         except StorageError as error:
-            logger.error("closing the journal: %s", error)
+            logger.error("journal not closed error=%s: continuing", error)
         self._log.core.destroy()
 
     def send_heartbeat(self, request: pb.ControlRequest, answered: Callable[[pb.ControlResponse], None]) -> None:

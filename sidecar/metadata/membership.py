@@ -227,7 +227,7 @@ class Membership:
             if came_to is RegistrationOutcome.TAKEN_IN:
                 self.incarnation = response.node.incarnation
                 if response.detail:
-                    logger.warning("registered with a warning: %s", response.detail)
+                    logger.warning("node registered warning=%s", response.detail)
                 await self._image_at(response.index)
                 return self.incarnation
             if came_to is RegistrationOutcome.UNSPOKEN:
@@ -249,7 +249,9 @@ class Membership:
                 await asyncio.sleep(_TAKEN_RETRY_S)
                 continue
             if attempt % _ANNOUNCE_EVERY == 0:
-                logger.warning("not registered yet: %s", response.detail or "the metadata group does not answer")
+                logger.warning(
+                    "node not registered reason=%s: retrying", response.detail or "the metadata group does not answer"
+                )
             attempt += 1
             await asyncio.sleep(_REGISTER_RETRY_S)
 
@@ -299,7 +301,12 @@ class Membership:
         own, held = self._settings.replication.session_times, image.session_times
         if held is not None and _values(held) != _values(own):
             logger.warning(
-                "own settings (%s) differ from the cluster's (%s); using the cluster's", own.words, held.settled().words
+                (
+                    "session times in the settings differ from those of the cluster settings=%s cluster=%s: using those "
+                    "of the cluster"
+                ),
+                own.words,
+                held.settled().words,
             )
 
     def _pace(self, image: ClusterImage) -> HeartbeatPace:
@@ -338,7 +345,7 @@ class Membership:
                 )
             )
         else:
-            logger.debug("heartbeat without answer: %s", response.detail or response.error)
+            logger.debug("heartbeat not answered reason=%s: retrying", response.detail or response.error)
 
     def _is_removed(self, index: int) -> bool:
         """Return True if the image, at index ``index`` or later, no longer contains this node.
@@ -353,9 +360,9 @@ class Membership:
         request = pb.DrainNode(nodeId=self._settings.node_id, incarnation=self.incarnation)
         response = await self._group.propose(pb.ControlRequest(drainNode=request), timeout_s)
         if response.error != pb.ControlResponse.OK:
-            logger.info("leaderships not transferred: %s", response.detail or response.error)
+            logger.info("leaderships not transferred reason=%s: stopping without a transfer", response.detail or response.error)
             return
-        logger.info("transferring leaderships: %s", response.detail)
+        logger.info("leaderships transferred result=%s", response.detail)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._image_at(response.index), max(0.0, deadline - time.monotonic()))
             while self._has_moving_replicas():
@@ -375,7 +382,7 @@ class Membership:
         )  # the metadata leader asks itself without a subject
         response = await self._group.propose(request, timeout_s)
         if response.error != pb.ControlResponse.OK:
-            logger.info("could not report the stop to the metadata group: %s", response.detail or response.error)
+            logger.info("stop not reported to the metadata group reason=%s: stopping", response.detail or response.error)
 
     async def close(self) -> None:
         end, self._end_heartbeats = self._end_heartbeats, None
@@ -413,6 +420,6 @@ async def wait_for_predecessor(connection: Client, subjects: Subjects, node_id: 
                 "another --node-id and its own --data."
             )
         if inquiry.is_present and not was_present:
-            node_logger.warning("another process runs as node %s: waiting for it to end", node_id)
+            node_logger.warning("another process runs as this node node=%s: waiting for its end", node_id)
         if sign is not EarlierProcessSign.SILENT:
             await asyncio.sleep(_ASK_EVERY_S)

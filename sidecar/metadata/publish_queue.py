@@ -34,6 +34,6 @@ class PublishQueue:
     def put(self, subject: str, payload: bytes) -> None:
         """Send ``payload`` to ``subject``, or drop and count it. The size of unsent messages is limited (``SEND_BUFFER_BYTES``)."""
         if not self._connection.is_connected:
-            self.counters["not sent: not connected"] += 1
+            self.counters["not_sent_disconnected"] += 1
         elif not self._connection.send(subject, (payload,)):
-            self.counters["not sent: too much is waiting"] += 1
+            self.counters["not_sent_queue_full"] += 1

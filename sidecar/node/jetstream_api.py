@@ -86,10 +86,10 @@ class JetStreamHandler:
             return
         rest = subject.decode("utf-8", "replace").removeprefix(self._before)
         if len(self._tasks) >= AT_ONCE:
-            self._counters["jetstream requests refused"] += 1
+            self._counters["jetstream_rejected"] += 1
             self._send(reply, rejection_answer(kind_of(rest)[0], _BUSY))
             return
-        self._counters["jetstream requests"] += 1
+        self._counters["jetstream_requests"] += 1
         answering = self._guard.run(self._answer(reply, rest, bytes(payload)), reply)
         self._add(spawn(answering, "a request of JetStream's read API"))
 
@@ -100,7 +100,7 @@ class JetStreamHandler:
                 if len(part.headers) + len(part.payload) > self._bus.max_payload:
                     part = rejection_answer(kind_of(rest)[0], _TOO_LARGE)
                 if not self._send(reply, part):
-                    self._counters["jetstream answers dropped"] += 1
+                    self._counters["jetstream_answers_dropped"] += 1
                     return
 
     def _send(self, reply: bytes, answer: JsAnswer) -> bool:

@@ -317,7 +317,7 @@ class Node:
         image = require_started(self.group).image
         lost = await asyncio.get_running_loop().run_in_executor(self._pool, self._lost_logs, folder, image)
         damaged = bool(recovered.damaged) or elsewhere["damaged"] > 0 or bool(lost)
-        self.counters["logs that a failed flush had closed"] += len(recovered.suspect) + elsewhere["suspect"]
+        self.counters["suspect_log"] += len(recovered.suspect) + elsewhere["suspect"]
         if damaged:
             identity.distrust()  # so that a crash before the next clean stop does not lose the information about the damage
         # Check again, because joining and recovery may have taken minutes. One request is enough.
@@ -446,9 +446,9 @@ class Node:
         links.standby.on_denial = self._rights.record_denial
         if not links.replication.requires_credentials and not was_open_nats_reported():
             logger.warning(
-                "this NATS server accepts clients without credentials, and each client has all permissions: it can delete streams, "
-                "forge records and depose leaders. Create users with the permissions that `liftpy permissions` prints. "
-                "See docs/security.md."
+                "NATS server accepts clients without credentials: each client can delete streams, forge records and "
+                "depose leaders. Create users with the permissions that `liftpy permissions` prints. See "
+                "docs/security.md."
             )
 
     def _make_counts(self) -> NodeCounts:
@@ -660,7 +660,7 @@ class Node:
         took_s = time.monotonic() - began
         LOGS.suppression.write_counts(all_of_it=True)
         who = f"{self.settings.node_id}, worker {self.share.number}," if self.share.number else self.settings.node_id
-        logger.info("node %s stopped clean=%s seconds=%.2f", who, "yes" if self.was_clean else "no", took_s)
+        logger.info("node stopped node=%s clean=%s seconds=%.2f", who, "yes" if self.was_clean else "no", took_s)
         if errors:
             raise errors[0]
         if self._failure is not None:

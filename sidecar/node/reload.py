@@ -137,7 +137,9 @@ class SettingsReloader:
         self._parts().others(each)
         result = ReloadResult(applied, tuple(name for name in changed if name not in LIVE))
         words = f"taken over: {', '.join(applied) or 'nothing'}"
-        logger.info("settings reloaded; %s", words + (f"; wait for a restart: {', '.join(result.wait)}" if result.wait else ""))
+        logger.info(
+            "settings reloaded changes=%s", words + (f"; wait for a restart: {', '.join(result.wait)}" if result.wait else "")
+        )
         return result
 
     def apply_settings(self, settings: NodeSettings) -> None:

@@ -86,15 +86,20 @@ class Deletions:
                 continue
             if not allowed:
                 logger.error(
-                    "%s: the feed said that it is not held here any more, the controllers say that it is: its data is kept, and the "
-                    "image is fetched anew. Somebody else publishes on the feed: give the cluster rights of its own on NATS",
+                    (
+                        "partition not deleted partition=%s: the metadata feed removed it from this node, but the "
+                        "controllers did not. Keeping its data and fetching the image again. Another client publishes on the "
+                        "feed: restrict its NATS permissions"
+                    ),
                     key,
                 )
                 self._group.distrust()
             elif not response.HasField("stream"):
                 self._remember(key.uid)
             return allowed
-        logger.warning("%s: no controller confirms that it is not held here any more: its data is kept", key)
+        logger.warning(
+            "partition not deleted partition=%s: no controller confirms that it left this node, keeping its data", key
+        )
         return None
 
     def _remember(self, uid: str) -> None:

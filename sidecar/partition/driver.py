@@ -131,7 +131,7 @@ class ReplicaDriver:
                     if type(event) not in _ROUTINE or any(type(effect) not in _LOOKS for effect in effects):
                         self.touched()
                 if logger.isEnabledFor(logging.DEBUG):  # the level may change
-                    logger.debug("%s: %s -> %s", self.key, event, effects)
+                    logger.debug("replica step partition=%s event=%s effects=%s", self.key, event, effects)
                 for effect in effects:
                     execute(effect)
                 if effects:
@@ -148,7 +148,9 @@ class ReplicaDriver:
         """
         self._stopped = True
         self._queue.clear()
-        logger.critical("%s: the replica is stopped: %s\n%s", self.key, error, self.last_steps_text(event), exc_info=error)
+        logger.critical(
+            "replica stopped partition=%s error=%s\n%s", self.key, error, self.last_steps_text(event), exc_info=error
+        )
         self._fatal(error)
 
     def last_steps_text(self, event: Event | None = None) -> str:

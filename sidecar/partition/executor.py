@@ -131,18 +131,18 @@ class Executor(PartitionShell):
         """
         is_first = not self.failed
         if is_first:
-            self.counters["storage failures"] += 1
-            logger.error("%s: storage failed: %s", self.key, error)
+            self.counters["storage_failure"] += 1
+            logger.error("storage failed partition=%s error=%s", self.key, error)
         super().log_failed(error, token)
         if is_first and self.on_failure is not None:
             self.on_failure(error)
 
     def truncate_log(self, effect: do.TruncateLog) -> None:
-        logger.info("%s: log truncated log_end=%d", self.key, effect.end_offset)
+        logger.info("log truncated partition=%s log_end=%d", self.key, effect.end_offset)
         super().truncate_log(effect)
 
     def reset_log(self, effect: do.ResetLog) -> None:
-        logger.warning("%s: discarding the local log, fetching it again from=%d", self.key, effect.start_offset)
+        logger.warning("log discarded partition=%s: fetching it again from=%d", self.key, effect.start_offset)
         super().reset_log(effect)
 
     def run_alone(self, work: Callable[[], None]) -> None:
@@ -157,12 +157,12 @@ class Executor(PartitionShell):
         put_off = False
         if self._t.flusher.alone(lambda: behind_the_flush() if put_off else work()):
             put_off = True
-            logger.warning("%s: the cut waits for a flush that is not over", self.key)
+            logger.warning("truncation delayed partition=%s: waiting for the running flush", self.key)
             self._t.driver.hold()
 
     def recheck_log(self, effect: do.RecheckLog) -> None:
         outcome = self.recheck(effect)
-        text = "%s: %s was served wrong bytes at offset %d: %s"
+        text = "replica fetched damaged bytes partition=%s from=%s offset=%d error=%s"
         _seldom.warning(logger, text, self.key, effect.replica, effect.offset, outcome.value)
 
     def store_promise(self, leader_epoch: int, then: Callable[[StorageError | None], None]) -> None:
@@ -219,18 +219,18 @@ class Executor(PartitionShell):
 
     # ---- the metadata group -----------------------------------------------------------------------------------------------
     def propose_isr(self, effect: do.ProposeIsr) -> None:
-        self.counters["replicas out of an ISR for slow flushes"] += len(effect.slow)
+        self.counters["slow_replica_evicted"] += len(effect.slow)
         self._t.proposals.propose_isr(self.key, effect, self._t.feed)
 
     def step_aside(self, effect: do.StepAside) -> None:
-        self.hand_over(effect, "for slow flushes")
+        self.hand_over(effect, "slow_disk")
 
     def hand_over(self, effect: do.StepAside, why: str) -> None:
         """Stop accepting publishes and answer the earlier ones, then request a leadership transfer from the metadata group.
 
         ``effect`` names the new leader. ``why``: reason, for the counter. There is a time limit for the answers.
         """
-        self.counters[f"leaderships handed over {why}"] += 1
+        self.counters[f"transfer_{why}"] += 1
         self._t.step_aside(self.key, effect.leader_epoch, lambda: self._t.proposals.give_up_leadership(self.key, effect))
 
     def report_leader(self, effect: do.ReportLeader) -> None:
@@ -260,7 +260,7 @@ class Executor(PartitionShell):
 
     def _open(self, taken: FailoverBacklog | None) -> None:
         if taken is not None and (taken.fresh or taken.known or taken.undecided):
-            text = "%s: heard while standing by: %d to append, %d in the log to be answered, %d bound to a condition"
+            text = "standby buffer replayed partition=%s to_append=%d already_in_log=%d with_condition=%d"
             logger.info(text, self.key, len(taken.fresh), len(taken.known), len(taken.undecided))
         self.ingest.start(taken)
 
@@ -285,7 +285,14 @@ class Executor(PartitionShell):
         self._t.timers.set(timer, effect.at_ns)
 
     def role_changed(self, effect: do.RoleChanged) -> None:
-        CHATTER.info(logger, "%s: %s %s in epoch %d", self.key, effect.role, effect.phase, effect.leader_epoch)
+        CHATTER.info(
+            logger,
+            "replica role changed partition=%s role=%s phase=%s epoch=%d",
+            self.key,
+            effect.role,
+            effect.phase,
+            effect.leader_epoch,
+        )
         self._t.fetches.forget_pieces()
         self._t.services.role_changed()
         self.standby.review()

@@ -230,7 +230,7 @@ class Flusher:
         if error is not None and not isinstance(error, (LiftError, OSError)):
             raise error
         if error is not None and not self._log.closed:
-            logger.warning("HW checkpoint: %s", error)  # HW is found again by replication
+            logger.warning("HW checkpoint failed error=%s: retrying", error)  # HW is found again by replication
 
     async def close(self) -> None:
         """Wait for the running flush and checkpoint, and start no others. Call it before the log is closed."""
@@ -283,7 +283,10 @@ class StateCheckpoints:
         before = self.writer.uncovered
         if self.writer.may_drop(log_start_offset):
             if self.writer.uncovered > before:
-                text = "records dropped without a stored state partition=%s below=%d: a restart forgets their producers and ids"
+                text = (
+                    "records deleted without a stored state partition=%s below=%d: a restart forgets their producers and "
+                    "message ids"
+                )
                 partition_logger.warning(text, self._key, log_start_offset)
             return True
         asyncio.get_running_loop().call_soon(self.checkpoint)  # not while retention has the files for itself
@@ -334,7 +337,7 @@ def found_state(log: Log, key: PartitionKey) -> StateFileMatch:
     """
     state, unfit = load_state(log, state_owner(key))
     for name, why in unfit.items():
-        partition_logger.warning("%s: ignoring and deleting state file %s: %s", key, name, why)
+        partition_logger.warning("state file discarded partition=%s file=%s reason=%s", key, name, why)
     return StateFileMatch(state, len(unfit))
 
 

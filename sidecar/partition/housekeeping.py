@@ -70,7 +70,7 @@ class Housekeeping:
         try:
             usage = shutil.disk_usage(self._folder)
         except OSError as error:
-            logger.warning("cannot measure the free space in %s: %s", self._folder, error)
+            logger.warning("free space not known directory=%s error=%s: retrying", self._folder, error)
             return
         if usage.free >= min(SPACE_AGAIN_BYTES, SPACE_AGAIN_SHARE * usage.total):
             self._repair(
@@ -145,7 +145,7 @@ def _complete(worker: PartitionWorker, compaction: Compaction) -> None:
         return
     worker.touched()
     if dropped:
-        logger.info("%s: compaction dropped %d records", worker.key, dropped)
+        logger.info("log compacted partition=%s removed_records=%d", worker.key, dropped)
 
 
 def _log_failed(worker: PartitionWorker, error: LiftError) -> None:
@@ -154,7 +154,7 @@ def _log_failed(worker: PartitionWorker, error: LiftError) -> None:
     if isinstance(error, CorruptionError):
         worker.log.handle_damage(error)
         return
-    logger.warning("%s: compaction: %s", worker.key, error)
+    logger.warning("compaction failed partition=%s error=%s: retrying", worker.key, error)
     if isinstance(error, StorageError):
         worker.log_was_closed(error)
 

@@ -58,8 +58,8 @@ class Promises:
         waiting, self._waiting = self._waiting, {}
         if self._closed:
             return
-        self._counters["flushes of promises"] += 1
-        self._counters["promises to follow a LeaderEpoch"] += len(waiting)
+        self._counters["promise_flushes"] += 1
+        self._counters["leader_epoch_promises"] += len(waiting)
         epochs = {key: epoch for key, (epoch, _) in waiting.items()}
         self._running = future = self._pool.submit(self._journal.store, epochs)
         tolds = [told for _, told in waiting.values()]

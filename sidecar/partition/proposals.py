@@ -61,15 +61,17 @@ class Proposals:
     def propose_isr(self, key: PartitionKey, effect: do.ProposeIsr, feed: Callable[[Event], None]) -> None:
         """Request another ISR of the partition ``key``. ``feed`` gets the answer as IsrChangeAnswered."""
         for replica, took_ns in effect.slow:
-            text = "%s: %s leaves the ISR: its last flush took %.3f s, far longer than the others'; commits wait for it no more"
+            text = "slow replica removed from the ISR partition=%s replica=%s flush_seconds=%.3f: commits no longer wait for it"
             logger.warning(text, key, replica, took_ns / 1e9)
 
         def answered(response: pb.ControlResponse | None) -> None:
             accepted = None if response is None else response.error == pb.ControlResponse.OK
             if accepted:
-                CHATTER.info(logger, "%s: ISR is now %s", key, ", ".join(sorted(effect.isr)))
+                CHATTER.info(logger, "ISR changed partition=%s isr=%s", key, ", ".join(sorted(effect.isr)))
             else:
-                CHATTER.info(logger, "%s: ISR change not made: %s", key, "no answer" if response is None else response.detail)
+                CHATTER.info(
+                    logger, "ISR not changed partition=%s reason=%s", key, "no answer" if response is None else response.detail
+                )
             feed(IsrChangeAnswered(epoch=effect.epoch, accepted=accepted))
 
         self._queue(key, self._request(key, effect), answered)
@@ -77,19 +79,24 @@ class Proposals:
     def report_leader(self, key: PartitionKey, effect: do.ReportLeader) -> None:
         """Report to the metadata group that a leader is unreachable. There is no answer, because the replica repeats the report."""
         if effect.leader_lacks:
-            logger.error("%s: leader %s lacks committed records, up to offset %d", key, effect.leader, effect.high_watermark)
+            logger.error(
+                "leader lacks committed records partition=%s leader=%s committed_end=%d",
+                key,
+                effect.leader,
+                effect.high_watermark,
+            )
         self._ask(key, self._request(key, effect))
 
     def leave_isr(self, key: PartitionKey, effect: do.LeaveIsr) -> None:
-        logger.warning("%s: removed from the ISR reason=%s", key, effect.reason)
+        logger.warning("replica removed from the ISR partition=%s reason=%s", key, effect.reason)
         self._ask(key, self._request(key, effect))
 
     def give_up_leadership(self, key: PartitionKey, effect: do.GiveUpLeadership | do.StepAside) -> None:
-        logger.warning("%s: giving up leadership reason=%s", key, effect.reason)
+        logger.warning("leadership given up partition=%s reason=%s", key, effect.reason)
         self._ask(key, self._request(key, effect))
 
     def wake_partition(self, key: PartitionKey, effect: do.WakePartition) -> None:
-        CHATTER.info(logger, "%s: its pause ends: %s", key, effect.pause.name)
+        CHATTER.info(logger, "pause ended partition=%s pause=%s", key, effect.pause.name)
         self._ask(key, self._request(key, effect))
 
     def report_promotion(self, key: PartitionKey, effect: do.ReportPromotion) -> None:
@@ -123,7 +130,12 @@ class Proposals:
     def _ask(self, key: PartitionKey, request: pb.ControlRequest) -> None:
         def answered(response: pb.ControlResponse | None) -> None:
             if response is not None and response.error != pb.ControlResponse.OK:
-                logger.debug("%s: %s: %s", key, request.WhichOneof("request"), response.detail or response.error)
+                logger.debug(
+                    "proposal rejected partition=%s request=%s reason=%s",
+                    key,
+                    request.WhichOneof("request"),
+                    response.detail or response.error,
+                )
 
         self._queue(key, request, answered)
 

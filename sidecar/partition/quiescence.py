@@ -117,7 +117,7 @@ class FetchCombiner:
         questions, ended = self._quiet.start_turn(now_ns)
         self._asked = {question.number: question for question in questions}
         for silent in ended:
-            self._counters["leaders' nodes silent about quiet fetches"] += 1
+            self._counters["idle_poll_timeout"] += 1
             self._end(silent)
         for question in questions:
             reply = f"{self._bus.inbox}.{self._slot}.{question.number}"

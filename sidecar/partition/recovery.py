@@ -100,21 +100,23 @@ class RecoveredLogs:
         try:
             found = recover(folder.storage(path), clean=clean_stop)
         except LiftError as error:
-            logger.error("%s: the log can't be recovered: %s: %s", path, error.code, error)
+            logger.error("log not recovered log=%s code=%s error=%s", path, error.code, error)
             self.damaged.append(name)  # the opening tries again
             return
         self._found[path] = found
         if name in self._held and not found.segments and not found.checkpoint.log_start_offset:
-            logger.error("%s: all segments of the log are gone: records that this node acknowledged are lost here", path)
+            logger.error(
+                ("all segments missing log=%s: records that this node acknowledged are lost here, copying the log again"), path
+            )
             self.damaged.append(name)
         elif name not in self._held and found.segments:
             folder.mark_held(name)  # an earlier version has made it
         if found.report.flush_failed:
             self.suspect.append(name)
-            text = "%s: suspect: %s; %d bytes that were not known to be on the disk have been written again"
+            text = "log suspect log=%s reason=%s rewritten_bytes=%d: these bytes were perhaps not on the disk"
             logger.error(text, path, found.report.flush_failed, found.report.rewritten_bytes)
         if found.report.must_leave_isr:
-            logger.error("%s: %s", path, found.report)
+            logger.error("log damaged log=%s report=%s", path, found.report)
             self.damaged.append(name)
 
     @property

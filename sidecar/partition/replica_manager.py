@@ -278,7 +278,7 @@ class Partitions:
         try:
             worker = await open_worker(self._node, key, stream.subject, stream.config)
         except LiftError as error:
-            logger.error("%s: the log can't be opened: %s: %s", key, error.code, error)
+            logger.error("log not opened partition=%s code=%s error=%s", key, error.code, error)
             self.failed[key] = f"{error.code}: {error}"
             self._retry_later(key)
             return False
@@ -323,7 +323,7 @@ class Partitions:
             if allowed is False:
                 self._departures.deletion_denied(key)
         if gone:
-            logger.info("%s: deleted", key)
+            logger.info("partition deleted partition=%s", key)
         clean = await worker.stop(delete=gone and not self._stopping)
         self.counts.has_ended(worker)
         self._all_clean = self._all_clean and clean
@@ -403,9 +403,9 @@ class Partitions:
             await asyncio.get_running_loop().run_in_executor(self._node.pool, self._node.folder.delete_partition, key)
             self._node.promises.forget(key.folder)
         except (LiftError, OSError) as error:
-            logger.error("%s: moved away while this node was down, and can't be deleted: %s", key, error)
+            logger.error("partition not deleted partition=%s error=%s: it left this node while the node was down", key, error)
             return True
-        logger.info("%s: deleted, because it moved away while this node was down", key)
+        logger.info("partition deleted partition=%s: it left this node while the node was down", key)
         return True
 
     # ---- life --------------------------------------------------------------------------------------------------------------
@@ -482,7 +482,7 @@ class Partitions:
         try:
             await self._node.links.wait_until_processed(timeout_s)
         except (nats.errors.Error, TimeoutError, OSError) as error:
-            logger.info("transferring leaderships without a check for in-flight publishes: %r", error)
+            logger.info("in-flight publishes not checked error=%r: transferring the leaderships", error)
             return
         leading = [worker for worker in leading if not worker.executor.storage_failed]  # those can't answer any more
         while any(not worker.ingest.idle for worker in leading) and time.monotonic() < deadline:

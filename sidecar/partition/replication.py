@@ -183,7 +183,7 @@ class ReplicationHandler:
         else:
             answer.endOffset, answer.totalBytes = piece.end_offset, piece.total_bytes
             answer.position, answer.data = piece.position, piece.data
-        self._counters["pieces of derived states sent"] += piece is not None
+        self._counters["state_chunks_sent"] += piece is not None
         self._send(ReplyDestination(reply_subject), (frames.seal(answer),))
 
     def _epoch_query_arrived(self, reply: bytes, payload: bytes) -> None:
@@ -260,8 +260,10 @@ class ReplicationHandler:
         try:
             portion = self._portion(effect.from_offset, effect.max_bytes, room, log, asker.held or NOTHING)
         except LiftError as error:
-            self._counters["failed fetch reads"] += 1
-            _seldom.warning(logger, "%s: offset %d can't be read for a follower: %s", self._key, effect.from_offset, error)
+            self._counters["fetch_read_failed"] += 1
+            _seldom.warning(
+                logger, "batch not read for a follower partition=%s offset=%d error=%s", self._key, effect.from_offset, error
+            )
             return
         if portion.piece is None:
             header = frames.replication_response_header(
@@ -272,7 +274,7 @@ class ReplicationHandler:
             return
         else:
             header = frames.replication_piece_header(effect.leader_epoch, high_watermark, portion.piece, self._address(asker))
-            self._counters["pieces of batches sent"] += 1
+            self._counters["batch_chunks_sent"] += 1
         self._send(asker, (header, *portion.chunks))
         self._instruments.replicated_out_bytes += portion.size_bytes
 
@@ -286,12 +288,14 @@ class ReplicationHandler:
         return portion
 
     def _cannot_be_sent(self, offset: int, size_bytes: int) -> None:
-        self._counters["batches too large for a follower's version"] += 1
+        self._counters["batch_too_large_for_follower"] += 1
         if self._does_not_fit != offset:  # said once, not with every try
             self._does_not_fit = offset
             logger.error(
-                "%s: the batch at offset %d has %d bytes, the NATS server's max_payload is %d, and the follower's version takes no "
-                "pieces of batches: upgrade its node, or raise max_payload",
+                (
+                    "batch too large for the follower partition=%s offset=%d bytes=%d max_payload=%d: its version "
+                    "accepts no chunks of batches. Upgrade its node, or raise max_payload"
+                ),
                 self._key,
                 offset,
                 size_bytes,
@@ -452,9 +456,13 @@ class FetchClient:
             else:
                 event = self._event(request_id, kind, body)
         except DamagedBatchError as error:
-            self._counters["fetched batches that are damaged"] += 1
+            self._counters["fetched_damage"] += 1
             _seldom.warning(
-                logger, "%s: offset %d came damaged from the leader, asking again: %s", self._key, error.offset, error
+                logger,
+                "batch from the leader damaged partition=%s offset=%d error=%s: fetching it again",
+                self._key,
+                error.offset,
+                error,
             )
             event = events.RequestFailed(request_id=request_id, reason=str(error), bad_offset=error.offset)
         except LiftError as error:  # it can be anybody's: the answer itself may still come, and the request has its timeout
@@ -489,9 +497,9 @@ class FetchClient:
                 request_id=request_id, leader_epoch=answer.leader_epoch
             )  # the core ignores an answer that it does not wait for [D16]
         if not self._router.reserve(self._slot, answer.piece.total_bytes):
-            self._counters["pieces of batches that had to wait"] += 1
+            self._counters["batch_chunks_delayed"] += 1
             return events.FetchPieceArrived(request_id=request_id, leader_epoch=answer.leader_epoch, has_room=False)
-        self._counters["pieces of batches received"] += 1
+        self._counters["batch_chunks_received"] += 1
         whole = self._assembly.add_piece(answer.piece)
         if not self._assembly.held_bytes:
             self._router.release(self._slot)
@@ -502,7 +510,10 @@ class FetchClient:
     def _response(self, request_id: int, response: frames.ReplicationResponse) -> events.FetchAnswered:
         batches = split_batches(response.batches, verify=True) if response.batches else []
         if self.taker is not None and self.taker.fetch_answered():
-            text = "leader gives no state partition=%s: it is of an earlier version, producers and ids of dropped records are forgotten"
+            text = (
+                "leader sends no state partition=%s: its version is older. This replica forgets the producers and "
+                "message ids of deleted records"
+            )
             logger.warning(text, self._key)
         asked_id, asked_ns = self._asked
         if asked_id == request_id:

@@ -139,8 +139,8 @@ class Scrub:
                 if not self._bytes_per_s or not (await self._one_that_was_sealed() or await self._one_in_order()):
                     await asyncio.sleep(_LOOK_EVERY_S)
             except LiftError as error:  # a segment or a whole partition is gone, or the disk has no room for the progress
-                self._counters["scrub: interrupted"] += 1
-                logger.debug("%s", error)
+                self._counters["scrub_interrupted"] += 1
+                logger.debug("scrub interrupted error=%s: continuing", error)
                 await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _one_that_was_sealed(self) -> bool:
@@ -210,12 +210,12 @@ class Scrub:
 
     def _suspects(self, worker: ScrubTarget, segment: Segment, error: CorruptionError, *, found: bool) -> None:
         if not found:
-            self._counters["scrub: not confirmed"] += 1
+            self._counters["scrub_unconfirmed"] += 1
             return
-        self._counters["scrub: damage found"] += 1
+        self._counters["scrub_damage"] += 1
         self.progress.findings += 1
         self.progress.last_finding = f"{worker.key}: {log_name(segment.base_offset)}: {error}"
-        logger.error("%s: the scrub found damage: %s", worker.key, error)
+        logger.error("damage found partition=%s error=%s", worker.key, error)
         self._store()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
@@ -226,7 +226,7 @@ class Scrub:
         try:
             replace_file(self._path, seal_small_file(_MAGIC, json.dumps(asdict(self.progress)).encode()))
         except StorageError as error:
-            logger.warning("the scrub's progress can't be stored: %s", error)
+            logger.warning("scrub progress not stored error=%s: retrying", error)
 
 
 def _check_progress(said: dict[str, Any]) -> ScrubProgress:

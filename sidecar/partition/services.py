@@ -56,7 +56,7 @@ It is longer than the candidate's timeout, so a service that hangs first fails a
 _EVERY_NS = round(REPORT_EVERY_S * NS_PER_S)
 _EVENTS, _EVENTS_EVERY_NS = 4, 60 * NS_PER_S
 """Maximum number of reported ends of services, and the time in nanoseconds in which it applies."""
-NOT_EVENTS = "ends of services that became no events"
+NOT_EVENTS = "service_end_without_event"
 _ACK_IDS_PER_INCARNATION = 1 << 32
 _BINDING: dict[MessageType, type[pb.ServiceHello | pb.ServiceAck | pb.SnapshotRequest]] = {
     MessageType.SERVICE_HELLO: pb.ServiceHello,
@@ -294,7 +294,13 @@ class PartitionServices:
         if self._view().leads:
             toward, why = self._wellness.toward(own, [node for node in state.isr if node != self._node_id], now_ns)
             if toward:
-                logger.warning("%s: %s hands over to %s: %s", self.key, self._node_id, toward, why)
+                logger.warning(
+                    "leadership transferred for a service partition=%s from=%s to=%s reason=%s",
+                    self.key,
+                    self._node_id,
+                    toward,
+                    why,
+                )
                 self._hand_over(toward, why)
         else:
             self._wellness.unhealthy_services(own, now_ns)
@@ -316,14 +322,14 @@ class PartitionServices:
             agreement.set_digests(self._node_id, *own)
             difference = agreement.difference(self._node_id)
             if difference is not None and difference != self._differences.get(name):
-                logger.error("%s: service %s: %s", self.key, name, difference)
+                logger.error("service problem partition=%s service=%s problem=%s", self.key, name, difference)
             self._differences[name] = difference
             self._carry_out(self._sessions.differs(name, difference))
 
     def _stop_waiting_for_services(self) -> None:
         effects = self._sessions.stop_waiting_for_services(clock.now_ns())
         if effects:
-            logger.warning("%s: slow services no longer delay the promotion; continuing without them", self.key)
+            logger.warning("promotion continues without slow services partition=%s", self.key)
         self._carry_out(effects)
 
     def _expire(self) -> None:
@@ -334,7 +340,9 @@ class PartitionServices:
             self._timers.set(self._check, self._sessions.expires_ns)
 
     def _has_ended(self, ended: ServiceEnded) -> None:
-        logger.warning("%s: service %s has ended: %s: %s", self.key, ended.service, ended.ending, ended.reason)
+        logger.warning(
+            "service ended partition=%s service=%s kind=%s reason=%s", self.key, ended.service, ended.ending, ended.reason
+        )
         self.touched()
         self._report_within()
         now_ns, told = clock.now_ns(), self._events_ns
@@ -428,7 +436,7 @@ class ServiceHandler:
                 )
         except ProtocolError as error:
             self._counters[counter_name(error)] += 1
-            logger.debug("a frame on the services' subject can't be used: %s", error)
+            logger.debug("invalid service frame error=%s: ignored", error)
 
     def process_local(self, message: pb.ServiceHello | pb.ServiceAck, inbox: str, told: Told) -> None:
         """Process a message of a service that runs in this process.

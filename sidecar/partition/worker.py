@@ -267,7 +267,9 @@ class PartitionWorker:
             wall_ns=node.clocks.stamp_ns,
             rules=StandbyReplayRules(doubt_ns=round(bounds.lease_s * NS_PER_S)),
             on_lost=lambda count: node.drops.count(str(self.key), "standby_overflow", count),
-            on_unreadable=lambda error: logger.error("%s: what was heard can't be looked for in its log: %s", self.key, error),
+            on_unreadable=lambda error: logger.error(
+                "standby buffer not compared with the log partition=%s error=%s", self.key, error
+            ),
         )
 
     def _tools(self, node: NodeTools) -> Tools:
@@ -330,12 +332,12 @@ class PartitionWorker:
             try:
                 self.log.checkpoint()
             except LiftError as failure:
-                logger.warning("%s: HW checkpoint: %s", self.key, failure)
+                logger.warning("HW checkpoint failed partition=%s error=%s: retrying", self.key, failure)
 
         if not self.executor.storage_failed:
             # a flip in the newest batch looks like a torn write: the stored HW shows recovery that it is damage
             self.flusher.alone(checkpoint)
-            self._node.counters["damage met"] += 1
+            self._node.counters["damage_met"] += 1
             self._node.instruments.damaged_segments += 1
             self.executor.log_failed(error)
 
@@ -410,11 +412,11 @@ class PartitionWorker:
         heir = self.replica.standby_to_lead_next()
         if heir:
             aside = do.StepAside(leader_epoch=self.leader_epoch, toward=heir, reason="publishes may have gone past it")
-            self.executor.hand_over(aside, "for publishes that went past")
+            self.executor.hand_over(aside, "missed_publishes")
         return bool(heir)
 
     def _hand_over(self, toward: str, reason: str) -> None:
-        self.executor.hand_over(do.StepAside(leader_epoch=self.leader_epoch, toward=toward, reason=reason), "for services")
+        self.executor.hand_over(do.StepAside(leader_epoch=self.leader_epoch, toward=toward, reason=reason), "service")
 
     # ---- housekeeping ----------------------------------------------------------------------------------------------------
     def apply_retention(self, now_wall_ns: int) -> None:
@@ -428,15 +430,17 @@ class PartitionWorker:
                 hold_bytes = self._node.settings.replication.service_log_retention_bytes
                 self.log.apply_retention(now_wall_ns, held_from, hold_bytes, self.states.may_drop)
             except LiftError as error:
-                logger.warning("%s: retention: %s", self.key, error)
+                logger.warning("retention failed partition=%s error=%s: retrying", self.key, error)
                 return
             if self.log.log_start_offset == before:
                 return
             if held_from is not None and self.log.log_start_offset > held_from:
-                self._node.counters["records that a service needed and retention removed"] += 1
+                self._node.counters["service_records_deleted"] += 1
                 logger.warning(
-                    "%s: the log begins at %d now and a service's newest snapshot is at %d: it was truncated by command, or "
-                    "service_log_retention_bytes are not enough",
+                    (
+                        "records deleted before a service read them partition=%s log_start=%d snapshot=%d: an operator "
+                        "deleted records, or service_log_retention_bytes is too small"
+                    ),
                     self.key,
                     self.log.log_start_offset,
                     held_from,
@@ -463,11 +467,11 @@ class PartitionWorker:
         try:
             removed = drop_set_aside(self.log.storage)
         except StorageError as error:
-            logger.warning("%s: cannot remove quarantined files: %s", self.key, error)
+            logger.warning("quarantined files not removed partition=%s error=%s: retrying", self.key, error)
             return
         self.set_aside = ()
         if removed:
-            logger.info("%s: replica is complete again, removed quarantined files=%s", self.key, ", ".join(removed))
+            logger.info("replica repaired partition=%s: removed quarantined files=%s", self.key, ", ".join(removed))
 
     async def stop(self, *, delete: bool = False) -> bool:
         """End the role of the replica, flush and close its log. Return True if all data is on disk.
@@ -503,7 +507,7 @@ class PartitionWorker:
                 self._node.folder.delete_partition(self.key)
                 self._node.promises.forget(self.key.folder)
         except (LiftError, OSError) as error:
-            logger.error("%s: closing the log: %s", self.key, error)
+            logger.error("log not closed partition=%s error=%s: continuing", self.key, error)
             return False
         return healthy
 
@@ -554,14 +558,21 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
         log, report, found, derived = open_log()
     else:
         log, report, found, derived = await asyncio.get_running_loop().run_in_executor(node.pool, open_log)
-    CHATTER.info(logger, "%s: log %d..%d, HW %d", key, log.log_start_offset, log.newest_offset, log.high_watermark)
+    CHATTER.info(
+        logger,
+        "partition opened partition=%s log_start=%d newest_offset=%d hw=%d",
+        key,
+        log.log_start_offset,
+        log.newest_offset,
+        log.high_watermark,
+    )
     if report.cut_bytes or report.damage:
-        logger.warning("%s: recovered: %s", key, report)
+        logger.warning("log recovered partition=%s report=%s", key, report)
     worker = PartitionWorker(node, key, subject, config, log, report.set_aside, derived)
-    node.counters["derived states left out"] += found.left_out
+    node.counters["dedup_state_discarded"] += found.left_out
     worker.damage_offset = min((one.first_offset for one in report.damage), default=-1)
     node.instruments.damaged_segments += len(report.damage)
     if found.state is not None:
-        node.counters["derived states left out" if derived is None else "derived states restored"] += 1
+        node.counters["dedup_state_discarded" if derived is None else "dedup_state_restored"] += 1
     worker.begin()
     return worker

@@ -198,7 +198,7 @@ class GroupDriver:
             self.wake()
 
     def _fail(self, error: Exception) -> None:
-        logger.critical("the metadata group's member stops: %s", error, exc_info=error)
+        logger.critical("controller failed error=%s: stopping it", error, exc_info=error)
         self.stop()
         for future, _ in self._answers:
             if not future.done():

@@ -168,7 +168,7 @@ class PeerSessions:
             flags = (0 if start else _FIRST) | (_LAST if last else 0)
             head = _FRAME.pack(_DATA, flags, peer.own_epoch, peer.epoch, peer.sent, term)
             self.outbox.append((node_id, head + body[start : start + self.chunk_bytes]))
-        self.counters["messages sent"] += 1
+        self.counters["messages_sent"] += 1
         return True
 
     def fit(self, max_payload_bytes: int) -> None:
@@ -275,7 +275,7 @@ class PeerSessions:
         if ahead < TERM_REACH * (1 + int(now - peer.beyond_since)):
             return True
         if self._term_log_limit.admit(now) is not None:
-            logger.warning("%s says that its term is %d, which can't be true beside %d", peer.node_id, term, self.term())
+            logger.warning("impossible term rejected peer=%s peer_term=%d term=%d", peer.node_id, term, self.term())
         return False
 
     @property
@@ -298,7 +298,7 @@ class PeerSessions:
         self.counters[f"{REFUSED}other lists of controllers"] += 1
         if self._list_log_limit.admit(now) is not None:
             logger.error(
-                "the controllers are %s here, and %s in the settings of %s: they refuse each other until the lists are the same",
+                ("controllers differ here=%s there=%s node=%s: the two nodes reject each other until both lists match"),
                 self._list.decode(),
                 ascii(said[:_MAX_LIST_BYTES].decode(errors="replace")).strip("'"),
                 node_id[:_MAX_LIST_BYTES],
@@ -363,7 +363,7 @@ class PeerSessions:
     def _begin(self, peer: Peer) -> None:
         if not peer.up:
             peer.up = True
-            self.counters["sessions begun"] += 1
+            self.counters["sessions_started"] += 1
             self.changed(peer.node_id, True)
 
     def _end(self, peer: Peer, why: str) -> None:

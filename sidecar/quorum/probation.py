@@ -299,8 +299,10 @@ class Probation:
             self.turn += 1
             self._core.begin_probation()
             logger.error(
-                "the raft directory went back in time: %s knows a later process on it than the directory does, as with an older copy "
-                "put back. This controller neither votes nor leads until it has caught up with the others",
+                (
+                    "older raft directory found known_by=%s: perhaps an older copy was restored. This controller neither "
+                    "votes nor leads until it has caught up"
+                ),
                 peer_id,
             )
         return trusted
@@ -339,7 +341,7 @@ class Probation:
         replace_file(self._marker, f"{self._core.selfNode.id}\n".encode())
         self.over = self.has_been_member = True
         self._core.end_probation()
-        logger.info("%s is a voting member of the metadata group", self._core.selfNode.id)
+        logger.info("controller votes node=%s", self._core.selfNode.id)
 
 
 # The Raft directory of a controller whose image differs from the majority: marked at once, quarantined at the next start.
@@ -367,5 +369,5 @@ def set_aside_diverged(folder: Path) -> bool:
     shutil.rmtree(aside, ignore_errors=True)
     folder.rename(aside)
     sync_folder(folder.parent)
-    logger.error("the raft directory held another image than the majority's: it is quarantined as %s", aside)
+    logger.error("image differs from the majority quarantined_directory=%s: fetching a new image", aside)
     return True

@@ -43,10 +43,10 @@ class RaftMessageChecks:
         core = self._core
         match message["type"]:
             case "next_node_idx" if term != core.raftCurrentTerm:
-                self._counters["answers of another term"] += 1
+                self._counters["append_answers_of_other_term"] += 1
                 return True
             case "next_node_idx" if not 0 < message["next_node_idx"] <= core.log.last_index + 1:
-                self._counters["answers beyond the log"] += 1
+                self._counters["append_answers_beyond_log"] += 1
                 return False
             case "next_node_idx" if message["success"] and not message["reset"] and core.leads:
                 before = core.next_index(node)
@@ -70,7 +70,7 @@ class RaftMessageChecks:
                 # The leader has none of the entries from here on. Without the truncation, the library repeats 'reset' answers
                 # that name the same index, and never gets further.
                 log.deleteEntriesFrom(previous - first)
-                self._counters["conflicts cut"] += 1
+                self._counters["conflicting_entries_truncated"] += 1
             self._handler(node, message)
             return True
         if not first <= previous < last or self._term_at(previous) != message["prevLogTerm"]:
@@ -91,7 +91,7 @@ class RaftMessageChecks:
         if count:
             message["prevLogIdx"], message["prevLogTerm"] = entries[count - 1][1], entries[count - 1][2]
             message["entries"] = entries[count:]
-            self._counters["entries held already"] += count
+            self._counters["entries_known"] += count
 
     def _first(self) -> int:
         entry = self._core.log[0]
@@ -123,7 +123,7 @@ class RaftMessageChecks:
             self._snapshots[node.id] = bytearray()
         parts = self._snapshots.get(node.id)
         if parts is None or len(parts) + len(data) > MAX_SNAPSHOT_BYTES:
-            self._counters["snapshot chunks out of place"] += 1
+            self._counters["snapshot_chunks_out_of_order"] += 1
             return False
         parts += data
         if not is_last:
@@ -135,18 +135,18 @@ class RaftMessageChecks:
         try:
             index, term = decode_snapshot_file(data).last[1:]
         except StorageError:
-            self._counters["snapshots refused"] += 1
+            self._counters["snapshots_rejected"] += 1
             return False
         if index >= MAX_NUMBER or term > message["term"]:
-            self._counters["snapshots refused"] += 1
+            self._counters["snapshots_rejected"] += 1
             return False
         log, first = self._core.log, self._first()
         if index <= self._core.raftLastApplied or (first <= index <= log.last_index and self._term_at(index) == term):
-            self._counters["snapshots held already"] += 1
+            self._counters["snapshots_known"] += 1
             self._beat(node, message, held)
             self._acknowledge(node, index)
             return True
-        self._counters["snapshots installed"] += 1
+        self._counters["snapshots_installed"] += 1
         commit_index = min(message["commit_index"], index)
         install = {"type": "append_entries", "term": message["term"], "commit_index": commit_index}
         self._handler(node, {**install, "serialized": (data, True, True)})

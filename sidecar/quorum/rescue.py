@@ -227,5 +227,5 @@ def rescue_event(folder: Path, index: int) -> ClusterEvent | None:
         event = data_loss(index, whole_number(said["time_ns"], 0, 1 << 62), str(said["detail"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    logger.warning("the metadata group was %s", event.detail)
+    logger.warning("metadata group recovered by force action=%s", event.detail)
     return event

@@ -176,7 +176,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         if not self.sessions.peers[sender].trusted:
             return self._deliver_untrusted(sender, message, term)
         if message["type"] == "request_vote" and not self._may_vote_again(message):
-            self.sessions.counters["votes not given: the leader is there"] += 1
+            self.sessions.counters["votes_rejected_leader_known"] += 1
             return True
         if message["type"] == "pre_vote":
             self._pre_vote(sender, message)
@@ -185,7 +185,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
             self._core.pre_vote_granted(self._nodes[sender], message["term"])
             return True
         if message["type"] == "response_vote" and sender not in self._core.controllers.voters:
-            self.sessions.counters["votes of who has none"] += 1
+            self.sessions.counters["votes_of_non_voters"] += 1
             return True
         if message["type"] == "next_node_idx":
             self._process_report(sender, message)
@@ -221,7 +221,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         if checkpoints.found_count > before:
             self.sessions.counters[DIVERGENCES] += checkpoints.found_count - before
             logger.error(
-                "controllers hold different images: %s",
+                "images of controllers differ problem=%s",
                 checkpoints.halted or f"one differs from a majority, near index {checkpoints.newest[0]}",
             )
         if beside:
@@ -252,7 +252,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
             core.defer_election(_GIVE_WAY_S)
             self.send(self._nodes[sender], {"type": "pre_vote_granted", "term": core.raftCurrentTerm})
             return
-        self.sessions.counters["pre-votes not granted"] += 1
+        self.sessions.counters["pre_votes_rejected"] += 1
         if core.leads:
             core.step_down(question["term"])
 
@@ -298,7 +298,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         assert core is not None
         assert hardening is not None
         if message["type"] != "next_node_idx":
-            self.sessions.counters["messages of a directory that went back"] += 1
+            self.sessions.counters["messages_of_older_directory"] += 1
             return True
         self._process_report(sender, message)
         if message["success"]:
@@ -312,14 +312,13 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         if not trusted:
             self._core.forget_match(self._nodes[peer_id])
         if trusted != self.sessions.peers[peer_id].trusted:
-            self.sessions.counters["directories found caught up" if trusted else "directories found to have gone back"] += 1
+            self.sessions.counters["peer_directory_current" if trusted else "peer_directory_older"] += 1
             logger.warning(
-                "the raft directory of %s %s",
+                "raft directory of a peer peer=%s state=%s",
                 peer_id,
-                "has caught up: it counts again"
+                "current: accepting its votes and acknowledgements again"
                 if trusted
-                else "went back in time, as with an older copy put back: its votes and acknowledgements count for nothing until it "
-                "has caught up",
+                else "older: perhaps an older copy was restored. Ignoring its votes and acknowledgements until it has caught up",
             )
         return trusted
 

@@ -157,8 +157,8 @@ class NodeFigures:
             found.put("log_messages_total", LOGS.suppression.messages[level], level)
         found.put("log_suppressed_total", LOGS.suppression.left_out_count)
         found.put("trace_spans_dropped_total", counters.get(DROPPED, 0))
-        for name, label in INCIDENTS.items():
-            found.put("incidents_total", counters.get(name, 0), label)
+        for label in INCIDENTS:
+            found.put("incidents_total", counters.get(label, 0), label)
         return found
 
     # ---- partitions ----------------------------------------------------------------------------------------------------
@@ -320,7 +320,8 @@ def _bus(found: Figures, reporter: Reporter) -> None:
         found.put("nats_reconnects_total", link.stats["reconnects"], link.name)
     kinds: Counter[str] = Counter()
     for kind, count in nats["errors"].items():
-        kinds[ERRORS.get(kind, "server" if kind.startswith("server: ") else "other")] += count
+        label = kind if kind in ERRORS else "server" if kind.startswith("server: ") else "other"
+        kinds[label] += count
     found.each("nats_errors_total", kinds.items())
     inflow = links.ingest
     found.put("ingest_buffer_bytes", inflow.waiting_bytes)

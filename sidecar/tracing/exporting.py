@@ -158,9 +158,7 @@ class SpanThread:
         if failed:
             self._failed += size
         if failed and not self._refused:
-            logger.warning(
-                "the trace collector accepts no spans; dropping and counting them (liftpy_trace_spans_dropped_total)"
-            )
+            logger.warning("trace collector accepts no spans: dropping and counting them (liftpy_trace_spans_dropped_total)")
         self._refused = failed
         return True
 

@@ -168,10 +168,10 @@ class BusConnection(StrictConnection):
         size_bytes = len(headers) + sum(map(len, pieces))
         connected = self._is_up
         if self.unsent_bytes + size_bytes > (self._send_buffer_bytes if connected else _KEPT_BYTES if keep else 0):
-            self.errors["send buffer full" if connected else "dropped while disconnected"] += 1
+            self.errors["send_buffer_full" if connected else "dropped_disconnected"] += 1
             return False
         if size_bytes > self._max_payload:
-            self.errors["larger than max_payload"] += 1
+            self.errors["too_large"] += 1
             return False
         if headers:
             self._write(
@@ -191,7 +191,7 @@ class BusConnection(StrictConnection):
         joined = b"".join(lines)
         size_bytes = len(joined)
         if self.unsent_bytes + size_bytes > (self._send_buffer_bytes if self._is_up else _KEPT_BYTES):
-            self.errors["acks dropped"] += len(lines)
+            self.errors["acks_dropped"] += len(lines)
             return
         if self._is_up:
             self._unsure.note(joined, clock.now_ns())  # lines that are kept while disconnected are sent by the next connection
@@ -331,7 +331,7 @@ class BusConnection(StrictConnection):
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
         """Count and log that a sink raised ``error`` for a message on ``subject``. The message is dropped."""
-        self.errors["messages not taken"] += 1
+        self.errors["not_taken"] += 1
         if not self._failing:  # it is a bug. A sender can repeat such a message a million times, so the log is limited
             self._failing = True
             logger.error(
@@ -430,7 +430,7 @@ class BusConnection(StrictConnection):
     async def _count_error(self, error: Exception) -> None:
         self.errors[type(error).__name__] += 1
         self._problems.last = str(error) or type(error).__name__
-        logger.debug("NATS: %r", error)
+        logger.debug("NATS connection error=%r", error)
         if self._problems.is_news():
             logger.warning("cannot reconnect to NATS connection=%s reason=%s: retrying", self.name, self.last_problem)
 

@@ -122,7 +122,7 @@ class PermissionWatch:
 
     def record_denial(self, is_publish: bool, subject: str) -> None:
         """Count and log that NATS denied a publish (``is_publish``) or a subscription on ``subject``."""
-        self._counters["refused by NATS's rights"] += 1
+        self._counters["permission_denied"] += 1
         error = NotAllowedError(
             f"NATS does not let this node {'publish' if is_publish else 'subscribe'} on {subject}. Give its user "
             f"the permissions that `liftpy permissions --role node --namespace {self._namespace}` prints."
@@ -132,4 +132,4 @@ class PermissionWatch:
             self._fatal(error)
         elif len(self._said) < _MAX_SAID and (is_publish, subject) not in self._said:
             self._said.add((is_publish, subject))
-            logger.error("%s", error)
+            logger.error("NATS permission denied error=%s", error)

@@ -284,7 +284,7 @@ class IngestConnection(BusConnection):
         if self._hand_over():
             return
         if self._is_full():
-            self.errors["held back: the ingest buffer is full"] += 1
+            self.errors["ingest_buffer_full"] += 1
         while not self._reads():
             self._room.clear()
             with contextlib.suppress(TimeoutError):
@@ -517,7 +517,7 @@ class IngestConnection(BusConnection):
 
     async def _unreadable(self, error: Exception) -> None:
         """Ignore the rest of the connection's bytes, because the parser cannot separate the messages (``error``). Reconnect."""
-        self.errors["unreadable streams"] += 1
+        self.errors["unreadable"] += 1
         if not self._parser.lost:
             await self._process_op_err(error)
         while self._chunks and self._chunks[0] is not None:

@@ -131,7 +131,7 @@ class SinkParser(StrictParser):
         fields = message_fields(line)
         # only the subject can be invalid, otherwise _messages has processed it
         if fields is not None and fields[1] in self._sinks:
-            self.errors["messages under a foreign subject"] += 1
+            self.errors["foreign_subject"] += 1
             return
         await super()._message(line, content)
 

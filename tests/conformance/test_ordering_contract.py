@@ -83,7 +83,7 @@ async def a_story(t: TwoWorkers) -> Counter[str]:
     read = n2.log.read  # the log can't be read for a moment: the follower hears nothing, and asks again
     n2.log.read = _unreadable  # type: ignore[method-assign]
     unread = t.publish(b"unread")
-    await t.until(lambda: n2.worker._node.counters["failed fetch reads"] > 0, "a read fails")
+    await t.until(lambda: n2.worker._node.counters["fetch_read_failed"] > 0, "a read fails")
     assert n1.log.log_end_offset == 5
     n2.log.read = read  # type: ignore[method-assign]
     await t.until(lambda: t.answer(unread) is not None, "acknowledged")
@@ -214,9 +214,9 @@ def _answers_a_failed_read(patch: pytest.MonkeyPatch) -> None:
     real = ReplicationHandler._send_batches
 
     def send(self: ReplicationHandler, effect: Any, asker: Any, log: Log, high_watermark: int) -> None:
-        before = self._counters["failed fetch reads"]
+        before = self._counters["fetch_read_failed"]
         real(self, effect, asker, log, high_watermark)
-        if self._counters["failed fetch reads"] > before:
+        if self._counters["fetch_read_failed"] > before:
             self._bus.send(asker.reply, (frames.replication_response_header(effect.leader_epoch, high_watermark),))
 
     patch.setattr(ReplicationHandler, "_send_batches", send)

@@ -126,7 +126,7 @@ def _gone(page: str) -> list[str]:
             if name not in errors:
                 wrong.append(f"{at}: no error {name}")
         for kind in re.findall(r'incidents_total\{kind="(\w+)"', line):
-            if kind not in INCIDENTS.values():
+            if kind not in INCIDENTS:
                 wrong.append(f"{at}: no incident {kind}")
     for number, text in spans(page):
         for name in re.findall(r"(?<![\w./-])(?!liftpy_)[a-z]+(?:_[a-z0-9]+)+(?![\w/-])", text):

@@ -208,6 +208,8 @@ def metric_texts() -> Values:
     for table, rows in vars(metric_names).items():
         if table.isupper() and isinstance(rows, dict):
             values |= {f"{table}.{name}": repr(row) for name, row in rows.items()}
+        elif table in ("INCIDENTS", "ERRORS"):
+            values |= {f"{table}.{label}": "label" for label in rows}
     return values
 
 

@@ -105,14 +105,16 @@ async def test_controller_with_a_restored_older_directory_votes_only_after_catch
     await start_all(fragile)
     await settle(fragile, stream_name)
     await expect_everywhere(fragile, stream_name, acked)
-    assert any("the raft directory went back in time" in line for line in node.log)
+    assert any("older raft directory found" in line for line in node.log)
     for other in NODES[1:]:
-        for text in ("went back", "has caught up"):
+        for text in ("older", "current"):
 
-            async def is_logged(line: str = f"the raft directory of {NODES[0]} {text}", other: str = other) -> bool:
+            async def is_logged(
+                line: str = f"raft directory of a peer peer={NODES[0]} state={text}", other: str = other
+            ) -> bool:
                 return any(line in logged for logged in fragile.cluster.nodes[other].log)
 
-            await fragile.until(is_logged, f"{other} logs that the directory {text}")
+            await fragile.until(is_logged, f"{other} logs that the directory is {text}")
     await asyncio.to_thread(fragile.cluster.nodes[NODES[2]].kill)
     more = payloads("with its vote", 5)
     await fragile.publish_acked(f"data.{stream_name}", more)

@@ -42,7 +42,7 @@ async def test_fetch_and_read_responses_fit_into_a_small_max_payload(narrow: Dev
     assert [value for batch in batches for value in batch.values()] == [*large, *small, b"last"]
     assert all(batch.header.size_bytes <= 64 * 1024 - 100 for batch in batches)
     for node in NODES:
-        assert (await bench.client.admin.node_status(node))["nats"]["errors"].get("larger than max_payload", 0) == 0
+        assert (await bench.client.admin.node_status(node))["nats"]["errors"].get("too_large", 0) == 0
     await close_bench(bench)
 
 

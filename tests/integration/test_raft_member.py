@@ -303,7 +303,7 @@ async def test_controller_with_an_emptied_directory_votes_only_after_catching_up
     present = next(n for n in "abc" if n != emptied)
     starting = asyncio.gather(controllers.start(emptied, present), return_exceptions=True)
     await until(lambda: emptied in controllers.running and present in controllers.running)
-    await until(lambda: controllers[emptied].counters.get("sessions begun"))
+    await until(lambda: controllers[emptied].counters.get("sessions_started"))
     await asyncio.sleep(3)  # several election time-outs: what must not happen can't be waited for otherwise
     assert controllers[present].leader == ""
     third = next(n for n in "abc" if n not in (emptied, present))

@@ -142,10 +142,10 @@ async def test_duplicates_are_detected_after_a_restart_with_any_damaged_state_fi
 
 
 async def check(bench: Bench, log: Any) -> None:
-    assert await counter(bench, "derived states left out") == sum(left_out for _, left_out, _ in HARMS.values())
-    assert await counter(bench, "derived states restored") == sum(restored for _, _, restored in HARMS.values())
+    assert await counter(bench, "dedup_state_discarded") == sum(left_out for _, left_out, _ in HARMS.values())
+    assert await counter(bench, "dedup_state_restored") == sum(restored for _, _, restored in HARMS.values())
     for stream, (_, left_out, _) in HARMS.items():
-        said = [line for line in log if f" {stream}/0: ignoring and deleting state file" in line]
+        said = [line for line in log if f"state file discarded partition={stream}/0 " in line]
         assert len(said) == left_out, said
         assert [duplicate for _, duplicate in await publish(bench, stream, 0, 25)] == [True] * 20 + [False] * 5, stream
         await produce(bench.client, stream, 25)

@@ -66,7 +66,7 @@ class FakeBus:
     def send(self, subject: str, pieces: Sequence[bytes], reply: str = "", *, keep: bool = False) -> bool:
         payload = b"".join(bytes(piece) for piece in pieces)
         if len(payload) > self.max_payload:
-            self.errors["larger than max_payload"] += 1
+            self.errors["too_large"] += 1
             return False
         self.sent.append((subject, payload))
         return True

@@ -93,7 +93,7 @@ class SimIngest:
         with suppress(StorageError):
             for why in restore_state(self.derived, replica.log, owner).values():
                 self._cluster.counters[f"derived state left out: {why.partition(' ')[0]}"] += 1
-        self._cluster.counters["derived states restored"] += self.derived.covered > 0
+        self._cluster.counters["dedup_state_restored"] += self.derived.covered > 0
         self.states = StateWriter(self.derived, replica.log, owner, STATE_PACE, replica.now_ns)
         self.giver, self.taker = (
             StateServer(self.derived, owner, replica.now_ns),

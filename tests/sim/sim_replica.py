@@ -599,7 +599,7 @@ class SimReplica(PartitionShell, Asking):
         try:
             batches = split_batches(data)
         except DamagedBatchError as error:
-            self.cluster.counters["fetched batches that are damaged"] += 1
+            self.cluster.counters["fetched_damage"] += 1
             self.feed(ev.RequestFailed(request_id=request_id, reason="damaged", bad_offset=error.offset))
             return
         except LiftError:

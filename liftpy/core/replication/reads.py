@@ -43,9 +43,9 @@ MAX_REQUEST_BYTES = 2048 + MAX_FILTER_BYTES + 4 * (MAX_SUBJECTS + MAX_KEYS)
 WAITING_COST_BYTES = 1500
 """Memory of a waiting reader besides its request and its reply subject, in bytes. The value was measured."""
 TOO_LARGE = f"{REFUSED}read request, too large"
-NOT_WAITED = "readers answered without their wait"
-NOT_SERVED = "reads dropped, too many answers unsent"
-FILES_TOLD = "ranges told as files"
+NOT_WAITED = "reader_not_waited"
+NOT_SERVED = "read_dropped"
+FILES_TOLD = "local_files_served"
 _HEADER_ROOM_BYTES = 4096
 _DEFAULT_BYTES = 1024 * 1024
 _E = pb.ReadResponse
@@ -344,7 +344,7 @@ class Reads(Generic[Asker]):
         except OffsetOutOfRangeError as error:
             self._refuse(asker, request, _E.OFFSET_OUT_OF_RANGE, str(error))
         except LiftError as error:
-            self._counters["failed reads"] += 1
+            self._counters["read_failed"] += 1
             self._refuse(asker, request, _E.UNKNOWN, f"{error.code}: {error}")
         except Exception as error:  # in a commit or a timer it would end the node: it concerns this request alone [A15]
             self._shell.request_failed(asker, error)
@@ -381,7 +381,7 @@ class Reads(Generic[Asker]):
                 detail = f"(offset {request.lastOffset}, LeaderEpoch {request.lastEpoch}) is not on this log"
                 head = self._head(0, _E.CUT if cut else _E.NOT_READY, detail)
                 head.cutEndOffset = judgement.end_offset
-                self._counters["readers of lost records"] += cut
+                self._counters["reader_of_lost_records"] += cut
                 self._send(asker, request, head)
                 return False
         if source.high_watermark < request.minHighWatermark:
@@ -486,7 +486,7 @@ class Reads(Generic[Asker]):
             return
         if piece is not None:
             head.pieceTotal, head.piecePosition, head.pieceCrc = piece.total_bytes, piece.position, piece.crc
-            self._counters["pieces of batches sent"] += 1
+            self._counters["batch_chunks_sent"] += 1
         elif request.byTimestamp and read.chunks:
             head.firstTimestamp = parse_header(read.chunks[0]).timestamp_ns
         self._send(asker, request, head, read.chunks)

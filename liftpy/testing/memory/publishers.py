@@ -113,7 +113,7 @@ class MemoryPublishers:
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
         """Report an unexpected error in the processing of a message on ``subject`` to the event loop."""
-        self._replica.node.counters["messages not taken"] += 1
+        self._replica.node.counters["not_taken"] += 1
         self._replica.node.loop.call_exception_handler({"message": f"a message on {subject!r}", "exception": error})
 
 

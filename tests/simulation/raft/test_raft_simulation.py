@@ -52,8 +52,8 @@ def test_raft_simulation_seeds_break_no_invariant() -> None:
     seen, failures = run_seeds(SEEDS)
     assert failures == []
     wanted = (
-        "snapshots installed",
-        "conflicts cut",
+        "snapshots_installed",
+        "conflicting_entries_truncated",
         "crashes before the flush",
         "crashes after the flush",
         "torn: append",
@@ -79,7 +79,7 @@ def test_raft_simulation_seeds_break_no_invariant() -> None:
 def test_raft_simulation_with_tick_deadlines_breaks_no_invariant() -> None:
     seen, failures = run_seeds([WITH_DEADLINES])
     assert failures == []
-    wanted = ("ticks of a settled leader", "late ticks", "controllers paused", "leaders elected", "snapshots installed")
+    wanted = ("ticks of a settled leader", "late ticks", "controllers paused", "leaders elected", "snapshots_installed")
     assert [what for what in wanted if not seen[what]] == []
 
 

@@ -23,7 +23,7 @@ from tests.sim.run import Outcome, run_plan
 
 EVENTS = 2500
 SEEDS = (0, 10)
-WANTED = ("duplicate answered", "derived states restored", "derived state left out: it")
+WANTED = ("duplicate answered", "dedup_state_restored", "derived state left out: it")
 Patches = list[Any]
 
 

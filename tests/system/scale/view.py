@@ -21,7 +21,7 @@ from sidecar.metadata.feed import FeedSubscriber
 
 _POLL_S = 0.05
 _PUBLISH_TIMEOUT_S = 2.0
-_LEADS = re.compile(r"(\S+) leads the metadata group term=(\d+)")
+_LEADS = re.compile(r"metadata leader elected node=(\S+) term=(\d+)")
 
 
 class View:

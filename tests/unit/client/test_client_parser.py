@@ -64,7 +64,7 @@ async def test_nats_connection_counts_undecodable_messages_and_continues_reading
     heard, private, reconnects = await attacked(connection, nats_url)
     assert (private, reconnects) == ([], 0)
     assert heard == ["shop.a\x0b2", "shop.a\x0c2", "shop.last"]
-    assert connection.errors["messages that can't be decoded"] == UNREADABLE
+    assert connection.errors["undecodable"] == UNREADABLE
     await connection.close()
 
 
@@ -74,7 +74,7 @@ async def test_client_over_an_application_connection_installs_the_strict_nats_pa
     heard, private, reconnects = await attacked(theirs, nats_url)
     assert (private, reconnects) == ([], 0)
     assert heard[-1] == "shop.last"
-    assert make_strict(theirs)["messages that can't be decoded"] == UNREADABLE
+    assert make_strict(theirs)["undecodable"] == UNREADABLE
     await client.close()
     assert theirs.is_connected
     await theirs.close()

@@ -110,7 +110,7 @@ async def test_nats_parser_raises_an_error_of_a_callback_as_a_connection_error(e
 async def test_nats_parser_skips_a_message_with_a_malformed_line(line: bytes) -> None:
     made, connection = parser("a.b")
     await made.parse(line + b"\r\nhi\r\nPING\r\n")
-    assert (connection.heard, made.errors) == (["PING"], {"malformed message lines": 1})
+    assert (connection.heard, made.errors) == (["PING"], {"malformed": 1})
 
 
 async def test_nats_parser_drops_cached_patterns_of_removed_subscriptions() -> None:

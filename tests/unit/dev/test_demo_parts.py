@@ -402,7 +402,9 @@ class Helper:
         self.stdout = asyncio.StreamReader()
         self.stdout.feed_data(b"".join(lines))
         self.stdout.feed_eof()
-        self.stdin: Any = SimpleNamespace(write=self.written, close=lambda: self.calls.append("closed"))
+        self.stdin: Any = SimpleNamespace(
+            write=self.written, close=lambda: self.calls.append("closed"), is_closing=lambda: False
+        )
         self.calls: list[Any] = []
         self.code, self.hangs = code, hangs
 

@@ -106,6 +106,16 @@ def test_child_process_spawn_runs_no_python_fork_hooks(tmp_path: Path) -> None:
     assert forks == ["here"]
 
 
+async def test_demo_helper_process_that_has_ended_ignores_further_lines_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with await LineProcess.start("this", [], tmp_path) as process:
+        assert [line async for line in process.lines()]
+        for number in range(20):
+            process.write_line(str(number))
+    assert not caplog.records
+
+
 def test_child_process_spawn_runs_the_program_with_default_signal_handlers() -> None:
     asks = ["/bin/sh", "-c", 'echo $$ "$@"; grep SigIgn /proc/self/status', "sh", "a b", "*"]
     child = spawn(asks, signal.SIGTERM, stdout=subprocess.PIPE, text=True)

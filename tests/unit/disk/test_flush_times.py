@@ -53,9 +53,9 @@ def test_slow_flushes_are_counted_and_logged_once_per_interval(
         times.flushed("s/2", 6.0)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2
-    assert said[0].startswith("s/1: a flush took 1.5 s; slow ones since the last such line: 1.")
-    assert said[1].startswith("s/2: a flush took 6.0 s; slow ones since the last such line: 5.")
-    assert counters == {"slow flushes": 6}
+    assert said[0].startswith("slow flush log=s/1 seconds=1.5 slow_flushes=1:")
+    assert said[1].startswith("slow flush log=s/2 seconds=6.0 slow_flushes=5:")
+    assert counters == {"slow_flush": 6}
     assert (sum(measured.counts), measured.total) == (7, pytest.approx(14.0))
 
 

@@ -150,7 +150,7 @@ async def test_group_coordinator_that_fails_restarts_without_ending_the_node(
     made.follow(ClusterImage(), image_of("a"))
     await until(lambda: len(Host.made) == 3)
     await until(lambda: made.report()[0]["problem"] == "")
-    assert made.report()[0]["restarts"] == counters["coordinators begun anew"] == 2
+    assert made.report()[0]["restarts"] == counters["coordinator_restarted"] == 2
     await made.close()
 
 

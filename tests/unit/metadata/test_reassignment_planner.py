@@ -161,7 +161,7 @@ def test_reassignment_planner_aborts_a_copy_to_a_dead_node_and_chooses_another_n
     moved.copies = True
     moved.until(lambda: settled(moved))
     assert set(moved.driver.partition().replicas) == {"a", "b", "d", "e"} - {chosen}
-    assert moved.moving.counters["copies given up, their node is down or drained"] == 1
+    assert moved.moving.counters["copies_cancelled_node_unavailable"] == 1
 
 
 def _of_three(nodes: str = "abcde") -> Moved:

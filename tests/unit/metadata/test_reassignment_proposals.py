@@ -64,7 +64,7 @@ class Planner:
 def test_reassignment_planner_begin_copy_proposal_has_the_partition_the_epoch_and_the_target_node() -> None:
     planner = Planner(image_of(a_partition(), a_partition(partition=1, epoch=9, target=("a", "b", "d"))))
     assert planner.look() == [pb.BeginCopy(stream="s", uid="u1", partition=1, epoch=9, node="d")]
-    assert planner.moving.counters == {"copies begun": 1}
+    assert planner.moving.counters == {"copies_started": 1}
 
 
 def test_reassignment_planner_aborts_a_copy_to_a_removed_or_draining_node() -> None:
@@ -74,7 +74,7 @@ def test_reassignment_planner_aborts_a_copy_to_a_removed_or_draining_node() -> N
     ):
         planner = Planner(image)
         assert planner.look() == [pb.BeginCopy(stream="s", uid="u1", partition=0, epoch=6)]
-        assert planner.moving.counters == {"copies given up, their node is down or drained": 1}
+        assert planner.moving.counters == {"copies_cancelled_node_unavailable": 1}
 
 
 def test_reassignment_planner_cancels_a_move_after_its_reason_ended() -> None:
@@ -82,9 +82,9 @@ def test_reassignment_planner_cancels_a_move_after_its_reason_ended() -> None:
         planner = Planner(image_of(a_partition(**MOVES, **more)))
         # nobody is drained, and c runs
         assert planner.look() == [pb.Reassign(stream="s", uid="u1", partition=0, cancel=True, epoch=6)]
-        assert planner.moving.counters == {"moves cancelled, their reason is gone": 1}
+        assert planner.moving.counters == {"moves_cancelled_no_reason": 1}
         assert planner.look(after_ns=REPEAT_AFTER_NS - NS_PER_S) == []
-        assert planner.moving.counters == {"moves cancelled, their reason is gone": 1}
+        assert planner.moving.counters == {"moves_cancelled_no_reason": 1}
     for why in (MoveReason.BY_HAND, MoveReason.REBALANCED, MoveReason.FACTOR):
         assert Planner(image_of(a_partition(target=("a", "b", "d"), moved_for=why))).look() != [
             pb.Reassign(stream="s", uid="u1", partition=0, cancel=True, epoch=6)
@@ -108,7 +108,7 @@ def test_reassignment_planner_replaces_a_removed_target_node_and_keeps_the_other
     for why in (MoveReason.BY_HAND, MoveReason.REBALANCED):
         planner = Planner(image_of(a_partition(target=("d", "b", "a"), moved_for=why), nodes="abcde", leaving="d"))
         assert planner.look() == [pb.Reassign(stream="s", uid="u1", partition=0, cancel=True, epoch=6)]
-        assert planner.moving.counters == {"moves cancelled, their node is down or drained": 1}
+        assert planner.moving.counters == {"moves_cancelled_node_unavailable": 1}
 
 
 def test_reassignment_planner_moves_leaderships_of_a_drained_node_before_its_replicas() -> None:
@@ -123,7 +123,7 @@ def test_reassignment_planner_moves_leaderships_of_a_drained_node_before_its_rep
         pb.Reassign(stream="s", uid="u1", partition=2, replicas=["d", "b", "c"], movedFor=pb.DRAINED, epoch=6),
         pb.Reassign(stream="s", uid="u1", partition=3, replicas=["d", "b", "c"], movedFor=pb.DRAINED, epoch=6),
     ]
-    assert planner.moving.counters == {"leaderships of drained nodes moved": 2, "targets: drain": 2}
+    assert planner.moving.counters == {"leaderships_moved_from_drained_nodes": 2, "targets: drain": 2}
 
 
 def test_reassignment_planner_replaces_dead_nodes_before_drained_ones_and_the_longest_dead_first() -> None:
@@ -218,7 +218,7 @@ def test_reassignment_planner_rebalances_at_most_sixteen_leaderships_at_once() -
     planner = Planner(image)
     first = planner.look()
     assert first == [pb.ElectLeader(stream="s", uid="u1", partition=n, node="a") for n in range(16)]
-    assert planner.moving.counters == {"leaderships rebalanced": 16}
+    assert planner.moving.counters == {"leaderships_rebalanced": 16}
     under_way = image
     for number in range(16):
         under_way = changed(under_way, number, leader="", candidate="a", status=PartitionStatus.CANDIDATE_FOUND, epoch=7)
@@ -249,7 +249,7 @@ def test_reassignment_planner_cancels_a_leadership_move_to_a_removed_or_drained_
     for gone in ({"leaving": "a"}, {"nodes": "bcd"}):
         planner = Planner(image_of(a_partition(**LEADS, isr=("b", "c")), **gone))  # type: ignore[arg-type]
         assert planner.look() == [pb.Reassign(stream="s", uid="u1", partition=0, cancel=True, epoch=6)]
-        assert planner.moving.counters == {"moves cancelled, their node is down or drained": 1}
+        assert planner.moving.counters == {"moves_cancelled_node_unavailable": 1}
     down = Planner(image_of(a_partition(**LEADS, isr=("b", "c")), fenced="a"), replacement_grace_s=60)
     assert down.look() == [], "it may come back"
 

@@ -307,7 +307,7 @@ async def test_node_start_counts_the_damaged_logs_of_its_worker_processes(
     node = Node(NodeSettings("n1", world.folder))
     with pytest.raises(LiftError):
         await node.start()
-    assert node.counters["logs that a failed flush had closed"] == 2
+    assert node.counters["suspect_log"] == 2
     await node.stop()
     assert not world.marker().clean_stop
     assert not world.marker().flushed_always, "it leaves the ISRs"
@@ -427,7 +427,7 @@ async def test_node_start_after_a_failed_start_that_found_damage_registers_an_un
         await node.start()
     await node.stop()
     assert (world.registered["clean_stop"], world.registered["flushed_always"]) == (False, False)
-    assert node.counters["logs that a failed flush had closed"] == 2
+    assert node.counters["suspect_log"] == 2
     assert world.marker() == PreviousProcess(1, False, False)
     found.clear()
     world.refused = ""

@@ -201,7 +201,7 @@ async def test_log_flusher_disk_error_in_a_checkpoint_is_only_logged(
     bench = Bench()
     for error in (None, StorageError("no"), LiftError("none"), OSError("bad"), None):
         await bench.checkpointed(error)
-    assert caplog.messages == ["HW checkpoint: no", "HW checkpoint: none", "HW checkpoint: bad"]
+    assert caplog.messages == [f"HW checkpoint failed error={error}: retrying" for error in ("no", "none", "bad")]
     assert bench.raised == []
     await bench.checkpointed(ZeroDivisionError("a bug"))
     assert [type(error) for error in bench.raised] == [ZeroDivisionError]
@@ -327,7 +327,7 @@ async def test_scrub_closes_its_file_after_success_damage_and_errors(tmp_path: P
         scrub, counters = scrub_of(folder, one)
         await scrub._scan(one, one.log.segments[0], 0, 1 << 30, 0)
         assert open_in(folder) == before
-        assert counters == ({"scrub: damage found": 1} if damaged else {})
+        assert counters == ({"scrub_damage": 1} if damaged else {})
         assert (len(one.told), scrub.progress.findings) == (damaged, damaged)
         await scrub.close()
         one.log.close(clean=False)
@@ -336,7 +336,7 @@ async def test_scrub_closes_its_file_after_success_damage_and_errors(tmp_path: P
 async def test_scrub_counts_but_does_not_report_unconfirmed_damage(tmp_path: Path) -> None:
     scrub, counters = scrub_of(tmp_path)
     scrub._suspects(SimpleNamespace(key="a"), a_log().segments[0], LiftError("maybe"), found=False)  # type: ignore[arg-type]
-    assert counters == {"scrub: not confirmed": 1}
+    assert counters == {"scrub_unconfirmed": 1}
     assert (scrub.progress.findings, scrub.progress.last_finding) == (0, "")
     assert scrub_of(tmp_path)[0].progress == scrub.progress
     await scrub.close()
@@ -409,7 +409,7 @@ def test_leadership_transfer_request_of_a_service_contains_target_and_reason() -
     asked: list[Any] = []
     one = worker(leader_epoch=6, executor=SimpleNamespace(hand_over=lambda effect, why: asked.append((effect, why))))
     PartitionWorker._hand_over(one, "n2", "a service is behind")
-    assert asked == [(do.StepAside(leader_epoch=6, toward="n2", reason="a service is behind"), "for services")]
+    assert asked == [(do.StepAside(leader_epoch=6, toward="n2", reason="a service is behind"), "service")]
 
 
 def test_partition_worker_passes_its_components_to_the_effect_executor() -> None:

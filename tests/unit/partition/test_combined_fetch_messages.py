@@ -171,7 +171,7 @@ async def test_combined_fetch_to_a_silent_leader_ends_the_wait_of_its_partitions
     follower.wait(0)
     while not follower.ended():
         await asyncio.sleep(0.005)
-    assert follower.counters["leaders' nodes silent about quiet fetches"] == 1
+    assert follower.counters["idle_poll_timeout"] == 1
     follower.events.clear()
     follower.wait(1)
     assert follower.ended() == {1: None}

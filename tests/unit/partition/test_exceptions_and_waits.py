@@ -92,7 +92,7 @@ def test_service_divergence_is_logged_once_until_it_changes(caplog: pytest.LogCa
         for _ in range(3):
             PartitionServices._compare(made, {"counts": (1, {10: WRONG})})
     assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith("orders/3: service counts: ")
+    assert caplog.messages[0].startswith("service problem partition=orders/3 service=counts ")
     assert [name for name, _ in told] == ["counts"] * 3
     assert len({difference for _, difference in told}) == 1
     assert told[0][1] is not None

@@ -60,7 +60,7 @@ async def test_leader_epoch_store_writes_epochs_requested_during_a_flush_togethe
     bench.may_flush.clear()
     for number in range(50):
         bench.promises.store(f"a/{number}", 3, bench.tells("first"))
-    await until(lambda: bench.counters["flushes of promises"] == 1, "it has begun")
+    await until(lambda: bench.counters["promise_flushes"] == 1, "it has begun")
     for number in range(50):
         bench.promises.store(f"b/{number}", 4, bench.tells("second"))
     bench.promises.store("b/7", 5, bench.tells("the last one counts"))
@@ -68,7 +68,7 @@ async def test_leader_epoch_store_writes_epochs_requested_during_a_flush_togethe
     assert bench.on_disk()("a/0") == 0
     bench.may_flush.set()
     await until(lambda: len(bench.told) == 100, "all are told")
-    assert bench.counters == {"flushes of promises": 2, "promises to follow a LeaderEpoch": 100}
+    assert bench.counters == {"promise_flushes": 2, "leader_epoch_promises": 100}
     assert bench.told.count(("the last one counts", None)) == 1
     assert [bench.on_disk()(key) for key in ("a/0", "b/0", "b/7")] == [3, 4, 5]
     await bench.promises.close()
@@ -91,9 +91,9 @@ async def test_leader_epoch_store_after_close_reports_no_result(pool: concurrent
     bench = Bench(pool)
     bench.may_flush.clear()
     bench.promises.store("a/0", 3, bench.tells("a"))
-    await until(lambda: bench.counters["flushes of promises"] == 1, "it has begun")
+    await until(lambda: bench.counters["promise_flushes"] == 1, "it has begun")
     bench.may_flush.set()
     await bench.promises.close()
     bench.promises.store("a/1", 3, bench.tells("b"))
     assert bench.told == []
-    assert bench.counters["flushes of promises"] == 1
+    assert bench.counters["promise_flushes"] == 1

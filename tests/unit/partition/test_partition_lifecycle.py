@@ -186,7 +186,7 @@ def test_effect_executor_reports_a_failed_log_change_and_skips_the_rest_of_the_e
     assert failed == [error], "the owner is told once"
     assert (executor.storage_failed, executor.no_space) == (True, full)
     assert "appended" not in calls, "nothing is flushed that is not there"
-    assert tools["counters"] == {"storage failures": 1}
+    assert tools["counters"] == {"storage_failure": 1}
 
 
 # ---- promises ----------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_fetch_client_partial_batch_waits_for_reassembly_space(monkeypatch: pyte
         [events.FetchPieceArrived(request_id=9, leader_epoch=2, has_room=False)],
     ]
     assert (second.fragment_reassembly_bytes, router.fragment_reassembly_bytes) == (0, len(BATCH))
-    assert counters["pieces of batches that had to wait"] == 1
+    assert counters["batch_chunks_delayed"] == 1
     first.forget_pieces()
     assert router.fragment_reassembly_bytes == 0
     arrive(bus, second, 9, a_piece(0, 400))
@@ -484,7 +484,7 @@ async def test_scrub_skips_failed_and_closed_logs(tmp_path: Path) -> None:
     scrub.start()
     await until(lambda: scrub.progress.last_full_pass_s > 0)
     await scrub.close()
-    assert (scrub.progress.findings, counters["scrub: damage found"]) == (0, 0)
+    assert (scrub.progress.findings, counters["scrub_damage"]) == (0, 0)
     assert scrub.checked_bytes >= well.log.size_bytes
 
 

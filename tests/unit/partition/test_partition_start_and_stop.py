@@ -194,7 +194,7 @@ async def test_partition_state_file_is_decoded_in_a_thread(monkeypatch: pytest.M
         (True, StateFileMatch(state, 1), of), made, "begins",
         (True, StateFileMatch(state, 0), of), None, "begins",
     ]  # fmt: skip
-    assert node.counters == {"derived states left out": 2, "derived states restored": 1}
+    assert node.counters == {"dedup_state_discarded": 2, "dedup_state_restored": 1}
 
 
 # ---- the settings of the stream ---------------------------------------------------------------------------------------------

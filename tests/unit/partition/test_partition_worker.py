@@ -28,7 +28,7 @@ def test_partition_that_reads_damage_writes_a_checkpoint_before_its_replica_fail
     )
     PartitionWorker._restart_for_repair(broken, CorruptionError("a flip"))
     assert order == ([] if already else ["settle", "checkpoint", "failed"])
-    assert broken._node.counters["damage met"] == (0 if already else 1)
+    assert broken._node.counters["damage_met"] == (0 if already else 1)
 
 
 @pytest.mark.parametrize("healthy", [True, False])

@@ -121,7 +121,7 @@ def test_partition_that_may_have_missed_publishes_transfers_its_leadership_to_a_
     assert (may_leave(), wired.went_past) == (bool(heir), [KEY] if heir else [])
     assert wired.worker.hand_over_what_went_past() is bool(heir)
     aside = do.StepAside(leader_epoch=0, toward="n8", reason="publishes may have gone past it")
-    assert wired.fed == ([(aside, "for publishes that went past")] if heir else [])
+    assert wired.fed == ([(aside, "missed_publishes")] if heir else [])
 
 
 def test_partition_reports_dropped_publishes_to_the_node(wired: Wired) -> None:

@@ -94,7 +94,7 @@ async def test_fetch_client_reports_the_offset_of_a_damaged_batch_in_a_response(
     assert isinstance(failed, events.RequestFailed)
     assert (failed.request_id, failed.bad_offset) == (9, 6)
     assert client.fetched == {}
-    assert counters == {"fetched batches that are damaged": 1}
+    assert counters == {"fetched_damage": 1}
 
 
 async def test_read_subject_of_the_partition_is_subscribed_only_while_the_replica_is_in_the_isr() -> None:

@@ -192,7 +192,7 @@ def test_fetch_client_logs_repeated_damage_once_per_second(
     for _ in range(1000):
         client._answer_arrived(1, frames.replication_response_header(1, 5, (batch,)) + bytes(batch), b"")
     assert len(heard) == 1000
-    assert 1 <= len([r for r in caplog.records if "came damaged" in r.getMessage()]) <= 3
+    assert 1 <= len([r for r in caplog.records if "batch from the leader damaged" in r.getMessage()]) <= 3
 
 
 # ---- what requests and answers are for -----------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def test_replication_server_sends_a_large_batch_in_fragments_from_the_followers_
         assert len(answer) <= 4096
     (answer,) = leader.answer(leader.fetch(position=room, batchCrc=crc ^ 1))
     assert frames.decode_replication_piece(answer).piece.position == 0, "of another batch: from the beginning"
-    assert leader.counters == {"pieces of batches sent": 4}
+    assert leader.counters == {"batch_chunks_sent": 4}
 
 
 def test_replication_server_logs_once_that_an_old_follower_cannot_get_a_large_batch(caplog: pytest.LogCaptureFixture) -> None:
@@ -144,9 +144,9 @@ def test_replication_server_logs_once_that_an_old_follower_cannot_get_a_large_ba
         add(leader.log, 1, size=9000)
     for offset in (0, 0, 1):
         assert leader.answer(leader.fetch(), from_offset=offset) == []
-    assert leader.counters == {"batches too large for a follower's version": 3}
+    assert leader.counters == {"batch_too_large_for_follower": 3}
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
-    assert "orders/3: the batch at offset 0 has " in caplog.messages[0]
+    assert "batch too large for the follower partition=orders/3 offset=0 " in caplog.messages[0]
 
 
 def test_replication_server_with_an_unreadable_log_counts_the_failed_read_and_sends_no_response() -> None:
@@ -154,7 +154,7 @@ def test_replication_server_with_an_unreadable_log_counts_the_failed_read_and_se
     add(leader.log, 1)
     leader.log.close()
     assert leader.answer(leader.fetch()) == []
-    assert leader.counters == {"failed fetch reads": 1}
+    assert leader.counters == {"fetch_read_failed": 1}
 
 
 def test_replication_server_answers_a_waiting_fetch_once_per_replica() -> None:
@@ -336,7 +336,7 @@ def test_fetch_client_last_fragment_completes_the_batch_and_frees_its_bytes() ->
     )
     assert bytes(follower.client.fetched[1].buffer) == batch
     assert (follower.router.fragment_reassembly_bytes, follower.client.fragment_reassembly_bytes) == (0, 0)
-    assert follower.counters == {"pieces of batches received": 3}
+    assert follower.counters == {"batch_chunks_received": 3}
 
 
 def test_fetch_client_unexpected_fragment_is_reported_and_dropped() -> None:
@@ -355,7 +355,7 @@ def test_fetch_client_fragment_above_the_reassembly_limit_waits_unless_it_is_alo
     first, *_ = pieces_of(batch, 1000)
     follower.fetch()
     assert follower.answered(first) == events.FetchPieceArrived(request_id=41, leader_epoch=44, has_room=False)
-    assert follower.counters == {"pieces of batches that had to wait": 1}
+    assert follower.counters == {"batch_chunks_delayed": 1}
     assert follower.router.reserve(9, 4000), "who has begun goes on"
     follower.router.reserve(9, 5000 - len(batch))
     follower.fetch(42)

@@ -134,5 +134,5 @@ def test_log_limiter_writes_a_bounded_number_of_lines_per_second_and_counts_the_
         monkeypatch.setattr(time, "monotonic", lambda: 8.0)
         chatter.info(logger, "line %d", 10)
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["line 0", "line 1", "line 2", "suppressed 7 log lines about partitions", "line 10"]
+    assert said == ["line 0", "line 1", "line 2", "log lines about partitions suppressed count=7", "line 10"]
     assert chatter.left_out_count == 7

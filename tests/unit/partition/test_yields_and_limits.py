@@ -128,7 +128,9 @@ async def test_replica_driver_logs_its_steps_only_at_debug_level(
     monkeypatch.setattr(driver.logger, "debug", lambda *given: asked.append("debug") or debug(*given))
     made.feed("event")  # type: ignore[arg-type]
     assert asked == (["debug", "effect"] if level == logging.DEBUG else ["effect"])
-    assert caplog.messages == (["orders/3: event -> ['effect']"] if level == logging.DEBUG else [])
+    assert caplog.messages == (
+        ["replica step partition=orders/3 event=event effects=['effect']"] if level == logging.DEBUG else []
+    )
     made.feed(events.LeaseExtended(sent_ns=1))
     assert len(made.story) == 1, "a heartbeat that changes nothing is no part of the story"
 
@@ -217,7 +219,7 @@ def test_log_limiter_writes_lines_again_in_the_next_second(monkeypatch: pytest.M
     assert (said, made.left_out_count) == ([], 3)
     now_s[0] = 8.0
     made.info(logger, "next")
-    assert said == ["suppressed 3 log lines about partitions", "next"]
+    assert said == ["log lines about partitions suppressed count=3", "next"]
     now_s[0] = 9.0
     made.info(logger, "last")
     assert (said[2:], made.left_out_count) == (["last"], 3)

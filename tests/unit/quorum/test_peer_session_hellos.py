@@ -210,9 +210,9 @@ def test_raft_hello_is_accepted_only_if_addressed_to_the_current_process() -> No
     assert (side.b.heard, side.b.is_new, side.b.term, side.b.epoch, side.b.up) == (True, True, 4, 70, True)
     assert (side.b.trusted, told, side.b.received_at) == (False, [("b", b"tail")], 100.0)
     assert side.links == [("b", True)]
-    assert side.counted("sessions begun") == 1
+    assert side.counted("sessions_started") == 1
     side.hear(frame(HELLO), 101.0)
-    assert (side.b.is_new, side.b.term, side.b.received_at, side.counted("sessions begun")) == (False, 5, 101.0, 1)
+    assert (side.b.is_new, side.b.term, side.b.received_at, side.counted("sessions_started")) == (False, 5, 101.0, 1)
 
     def refuses(*_: Any) -> bool:
         raise ProtocolError("no tail")
@@ -303,7 +303,7 @@ def test_raft_controller_list_of_a_peer_is_accepted_only_with_the_current_epoch(
     assert (side.b.up, side.b.other_list) == (True, False), "the settings were mended"
     said = [r.getMessage() for r in caplog.records]
     assert said == [
-        "the controllers are a, b, c here, and a, b, d in the settings of b: they refuse each other until the lists are the same"
+        "controllers differ here=a, b, c there=a, b, d node=b: the two nodes reject each other until both lists match"
     ]
     side.hear(frame(MEMBERS, own=side.b.own_epoch, body=b"\xff'" * 900), 109.9)
     assert len(caplog.records) == 1, "said once in ten seconds"
@@ -318,7 +318,7 @@ def test_raft_term_far_above_the_own_term_is_logged_once_per_second(caplog: pyte
     far = frame(HELLO, term=1 << 60)
     for at in (101.0, 101.5, 101.99, 102.0, 102.5):
         side.hear(far, at)
-    assert [r.getMessage() for r in caplog.records] == [f"b says that its term is {1 << 60}, which can't be true beside 5"] * 2
+    assert [r.getMessage() for r in caplog.records] == [f"impossible term rejected peer=b peer_term={1 << 60} term=5"] * 2
     assert side.b.beyond_since == 101.0
     side.hear(frame(HELLO), 103.0)
     assert side.b.beyond_since is None
@@ -337,10 +337,10 @@ def test_raft_message_is_sent_in_numbered_chunks() -> None:
         ("b", frame(DATA, flags=LAST, epoch=1, own=70, sequence=3, term=6, body=b"z")),
         ("b", frame(DATA, flags=FIRST | LAST, epoch=1, own=70, sequence=4, term=7, body=b"w" * 1024)),
     ]
-    assert side.counted("messages sent") == 2
+    assert side.counted("messages_sent") == 2
     assert not side.core.send("c", b"x", 6, 100.0), "there is no session"
     assert not side.core.send("z", b"x", 6, 100.0)
-    assert (side.sent(), side.counted("messages sent")) == ([], 2)
+    assert (side.sent(), side.counted("messages_sent")) == ([], 2)
     for max_payload, chunk in ((1279, 1024), (1281, 1025), (256 * 1024 + 256, 256 * 1024), (1 << 30, 256 * 1024)):
         side.core.fit(max_payload)
         assert side.core.chunk_bytes == chunk

@@ -89,14 +89,14 @@ def test_raft_append_answers_of_another_term_are_ignored(term: int, taken: bool)
     hard = Hard(Core(1, 1, 2, leads=True))
     assert hard.deliver(term, type="next_node_idx", next_node_idx=3, success=True, reset=False)
     assert bool(hard.handled) is taken
-    assert hard.counters == ({} if taken else {"answers of another term": 1})
+    assert hard.counters == ({} if taken else {"append_answers_of_other_term": 1})
 
 
 @pytest.mark.parametrize(("index", "taken"), [(0, False), (1, True), (4, True), (5, False)])
 def test_raft_append_answers_beyond_the_log_are_rejected(index: int, taken: bool) -> None:
     hard = Hard(Core(1, 1, 2, leads=True))
     assert hard.deliver(type="next_node_idx", next_node_idx=index, success=True, reset=False) is taken
-    assert (len(hard.handled), hard.counters) == ((1, {}) if taken else (0, {"answers beyond the log": 1}))
+    assert (len(hard.handled), hard.counters) == ((1, {}) if taken else (0, {"append_answers_beyond_log": 1}))
 
 
 def test_raft_next_index_never_decreases_on_a_success_answer() -> None:

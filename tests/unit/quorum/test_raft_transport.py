@@ -132,7 +132,7 @@ def test_raft_member_with_a_live_leader_grants_no_vote(quiet_s: float, transfer:
     bench.core.leads = leads
     assert bench.hear("c", {**VOTE, "transfer": transfer})
     assert ("request_vote" in [message["type"] for message in bench.given]) is given
-    assert bench.counters.get("votes not given: the leader is there", 0) == (0 if given else 1)
+    assert bench.counters.get("votes_rejected_leader_known", 0) == (0 if given else 1)
 
 
 def test_raft_append_of_an_earlier_term_does_not_mark_the_leader_alive() -> None:
@@ -162,7 +162,7 @@ def test_raft_member_with_an_older_data_directory_receives_entries_and_has_no_vo
     bench.transport.sessions.peers["b"].trusted = False
     assert bench.hear("b", VOTE)
     assert bench.hear("b", APPEND)
-    assert (bench.given, bench.counters) == ([], {"messages of a directory that went back": 2})
+    assert (bench.given, bench.counters) == ([], {"messages_of_older_directory": 2})
     assert bench.hear("b", NEXT)
     (given,) = bench.given
     assert (given["success"], given["reset"], bench.transport.applied["b"]) == (False, True, 3)

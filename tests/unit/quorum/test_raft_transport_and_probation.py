@@ -74,7 +74,7 @@ def test_raft_pre_vote_with_a_live_leader_or_a_shorter_log_is_not_granted(
     bench.now += quiet_s
     assert bench.hear("b", {**PRE_VOTE, "last_log_index": log}, term=7)
     assert [kind["type"] for _, kind in bench.sent] == (["pre_vote_granted"] if granted else [])
-    assert bench.counters.get("pre-votes not granted", 0) == (0 if granted else 1)
+    assert bench.counters.get("pre_votes_rejected", 0) == (0 if granted else 1)
     assert bench.told == ([("defer_election", 0.1)] if granted else [])
     assert bench.given == []
 
@@ -82,7 +82,7 @@ def test_raft_pre_vote_with_a_live_leader_or_a_shorter_log_is_not_granted(
 def test_raft_leader_that_receives_a_pre_vote_request_of_a_higher_term_steps_down() -> None:
     bench = Told(leads=True)
     assert bench.hear("b", PRE_VOTE, term=7)
-    assert (bench.told, bench.sent, bench.counters) == ([("step_down", 7)], [], {"pre-votes not granted": 1})
+    assert (bench.told, bench.sent, bench.counters) == ([("step_down", 7)], [], {"pre_votes_rejected": 1})
 
 
 def test_raft_pre_vote_grant_is_not_passed_to_pysyncobj() -> None:
@@ -131,7 +131,7 @@ def test_raft_member_with_an_older_data_directory_is_logged_when_detected_and_wh
         believed.append(trusted)
     assert believed == [True, False, False, True]
     assert bench.told == [("forget_match", "b")] * 2, "what it acknowledged counts no more"
-    assert bench.counters == {"directories found to have gone back": 1, "directories found caught up": 1}
+    assert bench.counters == {"peer_directory_older": 1, "peer_directory_current": 1}
     assert ["went back in time" in r.getMessage() for r in caplog.records] == [True, False]
     bench.transport.sync()
     assert bench.told[-1] == "sync"
@@ -330,7 +330,7 @@ def test_raft_append_of_entries_already_in_the_log_is_acknowledged_without_a_wri
     assert hard.append(2, 1, 2, 2, commit=9)
     assert hard.handled == [{"type": "append_entries", "term": 9, "commit_index": 4}]
     assert hard.replies == [{"type": "next_node_idx", "next_node_idx": 5, "reset": False, "success": True}]
-    assert hard.counters == {"entries held already": 2}
+    assert hard.counters == {"entries_known": 2}
     hard.handled.clear()
     assert hard.append(2, 1, 2, 2, 2, 3, commit=3)
     (message,) = hard.handled

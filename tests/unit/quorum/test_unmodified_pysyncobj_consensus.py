@@ -106,7 +106,7 @@ def test_raft_append_entries_received_twice_truncates_nothing(tmp_path: Path) ->
         append |= {"entries": again, "prevLogIdx": previous[1], "prevLogTerm": previous[2]}
         net.up[lead].transport.send(Node(near), append)
         net.step(), net.step()
-        assert net.counter(near, "entries held already") == 2
+        assert net.counter(near, "entries_known") == 2
         assert net.up[near].journal.last_index == start + 6
 
 
@@ -158,7 +158,7 @@ def test_raft_append_answer_to_an_earlier_term_is_ignored(tmp_path: Path) -> Non
         frames, net.up[lead].inbox = net.up[lead].inbox, []
         for sender, frame in frames:
             net.up[lead].transport.receive(sender, frame)
-        assert net.counter(lead, "answers of another term") > 0
+        assert net.counter(lead, "append_answers_of_other_term") > 0
         assert net.up[lead].core.match_index(near) == 0
 
 
@@ -241,7 +241,7 @@ def test_raft_follower_with_many_conflicting_entries_catches_up(tmp_path: Path, 
         assert net.run(lambda: (near + far).replace(new, "") in net.leaders())
         net.split(lead + near + far)
         assert net.run(lambda: len(net.values(lead)) == 200, 5)
-        assert net.counter(lead, "conflicts cut") >= 1
+        assert net.counter(lead, "conflicting_entries_truncated") >= 1
         assert net.values(lead) == net.values(near) == net.values(far)
 
 

@@ -72,7 +72,7 @@ def test_raft_snapshot_chunks_commit_nothing(tmp_path: Path) -> None:
         net.stalled = {(new, lead)}
         net.split(lead + near + far)
         pieces = 0
-        while not net.counter(lead, "snapshots installed"):
+        while not net.counter(lead, "snapshots_installed"):
             assert not any(value.startswith(b"tail") for value in (*net.values(lead), *net.acknowledged()))
             assert net.up[lead].core.raftCommitIndex < tail - 2
             waiting = len(net.wires[new, lead])
@@ -138,7 +138,7 @@ def test_raft_repeated_snapshot_is_acknowledged_and_ignored(tmp_path: Path) -> N
         lead, near, data = _with_snapshot(net)
         held = net.up[near].journal.last_index
         _send_snapshot(net, lead, near, data)
-        assert net.counter(near, "snapshots held already") == 1
+        assert net.counter(near, "snapshots_known") == 1
         assert net.up[near].journal.last_index == held
         assert len(net.values(near)) == 40
 
@@ -193,7 +193,7 @@ def test_raft_damaged_snapshot_is_rejected_and_the_old_one_kept(tmp_path: Path, 
         pickled = b"\x80\x04\x8c\x08builtins\x8c\x05print\x93\x8c\x08executed\x85R."
         damaged = {"zeros": data[:20] + bytes(len(data) - 20), "pickle": pickled, "shortened": data[:-1]}[what]
         _send_snapshot(net, lead, near, damaged)
-        assert net.counter(near, "snapshots refused") == 1
+        assert net.counter(near, "snapshots_rejected") == 1
         assert net.counter(near, "sessions ended: refused message") == 1
         assert (tmp_path / near / "snapshot").read_bytes() == good
         assert net.up[near].journal.last_index == held

@@ -138,7 +138,7 @@ def test_read_of_a_diverged_reader_returns_the_end_of_the_common_prefix(lineage:
     assert asked == [(5, 3)]
     assert (head.error, head.cutEndOffset, offsets) == (error, 0 if error == E.OK else 5, [6] if error == E.OK else [])
     assert head.detail == ("" if error == E.OK else "(offset 5, LeaderEpoch 3) is not on this log")
-    assert shell.counters["readers of lost records"] == counted
+    assert shell.counters["reader_of_lost_records"] == counted
     shell.one(offset=6, lastOffset=5)
     assert len(asked) == 1, "who has read nothing is judged by nothing"
 
@@ -151,7 +151,7 @@ def test_read_of_a_damaged_log_is_rejected_and_counted() -> None:
     error, detail = refused(shell, offset=8, isolation=UNCOMMITTED, waitMs=5)
     assert error == E.UNKNOWN
     assert detail.startswith(f"{CorruptionError.code}: ")
-    assert shell.counters == {"failed reads": 1}
+    assert shell.counters == {"read_failed": 1}
 
 
 def test_damage_report_of_a_reader_is_counted_by_the_result_of_its_recheck() -> None:
@@ -187,7 +187,7 @@ def test_batch_above_the_message_limit_is_sent_in_fragments() -> None:
         whole = assembly.add_piece(piece)
     assert sizes[:-1] == [4096 - 1024] * (len(sizes) - 1), "a quarter is left for the head"
     assert bytes(whole) == b"".join(source.log.read(2, 1, end_offset=4).chunks)
-    assert shell.counters["pieces of batches sent"] == len(sizes)
+    assert shell.counters["batch_chunks_sent"] == len(sizes)
     assert SMALLEST_PIECE_BYTES < 4096
 
 

@@ -29,7 +29,7 @@ from sidecar.status.status_api import _change_level
 
 ROOT = Path(__file__).resolve().parents[3]
 KEY = PartitionKey("orders", "u1", 3)
-ROLE = "%s: %s %s in epoch %d"
+ROLE = "replica role changed partition=%s role=%s phase=%s epoch=%d"
 NOT_OF_NODES = {"sidecar/cli/service.py"}
 _LOGGING = {"debug", "info", "warning", "error", "critical", "exception"}
 
@@ -161,7 +161,8 @@ def test_json_log_line_has_event_and_context_fields() -> None:
     line = formatted(ROLE, KEY, "LEADER", "LEADER_READY", 5)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("ts"))
     assert line == {
-        "level": "info", "logger": "liftpy.replica", "event": "replica.role_changed", "msg": "orders/3: LEADER LEADER_READY in epoch 5",
+        "level": "info", "logger": "liftpy.replica", "event": "replica.role_changed",
+        "msg": "replica role changed partition=orders/3 role=LEADER phase=LEADER_READY epoch=5",
         "node": "n1", "incarnation": 7, "stream": "orders", "partition": 3, "epoch": 5,
     }  # fmt: skip
     other = formatted('a "quote"\nand a second line', name="nats.aio")

@@ -96,8 +96,8 @@ async def test_clock_watch_logs_a_clock_jump_once(caplog: pytest.LogCaptureFixtu
         assert watch.time_of_age_ns()
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        "wall clock not trusted, age-based retention is paused: 2 of 2 other clocks differ by more than 60 s",
-        "wall clock trusted again, age-based retention resumes",
+        "wall clock not trusted reason=2 of 2 other clocks differ by more than 60 s: pausing age-based retention",
+        "wall clock trusted: resuming age-based retention",
     ]
     assert watch.counted[HELD_BACK] == 3
     assert HELD_BACK in INCIDENTS

@@ -225,10 +225,10 @@ async def test_node_membership_leave_called_twice_ends_the_heartbeats_once(caplo
     assert told == [0], "once, and before it is said"
     assert [request.fenceNode for request, _ in group.asked] == [pb.FenceNode(nodeId="n1", incarnation=3)] * 2
     assert group.asked[0][1] == 7.0
-    assert caplog.messages == ["could not report the stop to the metadata group: nobody leads"]
+    assert caplog.messages == ["stop not reported to the metadata group reason=nobody leads: stopping"]
     await made.drain(5.0)
     assert group.asked[2] == (pb.ControlRequest(drainNode=pb.DrainNode(nodeId="n1", incarnation=3)), 5.0)
-    assert caplog.messages[1:] == ["leaderships not transferred: nobody leads"]
+    assert caplog.messages[1:] == ["leaderships not transferred reason=nobody leads: stopping without a transfer"]
 
 
 # ---- who follows the feed --------------------------------------------------------------------------------------------------

@@ -217,7 +217,7 @@ async def test_metadata_feed_subscriber_that_distrusts_its_image_fetches_the_ima
     assert node.counters == {}
     node._subscription.resync_count = 3
     node._refused["refused: no envelope"] = 2
-    assert node.counters == {"refused: no envelope": 2, "images fetched anew": 3}
+    assert node.counters == {"refused: no envelope": 2, "images_fetched_again": 3}
 
 
 async def test_metadata_feed_subscriber_watcher_that_raises_is_reported() -> None:

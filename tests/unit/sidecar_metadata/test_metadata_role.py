@@ -334,7 +334,7 @@ async def test_metadata_role_of_a_feed_node_logs_one_warning_if_its_settings_dif
     await until(lambda: caplog.messages)
     await asyncio.sleep(0.02)
     (said,) = caplog.messages
-    assert "name the controllers n1, n2, n3, and the group's log n1, n2, n5: the log holds" in said
+    assert "settings=n1, n2, n3 log=n1, n2, n5: using the log" in said
     await bench.role.stop()
 
 

@@ -208,8 +208,8 @@ async def test_node_membership_heartbeat_interval_and_session_come_from_the_imag
     group.show(session_times=SessionTimes(700, 300, 2000, 900, 1))
     assert (made._beats.pace, made.session_s) == ((pytest.approx(0.1), 0.7), 0.7)  # type: ignore[union-attr]
     (line,) = said = caplog.messages.copy()
-    assert "own settings (session 2 s, lease 0.9 s) differ from the cluster's (session 0.7 s, lease 0.3 s)" in line
-    assert "using the cluster's" in line
+    assert "settings=session 2 s, lease 0.9 s cluster=session 0.7 s, lease 0.3 s" in line
+    assert "using those of the cluster" in line
     group.show(session_times=SessionTimes(700, 300, change=1))
     assert caplog.messages == said, "once"
     group.show(session_times=SessionTimes(2000, 900, 700, 300, 2))
@@ -561,7 +561,7 @@ async def test_metadata_group_link_counts_errors_of_its_nats_subscriptions(tmp_p
     link = a_link(tmp_path)
     for error in (nats.errors.TimeoutError(), OSError(), ValueError("a bug")):
         await link._error(error)
-    assert link._connection.errors == {"messages not taken": 1}
+    assert link._connection.errors == {"not_taken": 1}
 
 
 @pytest.mark.parametrize(

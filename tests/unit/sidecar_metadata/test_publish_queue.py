@@ -40,7 +40,7 @@ def test_publish_queue_of_the_metadata_group_sends_messages_in_order(bus: Any) -
 
 @pytest.mark.parametrize(
     ("missing", "counter"),
-    [("is_connected", "not sent: not connected"), ("has_room", "not sent: too much is waiting")],
+    [("is_connected", "not_sent_disconnected"), ("has_room", "not_sent_queue_full")],
 )
 def test_publish_queue_of_the_metadata_group_drops_and_counts_unsendable_messages(bus: Any, missing: str, counter: str) -> None:
     made = PublishQueue(bus)

@@ -123,7 +123,7 @@ async def test_raft_member_long_start_is_logged_at_intervals(
     assert said[0] >= member_module._SAY_AFTER_S
     assert all(gap >= member_module._SAY_EVERY_S for gap in gaps)
     assert len(caplog.messages) >= 3
-    assert "n1 waits for n2" in caplog.messages[0]
+    assert "node=n1 reason=waits for n2" in caplog.messages[0]
 
 
 @pytest.mark.parametrize(

@@ -89,18 +89,18 @@ def _message(line: bytes, content: bytes, got: Got, counted: Counter[str]) -> No
     found = plain or headed
     header = int(headed[4]) if headed else 0
     if found is None or header > len(content) or not re.fullmatch(rb"[0-9]{1,9}", found[2]):
-        counted["malformed message lines"] += 1
+        counted["malformed"] += 1
         return
     subject, sid, reply = found[1], int(found[2]), found[3] or b""
     pattern = {**SINKS, **OWN}.get(sid)
     if pattern is None:
         return
     if not matches(pattern, subject):
-        counted["messages under a foreign subject"] += 1
+        counted["foreign_subject"] += 1
         return
     whose = "sink" if sid in SINKS else "nats-py"
     if whose == "nats-py" and not (_text(subject) and _text(reply)):
-        counted["messages that can't be decoded"] += 1
+        counted["undecodable"] += 1
         return
     got.append((whose, sid, subject, reply, content[header:], content[:header]))
 

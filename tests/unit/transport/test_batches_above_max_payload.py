@@ -35,5 +35,5 @@ async def test_batch_above_max_payload_for_a_follower_that_does_not_support_frag
     bench.bus.max_payload = 64 * 1024
     for _ in range(3):
         fetch(bench)
-    assert caplog.text.count("max_payload is 65536, and the follower's version takes no pieces") == 1
-    assert bench.counters["batches too large for a follower's version"] == 3
+    assert caplog.text.count("max_payload=65536: its version accepts no chunks") == 1
+    assert bench.counters["batch_too_large_for_follower"] == 3

@@ -158,7 +158,7 @@ async def test_ingest_connection_with_a_full_buffer_counts_one_error_and_waits_u
     await bus._process_data(bytes(BUFFER_BYTES))
     assert waits == [(False, 0.5, 1), (False, 0.5, 0), (False, 0.5, 0)]
     assert bus._pings_outstanding == 0, "it is this node that does not read"
-    assert bus.errors == {"held back: the ingest buffer is full": 1}
+    assert bus.errors == {"ingest_buffer_full": 1}
     waits.clear()
     bus._chunks.clear()
     await bus._process_data(bytes(BUFFER_BYTES - 1))
@@ -387,7 +387,7 @@ async def test_ingest_connection_with_unparsable_bytes_closes_and_clears_its_buf
         bus._chunks.append(None)
         bus._append(b"of the next one")
     await bus._parse_piece(bus._next_piece())
-    assert bus.errors == {"unreadable streams": 1}
+    assert bus.errors == {"unreadable": 1}
     assert ended == ([] if lost else [error]), "one that is lost is not ended again"
     assert list(bus._chunks) == ([None, b"of the next one"] if lost else [])
     assert bus.waiting_bytes == (15 if lost else 0)

@@ -284,7 +284,7 @@ async def test_ingest_parser_in_overload_delivers_requests_and_counts_dropped_me
     assert counted == {1: 171, 2: 1}
     assert (parser.left_out, parser.seen) == (172, 178)
     assert connection.commands == [b"PING"]
-    assert parser.errors == {"messages under a foreign subject": 1}
+    assert parser.errors == {"foreign_subject": 1}
     parser.leaving_out = False
     await parser.parse(message(b"as before"))
     assert got[-1] == b"as before"

@@ -232,10 +232,10 @@ class ReassignmentPlanner:
             stream, partition = place
             if self._is_needless(step, partition):
                 if self._propose(step, place):
-                    self.counters["moves cancelled, their reason is gone"] += 1
+                    self.counters["moves_cancelled_no_reason"] += 1
                     yield _cancel_request(place)
             elif step.must_be_replaced(partition.joining) and self._propose(step, place):
-                self.counters["copies given up, their node is down or drained"] += 1
+                self.counters["copies_cancelled_node_unavailable"] += 1
                 yield pb.BeginCopy(stream=stream.name, uid=stream.uid, partition=partition.partition, epoch=partition.epoch)
             else:
                 yield from self._corrected_targets(step, place)
@@ -243,7 +243,7 @@ class ReassignmentPlanner:
             partition = place[1]
             if self._is_needless(step, partition):
                 if self._propose(step, place):
-                    self.counters["moves cancelled, their reason is gone"] += 1
+                    self.counters["moves_cancelled_no_reason"] += 1
                     yield _cancel_request(place)
             elif step.must_be_replaced(partition.next_learner):
                 yield from self._retargeted_moves(step, place)
@@ -253,7 +253,7 @@ class ReassignmentPlanner:
             yield from self._corrected_targets(step, place)
         for place in list(islice(self._leading.values(), _MAX_CHECKED)):
             if step.must_be_replaced(place[1].replicas[0]) and self._propose(step, place):
-                self.counters["moves cancelled, their node is down or drained"] += 1
+                self.counters["moves_cancelled_node_unavailable"] += 1
                 yield _cancel_request(place)
 
     def _corrected_targets(self, step: _PlanningStep, place: _Place) -> Iterator[Proposed]:
@@ -276,7 +276,7 @@ class ReassignmentPlanner:
         for back, node_id in zip(spare if partition.moved_for in _OWN else (), to_come, strict=False):
             target[target.index(node_id)] = back
         if tuple(target) != partition.target and self._propose(step, place):
-            self.counters["targets corrected, a node of theirs is gone or back"] += 1
+            self.counters["targets_corrected"] += 1
             yield _reassign(place, tuple(target), partition.moved_for)
 
     def _is_needless(self, step: _PlanningStep, partition: PartitionState) -> bool:
@@ -292,7 +292,7 @@ class ReassignmentPlanner:
         stream, partition = place
         if partition.moved_for not in (*_OWN, MoveReason.FACTOR):
             if self._propose(step, place):
-                self.counters["moves cancelled, their node is down or drained"] += 1
+                self.counters["moves_cancelled_node_unavailable"] += 1
                 yield _cancel_request(place)
             return
         lost = partition.next_learner
@@ -324,7 +324,7 @@ class ReassignmentPlanner:
             into[node_id] += 1
             out_of[leader] += 1
             self._begun[stream.uid, partition.partition] = (partition.epoch, node_id, leader)
-            self.counters["copies begun"] += 1
+            self.counters["copies_started"] += 1
             yield pb.BeginCopy(
                 stream=stream.name, uid=stream.uid, partition=partition.partition, epoch=partition.epoch, node=node_id
             )
@@ -339,7 +339,7 @@ class ReassignmentPlanner:
             first = partition.leader_to_elect
             if first in step.leader_candidates(partition) and self._propose(step, place):
                 self._transfers[stream.uid, partition.partition] = partition.epoch
-                self.counters["leaderships rebalanced"] += 1
+                self.counters["leaderships_rebalanced"] += 1
                 yield pb.ElectLeader(stream=stream.name, uid=stream.uid, partition=partition.partition, node=first)
 
     def _leaderships_of_gone(self, step: _PlanningStep) -> Iterator[Proposed]:
@@ -359,7 +359,7 @@ class ReassignmentPlanner:
                 given[heir] += 1
                 room -= 1
                 self._transfers[stream.uid, partition.partition] = partition.epoch
-                self.counters["leaderships of drained nodes moved"] += 1
+                self.counters["leaderships_moved_from_drained_nodes"] += 1
                 yield pb.ElectLeader(stream=stream.name, uid=stream.uid, partition=partition.partition, node=heir)
 
     def _targets(self, step: _PlanningStep) -> Iterator[Proposed]:
