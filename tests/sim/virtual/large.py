@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 from liftpy.config import AckPolicy, StreamConfig
@@ -80,6 +81,11 @@ class _Traffic:
         self.size_bytes[kind] += receivers * len(message.content)
 
 
+def _resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
 class _Large:
     """The story of a large cluster."""
 
@@ -126,13 +132,11 @@ class _Large:
         await asyncio.sleep(for_s)
         scheduler.after(0, lambda: cast(None, gc.collect()))  # outside of the turn of this loop, whose CPU time has a limit
         await asyncio.sleep(0.01)
-        with open("/proc/self/statm", encoding="ascii") as file:
-            pages = int(file.read().split()[1])
         used = os.times()
         sample = _Sample(
             scheduler.passed_s,
             used.user + used.system,
-            pages * resource.getpagesize() / 2**20,
+            _resident_mib(),
             sum(len(loop._scheduled) for loop in scheduler.loops),
             len(scheduler._events),
             (self.traffic.messages.total() - before) / for_s,
@@ -241,9 +245,7 @@ class _Large:
         led = sum(state.leader == lost for state in self.partitions())
         at_s = self.world.scheduler.passed_s
         next(node for node in self.world.nodes if node.name == lost).kill()
-        await self.world.until(
-            f"each of {led} partitions has another leader", lambda: self._leaderless(lost) == 0, _FAILOVER_S
-        )
+        await self.world.until(f"each of {led} partitions has another leader", lambda: self._leaderless(lost) == 0, _FAILOVER_S)
         self.say(f"{lost} is lost: its {led} partitions have leaders after {self.world.scheduler.passed_s - at_s:.2f} s")
         await self.world.until(
             "the ISR of each partition has two members",

@@ -333,5 +333,7 @@ class Scheduler:
         """Compare the CPU time of the turn that has ended with its limit. The turns since the newest mark add little to it."""
         cpu_ns = _real_thread_time_ns() - self._cpu_mark_ns
         if cpu_ns > MOST_CPU_NS:  # not in the trace: it is a measure of this machine
-            self.violations.append(f"{self.passed_s:.6f} s: {process.name}: a turn of the loop took {cpu_ns / 1e9:.2f} s of CPU")
+            self.violations.append(
+                f"{self.passed_s:.6f} s: {process.name}: a turn of the loop took {cpu_ns / 1e9:.2f} s of CPU"
+            )
         self._cpu_mark_ns += cpu_ns
