@@ -13,7 +13,9 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
 
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.base.partition import PartitionState
@@ -79,6 +81,11 @@ class _Traffic:
         self.size_bytes[kind] += receivers * len(message.content)
 
 
+def _resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
 class _Large:
     """The story of a large cluster."""
 
@@ -123,15 +130,13 @@ class _Large:
     async def _sample(self, for_s: float) -> _Sample:
         scheduler, before, before_bytes = self.world.scheduler, self.traffic.messages.total(), self.traffic.size_bytes.total()
         await asyncio.sleep(for_s)
-        scheduler.after(0, gc.collect)  # outside of the turn of this loop, whose CPU time has a limit
+        scheduler.after(0, lambda: cast(None, gc.collect()))  # outside of the turn of this loop, whose CPU time has a limit
         await asyncio.sleep(0.01)
-        with open("/proc/self/statm", encoding="ascii") as file:
-            pages = int(file.read().split()[1])
         used = os.times()
         sample = _Sample(
             scheduler.passed_s,
             used.user + used.system,
-            pages * resource.getpagesize() / 2**20,
+            _resident_mib(),
             sum(len(loop._scheduled) for loop in scheduler.loops),
             len(scheduler._events),
             (self.traffic.messages.total() - before) / for_s,
@@ -299,7 +304,7 @@ def run_large(seed: int, size: Size) -> Outcome:
     """Run a large cluster in its own Python process."""
     _require_descriptors(size)
     profile = Profile("large", nodes=size.nodes, controllers=3, servers=3, users=False)
-    world = World(seed, replace(profile), traced=False)
+    world = World(seed, profile)
     world.most_s = size.minutes * 60 + _START_S + 2 * _CREATE_S
     began = time.monotonic()
     try:

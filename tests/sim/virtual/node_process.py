@@ -6,13 +6,13 @@ import asyncio
 import random
 import signal
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 from liftpy.errors import ConfigError
 from sidecar.node import node as running
 from sidecar.node.node import Node
 from sidecar.runtime.restarts import EXIT_NEVER_AGAIN
-from sidecar.runtime.settings import NodeSettings, with_values
+from sidecar.runtime.settings import GivenSettings, NodeSettings, with_values
 from tests.sim.virtual import scheduler as scheduling
 from tests.sim.virtual.disk import Disk, close_descriptors
 from tests.sim.virtual.loop import VirtualLoop
@@ -110,7 +110,7 @@ class NodeProcess:
         begin(process, self._run, lambda task: self._returned(process, task))
 
     async def _run(self) -> int:
-        return await running.run_node(self.file.settings, self._ready, self.file)
+        return await running.run_node(self.file.settings, self._ready, cast(GivenSettings, self.file))
 
     def _ready(self, _: dict[str, Any]) -> None:
         self.is_ready = True

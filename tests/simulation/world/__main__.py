@@ -1,8 +1,9 @@
 """``python -m tests.simulation.world [--seeds N] [--first K] [--profile P]``: shipped nodes in virtual time, under a seed.
 
 Each seed runs in a process of its own, forked from one that has imported everything. Prints what happened how often, and each
-violation. ``--partitions N`` runs a large cluster (``large.py``). ``--trace SEED`` prints one history line by line. ``--digests`` prints the digest of each trace. ``--planted`` puts known
-faults back, one after another, until a seed finds each. Exit code 1 on a violation, or for a planted fault that no seed finds.
+violation. ``--trace SEED`` prints one history line by line. ``--digests`` prints the digest of each trace. ``--planted`` puts known
+faults back, one after another, until a seed finds each. ``--partitions N`` runs a large cluster that loses a node (``large.py``).
+Exit code 1 on a violation, or for a planted fault that no seed finds.
 """
 
 from __future__ import annotations
