@@ -51,14 +51,14 @@ def begin(process: Process, work: Callable[[], Coroutine[Any, Any, Any]], ended:
     process.scheduler.run_as(process, start)
 
 
-class SettingsFile:
+class SettingsFile(GivenSettings):
     """The settings file of a node. A process reads it at its start and after SIGHUP."""
 
     def __init__(self, settings: NodeSettings) -> None:
+        super().__init__(None, {}, {})
         self.settings = settings
         self.error = ""
         """Text of the error if the file is wrong."""
-        self.sources: dict[str, str] = {}
 
     def load(self) -> NodeSettings:
         """Read the file."""
